@@ -18,8 +18,7 @@ from rich.progress import Progress, track
 from rich.table import Table
 from rich.text import Text
 
-from quorumlog.net.settings import Described, describe
-from quorumlog.net.settings_page import app_of
+from quorumlog.net.settings import command_line
 from services.bookie.config import Config, StoreOptions
 from services.bookie.cookie import CookieRefused, LocalCookie, read_cookie
 from services.bookie.directory import DirectoryInUse, DirectoryTooNew, lock_directory
@@ -222,6 +221,4 @@ def salvage(
 
 def run() -> None:
     """Run the command that the arguments name, or print the settings."""
-    app_of("services.bookie", map(Described.row, describe(Config)), app)(
-        prog_name="python -m services.bookie"
-    )
+    command_line("services.bookie", Config, app)(prog_name="python -m services.bookie")

@@ -99,9 +99,7 @@ class Description:
 
 
 def create_authority(folder: Path, cluster: str, *, days: int = AUTHORITY_DAYS) -> Path:
-    """Make an authority for a cluster and return its certificate's file. Raises: FileExistsError,
-    CertificateRefused.
-    """
+    """Make an authority for a cluster; returns its certificate's file. Raises: FileExistsError, CertificateRefused."""
     Subject(cluster, "operator", "authority")  # a cluster's name is checked as in its certificates
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([

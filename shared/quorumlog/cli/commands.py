@@ -6,8 +6,8 @@ import typer
 
 from quorumlog import __version__
 from quorumlog.cli import bookies, clusters, credentials, ledgers, logs, serve
-from quorumlog.cli.output import print_line
-from quorumlog.cli.session import begin_command, with_common_options
+from quorumlog.cli.output import COMMON_OPTIONS, CommonOptions, print_line
+from quorumlog.cli.session import with_common_options
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,10 +33,9 @@ app.command(
 
 
 def _print_version(*, asked: bool) -> None:
-    if not asked:
-        return
-    print_line(f"quorumlog {__version__}")
-    raise typer.Exit
+    if asked:
+        print_line(f"quorumlog {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -56,4 +55,4 @@ def root(
 ) -> None:
     """Take the options before the command."""
     del version
-    begin_command(as_json=as_json)
+    COMMON_OPTIONS.set(CommonOptions(as_json=as_json))

@@ -132,20 +132,14 @@ certificates_app = typer.Typer(
 _COLUMNS: Final = ("file", "role", "name", "cluster", "hosts", "ends", "days_left")
 
 
-class NoCryptography(
-    QuorumLogError, code="no-cryptography", title="A package is missing", travels=False
-):
+class NoCryptography(QuorumLogError, title="A package is missing", outcome=NOT_DONE, travels=False):
     """Certificates need the package `cryptography`, which this Python does not have."""
-
-    outcome = NOT_DONE
 
 
 class CertificateRefused(
-    QuorumLogError, code="certificate-refused", title="No such certificate", travels=False
+    QuorumLogError, title="No such certificate", outcome=NOT_DONE, travels=False
 ):
     """What was asked for can't be a certificate, or a file is none."""
-
-    outcome = NOT_DONE
 
 
 FolderOption = Annotated[

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from quorumlog.cli import pipes
 from quorumlog.cli.operator import ask_autorecovery
 from quorumlog.cli.output import (
     ExitStatus,
@@ -17,18 +18,6 @@ from quorumlog.cli.output import (
     print_answer,
     print_error,
     print_object,
-)
-from quorumlog.cli.pipes import (
-    ENTRIES,
-    FileOption,
-    FollowOption,
-    Framing,
-    FramingOption,
-    LinesOption,
-    Places,
-    print_places,
-    send_input,
-    write_items,
 )
 from quorumlog.cli.session import print_all, run
 from quorumlog.client import Client
@@ -80,24 +69,24 @@ def append(
         list[str] | None, typer.Argument(help="Entries; default: standard input.")
     ] = None,
     password: PasswordOption = None,
-    file: FileOption = None,
-    framing: FramingOption = Framing.LINES,
+    file: pipes.FileOption = None,
+    framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
     """Append entries: the arguments, or the records of a file or of standard input as they arrive."""
 
-    async def work(client: Client) -> Places | None:
+    async def work(client: Client) -> pipes.Places | None:
         ledger = client.ledger(ledger_id, password=password)
 
-        async def append_group(group: Sequence[bytes]) -> Places:
+        async def append_group(group: Sequence[bytes]) -> pipes.Places:
             done = await ledger.append_batch(group)
-            return Places(done.first_entry, done.last_entry)
+            return pipes.Places(done.first_entry, done.last_entry)
 
-        async def submit(group: Sequence[bytes]) -> asyncio.Future[Places]:
+        async def submit(group: Sequence[bytes]) -> asyncio.Future[pipes.Places]:
             return asyncio.create_task(append_group(group))
 
-        return await send_input(texts, file, framing, submit, ENTRIES)
+        return await pipes.send_input(texts, file, framing, submit, pipes.ENTRIES)
 
-    print_places(ENTRIES, {"ledger_id": ledger_id}, run(work))
+    pipes.print_places(pipes.ENTRIES, {"ledger_id": ledger_id}, run(work))
 
 
 @app.command()
@@ -106,8 +95,8 @@ def read(
     password: PasswordOption = None,
     first: Annotated[int, typer.Option("--from", min=0, help="The first entry.")] = 0,
     last: Annotated[int | None, typer.Option("--to", min=0, help="The last entry.")] = None,
-    follow: FollowOption = False,
-    framing: FramingOption = Framing.LINES,
+    follow: pipes.FollowOption = False,
+    framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
     """Print the confirmed entries; with --follow new entries too."""
 
@@ -122,7 +111,7 @@ def read(
         if not follow and is_progress_shown():
             end = await ledger.last_add_confirmed() if last is None else last
             count = max(0, end + 1 - first)
-        await write_items(found, framing, ENTRIES, count)
+        await pipes.write_items(found, framing, pipes.ENTRIES, count)
 
     if follow and last is not None:
         raise typer.BadParameter("--to and --follow exclude each other")
@@ -136,8 +125,8 @@ def tail(
     first: Annotated[
         int | None, typer.Option("--from", min=0, help="Begin here instead of with -n.")
     ] = None,
-    lines: LinesOption = 10,
-    framing: FramingOption = Framing.LINES,
+    lines: pipes.LinesOption = 10,
+    framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
     """Print the last entries, and new entries until the ledger is closed."""
 
@@ -146,7 +135,7 @@ def tail(
         start = first
         if start is None:
             start = max(0, await ledger.last_add_confirmed() + 1 - lines)
-        await write_items(ledger.tail(start), framing, ENTRIES)
+        await pipes.write_items(ledger.tail(start), framing, pipes.ENTRIES)
 
     run(work)
 

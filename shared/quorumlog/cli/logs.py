@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, cast
 
 import typer
 
+from quorumlog.cli import pipes
 from quorumlog.cli.output import (
     YesOption,
     common_options,
@@ -18,18 +19,6 @@ from quorumlog.cli.output import (
     print_answer,
     print_object,
     print_rows,
-)
-from quorumlog.cli.pipes import (
-    RECORDS,
-    FileOption,
-    FollowOption,
-    Framing,
-    FramingOption,
-    LinesOption,
-    Places,
-    print_places,
-    send_input,
-    write_items,
 )
 from quorumlog.cli.session import print_all, run
 from quorumlog.client import Client, LogAppended, LogInfo, LogRecord, Paged, Record, Start
@@ -95,8 +84,8 @@ def append_to_log(
     texts: Annotated[
         list[str] | None, typer.Argument(help="Records; default: standard input.")
     ] = None,
-    file: FileOption = None,
-    framing: FramingOption = Framing.LINES,
+    file: pipes.FileOption = None,
+    framing: pipes.FramingOption = pipes.Framing.LINES,
     key: Annotated[str | None, typer.Option(help="The key of each record.")] = None,
     header: Annotated[
         list[str] | None,
@@ -111,20 +100,20 @@ def append_to_log(
             return value
         return Record(value, None if key is None else os.fsencode(key), headers)
 
-    async def work(client: Client) -> Places | None:
+    async def work(client: Client) -> pipes.Places | None:
         producer = client.log(name).producer()
 
-        async def submit(group: Sequence[bytes]) -> asyncio.Future[Places]:
+        async def submit(group: Sequence[bytes]) -> asyncio.Future[pipes.Places]:
             return asyncio.ensure_future(_places(await producer.submit(*map(made, group))))
 
-        return await send_input(texts, file, framing, submit, RECORDS)
+        return await pipes.send_input(texts, file, framing, submit, pipes.RECORDS)
 
-    print_places(RECORDS, {"log": name}, run(work))
+    pipes.print_places(pipes.RECORDS, {"log": name}, run(work))
 
 
-async def _places(future: asyncio.Future[LogAppended]) -> Places:
+async def _places(future: asyncio.Future[LogAppended]) -> pipes.Places:
     done = await future
-    return Places(done.first_offset, done.last_offset)
+    return pipes.Places(done.first_offset, done.last_offset)
 
 
 def _headers(given: Sequence[str]) -> dict[str, str]:
@@ -159,8 +148,8 @@ def _start(text: str, option: str = "--from") -> Start:
 def read_log(
     name: NameArgument,
     first: Annotated[str, typer.Option("--from", help=f"Where to begin: {_STARTS}.")] = "earliest",
-    follow: FollowOption = False,
-    framing: FramingOption = Framing.LINES,
+    follow: pipes.FollowOption = False,
+    framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
     """Print the confirmed records; with --follow new records too."""
     start = _start(first)
@@ -174,7 +163,7 @@ def read_log(
             end = int(info["next_offset"])
             at = start if start >= 0 else end + start
             count = max(0, end - max(at, int(info["first_offset"])))
-        await write_items(found, framing, RECORDS, count)
+        await pipes.write_items(found, framing, pipes.RECORDS, count)
 
     run(work)
 
@@ -185,13 +174,13 @@ def tail_log(
     first: Annotated[
         str | None, typer.Option("--from", help=f"Where to begin: {_STARTS}; instead of -n.")
     ] = None,
-    lines: LinesOption = 10,
-    framing: FramingOption = Framing.LINES,
+    lines: pipes.LinesOption = 10,
+    framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
     """Print the last records, and new records until the log is closed."""
     last: Start = -lines if lines else "latest"
     start = last if first is None else _start(first)
-    run(lambda client: write_items(client.log(name).tail(start), framing, RECORDS))
+    run(lambda client: pipes.write_items(client.log(name).tail(start), framing, pipes.RECORDS))
 
 
 @app.command(name="show")
@@ -288,8 +277,8 @@ def consume_log(
         str,
         typer.Option("--from", help=f"Where it begins without a position: {_STARTS}."),
     ] = "earliest",
-    follow: FollowOption = False,
-    framing: FramingOption = Framing.LINES,
+    follow: pipes.FollowOption = False,
+    framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
     """Print the records that a consumer has not processed, and commit what was printed."""
     start = _start(first)
@@ -304,7 +293,7 @@ def consume_log(
                         mine.taken(page[-1])
                         await mine.commit()
 
-            await write_items(Paged(printed()), framing, RECORDS)
+            await pipes.write_items(Paged(printed()), framing, pipes.RECORDS)
 
     run(work)
 

@@ -10,18 +10,11 @@ import orjson
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn
 
+from quorumlog import errors
 from quorumlog.cli.output import bar_of, common_options
 from quorumlog.cli.session import parse_urls, run_async
 from quorumlog.client import Client
 from quorumlog.client.transport import Transport
-from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    ConnectionLost,
-    NoSuchBookie,
-    NotFound,
-    QuorumLogError,
-)
 from quorumlog.wire.problems import from_answer
 
 _LINE_BYTES: Final = 1 << 22
@@ -37,18 +30,14 @@ MetadataOption = Annotated[
 ]
 
 
-class NoAutorecovery(
-    NotFound, code="no-autorecovery", title="No process of autorecovery is alive", travels=False
-):
+class NoAutorecovery(errors.NotFound, title="No process of autorecovery is alive", travels=False):
     """No process of autorecovery is alive, so nobody can be asked."""
 
 
 class WorkEnded(
-    QuorumLogError, code="rebuild-ended", title="The rebuild ended early", travels=False
+    errors.QuorumLogError, code="rebuild-ended", title="The rebuild ended early", travels=False
 ):
     """Work that tells its progress ended before its result. What it did stays, and it may be repeated."""
-
-    outcome = UNKNOWN
 
 
 async def ask(
@@ -112,7 +101,9 @@ async def read_lines(
                     return
             except aiohttp.ClientConnectorError as error:
                 if url == urls[-1]:
-                    raise ConnectionLost(f"{url}: {error}", outcome=NOT_DONE) from error
+                    raise errors.ConnectionLost(
+                        f"{url}: {error}", outcome=errors.NOT_DONE
+                    ) from error
             except (aiohttp.ClientError, OSError) as error:
                 raise WorkEnded(f"{url} does not answer: {error!r}") from error
 
@@ -148,7 +139,7 @@ async def find_bookie(client: Client, name: str) -> dict[str, Any]:
     for bookie in await client.bookies():
         if bare(bookie["id"]) == bare(name):
             return bookie
-    raise NoSuchBookie(f"no bookie {name} is registered", bookie=name)
+    raise errors.NoSuchBookie(f"no bookie {name} is registered", bookie=name)
 
 
 async def autorecoveries(client: Client) -> Sequence[str]:

@@ -17,17 +17,8 @@ from typing import Annotated, Any, Final, TypeVar
 
 import orjson
 import typer
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from quorumlog.errors import NOT_DONE, UNKNOWN, NotFound, QuorumLogError
@@ -105,8 +96,7 @@ class EndedEarly(Exception):
 
 
 _WRONG_USAGE: Final[type[Exception]] = typer.BadParameter.__mro__[2]
-"""click's base class of what is wrong with the arguments; typer has a click of its own in some versions,
-and exports only this subclass."""
+"""click's base class of wrong usage. Some versions of typer have a click of their own, and export only this subclass."""
 
 
 def is_json(arguments: Sequence[str]) -> bool:
@@ -351,11 +341,11 @@ def is_progress_shown() -> bool:
     return sys.stderr.isatty() and common_options().shows_notices
 
 
-def bar_of(*columns: ProgressColumn, is_hidden: bool = False) -> Progress:
+def bar_of(*columns: bars.ProgressColumn, is_hidden: bool = False) -> bars.Progress:
     """A bar on standard error, which vanishes at its end."""
     console = Console(stderr=True, highlight=False)
     hidden = is_hidden or not is_progress_shown()
-    return Progress(*columns, console=console, transient=True, disable=hidden)
+    return bars.Progress(*columns, console=console, transient=True, disable=hidden)
 
 
 @contextlib.contextmanager
@@ -366,9 +356,9 @@ def progress(
 
     `size`: the whole in `unit`: bytes or items.
     """
-    counter = TextColumn("{task.fields[count]:,} " + what)
-    known = (BarColumn(), TaskProgressColumn(), counter, TimeRemainingColumn())
-    columns = (SpinnerColumn(), counter, TimeElapsedColumn()) if size is None else known
+    counter = bars.TextColumn("{task.fields[count]:,} " + what)
+    known = (bars.BarColumn(), bars.TaskProgressColumn(), counter, bars.TimeRemainingColumn())
+    columns = (bars.SpinnerColumn(), counter, bars.TimeElapsedColumn()) if size is None else known
     with bar_of(*columns, is_hidden=is_hidden) as bar:
         task = bar.add_task(what, total=size, count=0)
 

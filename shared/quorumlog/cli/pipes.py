@@ -16,9 +16,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
 import typer
@@ -26,7 +25,6 @@ import typer
 from quorumlog.cli.output import (
     CutShort,
     EndedEarly,
-    Progressed,
     common_options,
     print_answer,
     progress,
@@ -35,8 +33,6 @@ from quorumlog.cli.session import BATCHING
 from quorumlog.client import Entry, LogRecord, Paged
 from quorumlog.client.records import frames
 from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
-
-T = TypeVar("T")
 
 _CHUNK: Final = 1 << 18
 _GROUP: Final = 1000
@@ -135,9 +131,7 @@ async def records(
 
 
 async def _chunks(file: Path | None) -> AsyncGenerator[bytes, None]:
-    """A file's bytes, read by a daemon thread beside the event loop: a read of a terminal may last for
-    ever, and must not delay Ctrl-C.
-    """
+    """A file's bytes. A daemon thread reads them: a read of a terminal may block for ever, and must not delay Ctrl-C."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room, is_over = threading.Semaphore(_CHUNKS_AHEAD), threading.Event()
@@ -169,8 +163,7 @@ async def _chunks(file: Path | None) -> AsyncGenerator[bytes, None]:
         room.release()
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(NamedTuple):
     """The places of the first and the last record."""
 
     first: int
@@ -194,10 +187,6 @@ class _Sending:
     first: int | None = None
     last: int | None = None
 
-    def add(self, future: asyncio.Future[Places], group: Sequence[bytes], size: int) -> None:
-        self.under_way.append((future, len(group), size))
-        self.queued_bytes += size
-
     def take(self) -> None:
         """Count the oldest group, whose future is done. Raises what the future raises."""
         future, count, size = self.under_way.popleft()
@@ -209,6 +198,13 @@ class _Sending:
         self.bytes_done += size
 
 
+def print_places(words: tuple[str, str], subject: dict[str, Any], done: Places | None) -> None:
+    """Print the first and the last place of what was appended."""
+    first, last = (done.first, done.last) if done else (None, None)
+    text = f"{first}..{last}" if done else None
+    print_answer({**subject, f"first_{words[1]}": first, f"last_{words[1]}": last}, text)
+
+
 async def send_input(
     texts: Sequence[str] | None,
     file: Path | None,
@@ -217,15 +213,9 @@ async def send_input(
     words: tuple[str, str],
 ) -> Places | None:
     """Append what `records` reads. Returns and raises: as `send`."""
-    size = None if texts else size_of(file)
-    return await send(records(texts, file, framing), submit, words, size)
-
-
-def print_places(words: tuple[str, str], subject: dict[str, Any], done: Places | None) -> None:
-    """Print the first and the last place of what was appended."""
-    first, last = (done.first, done.last) if done else (None, None)
-    text = f"{first}..{last}" if done else None
-    print_answer({**subject, f"first_{words[1]}": first, f"last_{words[1]}": last}, text)
+    return await send(
+        records(texts, file, framing), submit, words, None if texts else _size_of(file)
+    )
 
 
 async def send(
@@ -243,7 +233,10 @@ async def send(
     sending = _Sending()
     try:
         with progress("appended", size) as show:
-            await _send_all(payloads, submit, sending, show)
+            async for some in payloads:
+                await _send_groups(some, submit, sending)
+                show(sending.count, sending.bytes_done)
+            await _settle(sending, 0)
     except asyncio.CancelledError:
         raise await _stopped(sending, words, None, await _settled(sending)) from None
     except QuorumLogError as error:
@@ -255,20 +248,13 @@ async def send(
     return Places(sending.first, sending.last)
 
 
-async def _send_all(
-    payloads: AsyncIterator[list[bytes]],
-    submit: SubmitPayloads,
-    sending: _Sending,
-    show: Progressed,
-) -> None:
-    async for some in payloads:
-        for start in range(0, len(some), _GROUP):
-            group = some[start : start + _GROUP]
-            size = sum(map(len, group)) + len(group)
-            await _settle(sending, BATCHING.queued_bytes_max // 2 - size)
-            sending.add(await submit(group), group, size)
-        show(sending.count, sending.bytes_done)
-    await _settle(sending, 0)
+async def _send_groups(some: list[bytes], submit: SubmitPayloads, sending: _Sending) -> None:
+    for start in range(0, len(some), _GROUP):
+        group = some[start : start + _GROUP]
+        size = sum(map(len, group)) + len(group)
+        await _settle(sending, BATCHING.queued_bytes_max // 2 - size)
+        sending.under_way.append((await submit(group), len(group), size))
+        sending.queued_bytes += size
 
 
 async def _settle(sending: _Sending, bytes_max: int) -> None:
@@ -292,9 +278,7 @@ async def _settled(sending: _Sending) -> BaseException | None:
 async def _stopped(
     sending: _Sending, words: tuple[str, str], why: Exception | None, failed: BaseException | None
 ) -> EndedEarly:
-    """The error that says what was appended, what may have been, and where to go on. `failed`: why a group
-    was not appended.
-    """
+    """The error that says what was and may have been appended. `failed`: why a group was not."""
     rest = [future for future, _, _ in sending.under_way]
     if rest and not isinstance(failed, TimeoutError):
         await asyncio.wait(rest, timeout=_SETTLE_S)
@@ -323,7 +307,7 @@ def _error_of(future: asyncio.Future[Places]) -> BaseException | None:
     return future.exception()
 
 
-def size_of(file: Path | None) -> int | None:
+def _size_of(file: Path | None) -> int | None:
     """The size of the input in bytes, where it is a file."""
     with contextlib.suppress(OSError):
         found = os.fstat(0) if file is None else file.stat()
@@ -351,39 +335,26 @@ async def write_items(
     found: Paged[Entry] | Paged[LogRecord],
     framing: Framing,
     words: tuple[str, str],
-    count: int | None = None,
-) -> None:
-    """Write entries or records to standard output. `count` and raises: as `write`."""
-    shaped = partial(form, framing=framing, as_json=common_options().as_json)
-    pages: AsyncGenerator[Sequence[Any], None] = found.pages()
-    await write(pages, shaped, _place_of, words, count)
-
-
-def _place_of(item: Entry | LogRecord) -> int:
-    return item.entry_id if isinstance(item, Entry) else item.offset
-
-
-async def write(
-    pages: AsyncGenerator[Sequence[T], None],
-    form: Callable[[T], bytes],
-    place: Callable[[T], int],
-    words: tuple[str, str],
     end: int | None = None,
 ) -> None:
-    """Write each page to standard output, at once.
+    """Write entries or records to standard output, each page at once.
 
     `end`: how many items there will be, where that is known.
     Raises: EndedEarly, which says what was written until then.
     """
-    count, last = 0, None
+    count, last, as_json = 0, None, common_options().as_json
+    pages: AsyncGenerator[Sequence[Any], None] = found.pages()
     try:
         # A bar between lines of a terminal would hide them.
         with progress("read", end, "items", is_hidden=sys.stdout.isatty()) as show:
             async with contextlib.aclosing(pages):
                 async for page in pages:
                     if page:
-                        _write_all(b"".join(map(form, page)))
-                        count, last = count + len(page), place(page[-1])
+                        _write_all(
+                            b"".join([form(item, framing, as_json=as_json) for item in page])
+                        )
+                        count, final = count + len(page), page[-1]
+                        last = final.entry_id if isinstance(final, Entry) else final.offset
                     show(count, 0)
     except (asyncio.CancelledError, QuorumLogError) as error:
         why = error if isinstance(error, QuorumLogError) else None

@@ -201,11 +201,6 @@ def _with_options(
     return called
 
 
-def begin_command(*, as_json: bool) -> None:
-    """Take what stands before the command. `as_json`: as `--json` behind it."""
-    COMMON_OPTIONS.set(CommonOptions(as_json=as_json))
-
-
 def _local_gateways() -> str:
     """The gateways of the cluster that `make run` runs in this folder, else the address of its first one."""
     try:

@@ -16,17 +16,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from quorumlog import errors
 from quorumlog.client import checks
 from quorumlog.client.transport import Transport
-from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    ClientBroke,
-    ClientClosed,
-    ConnectionLost,
-    Invalid,
-    QuorumLogError,
-)
 
 log = logging.getLogger(__name__)
 
@@ -191,35 +183,22 @@ class Batcher(Generic[P, A, R]):
 
         An append with `expect` is sent alone, and so is one with `is_alone`.
         """
-        submission, done = self._submission(payloads, expect, is_alone=is_alone)
-        if self.has_room(submission.size):
+        given, size = self.checked(payloads, expect)
+        loop = self._transport.loop
+        end = loop.time() + self._transport.deadline_s
+        done: asyncio.Future[R] = loop.create_future()
+        submission = Submission(given, size, expect, is_alone or expect is not None, end, done)
+        if self.has_room(size):
             self.queue(submission)
         else:
             await self.queue_with_room(submission)
         return done
 
-    def append(
+    async def append(
         self, payloads: Sequence[P], expect: int | None = None, *, is_alone: bool = False
-    ) -> Awaitable[R]:
-        """Queue an append; what is awaited ends once the append is durable."""
-        submission, done = self._submission(payloads, expect, is_alone=is_alone)
-        if not self.has_room(submission.size):
-            return self._append_with_room(submission, done)
-        self.queue(submission)
-        return done
-
-    async def _append_with_room(self, submission: Submission[P, R], done: asyncio.Future[R]) -> R:
-        await self.queue_with_room(submission)
-        return await done
-
-    def _submission(
-        self, payloads: Sequence[P], expect: int | None, *, is_alone: bool
-    ) -> tuple[Submission[P, R], asyncio.Future[R]]:
-        given, size = self.checked(payloads, expect)
-        loop = self._transport.loop
-        end = loop.time() + self._transport.deadline_s
-        done: asyncio.Future[R] = loop.create_future()
-        return Submission(given, size, expect, is_alone or expect is not None, end, done), done
+    ) -> R:
+        """Append, as `submit`, and return once the append is durable."""
+        return await (await self.submit(payloads, expect, is_alone=is_alone))
 
     async def queue_with_room(self, submission: Submission[P, R]) -> None:
         """Queue a submission once there is room, in the order of the calls. Raises: ConnectionLost."""
@@ -230,8 +209,8 @@ class Batcher(Generic[P, A, R]):
                     self._drained.clear()
                     await self._drained.wait()
         except TimeoutError:
-            raise ConnectionLost(
-                "the appends before this one took the whole deadline", outcome=NOT_DONE
+            raise errors.ConnectionLost(
+                "the appends before this one took the whole deadline", outcome=errors.NOT_DONE
             ) from None
         finally:
             self._waiting_count -= 1
@@ -249,7 +228,7 @@ class Batcher(Generic[P, A, R]):
         """Queue what was collected, or fail it."""
         try:
             self._transport.check_open()
-        except ClientClosed as error:
+        except errors.ClientClosed as error:
             for submission in posted:
                 self._left_queue(submission.size, len(submission.payloads))
                 if submission.is_wanted():
@@ -285,7 +264,7 @@ class Batcher(Generic[P, A, R]):
         """End what waits if the task was cancelled, or died of something unforeseen."""
         self._share_out()
         if task.cancelled():
-            closed = ConnectionLost("the client was closed while an append was under way")
+            closed = errors.ConnectionLost("the client was closed while an append was under way")
             self._end(self._under_way, closed)
         elif (error := task.exception()) is not None:
             self._broke(self._under_way, error)
@@ -331,21 +310,21 @@ class Batcher(Generic[P, A, R]):
         self._count -= count
         self._drained.set()
 
-    async def _send_all(self, taken: Sequence[Submission[P, R]]) -> QuorumLogError | None:
+    async def _send_all(self, taken: Sequence[Submission[P, R]]) -> errors.QuorumLogError | None:
         """Send a batch, and give the error after which nothing more of the queue may be sent."""
         payloads = list(chain.from_iterable([submission.payloads for submission in taken]))
         try:
             answer = await self._send(Call(payloads, taken[0].expect, taken[0].end))
-        except Invalid as error:
-            if len(taken) > 1 and error.outcome == NOT_DONE:
+        except errors.Invalid as error:
+            if len(taken) > 1 and error.outcome == errors.NOT_DONE:
                 return await self._send_each(taken)
             self._share_out()
             _fail(taken, error)
-        except QuorumLogError as error:
+        except errors.QuorumLogError as error:
             self._share_out()
             _fail(taken, error)
             # An append that met another place than the expected one leaves no gap behind it.
-            if taken[0].expect is None or error.outcome == UNKNOWN:
+            if taken[0].expect is None or error.outcome == errors.UNKNOWN:
                 self._fail_queued(error)
                 return error
         else:
@@ -386,15 +365,15 @@ class Batcher(Generic[P, A, R]):
     def _broke(self, taken: Sequence[Submission[P, R]], error: BaseException) -> None:
         """End what was sent and what is queued after a defect of the client."""
         log.error("batching-broke", exc_info=error)
-        cause = ClientBroke(f"the client failed while an append was under way: {error!r}")
+        cause = errors.ClientBroke(f"the client failed while an append was under way: {error!r}")
         cause.__cause__ = error
         self._end(taken, cause)
 
-    def _end(self, taken: Sequence[Submission[P, R]], cause: QuorumLogError) -> None:
-        _fail(taken, cause.with_outcome(UNKNOWN))
+    def _end(self, taken: Sequence[Submission[P, R]], cause: errors.QuorumLogError) -> None:
+        _fail(taken, cause.with_outcome(errors.UNKNOWN))
         self._fail_queued(cause)
 
-    async def _send_each(self, taken: Sequence[Submission[P, R]]) -> QuorumLogError | None:
+    async def _send_each(self, taken: Sequence[Submission[P, R]]) -> errors.QuorumLogError | None:
         """Send one by one: one submission is invalid, and the others need not fail with it."""
         for index, submission in enumerate(taken):
             if submission.done.done():
@@ -406,7 +385,7 @@ class Batcher(Generic[P, A, R]):
                 return error
         return None
 
-    def _fail_queued(self, cause: QuorumLogError) -> None:
+    def _fail_queued(self, cause: errors.QuorumLogError) -> None:
         """Fail what is queued behind a failed request: none of it was sent."""
         while self._queue:
             submission = self._queue.popleft()
@@ -415,13 +394,13 @@ class Batcher(Generic[P, A, R]):
                 _fail([submission], _not_sent(cause))
 
 
-def _not_sent(cause: QuorumLogError) -> QuorumLogError:
-    error = cause.with_outcome(NOT_DONE)
+def _not_sent(cause: errors.QuorumLogError) -> errors.QuorumLogError:
+    error = cause.with_outcome(errors.NOT_DONE)
     error.add_note("not sent: the append before it failed")
     return error
 
 
-def _fail(taken: Sequence[Submission[P, R]], error: QuorumLogError) -> None:
+def _fail(taken: Sequence[Submission[P, R]], error: errors.QuorumLogError) -> None:
     for submission in taken:
         if not submission.done.done():
             submission.done.set_exception(error if len(taken) == 1 else error.replace())

@@ -110,17 +110,13 @@ def json_of(fields: Mapping[str, object]) -> bytes:
     given = {name: value for name, value in fields.items() if value is not None}
     try:
         return orjson.dumps(given)
-    except TypeError as error:
+    except TypeError:
         for name, value in given.items():
-            _as_json(name, value)
-        raise TypeError(str(error)) from None
-
-
-def _as_json(name: str, value: object) -> None:
-    try:
-        orjson.dumps(value)
-    except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
+            try:
+                orjson.dumps(value)
+            except TypeError as error:
+                raise TypeError(f"{name}: {error}") from None
+        raise
 
 
 def header_value(name: str, value: object) -> str:

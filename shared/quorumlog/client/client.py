@@ -32,8 +32,8 @@ class Client:
     ) -> None:
         """`urls`: of one or more gateways, as http://host:port; when one dies the next one is asked.
 
-        `token`: an access token, where the gateways require one; or a function that returns the present
-        one, for tokens that end soon: each request asks it, so it must not block. `deadline_s`: for one
+        `token`: an access token, where the gateways require one; or, for tokens that expire soon, a function
+        that returns the current one: it is called for each request, and must not block. `deadline_s`: for one
         call with all its retries. `batching`: how appends are batched. `compression`: `gzip` or `zstd` (which needs
         the extra `zstd`) for what is sent and read, where the network is slower than a processor compresses.
         """
@@ -152,9 +152,7 @@ class Client:
         return self.log(name)
 
     def log(self, name: str, *, writer_token: int | None = None) -> Log:
-        """A handle of an existing log. Sends no request. `writer_token`: of `Log.open`, in another
-        process.
-        """
+        """A handle of an existing log. Sends no request. `writer_token`: of a `Log.open` in another process."""
         return Log(self._transport, name, writer_token, self._batching)
 
     async def begin(
@@ -178,7 +176,7 @@ class Client:
         return Transaction(self._transport, transaction_id)
 
     def logs(self, *, prefix: str | None = None) -> Paged[Shown]:
-        """All logs by name; `prefix`: those whose names begin with it."""
+        """All logs in the order of their names. `prefix`: only names that begin with it."""
         return self._paged("logs", prefix=prefix)
 
     async def bookies(self) -> Sequence[Shown]:
@@ -198,7 +196,7 @@ class Client:
         expires_in_s: int | None = None,
         quotas: Mapping[str, int] | None = None,
     ) -> Shown:
-        """Make an access token. The answer's `token` is its secret, which nobody can show again.
+        """Create an access token. The answer's `token` is its secret, which is shown only this once.
 
         `quotas`: what it may use of each gateway, as `requests_per_s`, `bytes_per_s`, `connections`,
         `open_ledgers`.
@@ -218,7 +216,7 @@ class Client:
         return tokens
 
     async def revoke_token(self, token_id: str) -> None:
-        """End an access token. Raises: NoSuchToken."""
+        """Revoke an access token. Raises: NoSuchToken."""
         path = f"/v1/tokens/{quote(checks.text('token_id', token_id), safe='')}"
         await self._transport.request("DELETE", path, is_repeatable=False)
 
@@ -227,8 +225,8 @@ class Client:
         return self._paged("audit", since=since, target=target)
 
     def consumers(self, *, log: str | None = None, prefix: str | None = None) -> Paged[Shown]:
-        """The consumers of all logs by log and name, without lags. `log`: of this log only, also of one that is no more;
-        `prefix`: those whose names begin with it.
+        """The consumers of all logs, ordered by log and name, without their lags. `log`: only of this log, even if it was
+        deleted. `prefix`: only names that begin with it.
         """
         return self._paged("consumers", log=log, prefix=prefix)
 

@@ -1,4 +1,4 @@
-"""Consumers: workers that go on where the last one has committed, one of them at a time."""
+"""Consumers: workers that share a committed position in a log. One worker at a time holds the lease and reads."""
 
 import asyncio
 import contextlib
@@ -10,25 +10,17 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
-from quorumlog import header
+from quorumlog import errors, header
 from quorumlog.client import checks
 from quorumlog.client.ledger import PAGE, WAIT_MS
 from quorumlog.client.records import LogPage, LogRecord, Paged, Start, checked_start, shown_start
 from quorumlog.client.transport import Transport
-from quorumlog.errors import (
-    ClientClosed,
-    LeaseHeld,
-    LeaseLost,
-    LogReplaced,
-    NoSuchConsumer,
-    QuorumLogError,
-)
 
 _log = logging.getLogger(__name__)
 
 _ASK_S: Final = 1.0
 """How often a worker that waits for a lease asks for it, at least (taste)."""
-_LOST: Final = (LeaseLost, LogReplaced, NoSuchConsumer)
+_LOST: Final = (errors.LeaseLost, errors.LogReplaced, errors.NoSuchConsumer)
 _started_us: int
 """When this process was started, or forked: of two processes with one `holder` the later one has the lease."""
 
@@ -43,13 +35,13 @@ os.register_at_fork(after_in_child=_start)
 
 
 class Consumer:
-    """Reads a log as a consumer of a name: from the committed position on, while it holds the lease.
+    """A worker that reads a log as the consumer `name`, from the committed position on, while it holds the lease.
 
-    Inside of `with` or `async with` it holds the lease, and renews it in the background. Iterating over it gives
-    each record from the position on, and follows the log. `commit` says that all records which the loop has got are
-    processed; what was not committed comes again, here or at the next worker.
+    Inside `with` or `async with` the worker holds the lease and renews it in the background. Iteration yields each
+    record from the position on, and waits for new records at the log's end. `commit` marks the records that the loop
+    has received as processed; records that were not committed are delivered again, to this worker or to the next one.
 
-    Invariant: a record is only given out while the lease is held by this process's clock.
+    Invariant: a record is delivered only while the worker holds the lease by this process's clock.
     """
 
     name: str
@@ -63,7 +55,6 @@ class Consumer:
         path: str,
         read: Callable[..., Awaitable[LogPage]],
         name: str,
-        *,
         start: Start,
         holder: str | None,
         lease_s: float,
@@ -79,12 +70,12 @@ class Consumer:
         self._transport, self._path, self._read = transport, path, read
         self._next = 0
         self._created_at: str | None = None
-        """Of the log that it reads: an offset means nothing in a later log of the name."""
+        """When the log was created: an offset means nothing in a later log of the same name."""
         self._held_until = 0.0
-        self._lost: QuorumLogError | None = None
+        self._lost: errors.QuorumLogError | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._is_told = False
-        """Whether the log has a line of this wait for the lease."""
+        """Whether this wait for the lease was logged."""
 
     def __repr__(self) -> str:
         """The name."""
@@ -104,7 +95,7 @@ class Consumer:
         return self
 
     async def _try_acquire(self, end: float | None) -> dict[str, Any] | None:
-        """The answer of the gateway that grants the lease; None a moment after it was refused."""
+        """Ask for the lease: the answer that grants it, or None after a pause, if another worker holds the lease."""
         wanted = {
             "holder": self.holder,
             "started": _started_us,
@@ -114,7 +105,7 @@ class Consumer:
         asked = time.monotonic()
         try:
             held = await self._transport.change_consumer("POST", f"{self._path}/lease", wanted)
-        except LeaseHeld as error:
+        except errors.LeaseHeld as error:
             left_s = float(error.members.get("expires_in_ms", 0)) / 1000
             rest_s = min(left_s, _ASK_S) * random.uniform(0.5, 1) + 0.01  # noqa: S311
             if end is not None and asked + rest_s >= end:
@@ -130,15 +121,15 @@ class Consumer:
         return None
 
     async def __aexit__(self, *_reason: object) -> None:
-        """Let the lease go: another worker gets it at once. Commits nothing."""
+        """Release the lease, so that another worker gets it at once. Commits nothing."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
         if self._lost is None:
-            with contextlib.suppress(QuorumLogError):  # its time ends it
+            with contextlib.suppress(errors.QuorumLogError):  # its time ends it
                 path = f"{self._path}/lease"
                 await self._transport.change_consumer("DELETE", path, headers=self._fencing)
-        self._lost = LeaseLost(f"{self.name} has let its lease go")
+        self._lost = errors.LeaseLost(f"{self.name} has let its lease go")
 
     async def __aiter__(self) -> AsyncIterator[LogRecord]:
         """Each record from the position on, in order, as they come. Raises: LeaseLost."""
@@ -151,8 +142,8 @@ class Consumer:
                     yield record
 
     def records(self, *, follow: bool = True) -> Paged[LogRecord]:
-        """The records after those that were taken, page by page, until the log is closed; without `follow` up to
-        its end. What of a page is processed must be told by `taken` before a commit.
+        """The records behind the last one `taken`, until the log is closed, or without `follow` until the log's end.
+        Call `taken` with the last record that is processed before `commit`.
         """
         return Paged(self._pages(follow=follow))
 
@@ -175,21 +166,21 @@ class Consumer:
 
     @property
     def is_held(self) -> bool:
-        """Whether this worker is the active one, by its own clock."""
+        """Whether this worker holds the lease, by its own clock."""
         return self._lost is None and time.monotonic() < self._held_until
 
     async def check(self) -> None:
-        """Raise LeaseLost, or why else this worker is not the active one any more."""
+        """Raise LeaseLost, or the error that ended the lease, if this worker no longer holds it."""
         if self._lost is None and not self.is_held:
             await self._renew()
         if self._lost is not None:
             raise self._lost.replace()
 
     async def commit(self, offset: int | None = None) -> int:
-        """Commit that all records up to the last one of the loop are processed, or all below `offset`. Returns the
-        position. Once it returns, no worker gets these records again.
+        """Mark as processed all records that the loop has received, or all below `offset`, and return the new position.
+        No worker gets these records again.
 
-        Raises: LeaseLost where another worker may have taken over; LogReplaced; PositionBehind.
+        Raises: LeaseLost if another worker may have taken over; LogReplaced; PositionBehind.
         """
         wanted = self._next if offset is None else checks.offset("offset", offset)
         if self._lost is not None:
@@ -203,7 +194,7 @@ class Consumer:
         return {header.FENCING_TOKEN: str(self.fencing_token)}
 
     async def _put(self, path: str, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """A request with the token, which holds the lease for longer."""
+        """Send a PUT with the fencing token; success renews the lease."""
         asked = time.monotonic()
         try:
             shown = await self._transport.change_consumer(
@@ -216,7 +207,7 @@ class Consumer:
         return shown
 
     async def _renew(self) -> None:
-        with contextlib.suppress(*_LOST):  # the next record or commit tells
+        with contextlib.suppress(*_LOST):  # the next record or commit raises it
             await self._put("/lease")
 
     async def _renew_in_time(self) -> None:
@@ -227,7 +218,7 @@ class Consumer:
                 continue  # a commit has done it
             try:
                 await self._renew()
-            except ClientClosed:
+            except errors.ClientClosed:
                 return
-            except QuorumLogError:
+            except errors.QuorumLogError:
                 continue  # the lease's time decides

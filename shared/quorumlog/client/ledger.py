@@ -18,7 +18,7 @@ from quorumlog.client.records import (
     frames,
 )
 from quorumlog.client.shown import LedgerInfo
-from quorumlog.client.streaming import MESSAGE_BYTES_MAX, AppendStream
+from quorumlog.client.streaming import AppendStream
 from quorumlog.client.transport import Transport
 
 _OCTETS: Final = "application/octet-stream"
@@ -73,9 +73,7 @@ class Ledger:
     async def append_batch(
         self, payloads: Sequence[bytes], *, expect: int | None = None
     ) -> Appended:
-        """Append entries under consecutive ids. If the outcome is unknown, a prefix of the batch may
-        have been appended.
-        """
+        """Append entries under consecutive ids. After an unknown outcome, a prefix of them may have been appended."""
         return await self.batcher.append(checks.several("payloads", payloads), expect)
 
     async def flush(self) -> None:
@@ -83,16 +81,13 @@ class Ledger:
         await self.batcher.flush()
 
     async def _send(self, call: Call[bytes]) -> Appended:
+        body, content_type = frames(call.payloads), FRAMES
         if call.expect is None and self._stream.is_ready(self._headers):
-            body, content_type = frames(call.payloads), FRAMES
-            if len(body) <= MESSAGE_BYTES_MAX:
-                told = await self._stream.send(body, call.end)
-                if told is not None:
-                    return _appended(told, len(call.payloads))
+            told = await self._stream.send(body, call.end)
+            if told is not None:
+                return _appended(told, len(call.payloads))
         elif len(call.payloads) == 1:
             body, content_type = call.payloads[0], _OCTETS
-        else:
-            body, content_type = frames(call.payloads), FRAMES
         answer = await self._transport.request(
             "POST",
             f"{self._path}/entries",
@@ -148,9 +143,7 @@ class Ledger:
             first = page.next
 
     def tail(self, first: int = 0) -> Paged[Entry]:
-        """Follow the ledger: all entries in order, and new ones as they are confirmed, until the ledger
-        is closed. Never fences.
-        """
+        """Follow the ledger: all entries, and new ones once they are confirmed, until it is closed. Never fences."""
         return Paged(self._tail(checks.offset("first", first)))
 
     async def _tail(self, first: int) -> AsyncGenerator[Sequence[Entry], None]:
@@ -183,7 +176,7 @@ class Ledger:
         return await self._call("POST", "/recover", {"declare_lost": named} if named else None)
 
     async def change_password(self, password: str) -> dict[str, Any]:
-        """Set another password in place of this handle's, which goes on with it.
+        """Replace the ledger's password. This handle uses the new password from then on.
 
         Raises: WrongPassword, InvalidRequest for a ledger without one.
         """

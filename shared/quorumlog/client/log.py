@@ -30,7 +30,7 @@ from quorumlog.client.records import (
     size_of,
 )
 from quorumlog.client.shown import ConsumerInfo, LogInfo
-from quorumlog.client.streaming import MESSAGE_BYTES_MAX, AppendStream
+from quorumlog.client.streaming import AppendStream
 from quorumlog.client.transport import Transport
 from quorumlog.errors import StaleProducer
 
@@ -110,7 +110,7 @@ class Log:
         )
 
     async def _end(self, end: float | None = None) -> tuple[int, str]:
-        """The log's end, and when the log was created. Until `end`, by the loop's clock."""
+        """The log's next offset, and when the log was created. `end`: the deadline, in the event loop's time."""
         answer = await self._transport.request("GET", self._path, is_repeatable=True, end=end)
         shown = answer.json()
         return int(shown["next_offset"]), str(shown["created_at"])
@@ -118,11 +118,9 @@ class Log:
     async def _send(self, call: Call[bytes | Record]) -> LogAppended:
         if call.expect is None and self._stream.is_ready(self._token_header()):
             content_type, body = encoded(call.payloads)
-            if len(body) <= MESSAGE_BYTES_MAX:
-                message = body if content_type == FRAMES else body.decode()
-                told = await self._stream.send(message, call.end)
-                if told is not None:
-                    return _appended(told)
+            told = await self._stream.send(body, call.end, is_text=content_type != FRAMES)
+            if told is not None:
+                return _appended(told)
         return await self._request(call, {})
 
     def _token_header(self) -> dict[str, str]:
@@ -166,8 +164,8 @@ class Log:
 
         `start`: an offset; -10: ten offsets before the end; a datetime: the first record that was appended then or
         later. Before the first record both are where the log begins; a time after the last one is the end.
-        `wait_ms`: how long the server may wait for a new record at the tail. `created_at`: of the page before, to go on in
-        the same log.
+        `wait_ms`: how long the server may wait for a new record at the tail. `created_at`: of the page before, to
+        continue in the same log.
 
         Raises: LogReplaced where the log was deleted and created again since; OffsetBeyondEnd; OffsetTruncated.
         """
@@ -218,7 +216,7 @@ class Log:
 
     def tail(self, start: Start = "earliest") -> Paged[LogRecord]:
         """Follow the log: all records in order, and new ones as they are confirmed, until the log is
-        closed. Never fences. Raises: as `read`: LogReplaced ends it, with none of the new log's records.
+        closed. Never fences. Raises: as `read`; LogReplaced comes before any record of the new log.
         """
         return Paged(self._tail(checked_start(start)))
 
@@ -240,27 +238,17 @@ class Log:
         lease_s: float = 30.0,
         wait_s: float | None = None,
     ) -> Consumer:
-        """A worker of the consumer `name`, which goes on where the last one has committed; for `with` or `async with`.
+        """A worker of the consumer `name`, for `with` or `async with`. It continues at the committed position.
 
-        `start`: where a consumer begins that has no position yet. `holder`: a name of this worker. A process of the same
-        name that was started later gets the lease from it at once, others once it was silent for `lease_s`. `wait_s`: how
+        `start`: where a consumer without a position begins. `holder`: this worker's name. A process that starts later
+        under the same name takes over the lease at once; other workers get it after `lease_s` of silence. `wait_s`: how
         long to wait for the lease; None: as long as it takes, 0: not at all.
         """
-        return Consumer(
-            self._transport,
-            self._consumer(name),
-            self.read,
-            name,
-            start=start,
-            holder=holder,
-            lease_s=lease_s,
-            wait_s=wait_s,
-        )
+        path = self._consumer(name)
+        return Consumer(self._transport, path, self.read, name, start, holder, lease_s, wait_s)
 
     def consumers(self, *, prefix: str | None = None) -> Paged[dict[str, Any]]:
-        """All consumers by name, with what each has not processed yet (`lag`); `prefix`: those whose names begin with
-        it.
-        """
+        """All consumers in the order of their names, with their lags. `prefix`: only names that begin with it."""
         path, only = f"{self._path}/consumers", {"prefix": checks.maybe_text("prefix", prefix)}
         return Paged(self._transport.pages(path, "consumers", only))
 
@@ -269,8 +257,7 @@ class Log:
         return cast("ConsumerInfo", await self._transport.call("GET", self._consumer(name)))
 
     async def reset_consumer(self, name: str, to: Start) -> dict[str, Any]:
-        """Put a consumer wherever a read may begin: an offset, one before the end, a time, the log's beginning or its
-        end. Its worker loses the lease.
+        """Move a consumer's position to a place where a read may begin (`start` of `read`). Its worker loses the lease.
 
         Raises: NoSuchConsumer.
         """
@@ -278,7 +265,7 @@ class Log:
         return await self._transport.change_consumer("POST", path, wanted)
 
     async def delete_consumer(self, name: str) -> None:
-        """Forget a consumer. Raises: NoSuchConsumer; LeaseHeld while a worker is active."""
+        """Delete a consumer and its position. Raises: NoSuchConsumer; LeaseHeld while a worker is active."""
         await self._transport.change_consumer("DELETE", self._consumer(name))
 
     def _consumer(self, name: str) -> str:
@@ -307,7 +294,7 @@ class Log:
     async def truncate(self, before: int, *, created_at: str | None = None) -> dict[str, Any]:
         """Drop whole ledgers that end below an offset; `first_offset` of `info` shows the result.
 
-        `created_at`: of the log that is meant, as `info` and pages have it. Raises: LogReplaced.
+        `created_at`: when the log was created, as `info` and pages show it. Raises: LogReplaced if that was another log.
         """
         wanted = {"before": checks.offset("before", before)}
         return await self._call("POST", "/truncate", wanted, created_at=created_at)
@@ -341,11 +328,10 @@ class Log:
         if_version: int | None = None,
         created_at: str | None = None,
     ) -> dict[str, Any]:
-        """Change the limits that are given; 0 switches one off. The log's owner and its retention keep to them within
-        seconds.
+        """Change the given limits; 0 removes a limit. The new limits take effect within seconds.
 
-        `if_version`: the `version` of `info` from which the change was made. Raises: VersionConflict if the log has
-        another one since, which a roll or a new owner gives it too. `created_at` as for `truncate`.
+        `if_version`: change only if the log still has this `version` (of `info`), else raise VersionConflict; a roll
+        or a new owner changes the version too. `created_at` as for `truncate`.
         """
         limits = {
             "roll_bytes": roll_bytes,
@@ -367,9 +353,7 @@ class Log:
     async def protect(
         self, *, deletion_protection: bool = True, created_at: str | None = None
     ) -> dict[str, Any]:
-        """Switch the log's protection on or off: a protected log can't be deleted, truncated or overwritten. `created_at`
-        as for `truncate`.
-        """
+        """Protect the log from deletion, truncation and overwriting, or end that. `created_at` as for `truncate`."""
         wanted = {"deletion_protection": deletion_protection}
         return await self._call("PATCH", "", wanted, created_at=created_at)
 
@@ -386,7 +370,7 @@ class Log:
         created_at: str | None = None,
         **more: Any,
     ) -> dict[str, Any]:
-        """As `Transport.call`, of the log that was created then."""
+        """Like `Transport.call`. With `created_at`, a log of this name that was created at another time refuses."""
         url, params = self._path + path, _meant(created_at)
         return await self._transport.call(method, url, value, params=params, **more)
 
@@ -402,5 +386,5 @@ def _appended(shown: Mapping[str, Any], *, is_duplicate: bool = False) -> LogApp
 
 
 def _meant(created_at: str | None) -> dict[str, str | int | None]:
-    """The parameter that says which log of a name a request is for."""
+    """The query parameter by which a log that was created at another time refuses the request."""
     return {"created": checks.maybe_text("created_at", created_at)}

@@ -107,9 +107,7 @@ class LogAppended:
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """Records in order. Continue at `next` of the log that was created at `created_at`; `closed`: no record will ever
-    follow.
-    """
+    """Records in order. Continue at `next` of the log of `created_at`. `closed`: no record will ever follow."""
 
     records: tuple[LogRecord, ...]
     next: int
@@ -188,7 +186,7 @@ def checked_start(start: Start) -> Start:
 
 
 def shown_start(start: Start) -> int | str:
-    """The same as requests have it."""
+    """The start as a request carries it."""
     return start.isoformat() if isinstance(start, datetime) else start
 
 
@@ -213,7 +211,7 @@ def entries_of(body: bytes) -> list[Entry]:
 async def ahead(
     pages: AsyncGenerator[Sequence[T], None],
 ) -> AsyncGenerator[Sequence[T], None]:
-    """The same pages. While the caller handles one, the next one is read: never more."""
+    """The same pages, read one page ahead of the caller."""
 
     async def read() -> Sequence[T] | None:
         return await anext(pages, None)
@@ -231,15 +229,13 @@ async def ahead(
 
 
 def _passed_over(reading: asyncio.Task[Sequence[T] | None]) -> None:
-    """Nobody may ask for the page, so that its error is nobody's."""
+    """Retrieve the error of a page that the caller may never ask for: asyncio would log it."""
     if not reading.cancelled():
         reading.exception()
 
 
 class Paged(AsyncIterator[T], Generic[T]):
-    """Iterates over the items of pages, in order, or over whole pages (`pages`), for callers that
-    handle many items at once. Use one of the two.
-    """
+    """Iterates over the items of a list in order. Use `pages` instead to handle the items page by page."""
 
     def __init__(self, pages: AsyncGenerator[Sequence[T], None]) -> None:
         """`pages`: the items of each page; a page may be empty."""

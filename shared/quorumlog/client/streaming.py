@@ -1,8 +1,8 @@
 """Appends of a busy handle by one WebSocket: requests without the cost of HTTP's.
 
-The socket is another way for the one request that a handle has under way, and nothing else: what follows waits for
-the answer, and no message is sent twice. What certainly was not done is asked by HTTP again, so that errors, retries
-and other gateways are HTTP's. Where no socket can be had (a proxy, an older gateway, a limit), HTTP serves on.
+The socket carries the one request that a handle has under way: the next request waits for the answer, and no message
+is sent twice. A request that certainly was not done is sent again over HTTP, which handles errors, retries and
+fail-over. Where no socket can be opened (a proxy, an older gateway, a limit), the handle keeps to HTTP.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ _BUSY_REQUESTS: Final = 16
 _IDLE_S: Final = 5.0
 """A socket that was not used for so long is closed (taste); gateways ping after 20 s."""
 _REST_S: Final = 10.0
-"""How long a handle stays with HTTP after a socket that could not be had, or broke (taste)."""
+"""How long a handle stays with HTTP after a socket could not be opened, or broke (taste)."""
 
 
 class AppendStream:
     """The socket of one handle, while the handle is busy.
 
-    Invariants: one message is under way at a time; a socket whose message was given up, or that said anything but the
-    answer to its message, carries no other one.
+    Invariants: one message is under way at a time; a socket carries no other message after its message was given up,
+    or after it received anything but the answer.
     """
 
     def __init__(self, transport: Transport, path: str) -> None:
@@ -74,19 +74,23 @@ class AppendStream:
             self._work.add_done_callback(self._ended)
             self._watch(self._work)
 
-    async def send(self, message: bytes | str, end: float) -> dict[str, Any] | None:
-        """Append what a message has, and give the answer as HTTP would; None: nothing was done, ask by HTTP.
+    async def send(
+        self, message: bytes, end: float, *, is_text: bool = False
+    ) -> dict[str, Any] | None:
+        """Send an append and return its answer, as HTTP would. None: nothing was done, send it over HTTP.
 
         `end`: of the deadline, in the event loop's time. Raises: QuorumLogError, with the outcome unknown.
         """
         assert self._socket is not None, "it is ready"
+        if len(message) > MESSAGE_BYTES_MAX:
+            return None
         self._answer = answer = self._loop.create_future()
         try:
             async with asyncio.timeout_at(end):
-                if isinstance(message, bytes):
-                    await self._socket.send_bytes(message)
+                if is_text:
+                    await self._socket.send_str(message.decode())
                 else:
-                    await self._socket.send_str(message)
+                    await self._socket.send_bytes(message)
                 told = await answer
             return _shown(told)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -106,7 +110,7 @@ class AppendStream:
             self._answer = None
 
     async def _serve(self, way: Way) -> None:
-        """Hold a socket open, and hand out what it says."""
+        """Open a socket, and deliver its messages until it ends."""
         try:
             async with self._transport.socket(
                 self._path, way, (header.APPENDS_PROTOCOL,)
@@ -144,7 +148,7 @@ class AppendStream:
             self._loop.call_later(max(rest_s, _IDLE_S / 2), self._watch, work)
 
     def _give_up(self, *, is_away: bool) -> None:
-        """End a socket after a failure. `is_away`: it is the gateway's."""
+        """End the socket after a failure. `is_away`: the gateway failed."""
         self._rests_until = self._loop.time() + _REST_S
         if is_away:
             self._transport.failed(self._way)

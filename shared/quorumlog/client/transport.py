@@ -24,23 +24,10 @@ from typing import Any, Final, NamedTuple, Self
 import aiohttp
 import orjson
 
-from quorumlog import header
+from quorumlog import errors, header
 from quorumlog.client import checks
-from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    ClientClosed,
-    ConnectionLost,
-    ExpiredProducer,
-    Overloaded,
-    QuorumLogError,
-    RequestOutdated,
-    UntrustedServer,
-)
 from quorumlog.wire import problems
 from quorumlog.wire.outgoing import outgoing
-
-CODINGS: Final = ("gzip", "zstd")
 
 _LEVEL: Final = 1
 """Of both: the next ones take half as much CPU again for a tenth fewer bytes (docs/performance.md)."""
@@ -50,37 +37,16 @@ _LONG_BYTES: Final = 1 << 20
 """Longer ones are compressed by a thread, so that the event loop goes on meanwhile (some milliseconds)."""
 
 
-class Compression:
-    """Compresses the bodies of requests by one content coding."""
-
-    def __init__(self, coding: str) -> None:
-        """Raises: ValueError, TypeError."""
-        if not isinstance(coding, str):
-            raise TypeError(f"compression is a str, not {type(coding).__name__}")
-        if coding not in CODINGS:
-            raise ValueError(f"compression is gzip or zstd, not {coding!r}")
-        self.coding = coding
-        self._pack = _zstd() if coding == "zstd" else _gzip
-
-    async def packed(self, body: bytes) -> bytes | None:
-        """The body compressed; None where it is short, or does not shrink."""
-        if len(body) < _SHORT_BYTES:
-            return None
-        if len(body) > _LONG_BYTES:
-            packed = await asyncio.to_thread(self._pack, body)
-        else:
-            packed = self._pack(body)
-        return packed if len(packed) < len(body) else None
-
-
-def _gzip(data: bytes) -> bytes:
-    return zlib.compress(data, _LEVEL, 31)
-
-
-def _zstd() -> Callable[[bytes], bytes]:
-    """Raises: ValueError where there is no zstd, which Python has from 3.14 on."""
+def _packing(coding: object) -> Callable[[bytes], bytes]:
+    """What compresses by a content coding. Raises: TypeError, ValueError."""
+    if not isinstance(coding, str):
+        raise TypeError(f"compression is a str, not {type(coding).__name__}")
+    if coding == "gzip":
+        return lambda data: zlib.compress(data, _LEVEL, 31)
+    if coding != "zstd":
+        raise ValueError(f"compression is gzip or zstd, not {coding!r}")
     try:
-        from quorumlog.zstd import zstd  # noqa: PLC0415
+        from quorumlog.zstd import zstd  # noqa: PLC0415  (Python has it from 3.14 on)
     except ImportError:
         raise ValueError("compression 'zstd' needs: pip install 'quorumlog[zstd]'") from None
     return lambda data: bytes(zstd.compress(data, _LEVEL))
@@ -98,8 +64,7 @@ _ATTEMPT_S: Final = 20.0
 STREAMS_MAX: Final = 32
 """Sockets of one client: a gateway's connections are for all of its clients."""
 _SEEN_S: Final = 5.0
-"""How long a version is known that changes of consumers carry; chosen by judgement: much shorter than gateways remember
-changes."""
+"""How long a `Consumers-Version` is sent after it was read: much shorter than gateways remember changes (taste)."""
 _CROWDED_S: Final = 10.0
 """For so long after a gateway refused a request as too much, there are no sockets (taste)."""
 _CLOSE_S: Final = 1.0
@@ -152,7 +117,7 @@ class Transport:
         self.deadline_s = checks.seconds("deadline_s", deadline_s)
         self._present_token = token if callable(token) else None
         self._headers = {} if token is None or callable(token) else _authorization(token)
-        self._compression = None if compression is None else Compression(compression)
+        self._pack = None if compression is None else _packing(compression)
         # Said in any case: aiohttp would ask for what it can unpack.
         self._headers["Accept-Encoding"] = compression or "identity"
         self._current = 0
@@ -215,7 +180,7 @@ class Transport:
     def check_open(self) -> None:
         """Raise ClientClosed outside of `async with`, and in a forked child."""
         if self._session is None:
-            raise ClientClosed("the client is used inside `with` or `async with` only")
+            raise errors.ClientClosed("the client is used inside `with` or `async with` only")
         checks.check_process(self._pid)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -226,10 +191,10 @@ class Transport:
         return task
 
     def has_room(self, now: float) -> bool:
-        """Whether sockets may stay. They take connections, of which another request may just have been refused one. And
-        they compress nothing.
+        """Whether sockets may be open now: not for a while after a gateway refused a request, since each socket takes a
+        connection, and never with compression, which sockets do not have.
         """
-        return self._compression is None and now >= self._crowded_until
+        return self._pack is None and now >= self._crowded_until
 
     def stream(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         """Run work that holds a socket, until the client ends; None if the client has too many sockets."""
@@ -250,7 +215,7 @@ class Transport:
     async def socket(
         self, path: str, way: Way, protocols: Sequence[str]
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """A socket, for a block. Raises: aiohttp.ClientError, OSError, TimeoutError."""
+        """Open a socket for the time of a block. Raises: aiohttp.ClientError, OSError, TimeoutError."""
         assert self._session is not None, "the client is open"
         headers = {**way.headers, **({} if way.token is None else _authorization(way.token))}
         async with asyncio.timeout(_CONNECT_S):
@@ -264,7 +229,7 @@ class Transport:
             yield socket
 
     def failed(self, way: Way) -> None:
-        """The gateway of a socket failed: another one is asked next."""
+        """Send the next request to another gateway: that of a socket has failed."""
         if way.url == self._urls[self._current]:
             self._current = (self._current + 1) % len(self._urls)
 
@@ -276,7 +241,7 @@ class Transport:
         *,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """As `call`, of a request about a consumer, which counts once (rule 32). Raises: as `request`."""
+        """Like `call`, for a request that changes a consumer: it is carried out once (rule 32). Raises: as `request`."""
         body = None if value is None else checks.json_of(value)
         end = self.loop.time() + self.deadline_s
         while True:
@@ -288,7 +253,7 @@ class Transport:
                 answer = await self.request(
                     method, path, body=body, headers=sent, is_repeatable=True, end=end
                 )
-            except RequestOutdated as error:
+            except errors.RequestOutdated as error:
                 if version:
                     raise
                 # No gateway has carried it out, since it named no version.
@@ -308,7 +273,7 @@ class Transport:
         params: Mapping[str, str | int | None] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """As `request`, with JSON in both directions. `value`: the body, without the fields that are None."""
+        """Send a request and return the JSON of the answer. `value`: the body, without its None fields."""
         answer = await self.request(
             method,
             path,
@@ -322,7 +287,7 @@ class Transport:
     async def pages(
         self, path: str, kind: str, params: Mapping[str, str | int | None]
     ) -> AsyncGenerator[Sequence[dict[str, Any]], None]:
-        """The pages of a list, whose items are the member `kind`."""
+        """Read a list page by page, and yield the items of each page: the member `kind` of the answer."""
         after: str | int | None = None
         while True:
             page = await self.call("GET", path, params={**params, "after": after})
@@ -357,9 +322,7 @@ class Transport:
             sent.setdefault(header.IDEMPOTENCY_KEY, uuid.uuid4().hex)
         if body is not None:
             sent["Content-Type"] = content_type
-            packed = None if self._compression is None else await self._compression.packed(body)
-            if packed is not None and self._compression is not None:
-                body, sent["Content-Encoding"] = packed, self._compression.coding
+            body = await self._packed(body, sent)
         loop = asyncio.get_running_loop()
         if end is None:
             end = loop.time() + self.deadline_s + wait_s
@@ -372,25 +335,25 @@ class Transport:
             try:
                 url = self._urls[asked]
                 return await self._once(url, method, path, body, given, sent, until)
-            except QuorumLogError as raised:
+            except errors.QuorumLogError as raised:
                 # The outcome of a retry says nothing about the tries before it: ExpiredProducer means
                 # that this try did nothing, though an earlier one may have appended.
-                is_expired = isinstance(raised, ExpiredProducer)
-                error = raised.with_outcome(NOT_DONE) if is_expired else raised
-                if isinstance(error, Overloaded):
+                is_expired = isinstance(raised, errors.ExpiredProducer)
+                error = raised.with_outcome(errors.NOT_DONE) if is_expired else raised
+                if isinstance(error, errors.Overloaded):
                     self._crowded_until = loop.time() + _CROWDED_S
-                may_be_done = may_be_done or (error.outcome == UNKNOWN and method != "GET")
+                may_be_done = may_be_done or (error.outcome == errors.UNKNOWN and method != "GET")
                 if error.retryable and asked == self._current:
                     # The next gateway may be able to do what this one can't do now.
                     self._current = (asked + 1) % len(self._urls)
-                may_repeat = error.retryable and (is_repeatable or error.outcome == NOT_DONE)
+                may_repeat = error.retryable and (is_repeatable or error.outcome == errors.NOT_DONE)
                 rests_until[asked] = loop.time() + (error.retry_after_s or 0)
                 rest_s = max(
                     pause_s * random.uniform(0.5, 1),  # noqa: S311
                     rests_until.get(self._current, 0.0) - loop.time(),
                 )
                 if not may_repeat or loop.time() + rest_s >= end:
-                    final = error.with_outcome(UNKNOWN) if may_be_done else error
+                    final = error.with_outcome(errors.UNKNOWN) if may_be_done else error
                     if final.outcome == raised.outcome:
                         raise
                     raise final from raised
@@ -400,6 +363,17 @@ class Transport:
                 level = logging.INFO
             await asyncio.sleep(rest_s)
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
+
+    async def _packed(self, body: bytes, headers: dict[str, str]) -> bytes:
+        """A body as it is sent, and the header of its coding; one that does not shrink goes as it is."""
+        if self._pack is None or len(body) < _SHORT_BYTES:
+            return body
+        is_long = len(body) > _LONG_BYTES
+        packed = await asyncio.to_thread(self._pack, body) if is_long else self._pack(body)
+        if len(packed) >= len(body):
+            return body
+        headers["Content-Encoding"] = self._headers["Accept-Encoding"]
+        return packed
 
     async def _once(
         self,
@@ -416,7 +390,7 @@ class Transport:
         assert self._session is not None
         if self._present_token is not None:
             headers = {**headers, **_authorization(self._present_token())}
-        sent = SimpleNamespace(outcome=NOT_DONE)
+        sent = SimpleNamespace(outcome=errors.NOT_DONE)
         try:
             async with (
                 asyncio.timeout_at(end),
@@ -432,12 +406,12 @@ class Transport:
             ):
                 content = await response.read()
         except aiohttp.ClientConnectorCertificateError as error:
-            raise UntrustedServer(f"{url}: {error}") from error
+            raise errors.UntrustedServer(f"{url}: {error}") from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise ConnectionLost(f"{url}: {error}", outcome=NOT_DONE) from error
+            raise errors.ConnectionLost(f"{url}: {error}", outcome=errors.NOT_DONE) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             detail = f"{url}: {type(error).__name__} {error}".rstrip()
-            raise ConnectionLost(detail, outcome=sent.outcome) from error
+            raise errors.ConnectionLost(detail, outcome=sent.outcome) from error
         if response.status >= 300:
             raise problems.from_answer(response.status, content, response.headers, url)
         if (
@@ -446,7 +420,9 @@ class Transport:
         ):
             # Every answer of a gateway has a request id. A proxy's blank page or login form is no
             # answer, and must not make a delete count as done.
-            raise ConnectionLost(f"{url}: something else answers there", outcome=UNKNOWN)
+            raise errors.ConnectionLost(
+                f"{url}: something else answers there", outcome=errors.UNKNOWN
+            )
         return GatewayAnswer(response.status, response.headers, content)
 
 
@@ -465,7 +441,7 @@ def _watched() -> aiohttp.TraceConfig:
     async def sending(_session: object, context: SimpleNamespace, _headers: object) -> None:
         # A socket's handshake has none.
         if context.trace_request_ctx is not None:
-            context.trace_request_ctx.outcome = UNKNOWN
+            context.trace_request_ctx.outcome = errors.UNKNOWN
 
     async def redirected(
         _session: object, _context: object, found: aiohttp.TraceRequestRedirectParams

@@ -8,6 +8,7 @@ service keeps the request beside the change, in one transaction.
 import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 from urllib.parse import quote
@@ -56,18 +57,16 @@ AFTER: Final = query_integer("after", 0, ID_MAX, "Only rows with numbers above t
 LIMIT: Final = query_integer("limit", 1, 1000, "Rows of a page.", 100)
 
 
+@dataclass(slots=True, eq=False)
 class Audited:
     """An audited request, while it is in work."""
 
-    __slots__ = ("id", "is_over", "operation", "remote", "target", "who")
-
-    def __init__(self, request: web.Request, operation: str, target: str) -> None:
-        self.id = str(uuid4())
-        self.operation = operation
-        self.who = ANONYMOUS
-        self.remote = request.remote or ""
-        self.target = target
-        self.is_over = False
+    operation: str
+    target: str
+    remote: str
+    id: str = field(default_factory=lambda: str(uuid4()))
+    who: str = ANONYMOUS
+    is_over: bool = False
 
     @property
     def body(self) -> AuditedRequest:
@@ -98,7 +97,7 @@ def begin(request: web.Request, path: str) -> Audited | None:
     name = request.app.get(AUDITED, {}).get((request.method, path))
     if name is None:
         return None
-    audited = Audited(request, name, target_of(path, request.match_info))
+    audited = Audited(name, target_of(path, request.match_info), request.remote or "")
     _CURRENT.set(audited)
     return audited
 

@@ -13,6 +13,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 import aiohttp
@@ -27,9 +28,9 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.ranges import Ranges
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.row_copy import RowName, name_of
+from quorumlog.protocol.row_copy import RowCopy, RowName, name_of
 from quorumlog.wire import frames, row_copies, versions
-from quorumlog.wire.frames import ChannelAnswer, Message, Op
+from quorumlog.wire.frames import ChannelAnswer, Message, Op, Request
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ _COPIES_MAX: Final = 20_000
 """Ledgers of which a channel remembers that the bookie has a copy of the row: as many as a gateway writes at a
 time. One beyond costs a copy more with its next add."""
 _REQUEST_COST: Final = 128
-"""Bytes in flight that a request without a run counts as."""
+"""Bytes in flight that a request counts as at least."""
+_QUICK: Final = (Op.READ, Op.READ_LAC)
 
 OnAnswer = Callable[[ChannelAnswer], None]
 
@@ -61,21 +63,19 @@ class ChannelLimits:
 class _InFlight:
     """A request in flight, which its answer must echo."""
 
-    request_id: int
     op: Op
-    member: str
+    request_id: int
     ledger_id: int
     first: int
     last: int
+    member: str
     done: OnAnswer
-    size: int = _REQUEST_COST
-    deadline: float = 0.0
-    """By the channel's clock; set when the request is sent."""
+    size: int
+    deadline: float
+    """By the channel's clock."""
 
     def complete(self, answer: ChannelAnswer) -> None:
-        """Call `done`. Where `done` raises, call it again with `Status.UNKNOWN`: other requests' answers
-        still arrive.
-        """
+        """Call `done`, and again with `Status.UNKNOWN` if it raises: other requests' answers still arrive."""
         try:
             self.done(answer)
         except Exception:
@@ -85,11 +85,8 @@ class _InFlight:
 
     def unknown(self) -> None:
         """Complete the request with `Status.UNKNOWN`."""
-        self.complete(
-            ChannelAnswer(
-                self.op, Status.UNKNOWN, 0, self.ledger_id, self.first, self.last, NO_ENTRY
-            )
-        )
+        head = (self.request_id, self.ledger_id, self.first, self.last)
+        self.complete(ChannelAnswer(self.op, Status.UNKNOWN, *head))
 
 
 class Channel:
@@ -122,7 +119,6 @@ class Channel:
         """Quick requests and slow ones, by their ids."""
         self._copies: dict[int, RowName] = {}
         self._in_flight_bytes = 0
-        self._last_id = 0
         self._outbox: deque[Message] = deque()
         self._framed: Framed | None = None
         """The connection while it stands."""
@@ -151,22 +147,18 @@ class Channel:
             if len(self._copies) > _COPIES_MAX:
                 del self._copies[next(iter(self._copies))]
 
-    def request(
-        self, op: Op, member: str, ledger_id: int, first: int, last: int, done: OnAnswer
-    ) -> _InFlight:
-        """A request with an id of its own, to be sent; `done` is called once, after `send` has returned."""
-        self._last_id += 1
-        return _InFlight(self._last_id, op, member, ledger_id, first, last, done)
-
-    def send(self, request: _InFlight, message: Message, *, is_slow: bool) -> None:
-        """Send the message of a request."""
-        if not self._may_send(request.size):
-            self._loop.call_soon(request.unknown)
+    def send(self, request: Request, done: OnAnswer) -> None:
+        """Send a request; `done` is called once, after this method has returned."""
+        message = frames.encode_request(request)
+        is_slow = request.op not in _QUICK or request.fence or request.from_disk
+        limit_s = self._limits.slow_s if is_slow else self._limits.quick_s
+        size = max(message.size, _REQUEST_COST)
+        sent = _InFlight(*request[:6], done, size, self._time() + limit_s)
+        if not self._may_send(size):
+            self._loop.call_soon(sent.unknown)
             return
-        limits = self._limits
-        request.deadline = self._time() + (limits.slow_s if is_slow else limits.quick_s)
-        self._in_flight[is_slow][request.request_id] = request
-        self._in_flight_bytes += request.size
+        self._in_flight[is_slow][request.request_id] = sent
+        self._in_flight_bytes += size
         self._outbox.append(message)
         if self._framed is not None:
             self._framed.announce()
@@ -337,7 +329,9 @@ class BookieClient:
         self._limits = limits or ChannelLimits()
         self._channels: dict[tuple[str, bool], Channel] = {}
         """By the bookie's name, and whether it is for reads: adds must not wait behind their answers."""
-        self._copied: tuple[LedgerMetadata, bytes] | None = None
+        self._copied: tuple[LedgerMetadata, RowCopy] | None = None
+        self._ids = count(1)
+        """Of requests."""
 
     def channels(self) -> dict[str, bool]:
         """The bookies that were asked so far, and whether their connection stands."""
@@ -361,64 +355,59 @@ class BookieClient:
         row: LedgerMetadata | None = None,
     ) -> None:
         """Store a member's part of a run. `row` names the member, which keeps a copy (rule 18b)."""
-        channel = self._channel(member)
-        name, copy = None if row is None else name_of(row), b""
-        if row is not None and not channel.has_copy(run.ledger_id, name):
-            copy = self._copy_of(row)
+        channel, name = self._channel(member), None if row is None else name_of(row)
+        has_copy = row is None or channel.has_copy(run.ledger_id, name)
 
         def settle(answer: ChannelAnswer) -> None:
             if name is not None:
                 channel.note_copy(run.ledger_id, name, is_kept=answer.status is Status.OK)
             done(answer.status)
 
-        request = channel.request(Op.ADD, member, run.ledger_id, run.first, run.last, settle)
-        message = frames.add_request(
-            request.request_id, member, ledger_key, run, recovery=recovery, named_by=name, row=copy
+        request = Request(
+            Op.ADD,
+            next(self._ids),
+            run.ledger_id,
+            run.first,
+            run.last,
+            member,
+            ledger_key,
+            recovery=recovery,
+            run=run,
+            named_by=name,
+            row=None if row is None or has_copy else self._copy_of(row),
         )
-        request.size = message.size
-        channel.send(request, message, is_slow=True)
+        channel.send(request, settle)
 
     def fence(self, member: str, ledger_id: int, ledger_key: bytes, done: LacDone) -> None:
         """Fence a ledger durably and learn its LAC."""
-        channel = self._channel(member)
-        request = channel.request(Op.FENCE, member, ledger_id, NO_ENTRY, NO_ENTRY, _of_lac(done))
-        message = frames.fence_request(request.request_id, member, ledger_id, ledger_key)
-        channel.send(request, message, is_slow=True)
+        self._ask(Op.FENCE, member, ledger_id, NO_ENTRY, ledger_key, _of_lac(done))
 
     def read_lac(self, member: str, ledger_id: int, done: LacDone) -> None:
         """Learn the highest LAC that a member knows of, without fencing."""
-        channel = self._channel(member)
-        request = channel.request(Op.READ_LAC, member, ledger_id, NO_ENTRY, NO_ENTRY, _of_lac(done))
-        message = frames.read_lac_request(request.request_id, member, ledger_id)
-        channel.send(request, message, is_slow=False)
+        self._ask(Op.READ_LAC, member, ledger_id, NO_ENTRY, frames.NO_KEY, _of_lac(done))
 
     def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
-        """Send a member the writer's LAC (explicit LAC). Nobody waits for the answer: the next entry
-        carries the LAC too.
-        """
-        channel = self._channel(member)
-        request = channel.request(
-            Op.WRITE_LAC, member, ledger_id, NO_ENTRY, lac, lambda _answer: None
-        )
-        message = frames.write_lac_request(request.request_id, member, ledger_id, lac, ledger_key)
-        channel.send(request, message, is_slow=True)
+        """Send a member the writer's LAC (explicit LAC). No answer is needed: the next entry carries the LAC too."""
+        self._ask(Op.WRITE_LAC, member, ledger_id, lac, ledger_key, lambda _answer: None)
+
+    def _ask(
+        self, op: Op, member: str, ledger_id: int, last: int, ledger_key: bytes, done: OnAnswer
+    ) -> None:
+        request = Request(op, next(self._ids), ledger_id, NO_ENTRY, last, member, ledger_key)
+        self._channel(member).send(request, done)
 
     def keep_row(self, member: str, ledger_key: bytes, row: LedgerMetadata, done: AddDone) -> None:
         """Have a member keep a copy of a ledger's row (rule 18b)."""
-        channel, name = self._channel(member), name_of(row)
+        channel, copy = self._channel(member), self._copy_of(row)
 
         def settle(answer: ChannelAnswer) -> None:
             # No add follows the close.
             is_of_use = answer.status is Status.OK and row.state is State.OPEN
-            channel.note_copy(row.ledger_id, name, is_kept=is_of_use)
+            channel.note_copy(row.ledger_id, copy.name, is_kept=is_of_use)
             done(answer.status)
 
-        request = channel.request(Op.KEEP_ROW, member, row.ledger_id, NO_ENTRY, NO_ENTRY, settle)
-        message = frames.keep_row_request(
-            request.request_id, member, row.ledger_id, ledger_key, name, self._copy_of(row)
-        )
-        request.size = message.size
-        channel.send(request, message, is_slow=True)
+        head = (Op.KEEP_ROW, next(self._ids), row.ledger_id, NO_ENTRY, NO_ENTRY, member)
+        channel.send(Request(*head, ledger_key, named_by=copy.name, row=copy), settle)
 
     def read(
         self,
@@ -435,28 +424,25 @@ class BookieClient:
         """Read what a member holds of first..last. With `fence_key` the member fences first (X1); with
         `from_disk` it syncs first and reads its disk (rule 20a).
         """
-
-        def settle(answer: ChannelAnswer) -> None:
-            done(*_checked_read(answer, member))
-
-        channel = self._channel(member, is_for_reads=True)
-        request = channel.request(Op.READ, member, ledger_id, first, last, settle)
-        message = frames.read_request(
-            request.request_id,
-            member,
+        request = Request(
+            Op.READ,
+            next(self._ids),
             ledger_id,
             first,
             last,
+            member,
+            fence_key or frames.NO_KEY,
+            fence=fence_key is not None,
             bytes_max=bytes_max,
-            fence_key=fence_key,
             from_disk=from_disk,
         )
-        channel.send(request, message, is_slow=fence_key is not None or from_disk)
+        channel = self._channel(member, is_for_reads=True)
+        channel.send(request, lambda answer: done(*_checked_read(answer, member)))
 
-    def _copy_of(self, row: LedgerMetadata) -> bytes:
+    def _copy_of(self, row: LedgerMetadata) -> RowCopy:
         """The copy of a row; the members of a ledger get theirs one after another."""
         if self._copied is None or self._copied[0] is not row:
-            self._copied = row, row_copies.encode(row)
+            self._copied = row, RowCopy(name_of(row), row_copies.encode(row))
         return self._copied[1]
 
     def _channel(self, member: str, *, is_for_reads: bool = False) -> Channel:

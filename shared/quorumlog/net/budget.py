@@ -13,8 +13,7 @@ from typing import Final
 from quorumlog.errors import Overloaded
 
 PEER: Final = ContextVar("peer", default="")
-"""The peer whose request is in work. Tasks that the request starts inherit the peer, which is charged for
-their work too."""
+"""The peer whose request is in work; tasks that the request starts inherit it, and are charged to it."""
 
 _KEPT: Final = 8
 """One part in eight is reserved for peers below their share."""
@@ -55,9 +54,7 @@ class Budget:
         return self._of.get(peer, 0)
 
     def check(self, peer: str, count: int) -> None:
-        """Raise Overloaded if a peer can't take `count` more. While nothing is in use, a peer may take any
-        amount.
-        """
+        """Raise Overloaded if a peer can't take `count` more. A budget that is not in use takes any amount."""
         used = self.used + count
         if used <= self._free_for_all or not self.used:
             return

@@ -40,9 +40,7 @@ _REFUSED_S: Final = 1.0
 """How long a refused connection may take for its request, and to end (taste)."""
 _REFUSED_MAX: Final = 200
 _REFUSED_SHARE: Final = 8
-"""Refused connections that may take that time at once: 200, and an eighth of the limit; others are
-answered and closed immediately.
-"""
+"""Refused connections that may take that time at once: 200, and an eighth of the limit. Others are closed at once."""
 _REFUSALS_LOGGED_EVERY_S: Final = 60.0
 _CURRENT: Final[ContextVar["Connection | None"]] = ContextVar("connection", default=None)
 
@@ -245,8 +243,7 @@ class Connection(DirectConnection):
 
     def _take(self, data: bytes) -> None:
         if self.feed(data):
-            if self._head_timer is not None:
-                self._cancel_head_timer()
+            self._cancel_head_timer()
         elif self._head_timer is None and self.is_idle:
             # No request is being handled, and the bytes so far are no request: part of a head.
             limit_s = self._listener.limits.head_timeout_s

@@ -21,9 +21,7 @@ from quorumlog.protocol.ids import member_name
 from quorumlog.wire.bodies import BookieInfo, BookieList
 
 _BOOKIES_MAX: Final = 10_000
-"""More bookies than any cluster has; names come from metadata. Of more, those that failed first are
-counted from zero again.
-"""
+"""More bookies than any cluster has. Beyond it, the bookies that failed first are counted from zero again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +161,7 @@ class Directory:
         return told + (f", {suspected} suspected here (in quarantine)" if suspected else "")
 
     def _weighted_draw(self, weight: int) -> float:
-        """A random number; the bookie with the least one wins, with a chance in proportion to its weight
-        (Efraimidis and Spirakis).
-        """
+        """A random number whose least draw wins in proportion to the weight (Efraimidis and Spirakis)."""
         return -math.log(1.0 - self._chance.random()) / weight
 
     def zone_count(self, members: tuple[str, ...]) -> int:
@@ -223,9 +219,7 @@ class Directory:
 def _mixed(
     live: list[str], absent: list[str], size: int, write_quorum: int, ack_quorum: int
 ) -> tuple[tuple[str, ...], bool] | None:
-    """Live and absent members, the absent ones as far apart as possible; None where a write set (of
-    neighbours) has too few live members.
-    """
+    """Live members with absent ones far apart among them; None if a write set lacks too many live members."""
     lacking = size - len(live)
     gaps = {position * size // lacking for position in range(lacking)}
     members = tuple(absent.pop() if position in gaps else live.pop() for position in range(size))

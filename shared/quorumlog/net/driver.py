@@ -12,15 +12,13 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from quorumlog import errors
 from quorumlog.net.ports import Ports
 from quorumlog.net.spread import spread
 from quorumlog.protocol import messages
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.ranges import Ranges
-from quorumlog.protocol.record import Run
 from quorumlog.protocol.recovery import Recovery
 
 log = logging.getLogger(__name__)
@@ -43,7 +41,6 @@ class LedgerMachine(Protocol):
 
     def step(self, event: messages.Event) -> list[messages.Effect]:
         """Take an event and return the effects to perform."""
-        ...
 
 
 class Driver:
@@ -112,47 +109,38 @@ class Driver:
     def _perform(self, effect: messages.Effect) -> None:
         match effect:
             case messages.SendAdd():
+                run, answered = effect.run, messages.AddAnswered
+                head = (effect.position, effect.member, effect.generation, run.first, run.last)
+                done = partial(self._answered, answered, *head)
                 self._ports.bookies.add(
                     effect.member,
                     effect.ledger_key,
-                    effect.run,
-                    partial(self._add_done, effect),
+                    run,
+                    done,
                     recovery=effect.recovery,
                     row=effect.row,
                 )
             case messages.StartTimer(timer, tag):
                 delay_s = self._ports.times.of(timer)
                 self._ports.clock.after(delay_s, self.post, messages.TimerFired(timer, tag))
-            case (
-                messages.Confirmed()
-                | messages.Failed()
-                | messages.Closed()
-                | messages.Repaired()
-                | messages.RecoveryNeeded()
-                | messages.EntriesRead()
-            ):
-                if not self._stopped:
-                    self._tell(effect)
             case messages.SendRead():
+                entries = (effect.first, effect.last)
+                at = (effect.position, effect.member)
                 self._ports.bookies.read(
                     effect.member,
                     effect.ledger_id,
-                    effect.first,
-                    effect.last,
-                    partial(self._read_done, effect),
+                    *entries,
+                    partial(self._answered, messages.ReadAnswered, *at, *entries),
                     bytes_max=self._ports.read_bytes_max,
                     fence_key=effect.ledger_key if effect.fence else None,
                     from_disk=effect.from_disk,
                 )
             case messages.SendFence():
-                self._ports.bookies.fence(
-                    effect.member,
-                    effect.ledger_id,
-                    effect.ledger_key,
-                    partial(self._fence_done, effect),
-                )
+                at, key = (effect.position, effect.member), effect.ledger_key
+                done = partial(self._answered, messages.FenceAnswered, *at)
+                self._ports.bookies.fence(effect.member, effect.ledger_id, key, done)
             case messages.SendRow(member, row):
-                done = partial(self._row_done, effect)
+                done = partial(self._answered, messages.RowAnswered, member, row.version)
                 self._ports.bookies.keep_row(member, row.ledger_key, row, done)
             case messages.FindBookies(attempt, ensemble, exclude):
                 members = self._ports.placement.candidates(ensemble, exclude)
@@ -162,29 +150,13 @@ class Driver:
             case messages.ReadMetadata(attempt):
                 read = partial(self._ports.metadata.read, self._ledger_id)
                 self._ports.tasks.start(self._ask_metadata(attempt, read))
+            case _:
+                if not self._stopped:
+                    self._tell(effect)
 
-    def _add_done(self, effect: messages.SendAdd, status: messages.Status) -> None:
-        run = effect.run
-        self.post(
-            messages.AddAnswered(
-                effect.position, effect.member, effect.generation, run.first, run.last, status
-            )
-        )
-
-    def _fence_done(self, effect: messages.SendFence, status: messages.Status, lac: int) -> None:
-        self.post(messages.FenceAnswered(effect.position, effect.member, status, lac))
-
-    def _read_done(
-        self, effect: messages.SendRead, status: messages.Status, run: Run | None, absent: Ranges
-    ) -> None:
-        self.post(
-            messages.ReadAnswered(
-                effect.position, effect.member, effect.first, effect.last, status, run, absent
-            )
-        )
-
-    def _row_done(self, effect: messages.SendRow, status: messages.Status) -> None:
-        self.post(messages.RowAnswered(effect.member, effect.row.version, status))
+    def _answered(self, event: Callable[..., messages.Event], *parts: Any) -> None:
+        """Step the machine with a bookie's answer, of which the last parts are the answer's own."""
+        self.post(event(*parts))
 
     def _update(self, effect: messages.UpdateMetadata) -> None:
         # A machine that repeats an attempt number repeats the same change, so the token stays.

@@ -16,16 +16,8 @@ from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
-from quorumlog.wire import log_bodies
+from quorumlog.wire import log_bodies, token_bodies
 from quorumlog.wire.bodies import Body, RowDelete
-from quorumlog.wire.token_bodies import (
-    AuditList,
-    TokenCreate,
-    TokenFields,
-    TokenList,
-    TokenRevoke,
-    TokenRow,
-)
 
 
 class LogClient:
@@ -241,11 +233,11 @@ class AuditClient:
 
     async def page(
         self, *, after: int, since: datetime | None, target: str | None, limit: int
-    ) -> AuditList:
+    ) -> token_bodies.AuditList:
         """Rows with numbers above `after`, ascending."""
         when = None if since is None else since.isoformat()
         query = query_of(after=after, since=when, target=target, limit=limit)
-        return await self._client.ask("GET", "/v1/audit", gives=AuditList, query=query)
+        return await self._client.ask("GET", "/v1/audit", gives=token_bodies.AuditList, query=query)
 
 
 class TokenClient:
@@ -254,20 +246,26 @@ class TokenClient:
     def __init__(self, client: MetadataRequests) -> None:
         self._client = client
 
-    async def create(self, token: TokenFields, *, expires_in_s: int | None) -> TokenRow:
+    async def create(
+        self, token: token_bodies.TokenFields, *, expires_in_s: int | None
+    ) -> token_bodies.TokenRow:
         """Store a token. Raises: InvalidRequest."""
-        body = TokenCreate(token=token, expires_in_s=expires_in_s, attempt=new_attempt())
-        return await self._client.ask("POST", "/v1/tokens", body, gives=TokenRow, settles=True)
+        body = token_bodies.TokenCreate(
+            token=token, expires_in_s=expires_in_s, attempt=new_attempt()
+        )
+        return await self._client.ask(
+            "POST", "/v1/tokens", body, gives=token_bodies.TokenRow, settles=True
+        )
 
     async def revoke(self, token_id: str) -> None:
         """Delete a token. Raises: NoSuchToken."""
-        body = TokenRevoke(attempt=new_attempt())
+        body = token_bodies.TokenRevoke(attempt=new_attempt())
         path = f"/v1/tokens/{token_id}"
         await self._client.ask("DELETE", path, body, gives=Body, settles=True)
 
-    async def list(self, known: str | None = None) -> TokenList:
-        """All tokens, unless `known` is the list's version. Proven: a database that went back may have tokens
-        that were revoked since (rule 18a).
-        """
+    async def list(self, known: str | None = None) -> token_bodies.TokenList:
+        """All tokens, unless `known` is the list's version. Proven: an old database may show revoked ones (18a)."""
         query = query_of(known=known)
-        return await self._client.ask("GET", "/v1/tokens", gives=TokenList, query=query, proof=True)
+        return await self._client.ask(
+            "GET", "/v1/tokens", gives=token_bodies.TokenList, query=query, proof=True
+        )

@@ -98,9 +98,7 @@ async def ask_bookie(
     *,
     limit_s: float,
 ) -> T | None:
-    """The answer of the bookie `name` to a POST of `asked`, or else to a GET; None where it refuses, is silent, or
-    something else answers.
-    """
+    """The answer of the bookie `name` to a POST of `asked`, or else to a GET; None without an answer of its own."""
     ask = session.get if asked is None else partial(session.post, data=json_of(asked))
     limit, expected = aiohttp.ClientTimeout(total=limit_s), ExpectedServer(Role.BOOKIE, name)
     try:

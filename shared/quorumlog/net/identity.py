@@ -84,9 +84,7 @@ class PeerGuard(Protocol):
     """Judges the processes at the other ends of TLS connections."""
 
     def check_server(self, transport: asyncio.Transport, role: Role, name: str) -> None:
-        """Refuse a server to which a connection was made unless it has this role, and this name where one is given.
-        Raises: CertificateError.
-        """
+        """Refuse a server without this role, and this name where one is given. Raises: CertificateError."""
 
     def watch(self, holder: HoldsConnections) -> None:
         """Cut connections of a holder when their peers are refused from then on."""
@@ -164,32 +162,36 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 class Followed:
-    """Files that belong together."""
+    """What is read from files that belong together, and read again when they change."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         """The files as they are now count as known."""
         self._paths = tuple(paths)
-        self._seen = self._known = self._stamps()
+        self._seen = self._known = tuple(map(stamp_of, self._paths))
 
-    def have_changed(self) -> bool:
-        """Whether the files have changed, and not since the last look: by then all of them are written. Each change
-        is told once.
-        """
-        found = self._stamps()
+    async def follow(self) -> Never:
+        """Take new files, for ever. Files that can't be used change nothing."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Take the files if they have changed, and have not changed since the last look: by then all are written."""
+        found = tuple(map(stamp_of, self._paths))
         was_seen, self._seen = found == self._seen, found
-        if not was_seen or found == self._known:
-            return False
-        self._known = found
-        return True
+        if was_seen and found != self._known:
+            self._known = found
+            self.reload()
 
-    def _stamps(self) -> tuple[Stamp | None, ...]:
-        return tuple(map(stamp_of, self._paths))
+    def reload(self) -> None:
+        """Take the files as they are now, or log why not."""
+        raise NotImplementedError
 
 
 _OF_THE_CLUSTER: Final = Identity(None, "cluster")
 
 
-class ClusterSecret:
+class ClusterSecret(Followed):
     """A secret that all services of a cluster share, sent as `Authorization: Bearer`. Implements `Authenticator`.
 
     Two lines in its file are two secrets, for as long as one takes the other's place: the first is shown, both are
@@ -200,11 +202,10 @@ class ClusterSecret:
 
     def __init__(self, text: str, file: Path | None = None) -> None:
         """`file`: where the text was read. Raises: SecretUnusable."""
+        super().__init__(() if file is None else (file,))
         self._headers: dict[str, str] = {}
         self.credentials = Credentials(self._headers)
         self._take(checked_secrets(text))
-        self._file = file
-        self._followed = Followed(() if file is None else (file,))
 
     def _take(self, tokens: tuple[str, ...]) -> None:
         # In place: sessions have the credentials.
@@ -225,18 +226,10 @@ class ClusterSecret:
             raise Unauthenticated("this is not the cluster's secret")
         return _OF_THE_CLUSTER
 
-    async def follow(self) -> Never:
-        """Take a new file, for ever. One that can't be used changes nothing."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self.look()
-
-    def look(self) -> None:
-        """Take the file if it has changed, and has not changed since the last look."""
-        if self._file is None or not self._followed.have_changed():
-            return
+    def reload(self) -> None:
+        """Take the file as it is now, or log why not."""
         try:
-            self._take(read_secrets(self._file))
+            self._take(read_secrets(self._paths[0]))
         except SecretUnusable as error:
             log.error("secret-unusable", extra={"why": str(error)})  # noqa: TRY400  (the error says all)
         else:

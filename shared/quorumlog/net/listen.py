@@ -1,6 +1,4 @@
-"""Listen for connections, over TLS and behind trusted proxies too, and end them in order. Every service listens through this
-module.
-"""
+"""How every service listens for connections, over TLS and behind trusted proxies too, and ends them in order."""
 
 import asyncio
 import contextlib

@@ -74,9 +74,7 @@ class Heap:
         self._least_idle_bytes = self.idle_bytes()
 
     def idle_bytes(self) -> int:
-        """Resident memory that the library has given to nobody: free in its heap, or in Python's own,
-        which trimming does not change.
-        """
+        """Resident memory that nobody uses: free in the library's heap, or in Python's own, which is never trimmed."""
         _, resident, shared, *_ = map(int, _STATM.read_text().split())
         usage = self._usage()
         in_use = int(usage.uordblks + usage.hblkhd)
@@ -172,9 +170,7 @@ def raise_limit() -> int:
 
 
 def connections_within(descriptors: int, wanted: int) -> int:
-    """The connections that clients may have: `wanted`, or fewer where descriptors are scarce, but at least
-    half of the descriptors.
-    """
+    """The connections of clients: `wanted`, or fewer where descriptors are scarce, but half of these at least."""
     if descriptors == resource.RLIM_INFINITY:
         return wanted
     allowed = min(wanted, max(descriptors - OWN_MAX, descriptors // 2))

@@ -155,9 +155,7 @@ class MetadataClient(MetadataRequests):
         limit: int = 100,
         shown: Sequence[str] | None = None,
     ) -> tuple[list[LedgerMetadata], int | None]:
-        """One page in the order of ids, and the `after` of the next one (None at the end). `shown`: whose ledgers
-        (`wire/bodies.py`, SHOWN).
-        """
+        """One page by id, and the `after` of the next one (None at the end). `shown`: whose ledgers (bodies.SHOWN)."""
         query = query_of(limit=limit, after=after, state=state, bookie=bookie, log=log)
         query |= shown_in(shown)
         query |= {f"metadata[{key}]": value for key, value in (metadata or {}).items()}

@@ -212,35 +212,31 @@ class MetadataRequests:
             kept = (witness for witness in self.witnesses if witness not in presented)
             self.witnesses = tuple(kept)
             self._remember(witnesses)
+        found, problem = None, None
         if response.status < 400:
             found = _parsed(gives, response.status, answered)
             if found is None:
                 # Something between here and the service answered instead (rule 4).
                 raise _Unsettled(errors.UNKNOWN, f"{url}: not an answer of the service")
-            if proof and not is_proven:
+        else:
+            problem = from_answer(response.status, answered, response.headers)
+            if isinstance(problem, errors.DatabaseWentBack):
+                raise problem
+            if not _is_verdict(problem):
                 raise _Unsettled(
-                    errors.NOT_DONE, f"{url}: does not say that the database is the same"
+                    problem.outcome,
+                    f"{url}: {problem.code}: {problem.detail}",
+                    is_busy=isinstance(problem, errors.MetadataBusy),
                 )
+        if proof and not is_proven:
+            raise _Unsettled(errors.NOT_DONE, f"{url}: does not say that the database is the same")
+        if found is not None:
             return found
-        problem = from_answer(response.status, answered, response.headers)
-        if isinstance(problem, errors.DatabaseWentBack):
-            raise problem
-        if _is_verdict(problem):
-            if proof and not is_proven:
-                raise _Unsettled(
-                    errors.NOT_DONE, f"{url}: does not say that the database is the same"
-                )
-            raise problem
-        raise _Unsettled(
-            problem.outcome,
-            f"{url}: {problem.code}: {problem.detail}",
-            is_busy=isinstance(problem, errors.MetadataBusy),
-        )
+        assert problem is not None
+        raise problem
 
     async def confirm(self) -> None:
-        """Present the remembered witnesses, and remember those of the service. Raises:
-        DatabaseWentBack, MetadataUnavailable.
-        """
+        """Exchange remembered witnesses with the service. Raises: DatabaseWentBack, MetadataUnavailable."""
         await self.ask("POST", "/v1/witnesses", gives=bodies.WitnessState)
 
     async def confirm_copies(self, witnesses: Sequence[str], holder: str) -> None:
@@ -273,9 +269,7 @@ class MetadataRequests:
             await asyncio.sleep(_jitter.uniform(0.1, 1.0))
 
     async def own_services(self) -> Sequence[bodies.ServiceInfo]:
-        """The configured metadata services, each with its own health: `ready`, `not-ready`, or `lost`
-        where it does not answer.
-        """
+        """The configured metadata services with their health: `ready`, `not-ready`, or `lost` without an answer."""
 
         async def asked(url: str) -> bodies.ServiceInfo:
             state = "lost"

@@ -1,9 +1,7 @@
-"""The OpenAPI 3.1 document of a service, made of its operations, the pydantic models and the error
-tree.
-"""
+"""A service's OpenAPI 3.1 document, made of its operations, the pydantic models and the errors."""
 
 import html
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -179,7 +177,6 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
     return defs
 
 
-_METHODS: Final = ("get", "put", "post", "delete", "patch", "head", "options")
 _STYLE: Final = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     "code{background:#8882;padding:.1rem .3rem;border-radius:.2rem}"
@@ -191,46 +188,44 @@ _STYLE: Final = (
 
 def openapi_page(openapi: Mapping[str, Any]) -> str:
     """A description as one HTML page for people, which loads nothing from elsewhere."""
-    info = openapi.get("info", {})
-    title = html.escape(str(info.get("title", "API")))
+    info = openapi["info"]
+    title, description = html.escape(info["title"]), html.escape(info.get("description", ""))
+    sections = (
+        _section(method, path, operation)
+        for path, item in openapi["paths"].items()
+        for method, operation in item.items()
+    )
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style><h1>{title}</h1><p>{html.escape(str(info.get('description', '')))}"
+        f"<style>{_STYLE}</style><h1>{title}</h1><p>{description}"
         f'</p><p>As data: <a href="/openapi.json"><code>/openapi.json</code></a></p>'
-        + "".join(_operations(openapi))
+        + "".join(sections)
         + "</html>"
     )
 
 
-def _operations(openapi: Mapping[str, Any]) -> Iterator[str]:
-    for path, item in openapi.get("paths", {}).items():
-        for method in _METHODS:
-            if method in item:
-                shared = item.get("parameters", [])
-                yield _section(method, path, item[method], shared)
-
-
-def _section(
-    method: str, path: str, operation: Mapping[str, Any], shared: list[Mapping[str, Any]]
-) -> str:
-    rows = [
-        f"<tr><td><code>{html.escape(str(p.get('name', '')))}</code><td>{html.escape(str(p.get('in', '')))}"
-        f"<td>{html.escape(str(p.get('description', '')))}"
-        for p in (*shared, *operation.get("parameters", []))
-        if "$ref" not in p
+def _section(method: str, path: str, operation: Mapping[str, Any]) -> str:
+    parameters = [
+        (each["name"], each["in"], each["description"]) for each in operation.get("parameters", ())
     ]
+    answers = [(status, answer["description"]) for status, answer in operation["responses"].items()]
     bodies = ", ".join(operation.get("requestBody", {}).get("content", {}))
-    answers = [
-        f"<tr><td><code>{html.escape(str(status))}</code><td>{html.escape(str(answer.get('description', '')))}"
-        for status, answer in operation.get("responses", {}).items()
-    ]
-    parts = [f"<p>{html.escape(str(operation.get('description', '')))}</p>"]
-    if rows:
-        parts.append(f"<table>{''.join(rows)}</table>")
+    parts = [f"<p>{html.escape(operation.get('description', ''))}</p>"]
+    if parameters:
+        parts.append(_rows(parameters))
     if bodies:
         parts.append(f"<p>Body: <code>{html.escape(bodies)}</code></p>")
-    parts.append(f"<table>{''.join(answers)}</table>")
     return (
         f"<details><summary><b>{method.upper()}</b> <code>{html.escape(path)}</code> "
-        f"{html.escape(str(operation.get('summary', '')))}</summary>{''.join(parts)}</details>"
+        f"{html.escape(operation['summary'])}</summary>{''.join(parts)}{_rows(answers)}</details>"
     )
+
+
+def _rows(rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first column is code."""
+    cells = (
+        f"<tr><td><code>{html.escape(first)}</code>"
+        + "".join(f"<td>{html.escape(text)}" for text in others)
+        for first, *others in rows
+    )
+    return f"<table>{''.join(cells)}</table>"

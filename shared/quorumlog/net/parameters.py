@@ -39,9 +39,7 @@ PAIRS_MAX: Final = 8
 
 
 def invalid(pointer: str, detail: str) -> InvalidRequest:
-    """A 422 for one place in the request: a JSON pointer into the body, or /query/…, /header/…,
-    /path/….
-    """
+    """A 422 for one place: a JSON pointer into the body, or /query/…, /header/…, /path/…."""
     pointer, detail = pointer[:_POINTER_CHARS_MAX], detail[:_DETAIL_CHARS_MAX]
     where = pointer or "the body"
     return InvalidRequest(f"{where}: {detail}", errors=[{"pointer": pointer, "detail": detail}])
@@ -278,11 +276,9 @@ def query_pairs(name: str, description: str) -> Pairs:
     return Pairs(name, "query", lambda _text, _at: (), schema, description, (), style="deepObject")
 
 
-def header_integer(
-    name: str, description: str, *, low: int = 0, high: int = ID_MAX
-) -> Parameter[int | None]:
+def header_integer(name: str, description: str) -> Parameter[int | None]:
     """An integer in a header."""
-    return Parameter(name, "header", _between(low, high), int64(low, high), description, None)
+    return Parameter(name, "header", integer, int64(0), description, None)
 
 
 def header_text(name: str, description: str, *, chars_max: int) -> Parameter[str | None]:

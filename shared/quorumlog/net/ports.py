@@ -34,11 +34,9 @@ class BookiesPort(Protocol):
         row: LedgerMetadata | None = None,
     ) -> None:
         """Store a member's part of a run. `row` names the member, which keeps a copy (rule 18b)."""
-        ...
 
     def fence(self, member: str, ledger_id: int, ledger_key: bytes, done: LacDone) -> None:
         """Fence a ledger durably and learn its LAC."""
-        ...
 
     def read(
         self,
@@ -55,15 +53,12 @@ class BookiesPort(Protocol):
         """Read what a member holds of first..last. With `fence_key` the member fences first (X1); with
         `from_disk` it syncs first and reads its disk (rule 20a).
         """
-        ...
 
     def read_lac(self, member: str, ledger_id: int, done: LacDone) -> None:
         """Learn the highest LAC that a member knows of, without fencing."""
-        ...
 
     def keep_row(self, member: str, ledger_key: bytes, row: LedgerMetadata, done: AddDone) -> None:
         """Have a member keep a copy of a ledger's row (rule 18b)."""
-        ...
 
 
 class LacPort(Protocol):
@@ -71,7 +66,6 @@ class LacPort(Protocol):
 
     def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
         """Send a member the LAC; there is no answer."""
-        ...
 
 
 class MetadataPort(Protocol):
@@ -79,7 +73,6 @@ class MetadataPort(Protocol):
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
         """The row from the primary."""
-        ...
 
     async def cas(
         self, metadata: LedgerMetadata, missed: tuple[MissedRange, ...], *, attempt: str
@@ -87,7 +80,6 @@ class MetadataPort(Protocol):
         """Replace the row that has `metadata.version`. `attempt` names this change for ever: a repeat
         with the same attempt after `CasStatus.UNKNOWN` returns the change's outcome (rule 6).
         """
-        ...
 
 
 class PlacementPort(Protocol):
@@ -95,15 +87,12 @@ class PlacementPort(Protocol):
 
     def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
         """Live writable members that are not in `exclude`, best first."""
-        ...
 
     def is_down(self, member: str) -> bool:
         """Whether a member's bookie is known to be down. It may answer all the same (I31)."""
-        ...
 
     async def refresh(self) -> object:
         """Read the list of bookies now. Raises: MetadataUnavailable."""
-        ...
 
 
 class ClockPort(Protocol):
@@ -111,7 +100,6 @@ class ClockPort(Protocol):
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """Call `call(*args)` once, `delay_s` seconds from now or a little later."""
-        ...
 
 
 class TasksPort(Protocol):
@@ -119,7 +107,6 @@ class TasksPort(Protocol):
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` to its end; `work` handles its own errors."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

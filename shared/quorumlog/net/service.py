@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import orjson
 import uvloop
@@ -68,13 +68,11 @@ Ready = Callable[[], Awaitable[None]]
 """Returns when the service can do its work; else raises an Unavailable error that says why not."""
 
 
-class _Drain:
+class _Drain(NamedTuple):
     """How a service settles the work in flight, and what it waits for meanwhile, for people."""
 
-    def __init__(
-        self, settle: Callable[[], Awaitable[None]], waits_for: Callable[[], Sequence[str]]
-    ) -> None:
-        self.settle, self.waits_for = settle, waits_for
+    settle: Callable[[], Awaitable[None]]
+    waits_for: Callable[[], Sequence[str]]
 
 
 _DRAIN: Final = web.AppKey("drain", _Drain)
@@ -514,12 +512,12 @@ async def _drain(app: web.Application, deadline_s: float) -> None:
         app[DRAINING].set()
     if _DRAIN not in app:
         return
-    drain = app[_DRAIN]
+    settle, waits_for = app[_DRAIN]
     try:
-        async with telling(drain.waits_for), asyncio.timeout(deadline_s):
-            await drain.settle()
+        async with telling(waits_for), asyncio.timeout(deadline_s):
+            await settle()
     except TimeoutError:
-        why = in_words(drain.waits_for())
+        why = in_words(waits_for())
         log.warning("drain-cut-short", extra={"deadline_s": deadline_s, "why": why})
     except Exception:
         log.exception("drain-failed")

@@ -10,6 +10,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Literal, Self, get_args, get_origin
@@ -81,9 +82,7 @@ class Settings(BaseModel):
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self:
-        """The settings of an environment; an empty variable counts as absent, and a list is written
-        with commas. Raises: SettingsUnusable.
-        """
+        """The settings of an environment. An empty variable is absent; a list has commas. Raises: SettingsUnusable."""
         faults: list[str] = []
         values: dict[str, Any] = {}
         for name, field in cls.model_fields.items():
@@ -114,10 +113,7 @@ class Settings(BaseModel):
     def of_process(cls, program: str, environ: Mapping[str, str]) -> Self:
         """The settings of this process. With arguments it ends: `--help` prints the settings."""
         if len(sys.argv) > 1:
-            # Late: most processes print nothing, and the packages behind it take a tenth of a second.
-            from quorumlog.net.settings_page import app_of  # noqa: PLC0415
-
-            app_of(program, map(Described.row, describe(cls)))(prog_name=f"python -m {program}")
+            command_line(program, cls)(prog_name=f"python -m {program}")
         return cls.read(environ)
 
 
@@ -135,13 +131,6 @@ class Described:
     allowed: str
     """The values that the setting takes, as far as the model bounds them."""
     what: str
-
-    def row(self) -> tuple[str, str, str, str]:
-        """The name, type, default and meaning, as `--help` shows them."""
-        is_number = self.unit and self.default.replace(".", "").isdecimal()
-        default = f"{self.default} {self.unit}" if is_number else self.default
-        what = f"{self.what} ({self.allowed})" if self.allowed else self.what
-        return self.name, self.kind, default, what
 
 
 def describe(model: type[BaseModel]) -> Iterator[Described]:
@@ -168,6 +157,65 @@ def kind_of(field: FieldInfo) -> str:
 def unit_of(name: str) -> str:
     """The unit of a setting, or "" for a count, a name or a switch."""
     return next((unit for end, unit in _UNITS.items() if re.search(end, name)), "")
+
+
+def command_line(program: str, model: type[BaseModel], app: Any = None) -> Any:
+    """A service's command line (`typer.Typer`): `--help` with the settings, `--version`, and an `app`'s commands."""
+    # Late: most processes print nothing, and these packages take a tenth of a second.
+    import typer  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415
+    from typer.core import TyperGroup  # noqa: PLC0415
+
+    class Page(TyperGroup):
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            super().format_help(ctx, formatter)
+            Console(highlight=False).print(_page(model))
+
+    def show_version(asked: bool) -> None:
+        if asked:
+            typer.echo(f"quorumlog {_installed()}")
+            raise typer.Exit
+
+    has_commands = app is not None
+    commands: typer.Typer = app or typer.Typer(add_completion=False)
+
+    @commands.callback(
+        cls=Page,
+        invoke_without_command=True,
+        subcommand_metavar=None if has_commands else "",
+        help=f"Run {program} with the settings of the environment, which are below."
+        f" A secret may also stand in a file, which NAME_FILE names.\n\n{commands.info.help or ''}",
+    )
+    def main(
+        _version: bool = typer.Option(
+            False, "--version", is_eager=True, callback=show_version, help="Print the version."
+        ),
+    ) -> None:
+        pass
+
+    return commands
+
+
+def _installed() -> str:
+    try:
+        return version("quorumlog")
+    except PackageNotFoundError:
+        return "from a folder, not installed"
+
+
+def _page(model: type[BaseModel]) -> Any:
+    """The name, type, default and meaning of each setting, as a table of rich."""
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table("setting", "type", "default", "what", title="Settings", title_justify="left")
+    for one in describe(model):
+        is_number = one.unit and one.default.replace(".", "").isdecimal()
+        default = f"{one.default} {one.unit}" if is_number else one.default
+        what = f"{one.what} ({one.allowed})" if one.allowed else one.what
+        table.add_row(Text(one.name), one.kind, Text(default), Text(what.replace("`", "")))
+    table.columns[0].no_wrap = True
+    return table
 
 
 def checked_url(url: SecretStr, schemes: Sequence[str]) -> SecretStr:

@@ -129,9 +129,7 @@ class Tasks:
 
 
 async def restarted(work: Callable[[], Awaitable[None]]) -> None:
-    """Run background work that a process depends on: whenever the work ends, log its error and start it
-    again.
-    """
+    """Run background work that a process depends on; whenever it ends, log its error and start it again."""
     while True:
         try:
             await work()

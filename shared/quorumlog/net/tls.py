@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final, Never
+from typing import Final
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from pydantic import SecretStr
 
 from quorumlog.errors import Forbidden, Unauthenticated
-from quorumlog.net.identity import LOOK_S, Credentials, Followed, HoldsConnections, Identity, Role
+from quorumlog.net.identity import Credentials, Followed, HoldsConnections, Identity, Role
 from quorumlog.wire.secret import client_context, load_own
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class TlsFiles:
         yield from filter(None, (self.certificate, self.key, self.authority))
 
 
-class Tls:
+class Tls(Followed):
     """The contexts of one certificate.
 
     Invariant: both contexts, `cluster`, `ends` and what is revoked are of files that were read together and fit.
@@ -64,9 +64,9 @@ class Tls:
 
     def __init__(self, files: TlsFiles) -> None:
         """Raises: TlsUnusable."""
+        super().__init__(files)
         self._files = files
         self._holders: WeakSet[HoldsConnections] = WeakSet()
-        self._followed = Followed(files)
         self._own: tuple[str | None, datetime] | None = None
         """The URI and the end of the certificate in use; None before the first one."""
         self._load()
@@ -135,16 +135,8 @@ class Tls:
         """Cut connections of a holder, for as long as it lives, when their peers get revoked."""
         self._holders.add(holder)
 
-    async def follow(self) -> Never:
-        """Take new files, for ever. Files that can't be used change nothing."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self.look()
-
-    def look(self) -> None:
-        """Take the files if they have changed, and have not changed since the last look."""
-        if not self._followed.have_changed():
-            return
+    def reload(self) -> None:
+        """Take the files as they are now, or log why not."""
         try:
             self._load()
         except TlsUnusable as error:

@@ -12,18 +12,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from quorumlog.spark import writing
 from quorumlog.spark.options import WriteOptions
 from quorumlog.spark.rows import check_schema
-from quorumlog.spark.writing import (
-    Published,
-    Whose,
-    abort,
-    batch_of,
-    part_of,
-    publish,
-    receipt,
-    write_task,
-)
 
 
 def append_batches(
@@ -34,7 +25,7 @@ def append_batches(
     version: int | None = None,
     overwrite: bool = False,
     **options: object,
-) -> list[Published]:
+) -> list[writing.Published]:
     """Append the rows of a DataFrame to a log, all of them once, or none.
 
     `log`: the target; without it the column `topic` names each row's log, and each log gets its rows at
@@ -48,20 +39,20 @@ def append_batches(
     given |= {name: str(value) for name, value in named.items() if value is not None}
     parsed = WriteOptions.of(given, is_stream=False)
     check_schema(df.schema, has_log=log is not None)
-    whose = batch_of(parsed)
+    whose = writing.batch_of(parsed)
     try:
         rows = df.mapInArrow(partial(_post, parsed, whose), "receipt string").collect()
-        parts = [part_of(row.receipt) for row in rows]
-        return publish(parsed, whose, parts, overwrite=overwrite, even_if_empty=True)
+        parts = [writing.part_of(row.receipt) for row in rows]
+        return writing.publish(parsed, whose, parts, overwrite=overwrite, even_if_empty=True)
     except BaseException:
         if whose.transaction is not None:
             # The abort does nothing if the commit was done and only its answer was lost.
-            abort(parsed, [whose.transaction])
+            writing.abort(parsed, [whose.transaction])
         raise
 
 
-def _post(options: WriteOptions, whose: Whose, batches: Iterator[Any]) -> Iterator[Any]:
+def _post(options: WriteOptions, whose: writing.Whose, batches: Iterator[Any]) -> Iterator[Any]:
     """In a task: write the partition and return its receipts."""
-    written = write_task(options, whose, batches)
-    receipts = [receipt(part) for part in written.parts]
+    written = writing.write_task(options, whose, batches)
+    receipts = [writing.receipt(part) for part in written.parts]
     yield pa.RecordBatch.from_pydict({"receipt": pa.array(receipts, pa.string())})

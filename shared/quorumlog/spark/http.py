@@ -19,16 +19,8 @@ from email.message import Message
 from typing import Any, Final, Self
 from urllib.parse import urlencode, urlsplit
 
-from quorumlog import header
-from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    ConnectionLost,
-    Overloaded,
-    QuorumLogError,
-    UntrustedServer,
-)
-from quorumlog.wire.documents import from_status
+from quorumlog import errors, header
+from quorumlog.wire.problems import from_answer
 
 DEADLINE_S: Final = 120.0
 """For one request with its retries: longer than a takeover of a log on a slow machine."""
@@ -131,23 +123,23 @@ class Gateways:
             asked = self._at
             try:
                 return self._once(method, target, body, {**sent, **self._authorization()})
-            except QuorumLogError as error:
+            except errors.QuorumLogError as error:
                 # The outcome of a retry says nothing about the tries before it.
-                may_be_done = may_be_done or (error.outcome == UNKNOWN and method != "GET")
+                may_be_done = may_be_done or (error.outcome == errors.UNKNOWN and method != "GET")
                 rests_until[asked] = time.monotonic() + (error.retry_after_s or 0)
                 rest_s = max(
                     pause_s * random.uniform(0.5, 1),  # noqa: S311
                     rests_until.get(self._at, 0.0) - time.monotonic(),
                 )
-                if isinstance(error, Overloaded):
+                if isinstance(error, errors.Overloaded):
                     end += rest_s
                 elif (
                     not error.retryable
-                    or not (is_repeatable or error.outcome == NOT_DONE)
+                    or not (is_repeatable or error.outcome == errors.NOT_DONE)
                     or time.monotonic() + rest_s >= end
                 ):
-                    if may_be_done and error.outcome != UNKNOWN:
-                        raise error.with_outcome(UNKNOWN) from error
+                    if may_be_done and error.outcome != errors.UNKNOWN:
+                        raise error.with_outcome(errors.UNKNOWN) from error
                     raise
             time.sleep(rest_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
@@ -191,10 +183,10 @@ class Gateways:
         except OSError as error:
             self._turn()
             if isinstance(error, ssl.SSLError) and not isinstance(error, _CUT_OFF):
-                raise UntrustedServer(
+                raise errors.UntrustedServer(
                     f"{url}: {error}; see the options tls.ca and tls.certificate"
                 ) from error
-            raise ConnectionLost(f"{url}: {error}", outcome=NOT_DONE) from error
+            raise errors.ConnectionLost(f"{url}: {error}", outcome=errors.NOT_DONE) from error
         self._connection = connection
         try:
             connection.request(method, target, body, dict(headers))
@@ -205,20 +197,22 @@ class Gateways:
             if not is_kept:
                 self._turn()
             if isinstance(error, ssl.SSLError) and _REFUSED.search(str(error)):
-                raise UntrustedServer(f"{url}: {error}; see the option tls.certificate") from error
+                raise errors.UntrustedServer(
+                    f"{url}: {error}; see the option tls.certificate"
+                ) from error
             # The server may have closed an idle connection, or may have done the request: unknown.
-            raise ConnectionLost(f"{url}: {type(error).__name__} {error}") from error
+            raise errors.ConnectionLost(f"{url}: {type(error).__name__} {error}") from error
         self._answered_at = time.monotonic()
         if response.will_close:
             self.close()
         kind = response.headers.get("Content-Type", "")
         if response.status >= 300:
-            refused = _error_of(response, content, url)
+            refused = from_answer(response.status, content, response.headers, url)
         elif header.REQUEST_ID in response.headers or kind.startswith("application/json"):
             return HttpAnswer(response.status, response.headers, content)
         else:
             # Every answer of a gateway has a request id; a proxy's blank page is no answer.
-            refused = ConnectionLost(f"{url}: something else answers there")
+            refused = errors.ConnectionLost(f"{url}: something else answers there")
         if refused.retryable and len(self._urls) > 1:
             # The next gateway may be able to do now what this gateway can't.
             self.close()
@@ -237,12 +231,3 @@ class Gateways:
 
     def _turn(self) -> None:
         self._at = (self._at + 1) % len(self._urls)
-
-
-def _error_of(response: http.client.HTTPResponse, content: bytes, url: str) -> QuorumLogError:
-    """The error of an answer."""
-    try:
-        document = json.loads(content)
-    except ValueError:
-        document = None
-    return from_status(response.status, document, response.headers, url=url)

@@ -47,9 +47,7 @@ class DataLoss(RuntimeError):
 
 @dataclass(frozen=True)
 class TaskRange(InputPartition):
-    """One task's part: offsets in one ledger of a log, or entries of a plain ledger; `end` is
-    exclusive.
-    """
+    """A task's part: offsets in a ledger of a log, or entries of a plain ledger, without `end`."""
 
     log: str | None
     ledger_id: int
@@ -183,9 +181,7 @@ def start_of(
 def _position(
     options: ReadOptions, gateways: Gateways, found: LogExtent, start: ConsumerStart
 ) -> int:
-    """The first offset that a consumer has not processed. It may be below the log's beginning, or above its end as
-    `found` says it.
-    """
+    """The first offset that a consumer has not processed. It may be outside of the log's extent `found`."""
     try:
         shown = gateways.get(f"/v1/logs/{found.name}/consumers/{start.consumer}")
     except NoSuchConsumer:
@@ -207,9 +203,7 @@ def _position(
 
 
 def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | None:
-    """The first offset whose record is at least as late as a time, or None; times of records ascend
-    unless clients set them.
-    """
+    """The first offset whose record is as late as a time, or None. Times ascend unless clients set them."""
     low, high = found.first, found.end
     while low < high:
         middle = (low + high) // 2
@@ -306,9 +300,7 @@ def checked(whole: LogExtent, first: int, end: int, *, fails: bool) -> tuple[int
 def stream_plan(
     options: ReadOptions, gateways: Gateways, start: Offset, end: Offset
 ) -> list[TaskRange]:
-    """The ranges of one batch of a stream. The batch may be repeated, so nothing but the boundaries of
-    ledgers is read again. Raises: DataLoss.
-    """
+    """The ranges of one batch of a stream. A repeat reads only boundaries of ledgers again. Raises: DataLoss."""
     ranges: list[TaskRange] = []
     fails = options.fails_on_loss
     if fails and (gone := sorted(start.keys() - end.keys())):
@@ -334,9 +326,7 @@ def stream_plan(
 
 
 def is_other(whole: LogExtent, place: Mapping[str, Any]) -> bool:
-    """Whether an offset is one of another log than the one that has this name now. Offsets never decrease,
-    so it is also where the log ends below.
-    """
+    """Whether an offset is of another log than the one of this name now. It is if it lies beyond the end, too."""
     return bool(whole.created_at != place[CREATED] or whole.end < place["0"])
 
 

@@ -16,13 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from quorumlog.errors import (
-    UNKNOWN,
-    LogReplaced,
-    NoSuchConsumer,
-    QuorumLogError,
-    VersionConflict,
-)
+from quorumlog import errors
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import ClusterAccess
 
@@ -112,7 +106,7 @@ class ProgressPublisher:
     def _try(self, name: str, known: _LogProgress) -> None:
         try:
             self._move(name, known)
-        except QuorumLogError as error:
+        except errors.QuorumLogError as error:
             known.retry_at_s = time.monotonic() + _RETRY_S
             if error.retryable:  # the gateways, not this log: the others would wait as long
                 self._away_until_s = known.retry_at_s
@@ -127,11 +121,11 @@ class ProgressPublisher:
         if version is None:
             try:
                 shown = self._gateways.get(path)
-            except NoSuchConsumer:
+            except errors.NoSuchConsumer:
                 self._put(path, known, {"If-None-Match": "*"})
                 return
             if shown["state"] == "log-replaced":
-                raise LogReplaced("the position is one of a log that was deleted: reset it")
+                raise errors.LogReplaced("the position is one of a log that was deleted: reset it")
             if int(shown["offset"]) >= known.wanted:
                 known.done = int(shown["offset"])
                 return
@@ -146,7 +140,7 @@ class ProgressPublisher:
                 )
         try:
             self._put(path, known, {"If-Match": f'"{version}"'})
-        except VersionConflict as error:
+        except errors.VersionConflict as error:
             current = error.members.get("current") or {}
             at = current.get("offset")
             if at is not None and at == known.unsure:  # this run's own, whose answer was lost
@@ -169,8 +163,8 @@ class ProgressPublisher:
             answer = self._gateways.request(
                 "PUT", path, value={"offset": wanted}, headers=condition, is_repeatable=False
             )
-        except QuorumLogError as error:
-            if error.outcome == UNKNOWN:
+        except errors.QuorumLogError as error:
+            if error.outcome == errors.UNKNOWN:
                 known.unsure = wanted
             raise
         known.version, known.done, known.unsure = int(answer.json()["version"]), wanted, None

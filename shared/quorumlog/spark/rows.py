@@ -9,29 +9,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types
 
-from quorumlog import header
-from quorumlog.errors import (
-    EntryLost,
-    EntryUnavailable,
-    LogReplaced,
-    NoSuchLedger,
-    NoSuchLog,
-    NotAcceptable,
-    OffsetBeyondEnd,
-    OffsetTruncated,
-    QuorumLogError,
-)
+from quorumlog import errors, header
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import ReadOptions
 from quorumlog.spark.plan import DataLoss, TaskRange
@@ -41,7 +21,13 @@ _PAGE_ROWS: Final = 10_000
 _PAGE_BYTES: Final = 8 << 20
 """Limits of one request: the API's maximum, and a size that keeps an executor's memory small."""
 
-_LOST: Final = (OffsetTruncated, OffsetBeyondEnd, EntryLost, LogReplaced, NoSuchLog)
+_LOST: Final = (
+    errors.OffsetTruncated,
+    errors.OffsetBeyondEnd,
+    errors.EntryLost,
+    errors.LogReplaced,
+    errors.NoSuchLog,
+)
 """The records are gone: truncated, lost, or of a log that was deleted (and created again)."""
 
 _HEADER_LIST: Final = pa.list_(
@@ -59,11 +45,10 @@ TYPES: Final = {
     "ledger": pa.int64(),
     "entry": pa.int64(),
 }
-"""The Arrow types that Spark makes of the columns' types (`to_arrow_schema`); a batch must have exactly
-these."""
+"""The Arrow types that Spark makes of the columns' types (`to_arrow_schema`): batches must have them."""
 _NAMED: Final = 10
 """The most columns that an error lists."""
-_BYTES: Final = (StringType, BinaryType)
+_BYTES: Final = (types.StringType, types.BinaryType)
 _WANTED: Final = (
     "a row has value (string or binary), and maybe key, topic, headers (a map of strings, or "
     "array<struct<key,value>>), timestamp and partition; other columns go into the value: "
@@ -90,7 +75,7 @@ def rows(
     while at < part.end:
         try:
             page, following = ask.page(at, part.end)
-        except (*_LOST, NoSuchLedger) as error:
+        except (*_LOST, errors.NoSuchLedger) as error:
             if fails_on_loss:
                 what = part.log or f"ledger {part.ledger_id}"
                 raise DataLoss(
@@ -100,17 +85,17 @@ def rows(
             continue
         if page.num_rows == 0:
             # The whole range was confirmed when the plan was made.
-            raise EntryUnavailable(f"nothing was read at {at} of {path}", log=part.log)
+            raise errors.EntryUnavailable(f"nothing was read at {at} of {path}", log=part.log)
         yield _shown(page, part, columns)
         at = following
 
 
-def _following(error: QuorumLogError, part: TaskRange) -> int:
+def _following(error: errors.QuorumLogError, part: TaskRange) -> int:
     """Where a range continues after a loss; the range's end where the error does not say."""
     found = None
-    if isinstance(error, OffsetTruncated):
+    if isinstance(error, errors.OffsetTruncated):
         found = error.members.get("first_offset")
-    elif isinstance(error, EntryLost):
+    elif isinstance(error, errors.EntryLost):
         found = error.members.get("next_offset" if part.log else "next")
     return part.end if found is None else int(found)
 
@@ -157,7 +142,7 @@ class _Asker:
             try:
                 wanted: dict[str, Any] = {"params": params, "headers": {"Accept": MEDIA}}
                 answer = self._gateways.request("GET", self._path, is_repeatable=True, **wanted)
-            except NotAcceptable:
+            except errors.NotAcceptable:
                 self._speaks_arrow = False
             else:
                 name = header.NEXT_OFFSET if self._is_log else header.NEXT_ENTRY_ID
@@ -233,7 +218,7 @@ class BadRows(ValueError):
     """Rows that can't become records; the message says why."""
 
 
-def check_schema(schema: StructType, *, has_log: bool) -> None:
+def check_schema(schema: types.StructType, *, has_log: bool) -> None:
     """Raise BadRows unless the columns make records. `has_log`: the option `topic` names the log."""
     kinds = {field.name: field.dataType for field in schema.fields}
     wrong = [name for name, kind in kinds.items() if not _is_right(name, kind)]
@@ -246,31 +231,33 @@ def check_schema(schema: StructType, *, has_log: bool) -> None:
         raise BadRows("which log? set the option topic, or have a column topic")
 
 
-def _is_right(name: str, kind: DataType) -> bool:
+def _is_right(name: str, kind: types.DataType) -> bool:
     match name:
         case "value" | "key":
             return isinstance(kind, _BYTES)
         case "topic":
-            return isinstance(kind, StringType)
+            return isinstance(kind, types.StringType)
         case "timestamp":
-            return isinstance(kind, TimestampType)
+            return isinstance(kind, types.TimestampType)
         case "partition":
-            return isinstance(kind, IntegerType)
+            return isinstance(kind, types.IntegerType)
         case "headers":
             return _are_headers(kind)
         case _:
             return False
 
 
-def _are_headers(kind: DataType) -> bool:
-    if isinstance(kind, MapType):
-        return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
-    if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
+def _are_headers(kind: types.DataType) -> bool:
+    if isinstance(kind, types.MapType):
+        return isinstance(kind.keyType, types.StringType) and isinstance(
+            kind.valueType, types.StringType
+        )
+    if not isinstance(kind, types.ArrayType) or not isinstance(kind.elementType, types.StructType):
         return False
     fields = {field.name: field.dataType for field in kind.elementType.fields}
     return (
         set(fields) == {"key", "value"}
-        and isinstance(fields["key"], StringType)
+        and isinstance(fields["key"], types.StringType)
         and isinstance(fields["value"], _BYTES)
     )
 

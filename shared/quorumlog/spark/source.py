@@ -10,109 +10,91 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark import SparkFiles
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    InputPartition,
-    WriterCommitMessage,
-)
+from pyspark.sql import datasource
 from pyspark.sql.types import DataType, StructType
 
 from quorumlog.spark import options as opt
+from quorumlog.spark import writing
 from quorumlog.spark.options import ReadOptions, WriteOptions
 from quorumlog.spark.plan import EVERYTHING, Pruning, TaskRange, batch_plan
 from quorumlog.spark.rows import check_schema, read_range
 from quorumlog.spark.streaming import StreamReader
-from quorumlog.spark.writing import (
-    TaskMessage,
-    Whose,
-    WrittenPart,
-    abort,
-    batch_of,
-    publish,
-    query_of,
-    write_task,
-)
 
 
-class BatchWriter(DataSourceArrowWriter):
-    """One batch write: all of its rows are published to the log, or none.
+class _LogWriter:
+    """A write: each batch of rows is published to the log once and whole, or not at all."""
+
+    _is_stream: ClassVar[bool]
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        parsed = WriteOptions.of(options, is_stream=self._is_stream)
+        check_schema(schema, has_log=parsed.log is not None)
+        self._options, self._overwrite = parsed, overwrite
+        self._whose = writing.Whose() if self._is_stream else writing.batch_of(parsed)
+
+    def write(self, iterator: Iterator[Any]) -> datasource.WriterCommitMessage:
+        """In a task: its rows into ledgers of its own."""
+        whose = writing.query_of(self._options) if self._is_stream else self._whose
+        return writing.write_task(self._options, whose, iterator)
+
+    def commit(
+        self,
+        messages: Sequence[datasource.WriterCommitMessage | None],
+        batchId: int | None = None,  # noqa: ARG002, N803 - Spark's
+    ) -> None:
+        """At the driver: publish what the tasks have written, unless it is published already."""
+        writing.publish(
+            self._options,
+            self._whose,
+            _parts(messages),
+            overwrite=self._overwrite,
+            even_if_empty=not self._is_stream,
+        )
+
+    def abort(
+        self,
+        messages: Sequence[datasource.WriterCommitMessage | None],
+        batchId: int | None = None,  # noqa: ARG002, N803 - Spark's
+    ) -> None:
+        """At the driver: abort the transactions that are known here; others expire. Does nothing if the commit was
+        done and only its answer was lost.
+        """
+        known = {self._whose.transaction, *(part.transaction for part in _parts(messages))}
+        writing.abort(self._options, filter(None, known))
+
+
+class BatchWriter(_LogWriter, datasource.DataSourceArrowWriter):
+    """One batch write.
 
     Spark pickles this object once for all tasks, the commit and the abort, so all of them share the
     transaction that is chosen here.
     """
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        parsed = WriteOptions.of(options, is_stream=False)
-        check_schema(schema, has_log=parsed.log is not None)
-        self._options, self._overwrite = parsed, overwrite
-        self._whose = batch_of(parsed)
-
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """In a task: its rows into ledgers of its own."""
-        return write_task(self._options, self._whose, iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """At the driver: publish what the tasks have written."""
-        publish(
-            self._options,
-            self._whose,
-            _parts(messages),
-            overwrite=self._overwrite,
-            even_if_empty=True,
-        )
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """At the driver: abort. Does nothing if the commit was done and only its answer was lost."""
-        abort(self._options, _transactions(messages, self._whose))
+    _is_stream = False
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
-    """A streaming write: each batch is published once.
+class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
+    """A streaming write.
 
     A new object in a new process commits each batch; the messages hold everything that it needs.
     """
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        parsed = WriteOptions.of(options, is_stream=True)
-        check_schema(schema, has_log=parsed.log is not None)
-        self._options, self._overwrite = parsed, overwrite
-
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """In a task: its rows into ledgers of its own."""
-        return write_task(self._options, query_of(self._options), iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """At the driver: publish the batch, unless it is published already."""
-        del batchId
-        publish(self._options, Whose(), _parts(messages), overwrite=self._overwrite)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """At the driver: abort the batch's transactions that are known here; others expire."""
-        del batchId
-        abort(self._options, _transactions(messages, Whose()))
+    _is_stream = True
 
 
-def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPart]:
-    return [part for found in messages if isinstance(found, TaskMessage) for part in found.parts]
-
-
-def _transactions(messages: Sequence[WriterCommitMessage | None], whose: Whose) -> set[str]:
-    own = {whose.transaction} if whose.transaction is not None else set()
-    return own | {part.transaction for part in _parts(messages)}
+def _parts(messages: Sequence[datasource.WriterCommitMessage | None]) -> list[writing.WrittenPart]:
+    return [
+        part for found in messages if isinstance(found, writing.TaskMessage) for part in found.parts
+    ]
 
 
 log = logging.getLogger(__name__)
 
 
-class QuorumLogSource(DataSource):
+class QuorumLogSource(datasource.DataSource):
     """The data source. PySpark finds the module `pyspark_quorumlog`, which registers it, by name."""
 
     _load: str | None = None
@@ -129,7 +111,7 @@ class QuorumLogSource(DataSource):
         names = opt.columns_of(self.options)
         return ", ".join(f"{name} {opt.COLUMNS[name]}" for name in names)
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> datasource.DataSourceReader:
         """A batch read, planned at its first action; the plan stays for the DataFrame's life."""
         self._check_schema(schema)
         check(self.options)
@@ -140,7 +122,7 @@ class QuorumLogSource(DataSource):
             return PruningReader(options, self._load)
         return BatchReader(options)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+    def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:  # noqa: N802 - Spark's
         """A streaming read."""
         self._check_schema(schema)
         check(self.options)
@@ -155,13 +137,13 @@ class QuorumLogSource(DataSource):
                 "you need"
             )
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceWriter:
         """A batch write: append, or overwrite."""
         return BatchWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(  # noqa: N802 - Spark's
         self, schema: StructType, overwrite: bool
-    ) -> DataSourceStreamWriter:
+    ) -> datasource.DataSourceStreamWriter:
         """A streaming write; `complete` mode overwrites."""
         return StreamWriter(self.options, schema, overwrite=overwrite)
 
@@ -175,7 +157,7 @@ class OneFilter(RuntimeError):
     """A frame that was loaded with `pushFilters` is read with another filter than before."""
 
 
-class BatchReader(DataSourceReader):
+class BatchReader(datasource.DataSourceReader):
     """Reads the records that are confirmed when the read is planned."""
 
     def __init__(self, options: ReadOptions) -> None:
@@ -189,7 +171,7 @@ class BatchReader(DataSourceReader):
         with self._options.connection.connect() as gateways:
             return batch_plan(self._options, gateways, pruning)
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
+    def read(self, partition: datasource.InputPartition) -> Iterator[Any]:
         """One task's rows as Arrow batches."""
         return read_range(self._options, partition)
 

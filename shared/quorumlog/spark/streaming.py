@@ -13,21 +13,9 @@ from typing import Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from quorumlog.spark import plan
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import BadOption, ReadOptions
-from quorumlog.spark.plan import (
-    CREATED,
-    DataLoss,
-    LogExtent,
-    Offset,
-    TaskRange,
-    extent,
-    is_other,
-    next_offsets,
-    replaced,
-    start_of,
-    stream_plan,
-)
 from quorumlog.spark.publishing import PUBLISHED, ProgressPublisher
 from quorumlog.spark.rows import page_sizes, read_range
 from quorumlog.spark.versions import (
@@ -80,8 +68,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, int] | None = None
         self._triggered_at = float("-inf")
         self._end: dict[str, int] = {}
-        self._initial: Offset | None = None
-        self._latest: Offset | None = None
+        self._initial: plan.Offset | None = None
+        self._latest: plan.Offset | None = None
         name = parsed.published_as
         self._publisher = None if name is None else ProgressPublisher(parsed.connection, name)
 
@@ -89,16 +77,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _gateways(self) -> Gateways:
         return self._options.connection.connect()
 
-    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's
+    def initialOffset(self) -> plan.Offset:  # noqa: N802 - Spark's
         """Where a query without a checkpoint begins."""
         options, found, made = self._options, {}, {}
-        for name, whole in next_offsets(options, self._gateways, {}).items():
-            start = start_of(options, self._gateways, whole, "latest")
+        for name, whole in plan.next_offsets(options, self._gateways, {}).items():
+            start = plan.start_of(options, self._gateways, whole, "latest")
             # A consumer may have read on since this end was asked for.
-            known = whole if start <= whole.end else extent(self._gateways, name)
+            known = whole if start <= whole.end else plan.extent(self._gateways, name)
             if start > known.end:
                 if options.fails_on_loss:
-                    raise DataLoss(
+                    raise plan.DataLoss(
                         f"{name} ends at {known.end}, below {start}; failOnDataLoss=false begins at the end"
                     )
                 start = known.end
@@ -118,12 +106,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
         """Limit this run to the records that are confirmed now."""
-        found = next_offsets(self._options, self._gateways, {})
+        found = plan.next_offsets(self._options, self._gateways, {})
         self._target = {name: whole.end for name, whole in found.items()}
 
     def latestOffset(  # noqa: N802 - Spark's
-        self, start: Offset | None = None, limit: ReadLimit | None = None
-    ) -> Offset:
+        self, start: plan.Offset | None = None, limit: ReadLimit | None = None
+    ) -> plan.Offset:
         """Where the next batch ends. PySpark before 4.2 gives no arguments: the batch ends at the logs' ends."""
         if start is None:
             start = self._latest or self._initial or {}
@@ -131,19 +119,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._end = _plain(self._latest)
         return self._latest
 
-    def _next(self, start: Offset, limit: ReadLimit | None) -> Offset:
+    def _next(self, start: plan.Offset, limit: ReadLimit | None) -> plan.Offset:
         known = _plain(start)
-        found = next_offsets(self._options, self._gateways, known)
-        made = {name: place[CREATED] for name, place in start.items()}
+        found = plan.next_offsets(self._options, self._gateways, known)
+        made = {name: place[plan.CREATED] for name, place in start.items()}
         made |= {name: whole.created_at for name, whole in found.items()}
         others = {
             name: whole.first
             for name, whole in found.items()
-            if name in start and is_other(whole, start[name])
+            if name in start and plan.is_other(whole, start[name])
         }
         self._publish(start, others)
         for name in others if self._options.fails_on_loss else ():
-            raise DataLoss(replaced(found[name], start[name]))
+            raise plan.DataLoss(plan.replaced(found[name], start[name]))
         if others:
             # Nothing of any log in this batch; the next batch starts at the new logs' beginning.
             return _offset({**known, **others}, made)
@@ -162,7 +150,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         return _offset({**known, **moved}, made)
 
-    def _publish(self, start: Offset, others: Container[str]) -> None:
+    def _publish(self, start: plan.Offset, others: Container[str]) -> None:
         """Publish where the next batch begins: Spark has committed all before it, and asks for no batch earlier. Spark
         calls `commit` later, with the batch after the next one: a query that has caught up would never be told.
 
@@ -173,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             offsets = _plain(start).items()
             self._publisher.publish({name: at for name, at in offsets if name not in others})
 
-    def _end_of(self, whole: LogExtent) -> int:
+    def _end_of(self, whole: plan.LogExtent) -> int:
         """Where a log ends for this run."""
         target = whole.end if self._target is None else self._target.get(whole.name, 0)
         return min(whole.end, target)
@@ -210,7 +198,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, dict[str, Any]]:  # noqa: N802 - Spark's
         """The ends of the logs, and how far behind them this query is, for its progress."""
-        found = next_offsets(self._options, self._gateways, {})
+        found = plan.next_offsets(self._options, self._gateways, {})
         publisher = self._publisher
         return {
             name: {
@@ -221,9 +209,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for name, whole in sorted(found.items())
         }
 
-    def partitions(self, start: Offset, end: Offset) -> list[TaskRange]:
+    def partitions(self, start: plan.Offset, end: plan.Offset) -> list[plan.TaskRange]:
         """The ranges of one batch's tasks; a repeated batch gets the same."""
-        return stream_plan(self._options, self._gateways, start, end)
+        return plan.stream_plan(self._options, self._gateways, start, end)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """In a task: the range's rows as Arrow batches."""
@@ -241,13 +229,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {name: value for name, value in self.__dict__.items() if name != "_gateways"}
 
 
-def _plain(offset: Offset) -> dict[str, int]:
+def _plain(offset: plan.Offset) -> dict[str, int]:
     return {name: int(place["0"]) for name, place in offset.items()}
 
 
-def _offset(plain: Mapping[str, int], made: Mapping[str, str]) -> Offset:
+def _offset(plain: Mapping[str, int], made: Mapping[str, str]) -> plan.Offset:
     """An offset as sorted JSON, because Spark compares offsets as text. `made`: when the logs were created."""
-    return {name: {"0": at, CREATED: made[name]} for name, at in sorted(plain.items())}
+    return {name: {"0": at, plan.CREATED: made[name]} for name, at in sorted(plain.items())}
 
 
 def _share(left: Mapping[str, int], rows: int | None) -> dict[str, int]:

@@ -58,8 +58,7 @@ _SINCE: Final = {
     "maxTriggerDelay": (4, 2),
     "publishProgressAs": (4, 2),
 }
-"""The options that need a version after 4.0: Spark gave data sources no filters, and streams no limits and
-no start of a batch, before."""
+"""Options that need a later version than 4.0, which had no filters, no limits and no start of a batch."""
 
 
 def check(options: Iterable[str], version: str = pyspark.__version__) -> None:

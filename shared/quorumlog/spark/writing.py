@@ -15,7 +15,7 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,29 +23,26 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from quorumlog.errors import (
-    UNKNOWN,
-    LedgerClosed,
-    LedgerFenced,
-    NoSuchLedger,
-    NoSuchTransaction,
-    QuorumLogError,
-    QuorumTimeout,
-    TransactionAborted,
-    TransactionCommitted,
-    UnexpectedEntryId,
-    UnsupportedMediaType,
-    WriterLost,
-)
+from quorumlog import errors
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import WriteOptions
 from quorumlog.spark.rows import by_log, crc32, sizes
 from quorumlog.wire.columns import MEDIA, stream
 
-_WRITER_GONE: Final = (WriterLost, LedgerFenced, LedgerClosed, QuorumTimeout)
+_WRITER_GONE: Final = (
+    errors.WriterLost,
+    errors.LedgerFenced,
+    errors.LedgerClosed,
+    errors.QuorumTimeout,
+)
 """The ledger takes no more entries from this writer: the writer seals it and continues in another."""
 
-_OVER: Final = (TransactionAborted, TransactionCommitted, NoSuchTransaction, NoSuchLedger)
+_OVER: Final = (
+    errors.TransactionAborted,
+    errors.TransactionCommitted,
+    errors.NoSuchTransaction,
+    errors.NoSuchLedger,
+)
 """A task gets these errors after its transaction has ended without it; its ledgers are deleted then."""
 
 LEDGER_BYTES: Final = 64 << 20
@@ -232,7 +229,7 @@ class LogRowsWriter:
     def _is_committed(self) -> bool:
         try:
             found = self._gateways.get(f"/v1/transactions/{self._transaction}")
-        except NoSuchTransaction:
+        except errors.NoSuchTransaction:
             return False
         return bool(found["state"] == "COMMITTED")
 
@@ -250,7 +247,7 @@ class LogRowsWriter:
             ledger = self._ledger if self._ledger is not None else self._open()
             try:
                 self._post(ledger, table)
-            except UnexpectedEntryId as error:
+            except errors.UnexpectedEntryId as error:
                 # The entry was appended and its answer was lost: this is a repeat of it.
                 if error.members.get("next_entry_id") != self._next + 1:
                     raise
@@ -281,7 +278,7 @@ class LogRowsWriter:
                     # Repeatable: a second append would get another id than it expects.
                     is_repeatable=True,
                 )
-            except UnsupportedMediaType:
+            except errors.UnsupportedMediaType:
                 self._speaks_arrow = False
             else:
                 return
@@ -312,15 +309,13 @@ class LogRowsWriter:
         return ledger
 
     def _end_ledger(self, *, is_lost: bool, in_flight: Any = None) -> bool:
-        """Close the ledger, through its writer or, where the writer is lost, by recovery. Returns
-        whether the entry in flight was appended.
-        """
+        """Close the ledger, by recovery if its writer is lost. Returns whether the entry in flight was appended."""
         ledger = self._ledger
         assert ledger is not None
         path = f"/v1/ledgers/{ledger}"
         try:
             if is_lost:
-                raise WriterLost
+                raise errors.WriterLost
             found = self._gateways.post(f"{path}/close")
         except _WRITER_GONE:
             found = self._gateways.post(f"{path}/recover")
@@ -423,12 +418,14 @@ def _commit(
     path = f"/v1/transactions/{transaction}"
     try:
         found = gateways.post(f"{path}/commit", {"ledgers": ledgers, "overwrite": overwrite})
-    except QuorumLogError as error:
+    except errors.QuorumLogError as error:
         # An ended transaction is forgotten after days: then nobody knows what an earlier try did.
-        is_forgotten = isinstance(error, NoSuchTransaction) and error.outcome != UNKNOWN
-        if is_forgotten or isinstance(error, TransactionAborted):
+        is_forgotten = (
+            isinstance(error, errors.NoSuchTransaction) and error.outcome != errors.UNKNOWN
+        )
+        if is_forgotten or isinstance(error, errors.TransactionAborted):
             raise WriteOver(log) from error
-        if error.outcome == UNKNOWN:
+        if error.outcome == errors.UNKNOWN:
             error.add_note(f"Whether the rows are on {log} is unknown here: GET {path} tells.")
         raise
     is_duplicate = bool(found["duplicate"])
@@ -474,12 +471,10 @@ def _check_count(log: str, parts: Sequence[WrittenPart], most: int) -> None:
 
 
 def abort(options: WriteOptions, transactions: Iterable[str]) -> None:
-    """Abort transactions. A committed transaction stays committed: Spark also asks for an abort after a
-    commit whose answer was lost.
-    """
+    """Abort transactions; committed ones stay. Spark also aborts after a commit whose answer was lost."""
     with options.connection.connect() as gateways:
         for transaction in transactions:
-            with contextlib.suppress(TransactionCommitted, NoSuchTransaction):
+            with contextlib.suppress(errors.TransactionCommitted, errors.NoSuchTransaction):
                 gateways.post(f"/v1/transactions/{transaction}/abort")
 
 
@@ -515,15 +510,7 @@ def batch_of(options: WriteOptions) -> Whose:
 
 def receipt(part: WrittenPart) -> str:
     """A part as text, for a DataFrame of receipts."""
-    return json.dumps(
-        {
-            "log": part.log,
-            "transaction": part.transaction,
-            "partition": part.partition,
-            "ledgers": part.ledgers,
-            "is_duplicate": part.is_duplicate,
-        }
-    )
+    return json.dumps(asdict(part))
 
 
 def part_of(text: str) -> WrittenPart:

@@ -73,11 +73,17 @@ class Op(IntEnum):
     """The operations of a bookie."""
 
     ADD = 1
+    """Store the entries of a run. Recovery adds, which repair sends too, pass the fence (rule 2)."""
     READ = 2
+    """Return entries first..last."""
     FENCE = 3
+    """Fence the ledger durably, then answer with the LAC."""
     READ_LAC = 4
+    """Answer with the highest LAC that the bookie knows of, without fencing."""
     WRITE_LAC = 5
+    """Keep `last` as the LAC (explicit LAC; monotone at the bookie)."""
     KEEP_ROW = 6
+    """Keep a copy of the ledger's row durably (rule 18b)."""
 
 
 _OPS: Final = dict(enumerate(Op, start=1))
@@ -105,7 +111,7 @@ class Message(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One request as a bookie receives it. Fields that an op does not have keep their default."""
+    """One request. Fields that an op does not have keep their default."""
 
     op: Op
     request_id: int
@@ -116,11 +122,15 @@ class Request(NamedTuple):
     ledger_key: bytes = NO_KEY
     recovery: bool = False
     fence: bool = False
+    """Of a read: fence the ledger by `ledger_key` before the answer."""
     bytes_max: int = 0
     run: Run | None = None
     from_disk: bool = False
+    """Of a read: sync the entries first, and read them back from the disk."""
     named_by: RowName | None = None
+    """The row that names the member, of an add (rule 18b)."""
     row: RowCopy | None = None
+    """A copy of that row; None where the member acknowledged an add that brought it."""
 
 
 class ChannelAnswer(NamedTuple):
@@ -166,86 +176,25 @@ def parse_frame_head(head: bytes) -> tuple[int, int]:
     return fields, run
 
 
-def add_request(
-    request_id: int,
-    member: str,
-    ledger_key: bytes,
-    run: Run,
-    *,
-    recovery: bool = False,
-    named_by: RowName | None = None,
-    row: bytes = b"",
-) -> Message:
-    """ADD: store these entries. Recovery adds, which repair sends too, pass the fence (rule 2).
-
-    `named_by` is the row that names the member; `row` a copy of it, empty where the member acknowledged an add
-    that brought it (rule 18b).
-    """
-    flags = _RECOVERY if recovery else 0
-    tail = _checked_key(ledger_key)
-    if named_by is not None:
-        flags |= _NAMED
-        tail += _ROW.pack(*named_by, len(row)) + row
-    return _request(
-        Op.ADD,
-        flags,
-        request_id,
-        run.ledger_id,
-        run.first,
-        run.last,
-        member,
-        tail,
-        run.body,
-    )
-
-
-def read_request(
-    request_id: int,
-    member: str,
-    ledger_id: int,
-    first: int,
-    last: int,
-    *,
-    bytes_max: int,
-    fence_key: bytes | None = None,
-    from_disk: bool = False,
-) -> Message:
-    """READ: entries first..last. With `fence_key` the bookie fences the ledger before it answers; with
-    `from_disk` it syncs the entries first and reads them back from the disk.
-    """
-    fencing = fence_key is not None
-    tail = _checked_key(fence_key or b"") + _U32.pack(bytes_max)
-    flags = (_FENCING if fencing else 0) | (_FROM_DISK if from_disk else 0)
-    return _request(Op.READ, flags, request_id, ledger_id, first, last, member, tail)
-
-
-def fence_request(request_id: int, member: str, ledger_id: int, ledger_key: bytes) -> Message:
-    """FENCE: fence durably, then answer with the LAC."""
-    key = _checked_key(ledger_key)
-    return _request(Op.FENCE, 0, request_id, ledger_id, NO_ENTRY, NO_ENTRY, member, key)
-
-
-def read_lac_request(request_id: int, member: str, ledger_id: int) -> Message:
-    """READ_LAC: the highest LAC that the bookie knows of, without fencing."""
-    return _request(Op.READ_LAC, 0, request_id, ledger_id, NO_ENTRY, NO_ENTRY, member)
-
-
-def write_lac_request(
-    request_id: int, member: str, ledger_id: int, last_add_confirmed: int, ledger_key: bytes
-) -> Message:
-    """WRITE_LAC: keep this LAC (explicit LAC; monotone at the bookie)."""
-    key = _checked_key(ledger_key)
-    return _request(
-        Op.WRITE_LAC, 0, request_id, ledger_id, NO_ENTRY, last_add_confirmed, member, key
-    )
-
-
-def keep_row_request(
-    request_id: int, member: str, ledger_id: int, ledger_key: bytes, name: RowName, row: bytes
-) -> Message:
-    """KEEP_ROW: keep this copy of the ledger's row durably (rule 18b)."""
-    tail = _checked_key(ledger_key) + _ROW.pack(*name, len(row)) + row
-    return _request(Op.KEEP_ROW, 0, request_id, ledger_id, NO_ENTRY, NO_ENTRY, member, tail)
+def encode_request(request: Request) -> Message:
+    """The message of a request."""
+    op, request_id, ledger_id, first, last, member = request[:6]
+    key = request.ledger_key or NO_KEY
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"a ledger key has {KEY_BYTES} bytes, not {len(key)}")
+    flags = request.recovery * _RECOVERY | request.fence * _FENCING | request.from_disk * _FROM_DISK
+    tail = b"" if op is Op.READ_LAC else key
+    if op is Op.READ:
+        tail += _U32.pack(request.bytes_max)
+    if request.named_by is not None:
+        flags |= _NAMED if op is Op.ADD else 0
+        row = b"" if request.row is None else request.row.body
+        tail += _ROW.pack(*request.named_by, len(row)) + row
+    name, run = member.encode(), b"" if request.run is None else request.run.body
+    start = bytes((op, flags, 0, 0))
+    rest = _REST.pack(request_id, ledger_id, first, last, len(name)) + name + tail
+    crc = google_crc32c.extend(google_crc32c.value(start + rest), run)
+    return Message(b"".join((start, _U32.pack(crc), rest)), run)
 
 
 def parse_request(fields: bytes, run: bytes = b"") -> Request:
@@ -388,38 +337,12 @@ def parse_read_body(body: bytes | memoryview, run: bytes = b"") -> ReadBody:
     return ReadBody(_run(run) if run else None, absent)
 
 
-def _request(
-    op: Op,
-    flags: int,
-    request_id: int,
-    ledger_id: int,
-    first: int,
-    last: int,
-    member: str,
-    tail: bytes = b"",
-    run: bytes = b"",
-) -> Message:
-    name = member.encode()
-    start = bytes((op, flags, 0, 0))
-    rest = _REST.pack(request_id, ledger_id, first, last, len(name)) + name + tail
-    crc = google_crc32c.extend(google_crc32c.value(start + rest), run)
-    return Message(b"".join((start, _U32.pack(crc), rest)), run)
-
-
 def _crc_behind(message: bytes, at: int) -> int:
     """The CRC of all bytes after the first `at`."""
     crc = 0
     for start in range(at, len(message), _CRC_STEP_BYTES):
         crc = google_crc32c.extend(crc, message[start : start + _CRC_STEP_BYTES])
     return crc
-
-
-def _checked_key(key: bytes) -> bytes:
-    if not key:
-        return NO_KEY
-    if len(key) != KEY_BYTES:
-        raise ValueError(f"a ledger key has {KEY_BYTES} bytes, not {len(key)}")
-    return key
 
 
 def _member(name: bytes) -> str:

@@ -6,12 +6,11 @@ of a row in `rows`, a whole row where `rows` lacks it, or the code of a refusal.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import orjson
 
 from quorumlog.errors import QuorumLogError
-from quorumlog.protocol import positions
 from quorumlog.protocol.positions import Answer, Batch, Decided, Position, Request, Stamp
 from quorumlog.wire.problems import from_document, to_document
 
@@ -19,21 +18,7 @@ POSITIONS_LOG: Final = "quorumlog.positions"
 """A name of the cluster's own: no request of a client reaches it by name."""
 
 _VERSION: Final = 1
-_REQUESTS: Final[dict[str, type[Request]]] = {
-    kind.__name__: kind
-    for kind in (
-        positions.Look,
-        positions.List,
-        positions.Commit,
-        positions.Acquire,
-        positions.Renew,
-        positions.Release,
-        positions.Reset,
-        positions.Delete,
-        positions.FreeLog,
-        positions.Expire,
-    )
-}
+_REQUESTS: Final[dict[str, type[Request]]] = {kind.__name__: kind for kind in get_args(Request)}
 
 
 class BadPositions(ValueError):

@@ -1,26 +1,41 @@
 """Errors as `application/problem+json` (RFC 9457), both ways.
 
-A server makes the document from the error, and a client makes an error of the same class from the
-document.
+A server makes the document from the error, and a client makes an error of the same class from the document. To read
+documents the standard library is enough: Spark's executors get this package as a zip, without the packages that it
+requires elsewhere.
 """
 
+import json
 from collections.abc import Mapping
-from typing import Any, Final
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from math import ceil
+from typing import Any, Final, Protocol
 
-import orjson
-
-from quorumlog.errors import QuorumLogError
-from quorumlog.wire.documents import KNOWN, STANDARD, from_document, from_status
-
-__all__ = ["CONTENT_TYPE", "from_answer", "from_document", "to_bytes", "to_document"]
+from quorumlog import errors, header
 
 CONTENT_TYPE: Final = "application/problem+json"
-
+KNOWN: Final = ("ledger_id", "entry_id", "bookie", "log")
+STANDARD: Final = frozenset(
+    ("type", "title", "status", "detail", "instance", "code", "retryable", "outcome", *KNOWN)
+)
+"""Members of a document that are fields of an error; all others are the error's `members`."""
+_NOT_PASSED_ON: Final = (429, 502, 503, 504)
+"""Statuses by which a load balancer says that it reaches no gateway now, or not in time."""
+_RETRY_AFTER_S_MAX: Final = 86_400
+"""No deadline of a client is as long; chosen by judgement."""
 _DETAIL_CHARS_MAX: Final = 2000
 """Longer details are cut: an error never repeats a client's megabytes (taste)."""
 
 
-def to_document(error: QuorumLogError, instance: str | None = None) -> dict[str, Any]:
+class Headers(Protocol):
+    """The headers of an answer; names in any case."""
+
+    def get(self, name: str, default: str, /) -> Any:
+        """The value of a header."""
+
+
+def to_document(error: errors.QuorumLogError, instance: str | None = None) -> dict[str, Any]:
     """The document of an error; `instance` is the request's id."""
     document: dict[str, Any] = {
         "type": f"/problems/{error.code}",
@@ -45,17 +60,94 @@ def to_document(error: QuorumLogError, instance: str | None = None) -> dict[str,
     }
 
 
-def to_bytes(error: QuorumLogError, instance: str | None = None) -> bytes:
+def to_bytes(error: errors.QuorumLogError, instance: str | None = None) -> bytes:
     """The document as bytes. Members that have no JSON form are written as text."""
+    import orjson  # noqa: PLC0415  (executors lack it)
+
     return orjson.dumps(to_document(error, instance), default=str)
 
 
+def from_document(document: Mapping[str, Any]) -> errors.QuorumLogError:
+    """The error of a document.
+
+    An unknown code (of a newer server) gives the base class, with the document's code.
+    """
+    code = str(document.get("code", errors.QuorumLogError.code))
+    cls = errors.by_code(code)
+    unknown: dict[str, Any] = {}
+    if cls is errors.QuorumLogError:
+        unknown = {
+            "code": code,
+            "title": str(document.get("title") or cls.title),
+            "status": _integer(document.get("status")) or cls.status,
+        }
+    outcome = document.get("outcome", cls.outcome)
+    return cls(str(document.get("detail") or document.get("title") or code)).replace(
+        **unknown,
+        retryable=document.get("retryable", cls.retryable) is True,
+        outcome=errors.NOT_DONE if outcome == errors.NOT_DONE else errors.UNKNOWN,
+        instance=_text(document.get("instance")),
+        ledger_id=_integer(document.get("ledger_id")),
+        entry_id=_integer(document.get("entry_id")),
+        bookie=_text(document.get("bookie")),
+        log=_text(document.get("log")),
+        members={name: document[name] for name in document.keys() - STANDARD},
+    )
+
+
 def from_answer(
-    status: int, body: bytes, headers: Mapping[str, str] | None = None, url: str = ""
-) -> QuorumLogError:
-    """The error of an answer of status 300 or higher, of the server at `url`. Never raises."""
+    status: int, body: bytes, headers: Headers | None = None, url: str = ""
+) -> errors.QuorumLogError:
+    """The error of an answer of status 300 or higher, of the server at `url`. Never raises.
+
+    A redirect, or a body that is no problem document (a proxy's, say) has the outcome unknown: a bare status
+    from anything between client and server proves nothing (rule 4). Where the URL is given, as clients do, it is
+    ConnectionLost if a load balancer reaches no gateway, else NotAGateway; without the URL it is the base class.
+    """
     try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
         document = None
-    return from_status(status, document, headers, url=url)
+    found = headers or {}
+    retry_after_s = _seconds(found.get(header.RETRY_AFTER, ""), found.get("Date", ""))
+    if status >= 400 and isinstance(document, dict) and isinstance(document.get("code"), str):
+        error = from_document(document)
+    else:
+        error = _undocumented(status, url, found.get("Location", "")).replace(status=status)
+    return error if retry_after_s is None else error.replace(retry_after_s=retry_after_s)
+
+
+def _undocumented(status: int, url: str, location: str) -> errors.QuorumLogError:
+    """The error of a redirect, or of an answer without a problem document."""
+    detail = f"status {status} without a problem document"
+    if status < 400:
+        detail = f"status {status} redirects to {location!r}, and clients follow no redirect"
+    if not url:
+        return errors.QuorumLogError(detail)
+    if status in _NOT_PASSED_ON:
+        return errors.ConnectionLost(f"{url}: {detail}: a load balancer answers, and no gateway")
+    return errors.NotAGateway(
+        f"{url}: {detail}. Is this the URL of a gateway, as http://host:port?"
+    )
+
+
+def _seconds(retry_after: str, date: str) -> int | None:
+    """Seconds of a `Retry-After`, which is a number or a date (RFC 9110, 10.2.3); None: neither. `date`: when the server
+    answered, by its own clock.
+    """
+    try:
+        if retry_after.isascii() and retry_after.isdecimal():
+            return min(int(retry_after), _RETRY_AFTER_S_MAX)
+        until = parsedate_to_datetime(retry_after)
+        answered = parsedate_to_datetime(date) if date else datetime.now(UTC)
+        return min(max(0, ceil((until - answered).total_seconds())), _RETRY_AFTER_S_MAX)
+    except (TypeError, ValueError):
+        return None
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -19,10 +19,10 @@ import orjson
 
 from quorumlog import __version__
 from quorumlog.protocol.messages import Status
-from quorumlog.protocol.row_copy import RowName
+from quorumlog.protocol.row_copy import RowCopy, RowName
 from quorumlog.wire import frames
 from quorumlog.wire.bodies import codec, document_of
-from quorumlog.wire.frames import ChannelAnswer, Op
+from quorumlog.wire.frames import ChannelAnswer, Op, Request
 from services.bookie.cookie import LocalCookie, write_cookie
 from services.bookie.log import Kind
 from services.bookie.store import Store
@@ -129,21 +129,22 @@ def bodies() -> dict[str, list[Any]]:
 
 def requests() -> dict[str, str]:
     """A message of each kind on the channel, as hexadecimal digits."""
-    name, row = RowName(3, bytes(16)), b"row"
+    name = RowName(3, bytes(16))
+    row = RowCopy(name, b"row")
     run = run_of(7, range(3))
     made = {
-        "add": frames.add_request(1, ME, KEY, run),
-        "recovery add": frames.add_request(2, ME, KEY, run, recovery=True),
-        "add with a row": frames.add_request(3, ME, KEY, run, named_by=name, row=row),
-        "read": frames.read_request(4, ME, 7, 0, 9, bytes_max=1000),
-        "fencing read": frames.read_request(5, ME, 7, 0, 9, bytes_max=1000, fence_key=KEY),
-        "read from disk": frames.read_request(6, ME, 7, 0, 9, bytes_max=1000, from_disk=True),
-        "fence": frames.fence_request(7, ME, 7, KEY),
-        "read lac": frames.read_lac_request(8, ME, 7),
-        "write lac": frames.write_lac_request(9, ME, 7, 5, KEY),
-        "keep row": frames.keep_row_request(10, ME, 7, KEY, name, row),
+        "add": Request(Op.ADD, 1, 7, 0, 2, ME, KEY, run=run),
+        "recovery add": Request(Op.ADD, 2, 7, 0, 2, ME, KEY, run=run, recovery=True),
+        "add with a row": Request(Op.ADD, 3, 7, 0, 2, ME, KEY, run=run, named_by=name, row=row),
+        "read": Request(Op.READ, 4, 7, 0, 9, ME, bytes_max=1000),
+        "fencing read": Request(Op.READ, 5, 7, 0, 9, ME, KEY, bytes_max=1000, fence=True),
+        "read from disk": Request(Op.READ, 6, 7, 0, 9, ME, bytes_max=1000, from_disk=True),
+        "fence": Request(Op.FENCE, 7, 7, -1, -1, ME, KEY),
+        "read lac": Request(Op.READ_LAC, 8, 7, -1, -1, ME),
+        "write lac": Request(Op.WRITE_LAC, 9, 7, -1, 5, ME, KEY),
+        "keep row": Request(Op.KEEP_ROW, 10, 7, -1, -1, ME, KEY, named_by=name, row=row),
     }
-    return {name: b"".join(message).hex() for name, message in made.items()}
+    return {name: b"".join(frames.encode_request(made[name])).hex() for name in made}
 
 
 def answers() -> dict[str, str]:

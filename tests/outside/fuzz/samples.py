@@ -76,6 +76,9 @@ def _many(producer: batch.ProducerSeq | None = None) -> bytes:
     return batch.encode([batch.Record(b'{"order":%d}' % n, b"key") for n in range(60)], producer)
 
 
+_ADD: Final = (frames.Op.ADD, 1, 9, 4, 8, "b1@1", _KEY)
+_READ: Final = (frames.Op.READ, 2, 9, 3, 5, "b1@1")
+
 SAMPLES: Final[Mapping[str, tuple[bytes, ...]]] = {
     "runs": (*tuple(_run(kind).body for kind in DigestKind), _run(DigestKind.NONE, (1, 2)).body),
     "record_batches": (
@@ -93,15 +96,15 @@ SAMPLES: Final[Mapping[str, tuple[bytes, ...]]] = {
         for sample in (b"\0" + zstd.compress(each) * 2, b"\1" + zlib.compress(each, wbits=31) * 2)
     ),
     "requests": tuple(
-        b"".join(message)
-        for message in (
-            frames.add_request(1, "b1@1", _KEY, _run(DigestKind.CRC32C), recovery=True),
-            frames.read_request(2, "b1@1", 9, 3, 5, bytes_max=100),
-            frames.read_request(2, "b1@1", 9, 3, 5, bytes_max=100, from_disk=True),
-            frames.read_request(2, "b1@1", 9, 3, 5, bytes_max=100, fence_key=_KEY),
-            frames.fence_request(3, "b1@2", 9, _KEY),
-            frames.read_lac_request(4, "b2@1", 9),
-            frames.write_lac_request(5, "b2@1", 9, 7, _KEY),
+        b"".join(frames.encode_request(request))
+        for request in (
+            frames.Request(*_ADD, recovery=True, run=_run(DigestKind.CRC32C)),
+            frames.Request(*_READ, bytes_max=100),
+            frames.Request(*_READ, bytes_max=100, from_disk=True),
+            frames.Request(*_READ, _KEY, bytes_max=100, fence=True),
+            frames.Request(frames.Op.FENCE, 3, 9, -1, -1, "b1@2", _KEY),
+            frames.Request(frames.Op.READ_LAC, 4, 9, -1, -1, "b2@1"),
+            frames.Request(frames.Op.WRITE_LAC, 5, 9, -1, 7, "b2@1", _KEY),
         )
     ),
     "answers": (

@@ -121,7 +121,7 @@ def requests(data: bytes) -> None:
             request = frames.parse_request(message)
         except frames.BadFrame:
             continue
-        assert b"".join(_written(request)) == message
+        assert b"".join(frames.encode_request(request)) == message
 
 
 def answers(data: bytes) -> None:
@@ -278,59 +278,6 @@ def signed_batches(data: bytes) -> bytes:
             break
         at += size
     return bytes(content)
-
-
-def _written(request: frames.Request) -> frames.Message:
-    number, member, ledger_id = request.request_id, request.member, request.ledger_id
-    key = request.ledger_key
-    match request.op:
-        case frames.Op.ADD:
-            assert request.run is not None
-            return frames.add_request(
-                number,
-                member,
-                key,
-                request.run,
-                recovery=request.recovery,
-                named_by=request.named_by,
-                row=b"" if request.row is None else request.row.body,
-            )
-        case frames.Op.KEEP_ROW:
-            assert request.row is not None
-            name, body = request.row
-            return frames.keep_row_request(number, member, ledger_id, key, name, body)
-        case frames.Op.READ:
-            message = frames.read_request(
-                number,
-                member,
-                ledger_id,
-                request.first,
-                request.last,
-                bytes_max=request.bytes_max,
-                fence_key=key if request.fence else None,
-                from_disk=request.from_disk,
-            )
-            # A key that nobody looks at is not written again.
-            return message if request.fence else _like(message, key)
-        case frames.Op.FENCE:
-            return _ranged(frames.fence_request(number, member, ledger_id, key), request)
-        case frames.Op.READ_LAC:
-            return _ranged(frames.read_lac_request(number, member, ledger_id), request)
-        case frames.Op.WRITE_LAC:
-            message = frames.write_lac_request(number, member, ledger_id, request.last, key)
-            return _ranged(message, request)
-
-
-def _like(message: frames.Message, key: bytes) -> frames.Message:
-    fields = message.fields
-    return frames.Message(_with_crc(fields[:-36] + key + fields[-4:], 4))
-
-
-def _ranged(message: frames.Message, request: frames.Request) -> frames.Message:
-    """With the range that came, which these requests do not use."""
-    fields = message.fields
-    ranged = fields[:24] + struct.pack(">qq", request.first, request.last) + fields[40:]
-    return frames.Message(_with_crc(ranged, 4))
 
 
 def _only_problems(work: Callable[[], object]) -> None:

@@ -27,7 +27,7 @@ from quorumlog.net.service import HOSTS, answers_problems
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.record import Run
 from quorumlog.wire import frames
-from quorumlog.wire.frames import Message
+from quorumlog.wire.frames import Message, Op, Request
 from services.bookie.channel import Peer
 from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE, ROUTES
@@ -153,7 +153,7 @@ async def test_a_request_to_an_older_incarnation_is_answered_in_its_name(served:
 
 
 async def test_a_malformed_frame_ends_the_channel(served: Served) -> None:
-    message = bytearray(frames.fence_request(1, ME, 7, KEY).fields)
+    message = bytearray(frames.encode_request(Request(Op.FENCE, 1, 7, -1, -1, ME, KEY)).fields)
     message[-1] ^= 1
     async with channel(served.session, served.url) as line, within("the channel ends"):
         line.send(Message(bytes(message)))
@@ -174,7 +174,9 @@ async def test_a_peer_that_does_not_read_is_not_read_from(
     async with channel(served.session, served.url) as line:
         line.framed.pause()
         for request in range(asked):
-            line.send(frames.read_request(request, ME, 7, 0, 99, bytes_max=1 << 20))
+            line.send(
+                frames.encode_request(Request(Op.READ, request, 7, 0, 99, ME, bytes_max=1 << 20))
+            )
         # It is alive for others meanwhile, and answers this one when it reads again.
         assert await served.add(run_of(8, [0])) is Status.OK
         line.framed.resume()
@@ -196,8 +198,8 @@ async def test_reads_in_flight_count_with_the_answers_that_they_may_get(
     waiting: list[Callable[[], None]] = []
     peers = Peer._receive
 
-    def counted(peer: Peer, request: frames.Request, size: int) -> None:
-        if request.op is frames.Op.READ:
+    def counted(peer: Peer, request: Request, size: int) -> None:
+        if request.op is Op.READ:
             peer._in_flight += 1
             peer._in_flight_bytes += size
             waiting.append(lambda: peer._answer(request, size, Status.UNKNOWN, -1, b"", b""))
@@ -207,7 +209,9 @@ async def test_reads_in_flight_count_with_the_answers_that_they_may_get(
     monkeypatch.setattr(Peer, "_receive", counted)
     async with channel(served.session, served.url) as line:
         for request in range(20):
-            line.send(frames.read_request(request, ME, 7, 0, 0, bytes_max=1 << 20))
+            line.send(
+                frames.encode_request(Request(Op.READ, request, 7, 0, 0, ME, bytes_max=1 << 20))
+            )
         await until(lambda: len(waiting) == 4, "as many as there is room for are taken")
         assert await served.add(run_of(8, [0])) is Status.OK, "others are served"
         assert len(waiting) == 4
@@ -227,7 +231,7 @@ async def test_answers_of_one_moment_are_each_given_in_the_name_that_was_asked(
     async with channel(served.session, served.url) as line:
         for number, member in enumerate(members):
             # All arrive before any is answered: this task does not wait in between.
-            line.send(frames.write_lac_request(number, member, 7, 1, KEY))
+            line.send(frames.encode_request(Request(Op.WRITE_LAC, number, 7, -1, 1, member, KEY)))
         while len(answered) < len(members):
             name, answers = frames.parse_answers(*await received(line))
             assert {answer.status for answer in answers} == {Status.OK}
@@ -345,7 +349,7 @@ async def test_stopping_a_bookie_ends_its_channels(served: Served) -> None:
 async def test_the_highest_common_version_is_used(served: Served) -> None:
     offered = ("quorumlog-channel/2", "quorumlog-channel/1")
     async with channel(served.session, served.url, *offered) as line:
-        line.send(frames.read_lac_request(1, ME, 7))
+        line.send(frames.encode_request(Request(Op.READ_LAC, 1, 7, -1, -1, ME)))
         assert frames.parse_answers(*await received(line))[0] == ME
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from quorumlog.protocol.messages import Status
 from quorumlog.wire import frames
+from quorumlog.wire.frames import Op, Request
 from services.bookie import store as stores
 from services.bookie.ledger import StoredLedger
 from services.bookie.reads import Reads
@@ -111,7 +112,7 @@ async def test_a_channel_whose_work_breaks_is_closed_so_that_its_peer_stops_wait
     with monkeypatch.context() as patched:
         async with within("the channel is closed"), channel(served.session, served.url) as line:
             patched.setattr(frames, step, broken)
-            line.send(frames.fence_request(1, ME, 7, KEY))
+            line.send(frames.encode_request(Request(Op.FENCE, 1, 7, -1, -1, ME, KEY)))
             assert await line.receive() is None
         await until(lambda: not served.bookie.channels, "the bookie notices")
     assert "channel-broke" in caplog.text

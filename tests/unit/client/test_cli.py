@@ -20,8 +20,8 @@ import pytest
 
 from loadtest.cluster import Cluster
 from quorumlog.cli.output import EndedEarly
-from quorumlog.cli.pipes import Places, SubmitPayloads, send, write
-from quorumlog.client import Client, ConnectionLost
+from quorumlog.cli.pipes import Framing, Places, SubmitPayloads, send, write_items
+from quorumlog.client import Client, ConnectionLost, Entry, Paged
 from quorumlog.errors import NOT_DONE
 from services.local.process import Become, in_child
 from tests.support.waiting import until, within
@@ -293,14 +293,14 @@ async def test_what_an_interrupted_write_did_not_take_is_written_all_the_same(
             self.taken += bytes(data[:1000])
             return min(len(data), 1000)
 
-    async def pages() -> AsyncGenerator[list[bytes], None]:
-        yield [b"a" * 2500, b"b"]
+    async def pages() -> AsyncGenerator[list[Entry], None]:
+        yield [Entry(0, b"a" * 2500), Entry(1, b"b")]
         yield []
-        yield [b"c" * 1000]
+        yield [Entry(2, b"c" * 1000)]
 
     raw = Unbuffered()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, write_through=True))  # type: ignore[type-var]
-    await write(pages(), lambda item: item, len, ("records", "offset"))
+    await write_items(Paged(pages()), Framing.RAW, ("records", "offset"))
 
     assert raw.taken == b"a" * 2500 + b"b" + b"c" * 1000
 

@@ -23,7 +23,7 @@ from quorumlog.certificates import (
     revoke,
 )
 from quorumlog.errors import Forbidden
-from quorumlog.net import tls as tls_module
+from quorumlog.net import identity
 from quorumlog.net.identity import Credentials, Role
 from quorumlog.net.sessions import service_session
 from quorumlog.net.tls import CertificateEnds, Tls, TlsFiles, TlsUnusable
@@ -161,7 +161,7 @@ def test_a_client_cuts_a_revoked_server_and_connects_to_it_no_more(
 async def test_files_are_followed_without_a_call(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(identity, "LOOK_S", 0.01)
     file = authority.issue("bookie", "bookie-1")
     tls = authority.load(file)
     before = tls.client

@@ -13,6 +13,7 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.row_copy import RowCopy, RowName
 from quorumlog.wire import frames
+from quorumlog.wire.frames import Op, Request
 from tests.unit.net.peer import read_body
 
 IDS = st.integers(0, ID_MAX)
@@ -86,16 +87,8 @@ def test_an_add_survives_the_trip(
     name: RowName | None,
     copy: bytes,
 ) -> None:
-    row = RowCopy(name, copy) if name is not None and copy else None
-    brought = b"" if row is None else copy
-    message = frames.add_request(
-        request_id, member, key, run, recovery=recovery, named_by=name, row=brought
-    )
-
-    got = frames.parse_request(*message)
-
-    assert got == frames.Request(
-        frames.Op.ADD,
+    request = Request(
+        Op.ADD,
         request_id,
         run.ledger_id,
         run.first,
@@ -105,20 +98,20 @@ def test_an_add_survives_the_trip(
         recovery,
         run=run,
         named_by=name,
-        row=row,
+        row=RowCopy(name, copy) if name is not None and copy else None,
     )
+
+    assert frames.parse_request(*frames.encode_request(request)) == request
 
 
 @given(REQUEST_IDS, MEMBERS, IDS, KEYS, NAMES, st.binary(min_size=1, max_size=99))
 def test_a_copy_of_a_row_survives_the_trip(
     request_id: int, member: str, ledger_id: int, key: bytes, name: RowName, copy: bytes
 ) -> None:
-    message = frames.keep_row_request(request_id, member, ledger_id, key, name, copy)
+    head = (Op.KEEP_ROW, request_id, ledger_id, -1, -1, member, key)
+    request = Request(*head, named_by=name, row=RowCopy(name, copy))
 
-    got = frames.parse_request(*message)
-
-    assert (got.op, got.request_id, got.member) == (frames.Op.KEEP_ROW, request_id, member)
-    assert (got.ledger_id, got.ledger_key, got.row) == (ledger_id, key, RowCopy(name, copy))
+    assert frames.parse_request(*frames.encode_request(request)) == request
 
 
 @given(
@@ -139,20 +132,8 @@ def test_a_read_survives_the_trip(
     key: bytes | None,
     from_disk: bool,
 ) -> None:
-    message = frames.read_request(
-        request_id,
-        member,
-        ledger_id,
-        *entries,
-        bytes_max=bytes_max,
-        fence_key=key,
-        from_disk=from_disk,
-    )
-
-    got = frames.parse_request(*message)
-
-    assert got == frames.Request(
-        frames.Op.READ,
+    request = Request(
+        Op.READ,
         request_id,
         ledger_id,
         *entries,
@@ -163,19 +144,25 @@ def test_a_read_survives_the_trip(
         from_disk=from_disk,
     )
 
+    assert frames.parse_request(*frames.encode_request(request)) == request
+
 
 @given(REQUEST_IDS, MEMBERS, IDS, KEYS, st.integers(-1, ID_MAX))
 def test_fence_and_lac_requests_survive_the_trip(
     request_id: int, member: str, ledger_id: int, key: bytes, lac: int
 ) -> None:
-    fence = frames.parse_request(*frames.fence_request(request_id, member, ledger_id, key))
-    ask = frames.parse_request(*frames.read_lac_request(request_id, member, ledger_id))
-    tell = frames.parse_request(*frames.write_lac_request(request_id, member, ledger_id, lac, key))
-
     head = (request_id, ledger_id, -1)
-    assert fence == frames.Request(frames.Op.FENCE, *head, -1, member, key)
-    assert ask == frames.Request(frames.Op.READ_LAC, *head, -1, member)
-    assert tell == frames.Request(frames.Op.WRITE_LAC, *head, lac, member, key)
+    for request in (
+        Request(Op.FENCE, *head, -1, member, key),
+        Request(Op.READ_LAC, *head, -1, member),
+        Request(Op.WRITE_LAC, *head, lac, member, key),
+    ):
+        assert frames.parse_request(*frames.encode_request(request)) == request
+
+
+def test_a_key_of_another_size_is_not_sent() -> None:
+    with pytest.raises(ValueError, match="32 bytes, not 3"):
+        frames.encode_request(Request(Op.FENCE, 1, 7, -1, -1, "b@1", b"key"))
 
 
 @given(MEMBERS, given_answers())
@@ -206,9 +193,14 @@ def test_garbage_is_never_a_message(garbage: bytes, run: bytes) -> None:
                 parse(*pieces)
 
 
+def _add(run: record.Run, member: str, *, recovery: bool = False) -> Request:
+    ids = (run.ledger_id, run.first, run.last)
+    return Request(Op.ADD, 7, *ids, member, bytes(32), recovery, run=run)
+
+
 @given(runs(), st.data())
 def test_a_flipped_bit_or_a_cut_is_noticed(run: record.Run, data: st.DataObject) -> None:
-    request = frames.add_request(7, "bookie-1@1", bytes(32), run)
+    request = frames.encode_request(_add(run, "bookie-1@1"))
     answer = frames.encode_answers(
         "bookie-1@1",
         [frames.ChannelAnswer(frames.Op.READ, Status.OK, 7, run.ledger_id, run.first, run.last)],
@@ -270,7 +262,7 @@ def test_an_add_whose_run_is_of_another_range_is_refused() -> None:
         payloads=[b"x"],
         codec=record.Codec(DigestKind.CRC32C),
     )
-    message = bytearray(b"".join(frames.add_request(1, "b@1", bytes(32), run)))
+    message = bytearray(b"".join(frames.encode_request(_add(run, "b@1"))))
     struct.pack_into(">q", message, 24, 6)
     crc = google_crc32c.value(bytes(message[:4] + message[8:]))
     struct.pack_into(">I", message, 4, crc)
@@ -289,7 +281,7 @@ def test_an_add_with_a_flag_that_nobody_sends_is_of_another_protocol() -> None:
         payloads=[b"x"],
         codec=record.Codec(DigestKind.CRC32C),
     )
-    message = bytearray(b"".join(frames.add_request(1, "b@1", bytes(32), run, recovery=True)))
+    message = bytearray(b"".join(frames.encode_request(_add(run, "b@1", recovery=True))))
     message[1] |= 2
     crc = google_crc32c.value(bytes(message[:4] + message[8:]))
     struct.pack_into(">I", message, 4, crc)

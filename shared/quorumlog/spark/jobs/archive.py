@@ -123,9 +123,7 @@ def _archive(
     span: tuple[int, int],
     known: int | None,
 ) -> list[File]:
-    """Copy a range and record that in the log, which is archived through `known`. Raises: JobFailed, where another run
-    was faster too.
-    """
+    """Copy a range and record that in the log, which is archived through `known`. Raises: JobFailed, by a rival too."""
     (start, end), log, meant = span, store.log, {"created": store.created_at}
     store.find_leftovers(start)
     job.say(f"archive: {end - start} records of {log}, offsets {start} to {end - 1}")

@@ -196,9 +196,7 @@ def main(name: str, work: Callable[[SparkSession], JobResult], *, as_json: bool)
 
 
 def attempt(name: str, call: Callable[[], JobResult]) -> JobResult:
-    """Run a job. Any error is printed and ends the program with FAILED, never with the status of a
-    finding.
-    """
+    """Run a job. Any error is printed and ends the program with FAILED, which is no finding's status."""
     try:
         return call()
     except (JobFailed, config.NoJava) as error:
@@ -214,9 +212,7 @@ def attempt(name: str, call: Callable[[], JobResult]) -> JobResult:
 
 
 def cause_of(error: Exception) -> str:
-    """The cause of a failure, from the long text in which Spark wraps exceptions of tasks and of the
-    driver's Python: the last exception's line.
-    """
+    """The last exception's line of the long text in which Spark wraps exceptions of tasks and of the driver's Python."""
     lines = [line for line in str(error).splitlines() if _RAISED.match(line)]
     return lines[-1] if lines else first_line(error)
 

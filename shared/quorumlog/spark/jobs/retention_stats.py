@@ -8,16 +8,16 @@ excluded, with the reason. The job deletes nothing: owners of logs and bookies d
 
 import datetime as dt
 import json
+import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import SparkSession
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.ids import member_name
@@ -38,6 +38,25 @@ GRACE_S: Final = 3600.0
 EXPIRED: Final = "expired"
 ORPHAN: Final = "orphan"
 UNKNOWN: Final = "unknown"
+
+
+_PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+
+
+class LedgerRow(NamedTuple):
+    """A row of `LEDGERS`."""
+
+    ledger: int
+    log: str | None
+    state: str
+    entries: int
+    bytes: int
+    stored_bytes: int
+    fragments: int
+    write_quorum: int
+    replicas: int
+    created_at: dt.datetime
+    bookies: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +114,13 @@ def run(
         except QuorumLogError as error:
             raise job.JobFailed(f"the cluster can't be read: {error}") from None
         now = dt.datetime.now(dt.UTC)
-        frame = spark.createDataFrame(_rows(inventory), LEDGERS).cache()
+        rows = list(_rows(inventory))
         candidates = plan(inventory, now=now, grace_s=grace_s)
         report = {
             "job": "retention_stats",
             "dry_run": dry_run,
             "at": now.isoformat(timespec="seconds"),
-            **_statistics(frame, inventory),
+            **_statistics(rows, inventory),
             "plan": _summary(candidates),
             "silent_bookies": list(inventory.silent),
         }
@@ -112,6 +131,7 @@ def run(
                 prometheus.write_text(_metrics(report))
             if plan_file is not None:
                 job.write_lines(plan_file, map(asdict, candidates))
+        frame = spark.createDataFrame(rows, LEDGERS)
         planned = job.frame_of(spark, candidates, PLAN)
         notes = [f"{name} did not answer" for name in inventory.silent]
         return job.JobResult(frame, report, job.FAILED if notes else job.DONE, notes, planned)
@@ -198,102 +218,83 @@ def _expired(log: Mapping[str, Any], inventory: Inventory, now: dt.datetime) -> 
     return found
 
 
-def _rows(inventory: Inventory) -> list[tuple[Any, ...]]:
-    rows = []
+def _rows(inventory: Inventory) -> Iterator[LedgerRow]:
     for ledger_id, row in sorted(inventory.ledgers.items()):
         held = inventory.held.get(ledger_id, {})
         last = row["last_entry"]
         if last is None:
             last = max((item["highest_entry"] for item in held.values()), default=-1)
-        members = sorted({name for part in row["fragments"] for name in part["bookies"]})
-        rows.append(
-            (
-                ledger_id,
-                row["log"],
-                row["state"],
-                last + 1,
-                _bytes(row, inventory),
-                sum(item["bytes"] for item in held.values()),
-                len(row["fragments"]),
-                row["write_quorum"],
-                len({member_name(bookie) for bookie in held}),
-                _time(row["created_at"]),
-                members,
-            )
+        yield LedgerRow(
+            ledger_id,
+            row["log"],
+            row["state"],
+            last + 1,
+            _bytes(row, inventory),
+            sum(item["bytes"] for item in held.values()),
+            len(row["fragments"]),
+            row["write_quorum"],
+            len({member_name(bookie) for bookie in held}),
+            _time(row["created_at"]),
+            sorted({name for part in row["fragments"] for name in part["bookies"]}),
         )
-    return rows
 
 
-def _statistics(frame: DataFrame, inventory: Inventory) -> dict[str, Any]:
-    """The figures, computed by Spark."""
-    totals = frame.agg(
-        f.count("*").alias("ledgers"),
-        f.coalesce(f.sum("entries"), f.lit(0)).alias("entries"),
-        f.coalesce(f.sum("bytes"), f.lit(0)).alias("bytes"),
-        f.coalesce(f.sum("stored_bytes"), f.lit(0)).alias("stored_bytes"),
-        f.sum((f.col("bytes") < SMALL_BYTES).cast("int")).alias("small"),
-        f.percentile_approx("bytes", [0.5, 0.9, 0.99, 1.0]).alias("sizes"),
-    ).first()
-    assert totals is not None, "an aggregate without groups has one row"
-    count = totals["ledgers"]
-    by_hour = (
-        frame.groupBy(f.date_trunc("hour", "created_at").alias("hour"))
-        .agg(f.count("*").alias("ledgers"), f.sum("bytes").alias("bytes"))
-        .orderBy("hour")
-        .collect()
-    )
-    by_log = (
-        frame.where("log is not null")
-        .groupBy("log")
-        .agg(
-            f.count("*").alias("ledgers"),
-            f.sum("entries").alias("entries"),
-            f.sum("bytes").alias("bytes"),
-            f.min("created_at").alias("first"),
-            f.max("created_at").alias("last"),
-        )
-        .orderBy("log")
-        .collect()
-    )
-    replicas = frame.groupBy("replicas").count().orderBy("replicas").collect()
-    held: dict[str, int] = defaultdict(int)
+def _statistics(rows: Sequence[LedgerRow], inventory: Inventory) -> dict[str, Any]:
+    by_hour: dict[dt.datetime, list[LedgerRow]] = defaultdict(list)
+    by_log: dict[str, list[LedgerRow]] = defaultdict(list)
+    for row in rows:
+        by_hour[_hour(row.created_at)].append(row)
+        if row.log is not None:
+            by_log[row.log].append(row)
+    held: Counter[str] = Counter()
     for members in inventory.held.values():
-        for bookie, item in members.items():
-            held[bookie] += item["bytes"]
-    mean = sum(held.values()) / len(held) if held else 0.0
+        held.update({bookie: item["bytes"] for bookie, item in members.items()})
+    mean, sizes = held.total() / len(held) if held else 0.0, sorted(row.bytes for row in rows)
+    small = sum(size < SMALL_BYTES for size in sizes)
     return {
-        "ledgers": count,
-        "entries": totals["entries"],
-        "bytes": totals["bytes"],
-        "stored_bytes": totals["stored_bytes"],
-        "states": dict(Counter(row["state"] for row in inventory.ledgers.values())),
-        "size_percentiles": dict(
-            zip(("p50", "p90", "p99", "max"), totals["sizes"] or (), strict=False)
-        ),
-        "small_share": round((totals["small"] or 0) / count, 4) if count else 0.0,
+        "ledgers": len(rows),
+        **_sums(rows),
+        "stored_bytes": sum(row.stored_bytes for row in rows),
+        "states": dict(Counter(row.state for row in rows)),
+        "size_percentiles": {
+            name: sizes[math.ceil(len(sizes) * share) - 1]
+            for name, share in (_PERCENTILES if sizes else {}).items()
+        },
+        "small_share": round(small / len(rows), 4) if rows else 0.0,
         "per_hour": [
-            {"hour": row["hour"].isoformat(), "ledgers": row["ledgers"], "bytes": row["bytes"]}
-            for row in by_hour
+            {"hour": hour.isoformat(), "ledgers": len(own), "bytes": sum(row.bytes for row in own)}
+            for hour, own in sorted(by_hour.items())
         ],
-        "replicas": {str(row["replicas"]): row["count"] for row in replicas},
+        "replicas": {
+            str(count): number
+            for count, number in sorted(Counter(row.replicas for row in rows).items())
+        },
         "bookies": dict(sorted(held.items())),
         "skew": round(max(held.values()) / mean, 3) if mean else 1.0,
         "logs": {
-            row["log"]: {
-                "ledgers": row["ledgers"],
-                "entries": row["entries"],
-                "bytes": row["bytes"],
-                "bytes_per_hour": _per_hour(row["bytes"], row["first"], row["last"]),
-            }
-            for row in by_log
+            log: {"ledgers": len(own), **_sums(own), "bytes_per_hour": _per_hour(own)}
+            for log, own in sorted(by_log.items())
         },
     }
 
 
-def _per_hour(size: int, first: dt.datetime, last: dt.datetime) -> int | None:
+def _sums(rows: Sequence[LedgerRow]) -> dict[str, int]:
+    return {
+        "entries": sum(row.entries for row in rows),
+        "bytes": sum(row.bytes for row in rows),
+    }
+
+
+def _hour(at: dt.datetime) -> dt.datetime:
+    """The hour of a time, by this machine's clock."""
+    return at.astimezone().replace(minute=0, second=0, microsecond=0, tzinfo=None)
+
+
+def _per_hour(rows: Sequence[LedgerRow]) -> int | None:
     """Growth over the time in which ledgers were created; None where that is less than an hour."""
-    hours = (last - first).total_seconds() / 3600
-    return round(size / hours) if hours >= 1 else None
+    times = [row.created_at for row in rows]
+    hours = (max(times) - min(times)).total_seconds() / 3600
+    return round(sum(row.bytes for row in rows) / hours) if hours >= 1 else None
 
 
 def _summary(candidates: Iterable[Candidate]) -> dict[str, Any]:

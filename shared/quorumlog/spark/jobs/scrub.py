@@ -20,22 +20,7 @@ from pyspark.sql import SparkSession
 from quorumlog.errors import NoSuchLedger, QuorumLogError
 from quorumlog.protocol.ids import ID_MAX, member_name
 from quorumlog.spark.http import Gateways
-from quorumlog.spark.jobs import job
-from quorumlog.spark.jobs.spans import (
-    BOOKIE_S,
-    CORRUPT,
-    DAMAGE,
-    EXTRA,
-    MISSING,
-    SCHEMA,
-    UNREACHABLE,
-    BookieUrls,
-    Finding,
-    SpanCheck,
-    judging,
-    merged,
-    spans_of,
-)
+from quorumlog.spark.jobs import job, spans
 
 SPAN_ENTRIES: Final = 100_000
 _QUEUE_ITEMS: Final = 1000
@@ -91,7 +76,7 @@ def run(
             "copies": entries,
         }
         if dry_run:
-            return job.JobResult(job.frame_of(spark, [], SCHEMA), report)
+            return job.JobResult(job.frame_of(spark, [], spans.SCHEMA), report)
         found = _examine(spark, work, cluster)
         if found:
             found = _again(spark, gateways, cluster, found)
@@ -100,21 +85,21 @@ def run(
         kinds = Counter(finding.kind for finding in found)
         report |= {
             "findings": dict(sorted(kinds.items())),
-            "entries_found": sum(f.last - f.first + 1 for f in found if f.kind in DAMAGE),
+            "entries_found": sum(f.last - f.first + 1 for f in found if f.kind in spans.DAMAGE),
             "by_bookie": dict(sorted(Counter(f.bookie for f in found).items())),
-            "unrecoverable": sum(f.kind in DAMAGE and f.survivors == 0 for f in found),
+            "unrecoverable": sum(f.kind in spans.DAMAGE and f.survivors == 0 for f in found),
             "queued": 0 if queue is None else _queue(queue, found),
             "seconds": round(time.monotonic() - began, 3),
         }
         if findings is not None:
             job.write_lines(findings, map(asdict, found))
         status, notes = job.DONE, []
-        if kinds[UNREACHABLE]:
+        if kinds[spans.UNREACHABLE]:
             status = job.FAILED
             notes = ["some bookies could not be asked: nothing is known of their copies"]
-        if any(kinds[kind] for kind in DAMAGE):
+        if any(kinds[kind] for kind in spans.DAMAGE):
             status = job.FOUND
-        return job.JobResult(job.frame_of(spark, found, SCHEMA), report, status, notes)
+        return job.JobResult(job.frame_of(spark, found, spans.SCHEMA), report, status, notes)
 
 
 def _rows(
@@ -150,14 +135,14 @@ def _confirmed(gateways: Gateways, ledger_id: int) -> int:
     return int(found["last_add_confirmed"])
 
 
-def _cluster(gateways: Gateways, rate: float, spark: SparkSession) -> BookieUrls:
+def _cluster(gateways: Gateways, rate: float, spark: SparkSession) -> spans.BookieUrls:
     latest: dict[str, dict[str, Any]] = {}
     for bookie in gateways.get("/v1/bookies")["bookies"]:
         name = member_name(bookie["id"])
         if bookie["state"] != "lost" or name not in latest:
             latest[name] = bookie
     urls = {name: bookie["url"] for name, bookie in latest.items() if bookie["state"] != "lost"}
-    return BookieUrls(
+    return spans.BookieUrls(
         urls,
         {name: bookie["id"] for name, bookie in latest.items()},
         rate / job.parallelism(spark),
@@ -165,12 +150,12 @@ def _cluster(gateways: Gateways, rate: float, spark: SparkSession) -> BookieUrls
     )
 
 
-def _holders(cluster: BookieUrls) -> dict[int, dict[str, int]]:
+def _holders(cluster: spans.BookieUrls) -> dict[int, dict[str, int]]:
     """The highest entry that each bookie holds of each ledger."""
     found: dict[int, dict[str, int]] = {}
     for name, url in cluster.urls.items():
         try:
-            with Gateways(url, deadline_s=BOOKIE_S, headers=cluster.headers) as bookie:
+            with Gateways(url, deadline_s=spans.BOOKIE_S, headers=cluster.headers) as bookie:
                 for held in bookie.pages("/v1/ledgers", "ledgers"):
                     if held["entries"]:
                         of_ledger = found.setdefault(held["ledger_id"], {})
@@ -182,15 +167,17 @@ def _holders(cluster: BookieUrls) -> dict[int, dict[str, int]]:
 
 def _work(
     rows: Iterable[dict[str, Any]], holders: Mapping[int, Mapping[str, int]]
-) -> Iterator[SpanCheck]:
+) -> Iterator[spans.SpanCheck]:
     for row in rows:
-        for span in spans_of(row, row["confirmed"], SPAN_ENTRIES):
+        for span in spans.spans_of(row, row["confirmed"], SPAN_ENTRIES):
             named = {member_name(member) for member in span.members}
             others = holders.get(span.ledger_id, {}) if span.is_complete else {}
-            yield SpanCheck(span, tuple(m for m in others if member_name(m) not in named))
+            yield spans.SpanCheck(span, tuple(m for m in others if member_name(m) not in named))
 
 
-def _examine(spark: SparkSession, work: Sequence[SpanCheck], cluster: BookieUrls) -> list[Finding]:
+def _examine(
+    spark: SparkSession, work: Sequence[spans.SpanCheck], cluster: spans.BookieUrls
+) -> list[spans.Finding]:
     """Check all spans, on the executors."""
     if not work:
         return []
@@ -199,18 +186,19 @@ def _examine(spark: SparkSession, work: Sequence[SpanCheck], cluster: BookieUrls
     found = (
         spark.createDataFrame(rows, "work string")
         .repartition(tasks)
-        .mapInPandas(judging(cluster), SCHEMA)
+        .mapInPandas(spans.judging(cluster), spans.SCHEMA)
         .collect()
     )
-    return sorted({Finding(*row) for row in found})
+    return sorted({spans.Finding(*row) for row in found})
 
 
 def _again(
-    spark: SparkSession, gateways: Gateways, old: BookieUrls, findings: Sequence[Finding]
-) -> list[Finding]:
-    """Check ledgers with findings again, with fresh metadata: an entry that was in flight has arrived,
-    a ledger may be deleted, a member replaced.
-    """
+    spark: SparkSession,
+    gateways: Gateways,
+    old: spans.BookieUrls,
+    findings: Sequence[spans.Finding],
+) -> list[spans.Finding]:
+    """Check ledgers with findings again, by fresh metadata: entries arrive, ledgers are deleted, members replaced."""
     job.say(f"scrub: {len(findings)} findings are checked again")
     time.sleep(_SETTLE_S)
     rows = _rows(gateways, sorted({finding.ledger for finding in findings}), 1.0)
@@ -222,7 +210,7 @@ def _beyond(
     gateways: Gateways,
     rows: Mapping[int, Mapping[str, Any]],
     holders: Mapping[int, Mapping[str, int]],
-) -> list[Finding]:
+) -> list[spans.Finding]:
     """Copies beyond the end of closed ledgers, and of ledgers that do not exist."""
     found = []
     for ledger_id, members in sorted(holders.items()):
@@ -231,20 +219,24 @@ def _beyond(
             # Created after the list was read, or deleted after the bookie answered.
             if _row(gateways, ledger_id) is None:
                 found += [
-                    Finding(ledger_id, 0, high, member, EXTRA, 0, "there is no such ledger")
+                    spans.Finding(
+                        ledger_id, 0, high, member, spans.EXTRA, 0, "there is no such ledger"
+                    )
                     for member, high in members.items()
                 ]
         elif row["state"] == "CLOSED":
             end = row["last_entry"]
             found += [
-                Finding(ledger_id, end + 1, min(high, ID_MAX), member, EXTRA, 0, "beyond the end")
+                spans.Finding(
+                    ledger_id, end + 1, min(high, ID_MAX), member, spans.EXTRA, 0, "beyond the end"
+                )
                 for member, high in members.items()
                 if high > end
             ]
-    return merged(found, 1)
+    return spans.merged(found, 1)
 
 
-def _queue(queue: Gateways, findings: Sequence[Finding]) -> int:
+def _queue(queue: Gateways, findings: Sequence[spans.Finding]) -> int:
     """Queue repairs, and return their number. Autorecovery reads fresh metadata before it copies anything. Copies that differ
     are left to an operator, who decides which one is right. Raises: JobFailed.
     """
@@ -256,7 +248,7 @@ def _queue(queue: Gateways, findings: Sequence[Finding]) -> int:
             "survivors": found.survivors,
         }
         for found in findings
-        if found.kind in (MISSING, CORRUPT) and found.survivors
+        if found.kind in (spans.MISSING, spans.CORRUPT) and found.survivors
     ]
     for at in range(0, len(items), _QUEUE_ITEMS):
         some = items[at : at + _QUEUE_ITEMS]
