@@ -18,7 +18,7 @@ from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import awake
 from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import member_name
-from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
+from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import BookieInfo
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.config import Config
@@ -120,9 +120,6 @@ class Auditor:
             except QuorumLogError as error:
                 self._note_unobserved()
                 log.warning("audit-put-off", extra={"why": error.detail})
-            except Exception:
-                # A bug in one audit must not end all audits.
-                log.exception("audit-failed")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(self._config.audit_s, self._config.lease_s / 3)):
                     await self._wake.wait()
@@ -130,20 +127,6 @@ class Auditor:
 
     async def audit(self) -> None:
         """Run one audit."""
-        begun = awake().time()
-        await self._audit()
-        self.audits += 1
-        self.audit_s = awake().time() - begun
-
-    def _note_unobserved(self, *, from_bookies: bool = True) -> None:
-        """Absences are not observed now: one may end meanwhile and begin anew (rule 21)."""
-        now = awake().time()
-        self._refused.note_unobserved(now)
-        self._silent.note_unobserved(now)
-        if from_bookies:
-            self._lost.note_unobserved(now)
-
-    async def _audit(self) -> None:
         triggers = self._triggers
         now = awake().time()
         self._lost.grace_s = self._steering.lost_bookie_delay_s
@@ -174,6 +157,16 @@ class Auditor:
             ended = awake().time()
             if triggers == self._triggers:
                 self._open_check_due_at = ended + _pause_s(ended - begun)
+        self.audits += 1
+        self.audit_s = awake().time() - now
+
+    def _note_unobserved(self, *, from_bookies: bool = True) -> None:
+        """Absences are not observed now: one may end meanwhile and begin anew (rule 21)."""
+        now = awake().time()
+        self._refused.note_unobserved(now)
+        self._silent.note_unobserved(now)
+        if from_bookies:
+            self._lost.note_unobserved(now)
 
     def _note_audited(self, when: dict[str, float], member: str, at: float, triggers: int) -> None:
         """Note that a member was audited, unless a trigger came meanwhile and asks for another."""
@@ -280,7 +273,9 @@ class Auditor:
         }
         writers = {writer for writer in open_ledgers.values() if writer is not None}
         answers = dict(
-            zip(writers, await asyncio.gather(*map(self._presence_of, writers)), strict=True)
+            zip(
+                writers, await asyncio.gather(*map(self._writers.presence_of, writers)), strict=True
+            )
         )
         gone: dict[Hashable, int] = {}
         silent: dict[Hashable, int] = {}
@@ -310,14 +305,11 @@ class Auditor:
                 is_enough = ledger_id in has_been_silent
                 self._ports.tasks.start(self._recover(ledger_id, is_silence_enough=is_enough))
 
-    async def _presence_of(self, writer: Writer) -> WriterPresence:
-        return await self._writers.presence_of(writer)
-
     async def _is_abandoned(self, row: LedgerMetadata, *, is_silence_enough: bool) -> bool:
         """Whether the ledger has no writer, asked again: its recovery may have waited for long."""
         if row.writer is None or row.state is not State.OPEN:
             return True
-        presence = await self._presence_of(row.writer)
+        presence = await self._writers.presence_of(row.writer)
         if is_silence_enough:
             return presence is not WriterPresence.ALIVE
         return presence is WriterPresence.GONE

@@ -7,15 +7,13 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from math import inf
-from typing import Any, Final
+from typing import Final
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import AddDone
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.timers import Timers
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.record import Run
 from quorumlog.wire.repair_bodies import RepairSettings, RepairSettingsPut
@@ -92,21 +90,6 @@ class PacedBookies:
         send = partial(self._bookies.add, member, ledger_key, run, done, recovery=recovery, row=row)
         self._queue.append((len(run.body), run.count, send))
         self._wake.set()
-
-
-class EndlessTimers:
-    """Timers that skip infinite delays: an add that waits for its turn must not time out, and a
-    sent one is always answered by its channel, if only as unknown.
-    """
-
-    def __init__(self, timers: Timers) -> None:
-        """`timers` runs the finite delays."""
-        self._timers = timers
-
-    def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Call `call(*args)` once, `delay_s` seconds from now, unless the delay is infinite."""
-        if delay_s != inf:
-            self._timers.after(delay_s, call, *args)
 
 
 class Steering:

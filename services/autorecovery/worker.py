@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
@@ -56,21 +55,34 @@ class BookieAway(NotEnoughBookies):
     """The bookie is absent and not lost: it may be restarting (rule 8)."""
 
 
-@dataclass(slots=True)
-class RepairCounts:
-    """Counts of this process since its start."""
+class Worker:
+    """Repairs items of the queue, as many at a time as operators want.
 
-    repaired: int = 0
-    failed: int = 0
+    Invariants: entries are copied only to a member that metadata names, at least as a repair's
+    target (rule 20); an item ends when its member's disk was seen to have what it should (rule
+    20a); an open fragment is left to its writer (rule 21, I25); a member keeps its place unless it
+    is lost, drained, or an earlier incarnation.
+    """
 
-
-class Workers:
-    """Runs as many repairs at a time as operators want."""
-
-    def __init__(self, worker: "Worker", repairs: RepairClient, steering: Steering) -> None:
-        """`worker` does the repairs; a repair of one item knows nothing of the others."""
-        self._worker, self._repairs, self._steering = worker, repairs, steering
-        self.working = 0
+    def __init__(
+        self,
+        repairs: RepairClient,
+        directory: Directory,
+        ports: Ports,
+        session: aiohttp.ClientSession,
+        losses: KnownLosses,
+        steering: Steering,
+    ) -> None:
+        """`ports` are those of repair: paced, and without a quorum timer."""
+        self._repairs = repairs
+        self._directory = directory
+        self._ports = ports
+        self._session = session
+        self._losses = losses
+        self._steering = steering
+        self._replicas = ReplicaCheck(directory, session)
+        self.working = self.repaired = self.failed = 0
+        """Repairs under way, and those that ended since the start of this process."""
 
     async def run(self, tasks: Tasks) -> None:
         """Claim items and start work on them, for ever."""
@@ -89,43 +101,15 @@ class Workers:
 
     async def _work(self, item: RepairItem) -> None:
         try:
-            await self._worker.process(item)
+            await self.process(item)
         except Exception:
             # A bug with one item must not end the work on all others; its lease expires.
             log.exception("repair-failed", extra={"ledger": item.ledger_id})
         finally:
             self.working -= 1
 
-
-class Worker:
-    """Repairs items of the queue.
-
-    Invariants: entries are copied only to a member that metadata names, at least as a repair's
-    target (rule 20); an item ends when its member's disk was seen to have what it should (rule
-    20a); an open fragment is left to its writer (rule 21, I25); a member keeps its place unless it
-    is lost, drained, or an earlier incarnation.
-    """
-
-    def __init__(
-        self,
-        repairs: RepairClient,
-        directory: Directory,
-        ports: Ports,
-        session: aiohttp.ClientSession,
-        counts: RepairCounts,
-        losses: KnownLosses,
-    ) -> None:
-        """`ports` are those of repair: paced, and without a quorum timer."""
-        self._repairs = repairs
-        self._directory = directory
-        self._ports = ports
-        self._session = session
-        self._counts = counts
-        self._losses = losses
-        self._replicas = ReplicaCheck(directory, session)
-
     async def process(self, item: RepairItem) -> None:
-        """RepairItem an item, or release it with the reason."""
+        """Repair an item, or release it with the reason."""
         where = {"ledger": item.ledger_id, "bookie": item.member}
         try:
             try:
@@ -134,12 +118,12 @@ class Worker:
             except NoSuchLedger:
                 self._losses.forget(item.ledger_id)  # a deleted ledger needs no repair
             except QuorumLogError as error:
-                self._counts.failed += 1
+                self.failed += 1
                 log.info("repair-put-off", extra={**where, "why": f"{error.code}: {error.detail}"})
                 await self._repairs.fail(item, f"{error.code}: {error.detail}"[:500])
                 return
             await self._repairs.progress(item, item.ranges, lease_s=_LEASE_S)
-            self._counts.repaired += 1
+            self.repaired += 1
             log.info("repaired", extra=where)
         except VersionConflict:
             log.info("repair-taken-over", extra=where)
