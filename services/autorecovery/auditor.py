@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Container, Hashable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from quorumlog.errors import NoSuchBookie, QuorumLogError
@@ -47,34 +48,27 @@ _BLOCKED_MAX: Final = 100
 _LEASE: Final = "auditor"
 
 
+@dataclass(eq=False)
 class Auditor:
     """Finds lost members and abandoned ledgers; queues repairs of the former, and recovers the latter.
 
     Invariant: an open ledger is not changed while its writer answers (rule 21).
     """
 
-    def __init__(
-        self,
-        name: str,
-        config: Config,
-        metadata: MetadataClient,
-        repairs: RepairClient,
-        ports: Ports,
-        writers: Writers,
-        steering: Steering,
-    ) -> None:
-        """`name` is unique to this process: the holder of the lease."""
-        self._name = name
-        self._steering = steering
-        self._config = config
-        self._metadata = metadata
-        self._repairs = repairs
-        self._ports = ports
-        self._writers = writers
-        self._lost = LostMembers(steering.lost_bookie_delay_s)
-        self._refused = GracePeriod(config.abandoned_s)
-        self._silent = GracePeriod(config.silent_s)
-        self._stuck = GracePeriod(config.in_recovery_s)
+    _name: str
+    """Unique to this process: the holder of the lease."""
+    _config: Config
+    _metadata: MetadataClient
+    _repairs: RepairClient
+    _ports: Ports
+    _writers: Writers
+    _steering: Steering
+
+    def __post_init__(self) -> None:
+        self._lost = LostMembers(self._steering.lost_bookie_delay_s)
+        self._refused = GracePeriod(self._config.abandoned_s)
+        self._silent = GracePeriod(self._config.silent_s)
+        self._stuck = GracePeriod(self._config.in_recovery_s)
         self._queued_at: dict[str, float] = {}
         self._drain_due_at: dict[str, float] = {}
         self._drains_told: dict[str, tuple[str, int, int]] = {}
@@ -82,7 +76,7 @@ class Auditor:
         self._triggers = 0
         self._recovering: set[int] = set()
         self._writable: frozenset[str] = frozenset()
-        self._recovery_slots = asyncio.Semaphore(config.recoveries)
+        self._recovery_slots = asyncio.Semaphore(self._config.recoveries)
         self._wake = asyncio.Event()
         self.is_auditor = False
         self.audits = 0

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -92,21 +93,19 @@ class PacedBookies:
         self._wake.set()
 
 
+@dataclass(eq=False)
 class Steering:
     """Follows the settings in metadata; while metadata is away the last known ones hold."""
 
-    def __init__(
-        self, config: Config, metadata: MetadataClient, repairs: RepairClient, pace: PacedBookies
-    ) -> None:
-        """Until the first refresh the process's own configuration holds."""
-        self._config = config
-        self._metadata = metadata
-        self._repairs = repairs
-        self._pace = pace
-        self._settings = RepairSettings()
-        self._triggers: int | None = None
-        """How many audits had been requested by the last refresh."""
-        self._processes = 1
+    _config: Config
+    """Holds until the first refresh."""
+    _metadata: MetadataClient
+    _repairs: RepairClient
+    _pace: PacedBookies
+    _settings: RepairSettings = field(default_factory=RepairSettings)
+    _triggers: int | None = None
+    """How many audits had been requested by the last refresh."""
+    _processes: int = 1
 
     @property
     def is_paused(self) -> bool:

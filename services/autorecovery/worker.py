@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
@@ -55,6 +56,7 @@ class BookieAway(NotEnoughBookies):
     """The bookie is absent and not lost: it may be restarting (rule 8)."""
 
 
+@dataclass(eq=False)
 class Worker:
     """Repairs items of the queue, as many at a time as operators want.
 
@@ -64,23 +66,16 @@ class Worker:
     is lost, drained, or an earlier incarnation.
     """
 
-    def __init__(
-        self,
-        repairs: RepairClient,
-        directory: Directory,
-        ports: Ports,
-        session: aiohttp.ClientSession,
-        losses: KnownLosses,
-        steering: Steering,
-    ) -> None:
-        """`ports` are those of repair: paced, and without a quorum timer."""
-        self._repairs = repairs
-        self._directory = directory
-        self._ports = ports
-        self._session = session
-        self._losses = losses
-        self._steering = steering
-        self._replicas = ReplicaCheck(directory, session)
+    _repairs: RepairClient
+    _directory: Directory
+    _ports: Ports
+    """Those of repair: paced, and without a quorum timer."""
+    _session: aiohttp.ClientSession
+    _losses: KnownLosses
+    _steering: Steering
+
+    def __post_init__(self) -> None:
+        self._replicas = ReplicaCheck(self._directory, self._session)
         self.working = self.repaired = self.failed = 0
         """Repairs under way, and those that ended since the start of this process."""
 
@@ -153,7 +148,10 @@ class Worker:
         """
         row = await self._finish_placed(await self._row(item.ledger_id), item.member)
         if self._may_stay(item.member):
-            if await self._has_later_incarnation(item.member, row.ledger_id):
+            # Filling an earlier incarnation, where the directory does not know yet of a later one, would end the item
+            # and leave the place to a member that is gone (rule 15).
+            answering = (await self._ledger_info_from(item.member, row.ledger_id)).get("bookie")
+            if isinstance(answering, str) and answering != item.member:
                 raise BookieAway("it has just returned as a later incarnation", bookie=item.member)
             for first, last in item.ranges:
                 for wanted in fragment_ranges(row, MissedRange(item.member, first, last)):
@@ -286,14 +284,6 @@ class Worker:
                 ledger_id=row.ledger_id,
             )
         return found[0]
-
-    async def _has_later_incarnation(self, member: str, ledger_id: int) -> bool:
-        """Whether a later incarnation answers, of which the directory does not know yet. Filling
-        the earlier one would end the item and leave the place to a member that is gone (rule 15).
-        """
-        found = await self._ledger_info_from(member, ledger_id)
-        bookie = found.get("bookie")
-        return isinstance(bookie, str) and bookie != member
 
     async def _ranges_held_by(
         self, target: str, row: LedgerMetadata

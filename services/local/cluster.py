@@ -17,7 +17,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -43,6 +43,10 @@ _NEW_BYTES: Final = 80 << 20
 """What a new bookie sets aside by default (its first segment and its reserve); Postgres takes less."""
 _LOG_BYTES_MAX: Final = 16 << 20
 _SERVICES: Final = ("gateway", "autorecovery", "bookie", "metadata")
+_CREDENTIALS: Final = (
+    *("CLUSTER_SECRET", "CLUSTER_SECRET_FILE", "TLS_CERT_FILE", "TLS_KEY_FILE", "TLS_CA_FILE"),
+    *("TLS_KEY_PASSWORD", "TLS_KEY_PASSWORD_FILE"),
+)
 _STOP_ORDER: Final = (*_SERVICES, "redis", "postgres")
 
 
@@ -407,15 +411,10 @@ class LocalCluster:
 
     def _credentials(self, name: str, role: str, host: str) -> dict[str, str]:
         """The settings with which a service shows who it is; those of this process's own environment do not count."""
+        none = dict.fromkeys(_CREDENTIALS, "")
         if self.certificates is None:
-            none = dict.fromkeys(("TLS_CERT_FILE", "TLS_KEY_FILE", "TLS_CA_FILE"), "")
-            secret = {"CLUSTER_SECRET": "", "CLUSTER_SECRET_FILE": str(self.settings.secret_file)}
-            return none | secret
-        none = dict.fromkeys(
-            ("CLUSTER_SECRET", "CLUSTER_SECRET_FILE", "TLS_KEY_PASSWORD", "TLS_KEY_PASSWORD_FILE"),
-            "",
-        )
-        return {**none, **self.certificates.settings(role, name, host)}
+            return none | {"CLUSTER_SECRET_FILE": str(self.settings.secret_file)}
+        return none | self.certificates.settings(role, name, host)
 
     def _in_file(self, name: str, secret: str) -> dict[str, str]:
         """A setting that a service reads from a file: its environment is shown in more places."""
@@ -542,22 +541,16 @@ def _await_orphans(run: Path) -> None:
     end, and one that is still alive holds the files that this cluster needs.
     """
     end = time.monotonic() + 30
-    for pid in _pids(run):
-        while _is_service(pid):
+    for file in run.glob("*.pid"):
+        pid = file.read_text().strip()
+        while file.stem != "postgres" and _is_service(pid):  # embedded.py handles that one
             if time.monotonic() > end:
                 raise ClusterError(f"process {pid} of an earlier cluster does not end")
             time.sleep(_POLL_S)
 
 
-def _pids(run: Path) -> Iterator[int]:
-    for file in run.glob("*.pid"):
-        text = file.read_text().strip()
-        if text.isdecimal() and file.stem != "postgres":  # embedded.py handles that one
-            yield int(text)
-
-
-def _is_service(pid: int) -> bool:
+def _is_service(pid: str) -> bool:
     try:
-        return b"services." in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return pid.isdecimal() and b"services." in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False

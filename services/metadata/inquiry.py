@@ -1,5 +1,5 @@
-"""Asks the bookies what they know of the database, before this process changes anything (rule 18a), and for the copies
-that they hold of one ledger's row (rule 18d).
+"""Asks the bookies what they know of the database, before this process changes anything (rule 18a); for the copies
+that they hold of one ledger's row; and for all copies, from which a rebuild makes rows (rule 18d).
 
 A process that starts has no memory: over a database that went back meanwhile it would expire a committed
 transaction, or assign the id of a ledger that bookies hold. Bookies keep witnesses on disk, and know
@@ -12,14 +12,21 @@ first: no writer gets an acknowledgement by such a row then, and what the bookie
 import asyncio
 import logging
 from base64 import b64encode
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import aiohttp
 import orjson
+from pydantic import ValidationError
 
-from quorumlog.errors import DatabaseWentBack, MetadataUnavailable, NotEnoughBookies
+from quorumlog.errors import (
+    DatabaseWentBack,
+    InvalidRequest,
+    MetadataUnavailable,
+    NotEnoughBookies,
+    Unavailable,
+)
 from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.net.timers import awake, awake_timeout
@@ -29,7 +36,7 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.rebuild import Bookies
 from quorumlog.wire import row_copies
 from quorumlog.wire.bodies import BookieWitnesses, received
-from quorumlog.wire.rebuild_bodies import RowsPage
+from quorumlog.wire.rebuild_bodies import HeldRows, RowsPage
 from services.metadata.cookies import CookieStore
 from services.metadata.database import SERVER, Database
 from services.metadata.liveness import Liveness
@@ -52,6 +59,11 @@ _AGAIN_S: Final = 1.0
 _WAIT_S: Final = 60.0
 """How long bookies that start after this process are waited for before a transaction expires (taste): a late
 expiry harms nobody."""
+_PAGE_S: Final = 10.0
+"""Timeout of one page of rows (taste)."""
+_TRIES: Final = 3
+_PAGE: Final = 2000
+"""Ledgers of one page; its bytes are bounded by the bookie."""
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
 """aiohttp's own timers continue while this process stands still."""
 
@@ -62,22 +74,18 @@ _SKIP_IDS: Final = (
 )
 
 
+@dataclass(eq=False)
 class Inquiry:
     """The questions of one process to all bookies."""
 
-    def __init__(
-        self,
-        database: Database,
-        cookies: CookieStore,
-        liveness: Liveness,
-        credentials: Credentials = ANONYMOUS,
-    ) -> None:
-        self._database, self._cookies, self._liveness = database, cookies, liveness
-        self._credentials = credentials
-        self.is_over = asyncio.Event()
-        """Set while all registered bookies have answered about the present server, or were waited for: what runs
-        by the clock waits for it.
-        """
+    _database: Database
+    _cookies: CookieStore
+    _liveness: Liveness
+    _credentials: Credentials = ANONYMOUS
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while all registered bookies have answered about the present server, or were waited for: what runs by the
+    clock waits for it.
+    """
 
     async def run(self) -> None:
         """Ask as soon as the database answers, and again about a server that took over; then this process
@@ -269,3 +277,99 @@ async def _fence(
     async with session.post(fence, headers=key, ssl=ExpectedServer(Role.BOOKIE, name)) as answer:
         told = orjson.loads(await answer.read())
     return told.get("status") if isinstance(told, dict) else None
+
+
+# What bookies hold, ledger by ledger, for a rebuild (rule 18d).
+
+
+class SourceAway(Unavailable, title="A bookie stopped answering", travels=False):
+    """A bookie that a rebuild reads stopped answering. What is written stays; run the rebuild again, with `after`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A bookie that answered, and the head of its first page."""
+
+    url: str
+    head: RowsPage
+
+    @property
+    def name(self) -> str:
+        """Without its incarnation."""
+        return member_name(self.head.bookie)
+
+    @property
+    def incarnation(self) -> int:
+        """The present one."""
+        return member_incarnation(self.head.bookie)
+
+
+async def find_sources(session: aiohttp.ClientSession, urls: Iterable[str]) -> list[Source]:
+    """The bookies that answer at these URLs, by name. Raises: InvalidRequest if one name answers twice."""
+    asked = sorted(set(urls))
+    heads = await asyncio.gather(*(_head(session, url) for url in asked))
+    sources = [
+        Source(url, head)
+        for url, head in zip(asked, heads, strict=True)
+        if head is not None and head.cookie is not None
+    ]
+    sources.sort(key=lambda source: source.name)
+    names = [source.name for source in sources]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InvalidRequest(f"two processes answer as bookie {min(twice)} (rule 15a)")
+    return sources
+
+
+async def _head(session: aiohttp.ClientSession, url: str) -> RowsPage | None:
+    try:
+        return await _page(session, url, "", after=-1, limit=1)
+    except SourceAway:
+        return None
+
+
+async def merged(
+    session: aiohttp.ClientSession, sources: Sequence[Source], after: int
+) -> AsyncIterator[tuple[int, list[tuple[Source, HeldRows]]]]:
+    """Each ledger above `after` that a bookie holds, ascending, with what each bookie holds of it. Raises: SourceAway."""
+    streams = [aiter(_ledgers(session, source, after)) for source in sources]
+    heads = [await anext(stream, None) for stream in streams]
+    while found := [head.ledger_id for head in heads if head is not None]:
+        ledger_id = min(found)
+        holding = []
+        for index, head in enumerate(heads):
+            if head is not None and head.ledger_id == ledger_id:
+                holding.append((sources[index], head))
+                heads[index] = await anext(streams[index], None)
+        yield ledger_id, holding
+
+
+async def _ledgers(
+    session: aiohttp.ClientSession, source: Source, after: int
+) -> AsyncIterator[HeldRows]:
+    following: int | None = after
+    while following is not None:
+        page = await _page(session, source.url, source.name, after=following, limit=_PAGE)
+        if page.bookie != source.head.bookie:
+            raise SourceAway(f"{source.url} answers as {page.bookie} now", bookie=source.name)
+        for held in page.ledgers:
+            yield held
+        following = page.next
+
+
+async def _page(
+    session: aiohttp.ClientSession, url: str, name: str, *, after: int, limit: int
+) -> RowsPage:
+    """`name`: that of the bookie; "" where nobody has told it yet."""
+    expected = ExpectedServer(Role.BOOKIE, name)
+    why: Exception | None = None
+    for _ in range(_TRIES):
+        try:
+            async with (
+                asyncio.timeout(_PAGE_S),
+                session.get(f"{url}/v1/rows?after={after}&limit={limit}", ssl=expected) as answer,
+            ):
+                answer.raise_for_status()
+                return received(RowsPage, await answer.read())
+        except (aiohttp.ClientError, OSError, TimeoutError, ValidationError) as error:
+            why = error
+    raise SourceAway(f"{url} does not tell its rows: {why!r}")
