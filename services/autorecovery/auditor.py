@@ -24,12 +24,7 @@ from quorumlog.wire.bodies import BookieInfo
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.config import Config
 from services.autorecovery.drains import drain_of
-from services.autorecovery.findings import (
-    GracePeriod,
-    LostMembers,
-    is_believable,
-    survivors_of,
-)
+from services.autorecovery.findings import GracePeriod, LostMembers, is_believable, survivors_of
 from services.autorecovery.steering import Steering
 from services.autorecovery.writers import WriterPresence, Writers
 

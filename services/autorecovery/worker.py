@@ -175,10 +175,7 @@ class Worker:
             is_of_member = member in {repair.leaving, repair.target}
             if is_of_member and self._may_stay(repair.target):
                 last_step = FragmentRepair(
-                    row,
-                    fragment=repair.first_entry,
-                    leaving=repair.leaving,
-                    target=repair.target,
+                    row, fragment=repair.first_entry, leaving=repair.leaving, target=repair.target
                 )
                 row = await self._conclude(last_step, row)
         return row
@@ -212,12 +209,7 @@ class Worker:
         missing = await self._replicas.missing_on_disk(row, member, wanted.first, wanted.last)
         for first, last in ((wanted.first, wanted.last),) if missing is None else missing:
             repair = FragmentRepair(
-                row,
-                fragment=wanted.fragment,
-                leaving=member,
-                target=member,
-                first=first,
-                last=last,
+                row, fragment=wanted.fragment, leaving=member, target=member, first=first, last=last
             )
             row = await self._conclude(repair, row)
         return row

@@ -31,7 +31,7 @@ from quorumlog.certificates import replace_file
 from quorumlog.wire.secret import LOCAL_GATEWAYS, headers_of, read_secret
 from services.local.config import ROOT, LocalSettings, inherited_environment
 from services.local.credentials import LocalCertificates, kept_secret
-from services.local.embedded import EmbeddedError, set_up_postgres, set_up_redis
+from services.local.embedded import EmbeddedError, Postgres, Redis, set_up_postgres, set_up_redis
 from services.local.process import Process, Program, Start, free_ports, is_free, start
 
 START_S: Final = 120.0
@@ -251,21 +251,19 @@ class LocalCluster:
                 postgres = await asyncio.to_thread(
                     set_up_postgres, self._data / "postgres", ports[0]
                 )
-                url = f"127.0.0.1:{ports[0]}"
-                self._launch(postgres.program, url, partial(asyncio.to_thread, postgres.is_ready))
-                await self.until_up("postgres")
-                dsn = await self._reach(postgres.dsn())
+                dsn = await self._start_store(postgres, postgres.dsn())
             if not redis_url:
                 redis = set_up_redis(self._data / "redis", ports[1])
-                url = f"127.0.0.1:{ports[1]}"
-                self._launch(redis.program, url, partial(asyncio.to_thread, redis.is_ready))
-                await self.until_up("redis")
-                redis_url = await self._reach(redis.url())
+                redis_url = await self._start_store(redis, redis.url())
         except EmbeddedError as error:
             raise ClusterError(str(error)) from None
         return dsn, redis_url
 
-    async def _reach(self, url: str) -> str:
+    async def _start_store(self, store: Postgres | Redis, url: str) -> str:
+        """Start an embedded server; the URL by which the services reach it."""
+        place, is_up = f"127.0.0.1:{store.port}", partial(asyncio.to_thread, store.is_ready)
+        self._launch(store.program, place, is_up)
+        await self.until_up(store.program.name)
         return url if self._around.reach is None else await self._around.reach(url)
 
     async def _start_services(self, dsn: str, redis_url: str) -> None:

@@ -116,6 +116,7 @@ def build(config: Config) -> web.Application:
 async def _migrate_with_retries(database: Database, contract_through: int) -> None:
     """Migrate the tables to this version as soon as the database answers."""
     while True:
+        pause_s = _RETRY_S
         try:
             connection = await database.connect(statement_timeout=str(int(_MIGRATION_S * 1000)))
             try:
@@ -126,20 +127,18 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
                 connection.terminate()
         except asyncpg.LockNotAvailableError as error:
             log.warning("migration-waits", extra={"error": str(error)})
-            await asyncio.sleep(_LOCKED_RETRY_S)
+            pause_s = _LOCKED_RETRY_S
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             database.reach.lost(error)
-            await asyncio.sleep(_RETRY_S)
         except (TablesTooNew, KeyMissing) as error:
             # An operator must act.
             event = "key-missing" if isinstance(error, KeyMissing) else "database-is-newer"
             log.error(event, extra={"error": str(error)})  # noqa: TRY400
-            await asyncio.sleep(_NEWER_RETRY_S)
+            pause_s = _NEWER_RETRY_S
         except Exception:
             # If a connection is cut between two steps of a statement, asyncpg may raise an internal
             # error; the service must still open in the end.
             log.exception("database-away")
-            await asyncio.sleep(_RETRY_S)
         else:
             log.info(
                 "database-open", extra={"applied": migrated.applied, "waiting": migrated.waiting}
@@ -147,6 +146,7 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
             database.memory.cluster_id = cluster_id
             database.is_open = True
             return
+        await asyncio.sleep(pause_s)
 
 
 async def _expire(parts: MetadataParts, every_s: float) -> None:

@@ -16,7 +16,7 @@ class Config(ServiceSettings):
     """The settings of the metadata service."""
 
     postgres_dsn: SecretStr = Field(
-        description="the database of all rows; a standby behind a comma: `db-1:5432,db-2:5432`",
+        description="the database of all rows; a standby behind a comma: `db-1:5432,db-2:5432`"
     )
     postgres_password: SecretStr | None = Field(
         None, description="the password, where `POSTGRES_DSN` has none"

@@ -165,7 +165,7 @@ class Inquiry:
             told = [each for each in await asyncio.gather(*asked) if each is not None]
         # Bookies that never return, by an operator's word.
         lost = await self._database.run(lambda connection: connection.fetchval(_LOST))
-        fenced = {each.name: each.incarnation for each in told if each.is_fenced}
+        fenced = {held.holder: number for held, number in told if number is not None}
         known = {*registered, *map(member_name, row.all_members)} - set(lost)
         bookies = Bookies(fenced, frozenset(known - fenced.keys()))
         if bookies.may_hide_later(row):
@@ -175,7 +175,7 @@ class Inquiry:
                 " them as lost (`quorumlog cluster accept --lost`)",
                 ledger_id=row.ledger_id,
             )
-        return [HeldCopies(each.name, each.attempts) for each in told]
+        return [held for held, _ in told]
 
     def session(self) -> aiohttp.ClientSession:
         """A session for questions to bookies."""
@@ -201,18 +201,6 @@ class Inquiry:
         """Assign only ids above this one. Unchecked: whichever database this is, a gap harms nobody."""
         if highest > 0:
             await self._database.run(lambda connection: connection.execute(_SKIP_IDS, highest))
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What a bookie tells of the ledger."""
-
-    name: str
-    incarnation: int
-    is_fenced: bool
-    """Whether it takes no add by any row, and tells of all copies that it ever acknowledged."""
-    attempts: tuple[str, ...]
-    """Of its copies. One without a token is from before tokens were kept."""
 
 
 async def _told_in_time(name: str, url: str, limit_s: float, asking: Awaitable[T]) -> T | None:
@@ -245,25 +233,25 @@ async def _witnesses_of(
 
 async def _copies_of(
     session: aiohttp.ClientSession, name: str, url: str, row: LedgerMetadata
-) -> _Told | None:
-    """A bookie's copies once it was asked to fence the ledger; None where it is silent, or another one answers."""
+) -> tuple[HeldCopies, int | None] | None:
+    """A bookie's copies once it was asked to fence the ledger; None where it is silent, or another one answers. With the
+    copies comes the bookie's incarnation, if it takes no add by any row and reports all copies that it ever acknowledged.
+    """
 
-    async def fenced() -> _Told | None:
+    async def fenced() -> tuple[HeldCopies, int | None] | None:
         status = await _fence(session, name, url, row)
         rows = f"{url}/rows?limit=1&after={row.ledger_id - 1}"
         page = await _get(session, rows, name, RowsPage)
         held = next((held for held in page.ledgers if held.ledger_id == row.ledger_id), None)
-        copies = () if held is None else held.copies
-        attempts = tuple(row_copies.decode(copy).attempt for copy in copies)
+        texts = () if held is None else held.copies
+        attempts = tuple(row_copies.decode(text).attempt for text in texts)
         if member_name(page.bookie) != name:
             return None
         is_deleted = held is not None and held.deleted
-        return _Told(
-            name,
-            member_incarnation(page.bookie),
-            is_fenced=(status in _FENCED or is_deleted) and not page.may_lack,
-            attempts=tuple(attempt for attempt in attempts if attempt),
-        )
+        is_fenced = (status in _FENCED or is_deleted) and not page.may_lack
+        # A copy without a token is from before tokens were kept.
+        copies = HeldCopies(name, tuple(attempt for attempt in attempts if attempt))
+        return copies, member_incarnation(page.bookie) if is_fenced else None
 
     return await _told_in_time(name, url, _COPIES_S, fenced())
 

@@ -63,13 +63,7 @@ from services.metadata.attempts import (
     used_otherwise,
 )
 from services.metadata.cookies import hold_members
-from services.metadata.database import (
-    Connection,
-    RowStore,
-    listing,
-    proven,
-    transactional,
-)
+from services.metadata.database import Connection, RowStore, listing, proven, transactional
 from services.metadata.forks import shared_among
 from services.metadata.losses import HeldCopies, check_end, lost_of
 from services.metadata.repairs import add_repairs, drop_repairs
@@ -119,9 +113,8 @@ class LedgerStore(RowStore):
         missing changes in place of the row, and the bookie must delete nothing (rule 18c).
         """
         attempts = tuple(attempt for each in asked for attempt in each.attempts)
-        lost = set(
-            await lost_of(connection, self.database.memory, HeldCopies(holder, attempts))
-        )  # fmt: skip
+        held = HeldCopies(holder, attempts)
+        lost = set(await lost_of(connection, self.database.memory, held))
         records = await connection.fetch(
             f"SELECT {ROW} FROM ledgers WHERE ledger_id = ANY($1::bigint[])",
             sorted({each.ledger_id for each in asked}),
@@ -191,9 +184,7 @@ class LedgerStore(RowStore):
             connection,
             [
                 RepairAdd(
-                    ledger_id=row.ledger_id,
-                    member=gap.member,
-                    ranges=((gap.first, gap.last),),
+                    ledger_id=row.ledger_id, member=gap.member, ranges=((gap.first, gap.last),)
                 )
                 for gap in request.missed
             ],

@@ -26,14 +26,7 @@ from quorumlog.net.identity import (
     WRITERS,
     check_name,
 )
-from quorumlog.net.parameters import (
-    Given,
-    Parameter,
-    integer,
-    matching,
-    path_text,
-    query_text,
-)
+from quorumlog.net.parameters import Given, Parameter, integer, matching, path_text, query_text
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.values import ATTEMPT, LOG_NAME, MEMBER
 from quorumlog.wire.bodies import (

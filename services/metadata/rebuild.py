@@ -379,9 +379,7 @@ class _Work:
             dry_run=self._ask.dry_run,
             bookies=tuple(
                 AskedBookie(
-                    bookie=source.head.bookie,
-                    url=source.url,
-                    may_lack=source.head.may_lack,
+                    bookie=source.head.bookie, url=source.url, may_lack=source.head.may_lack
                 )
                 for source in sources
             ),

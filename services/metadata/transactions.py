@@ -343,11 +343,7 @@ async def commit_placed(connection: Connection, log: LogMetadata) -> None:
 
 
 async def _check_sealed(
-    connection: Connection,
-    transaction_id: str,
-    ledgers: Sequence[Sealed],
-    *,
-    must_be_empty: bool,
+    connection: Connection, transaction_id: str, ledgers: Sequence[Sealed], *, must_be_empty: bool
 ) -> None:
     """Raise InvalidRequest unless all ledgers are this transaction's, CLOSED, and end as stated."""
     ids = [sealed.ledger_id for sealed in ledgers]

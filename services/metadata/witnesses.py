@@ -58,12 +58,7 @@ class WitnessStore(RowStore):
         )
 
     async def accept(
-        self,
-        witnesses: Sequence[str],
-        *,
-        lost: Collection[str],
-        ledgers: Sequence[int],
-        tell: Tell,
+        self, witnesses: Sequence[str], *, lost: Collection[str], ledgers: Sequence[int], tell: Tell
     ) -> WitnessState:
         """Continue without these changes, as an operator decided. `lost`: bookies that never return. `ledgers`: those
         whose rows in the database are to be gone by, though bookies hold copies of others. `tell` gets the progress.
