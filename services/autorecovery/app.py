@@ -30,8 +30,8 @@ from services.autorecovery.checker import Checker
 from services.autorecovery.config import Config
 from services.autorecovery.findings import KnownLosses
 from services.autorecovery.handlers import PARTS, ROUTES, AutorecoveryParts
-from services.autorecovery.steering import EndlessTimers, PacedBookies, Steering
-from services.autorecovery.worker import RepairCounts, Worker, Workers
+from services.autorecovery.steering import PacedBookies, Steering
+from services.autorecovery.worker import Worker
 from services.autorecovery.writers import Writers
 
 _HEARTBEAT_S: Final = 1.0
@@ -60,7 +60,7 @@ class Measures(Collector):
                 len(parts.auditor.draining),
             ),
             ("paused", "1: nothing is copied", parts.steering.is_paused),
-            ("working", "Repairs under way", parts.workers.working),
+            ("working", "Repairs under way", parts.worker.working),
             ("audit_seconds", "How long the last audit took", parts.auditor.audit_s),
             ("check_seconds", "How long the last check of all copies took", parts.checker.pass_s),
             (
@@ -82,8 +82,8 @@ class Measures(Collector):
         for name, text, value in gauges:
             yield GaugeMetricFamily(f"quorumlog_autorecovery_{name}", text, value=value)
         counters: tuple[tuple[str, str, float], ...] = (
-            ("repaired", "Repairs completed", parts.counts.repaired),
-            ("failed", "Repairs that failed and will be retried", parts.counts.failed),
+            ("repaired", "Repairs completed", parts.worker.repaired),
+            ("failed", "Repairs that failed and will be retried", parts.worker.failed),
             ("copied_bytes", "Bytes written to repaired members", parts.pace.copied_bytes),
             ("copied_entries", "Entries written to repaired members", parts.pace.copied_entries),
             ("checked_ledgers", "Ledgers whose copies were compared", parts.checker.checked),
@@ -144,26 +144,25 @@ async def _running(config: Config) -> AsyncIterator[AutorecoveryParts]:
             pace,
             metadata,
             directory,
-            EndlessTimers(timers),
+            timers,
             tasks,
+            # An add that waits for its turn must not time out. A sent add is always answered by its channel, if
+            # only as unknown.
             MachineTimes(quorum_s=inf),
             read_bytes_max=_COPY_BYTES,
         )
-        counts = RepairCounts()
         repairs = RepairClient(metadata, name)
         steering = Steering(config, metadata, repairs, pace)
         losses = KnownLosses(HoldingsClient(directory, session))
-        worker = Worker(repairs, directory, paced, session, counts, losses)
         parts = AutorecoveryParts(
             Auditor(name, config, metadata, repairs, ports, Writers(session), steering),
             Checker(config, metadata, repairs, directory, session, losses, ports),
-            counts,
             losses,
             metadata,
             pace,
             repairs,
             steering,
-            Workers(worker, repairs, steering),
+            Worker(repairs, directory, paced, session, losses, steering),
         )
         for work in (
             partial(_send_heartbeats, metadata, name, config.url),
@@ -173,7 +172,7 @@ async def _running(config: Config) -> AsyncIterator[AutorecoveryParts]:
             parts.auditor.run,
             partial(parts.checker.run, lambda: parts.auditor.is_auditor),
             parts.pace.run,
-            partial(parts.workers.run, tasks),
+            partial(parts.worker.run, tasks),
         ):
             tasks.start(restarted(work))
         try:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Container, Hashable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from quorumlog.errors import NoSuchBookie, QuorumLogError
@@ -18,17 +19,12 @@ from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import awake
 from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import member_name
-from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
+from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.wire.bodies import BookieInfo
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.config import Config
 from services.autorecovery.drains import drain_of
-from services.autorecovery.findings import (
-    GracePeriod,
-    LostMembers,
-    is_believable,
-    survivors_of,
-)
+from services.autorecovery.findings import GracePeriod, LostMembers, is_believable, survivors_of
 from services.autorecovery.steering import Steering
 from services.autorecovery.writers import WriterPresence, Writers
 
@@ -47,34 +43,27 @@ _BLOCKED_MAX: Final = 100
 _LEASE: Final = "auditor"
 
 
+@dataclass(eq=False)
 class Auditor:
     """Finds lost members and abandoned ledgers; queues repairs of the former, and recovers the latter.
 
     Invariant: an open ledger is not changed while its writer answers (rule 21).
     """
 
-    def __init__(
-        self,
-        name: str,
-        config: Config,
-        metadata: MetadataClient,
-        repairs: RepairClient,
-        ports: Ports,
-        writers: Writers,
-        steering: Steering,
-    ) -> None:
-        """`name` is unique to this process: the holder of the lease."""
-        self._name = name
-        self._steering = steering
-        self._config = config
-        self._metadata = metadata
-        self._repairs = repairs
-        self._ports = ports
-        self._writers = writers
-        self._lost = LostMembers(steering.lost_bookie_delay_s)
-        self._refused = GracePeriod(config.abandoned_s)
-        self._silent = GracePeriod(config.silent_s)
-        self._stuck = GracePeriod(config.in_recovery_s)
+    _name: str
+    """Unique to this process: the holder of the lease."""
+    _config: Config
+    _metadata: MetadataClient
+    _repairs: RepairClient
+    _ports: Ports
+    _writers: Writers
+    _steering: Steering
+
+    def __post_init__(self) -> None:
+        self._lost = LostMembers(self._steering.lost_bookie_delay_s)
+        self._refused = GracePeriod(self._config.abandoned_s)
+        self._silent = GracePeriod(self._config.silent_s)
+        self._stuck = GracePeriod(self._config.in_recovery_s)
         self._queued_at: dict[str, float] = {}
         self._drain_due_at: dict[str, float] = {}
         self._drains_told: dict[str, tuple[str, int, int]] = {}
@@ -82,7 +71,7 @@ class Auditor:
         self._triggers = 0
         self._recovering: set[int] = set()
         self._writable: frozenset[str] = frozenset()
-        self._recovery_slots = asyncio.Semaphore(config.recoveries)
+        self._recovery_slots = asyncio.Semaphore(self._config.recoveries)
         self._wake = asyncio.Event()
         self.is_auditor = False
         self.audits = 0
@@ -120,9 +109,6 @@ class Auditor:
             except QuorumLogError as error:
                 self._note_unobserved()
                 log.warning("audit-put-off", extra={"why": error.detail})
-            except Exception:
-                # A bug in one audit must not end all audits.
-                log.exception("audit-failed")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(self._config.audit_s, self._config.lease_s / 3)):
                     await self._wake.wait()
@@ -130,20 +116,6 @@ class Auditor:
 
     async def audit(self) -> None:
         """Run one audit."""
-        begun = awake().time()
-        await self._audit()
-        self.audits += 1
-        self.audit_s = awake().time() - begun
-
-    def _note_unobserved(self, *, from_bookies: bool = True) -> None:
-        """Absences are not observed now: one may end meanwhile and begin anew (rule 21)."""
-        now = awake().time()
-        self._refused.note_unobserved(now)
-        self._silent.note_unobserved(now)
-        if from_bookies:
-            self._lost.note_unobserved(now)
-
-    async def _audit(self) -> None:
         triggers = self._triggers
         now = awake().time()
         self._lost.grace_s = self._steering.lost_bookie_delay_s
@@ -174,6 +146,16 @@ class Auditor:
             ended = awake().time()
             if triggers == self._triggers:
                 self._open_check_due_at = ended + _pause_s(ended - begun)
+        self.audits += 1
+        self.audit_s = awake().time() - now
+
+    def _note_unobserved(self, *, from_bookies: bool = True) -> None:
+        """Absences are not observed now: one may end meanwhile and begin anew (rule 21)."""
+        now = awake().time()
+        self._refused.note_unobserved(now)
+        self._silent.note_unobserved(now)
+        if from_bookies:
+            self._lost.note_unobserved(now)
 
     def _note_audited(self, when: dict[str, float], member: str, at: float, triggers: int) -> None:
         """Note that a member was audited, unless a trigger came meanwhile and asks for another."""
@@ -280,7 +262,9 @@ class Auditor:
         }
         writers = {writer for writer in open_ledgers.values() if writer is not None}
         answers = dict(
-            zip(writers, await asyncio.gather(*map(self._presence_of, writers)), strict=True)
+            zip(
+                writers, await asyncio.gather(*map(self._writers.presence_of, writers)), strict=True
+            )
         )
         gone: dict[Hashable, int] = {}
         silent: dict[Hashable, int] = {}
@@ -310,14 +294,11 @@ class Auditor:
                 is_enough = ledger_id in has_been_silent
                 self._ports.tasks.start(self._recover(ledger_id, is_silence_enough=is_enough))
 
-    async def _presence_of(self, writer: Writer) -> WriterPresence:
-        return await self._writers.presence_of(writer)
-
     async def _is_abandoned(self, row: LedgerMetadata, *, is_silence_enough: bool) -> bool:
         """Whether the ledger has no writer, asked again: its recovery may have waited for long."""
         if row.writer is None or row.state is not State.OPEN:
             return True
-        presence = await self._presence_of(row.writer)
+        presence = await self._writers.presence_of(row.writer)
         if is_silence_enough:
             return presence is not WriterPresence.ALIVE
         return presence is WriterPresence.GONE

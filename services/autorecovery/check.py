@@ -89,13 +89,12 @@ class _Share:
         return ids_of_residue(self.first, self.last, self.modulus, self.residue)
 
 
+@dataclass(eq=False)
 class ReplicaCheck:
     """Requests digests from bookies and compares them."""
 
-    def __init__(self, directory: Directory, session: aiohttp.ClientSession) -> None:
-        """`session` is shared and not closed here."""
-        self._directory = directory
-        self._session = session
+    _directory: Directory
+    _session: aiohttp.ClientSession
 
     async def check(self, row: LedgerMetadata) -> ReplicaReport:
         """Check one ledger by its row. `recheck` must confirm the findings."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
@@ -23,7 +24,6 @@ from quorumlog.net.spread import spread
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.limbo import places
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.wire.bodies import BookieInfo
 from quorumlog.wire.repair_bodies import RepairAdd
 from services.autorecovery.check import Lack, ReplicaCheck, ReplicaReport
 from services.autorecovery.config import Config
@@ -36,28 +36,20 @@ _ASK_S: Final = 10.0
 _MISPLACED_MAX: Final = 10
 
 
+@dataclass(eq=False)
 class Checker:
     """The checks of one process. Invariant: nothing is queued because a member is silent."""
 
-    def __init__(
-        self,
-        config: Config,
-        metadata: MetadataClient,
-        repairs: RepairClient,
-        directory: Directory,
-        session: aiohttp.ClientSession,
-        losses: KnownLosses,
-        ports: Ports,
-    ) -> None:
-        """No ledger is checked yet."""
-        self._config = config
-        self._ports = ports
-        self._metadata = metadata
-        self._repairs = repairs
-        self._directory = directory
-        self._session = session
-        self._losses = losses
-        self._replicas = ReplicaCheck(directory, session)
+    _config: Config
+    _metadata: MetadataClient
+    _repairs: RepairClient
+    _directory: Directory
+    _session: aiohttp.ClientSession
+    _losses: KnownLosses
+    _ports: Ports
+
+    def __post_init__(self) -> None:
+        self._replicas = ReplicaCheck(self._directory, self._session)
         self._wake = asyncio.Event()
         self.checked = 0
         self.lacking = 0
@@ -67,7 +59,6 @@ class Checker:
         """Ledgers of the last pass in fewer zones than possible, the first of them."""
         self.misplaced_count = 0
         self.pass_s = 0.0
-        self.passes = 0
 
     def trigger(self) -> None:
         """Check all ledgers now."""
@@ -115,7 +106,6 @@ class Checker:
                 task.cancel()
         self.misplaced, self.misplaced_count = misplaced[:_MISPLACED_MAX], len(misplaced)
         self.pass_s = clock() - begun
-        self.passes += 1
         log.info("all-checked", extra={"took_s": round(self.pass_s, 3), "lacking": self.lacking})
 
     async def verify(self, ledger_id: int, *, queue: bool) -> ReplicaReport:
@@ -208,16 +198,11 @@ class Checker:
         for bookie in self._directory.bookies:
             if bookie.state == "lost":
                 continue
-            for ledger_id in sorted(await self._damaged_at(bookie)):
-                try:
+            name, url = member_name(bookie.id), f"{bookie.url}/v1/damage"
+            found = await ask_bookie(self._session, name, url, dict[str, Any], limit_s=_ASK_S)
+            damaged: set[int] = set()
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                damaged = {int(item["ledger_id"]) for item in (found or {})["entries"]}
+            for ledger_id in sorted(damaged):
+                with contextlib.suppress(NoSuchLedger):
                     await self.verify(ledger_id, queue=True)
-                except NoSuchLedger:
-                    continue
-
-    async def _damaged_at(self, bookie: BookieInfo) -> set[int]:
-        name, url = member_name(bookie.id), f"{bookie.url}/v1/damage"
-        found = await ask_bookie(self._session, name, url, dict[str, Any], limit_s=_ASK_S)
-        try:
-            return {int(item["ledger_id"]) for item in (found or {})["entries"]}
-        except (ValueError, KeyError, TypeError):
-            return set()

@@ -4,15 +4,12 @@ The progress is computed from the present metadata and not counted down. So a dr
 restart, and ends when nothing names the bookie, whoever caused that.
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
-from quorumlog.errors import NoSuchBookie, VersionConflict
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.metadata import State
-from quorumlog.protocol.values import BOOKIE_NAME
 from quorumlog.wire.bodies import Body, BookieState, LedgerUse
 
 
@@ -42,7 +39,6 @@ class Drain(Body):
 
 async def drain_of(name: str, metadata: MetadataClient, *, is_paused: bool = False) -> Drain:
     """How far a bookie is drained. Raises: NoSuchBookie, MetadataUnavailable."""
-    _check(name)
     uses = await metadata.uses(name)
     states = {member_name(b.id): b.state for b in (await metadata.bookies()).bookies}
     done = uses.ledgers == 0 and uses.repairs == 0
@@ -60,22 +56,6 @@ async def drain_of(name: str, metadata: MetadataClient, *, is_paused: bool = Fal
             for use in uses.first
         ),
     )
-
-
-async def decommissioned(name: str, metadata: MetadataClient) -> None:
-    """Decommission a bookie. Raises: NoSuchBookie, MetadataUnavailable, and VersionConflict (as
-    409, with what names it) while it is needed.
-    """
-    _check(name)
-    try:
-        await metadata.retire(name)
-    except VersionConflict as error:
-        raise error.replace(status=409) from error
-
-
-def _check(name: str) -> None:
-    if not re.fullmatch(BOOKIE_NAME, name):
-        raise NoSuchBookie("a bookie's name is expected, without @incarnation", bookie=name)
 
 
 def _why(first: Sequence[LedgerUse], state: BookieState | None, *, is_paused: bool) -> str:

@@ -1,11 +1,13 @@
 """The routes of autorecovery, for operators."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
 from pydantic import Field
 
+from quorumlog.errors import NoSuchBookie, VersionConflict
 from quorumlog.net import bodies
 from quorumlog.net.bodies import answer, parsed
 from quorumlog.net.identity import OPERATORS
@@ -19,10 +21,10 @@ from quorumlog.wire.repair_bodies import REPAIR_PLACE, RepairList, RepairSetting
 from services.autorecovery.auditor import Auditor
 from services.autorecovery.check import ReplicaReport
 from services.autorecovery.checker import Checker
-from services.autorecovery.drains import Drain, decommissioned, drain_of
+from services.autorecovery.drains import Drain, drain_of
 from services.autorecovery.findings import KnownLosses, answers_json
 from services.autorecovery.steering import PacedBookies, Steering
-from services.autorecovery.worker import RepairCounts, Workers
+from services.autorecovery.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,12 @@ class AutorecoveryParts:
 
     auditor: Auditor
     checker: Checker
-    counts: RepairCounts
     losses: KnownLosses
     metadata: MetadataClient
     pace: PacedBookies
     repairs: RepairClient
     steering: Steering
-    workers: Workers
+    worker: Worker
 
 
 PARTS: Final = web.AppKey("parts", AutorecoveryParts)
@@ -49,11 +50,17 @@ class Delay(Body):
     seconds: float = Field(ge=0, le=86_400, strict=False)
 
 
+def _bookie(name: str, _pointer: str) -> str:
+    if not re.fullmatch(BOOKIE_NAME, name):
+        raise NoSuchBookie("a bookie's name is expected, without @incarnation", bookie=name)
+    return name
+
+
 LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
 BOOKIE: Final = Parameter(
     "bookie",
     "path",
-    lambda text, _pointer: text,  # any other text names no bookie: 404
+    _bookie,
     {"type": "string", "pattern": f"^{BOOKIE_NAME}$"},
     "The bookie's name, without an incarnation.",
     "",
@@ -111,7 +118,10 @@ async def get_drain(request: web.Request, given: Given) -> web.Response:
 @ROUTES.add("DELETE /v1/bookies/{bookie}", BOOKIE, roles=OPERATORS, status=204, is_audited=True)
 async def decommission(request: web.Request, given: Given) -> web.Response:
     """Decommission a dead bookie."""
-    await decommissioned(given[BOOKIE], request.app[PARTS].metadata)
+    try:
+        await request.app[PARTS].metadata.retire(given[BOOKIE])
+    except VersionConflict as error:
+        raise error.replace(status=409) from error
     return web.Response(status=204)
 
 
@@ -152,10 +162,10 @@ async def _status_json(parts: AutorecoveryParts) -> dict[str, Any]:
         "lost_bookie_delay_s": steering.lost_bookie_delay_s,
         "bytes_per_s": steering.bytes_per_s,
         "concurrency": steering.concurrency,
-        "working": parts.workers.working,
+        "working": parts.worker.working,
         "copied_bytes": parts.pace.copied_bytes,
-        "repaired": parts.counts.repaired,
-        "failed": parts.counts.failed,
+        "repaired": parts.worker.repaired,
+        "failed": parts.worker.failed,
         "audit_s": auditor.audit_s,
         "blocked": len(auditor.blocked_ledgers),
         "blocked_recoveries": [

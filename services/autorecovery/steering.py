@@ -6,16 +6,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from math import inf
-from typing import Any, Final
+from typing import Final
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.ports import AddDone
 from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.timers import Timers
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.record import Run
 from quorumlog.wire.repair_bodies import RepairSettings, RepairSettingsPut
@@ -94,36 +93,19 @@ class PacedBookies:
         self._wake.set()
 
 
-class EndlessTimers:
-    """Timers that skip infinite delays: an add that waits for its turn must not time out, and a
-    sent one is always answered by its channel, if only as unknown.
-    """
-
-    def __init__(self, timers: Timers) -> None:
-        """`timers` runs the finite delays."""
-        self._timers = timers
-
-    def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Call `call(*args)` once, `delay_s` seconds from now, unless the delay is infinite."""
-        if delay_s != inf:
-            self._timers.after(delay_s, call, *args)
-
-
+@dataclass(eq=False)
 class Steering:
     """Follows the settings in metadata; while metadata is away the last known ones hold."""
 
-    def __init__(
-        self, config: Config, metadata: MetadataClient, repairs: RepairClient, pace: PacedBookies
-    ) -> None:
-        """Until the first refresh the process's own configuration holds."""
-        self._config = config
-        self._metadata = metadata
-        self._repairs = repairs
-        self._pace = pace
-        self._settings = RepairSettings()
-        self._triggers: int | None = None
-        """How many audits had been requested by the last refresh."""
-        self._processes = 1
+    _config: Config
+    """Holds until the first refresh."""
+    _metadata: MetadataClient
+    _repairs: RepairClient
+    _pace: PacedBookies
+    _settings: RepairSettings = field(default_factory=RepairSettings)
+    _triggers: int | None = None
+    """How many audits had been requested by the last refresh."""
+    _processes: int = 1
 
     @property
     def is_paused(self) -> bool:

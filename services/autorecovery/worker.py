@@ -56,21 +56,28 @@ class BookieAway(NotEnoughBookies):
     """The bookie is absent and not lost: it may be restarting (rule 8)."""
 
 
-@dataclass(slots=True)
-class RepairCounts:
-    """Counts of this process since its start."""
+@dataclass(eq=False)
+class Worker:
+    """Repairs items of the queue, as many at a time as operators want.
 
-    repaired: int = 0
-    failed: int = 0
+    Invariants: entries are copied only to a member that metadata names, at least as a repair's
+    target (rule 20); an item ends when its member's disk was seen to have what it should (rule
+    20a); an open fragment is left to its writer (rule 21, I25); a member keeps its place unless it
+    is lost, drained, or an earlier incarnation.
+    """
 
+    _repairs: RepairClient
+    _directory: Directory
+    _ports: Ports
+    """Those of repair: paced, and without a quorum timer."""
+    _session: aiohttp.ClientSession
+    _losses: KnownLosses
+    _steering: Steering
 
-class Workers:
-    """Runs as many repairs at a time as operators want."""
-
-    def __init__(self, worker: "Worker", repairs: RepairClient, steering: Steering) -> None:
-        """`worker` does the repairs; a repair of one item knows nothing of the others."""
-        self._worker, self._repairs, self._steering = worker, repairs, steering
-        self.working = 0
+    def __post_init__(self) -> None:
+        self._replicas = ReplicaCheck(self._directory, self._session)
+        self.working = self.repaired = self.failed = 0
+        """Repairs under way, and those that ended since the start of this process."""
 
     async def run(self, tasks: Tasks) -> None:
         """Claim items and start work on them, for ever."""
@@ -89,43 +96,15 @@ class Workers:
 
     async def _work(self, item: RepairItem) -> None:
         try:
-            await self._worker.process(item)
+            await self.process(item)
         except Exception:
             # A bug with one item must not end the work on all others; its lease expires.
             log.exception("repair-failed", extra={"ledger": item.ledger_id})
         finally:
             self.working -= 1
 
-
-class Worker:
-    """Repairs items of the queue.
-
-    Invariants: entries are copied only to a member that metadata names, at least as a repair's
-    target (rule 20); an item ends when its member's disk was seen to have what it should (rule
-    20a); an open fragment is left to its writer (rule 21, I25); a member keeps its place unless it
-    is lost, drained, or an earlier incarnation.
-    """
-
-    def __init__(
-        self,
-        repairs: RepairClient,
-        directory: Directory,
-        ports: Ports,
-        session: aiohttp.ClientSession,
-        counts: RepairCounts,
-        losses: KnownLosses,
-    ) -> None:
-        """`ports` are those of repair: paced, and without a quorum timer."""
-        self._repairs = repairs
-        self._directory = directory
-        self._ports = ports
-        self._session = session
-        self._counts = counts
-        self._losses = losses
-        self._replicas = ReplicaCheck(directory, session)
-
     async def process(self, item: RepairItem) -> None:
-        """RepairItem an item, or release it with the reason."""
+        """Repair an item, or release it with the reason."""
         where = {"ledger": item.ledger_id, "bookie": item.member}
         try:
             try:
@@ -134,12 +113,12 @@ class Worker:
             except NoSuchLedger:
                 self._losses.forget(item.ledger_id)  # a deleted ledger needs no repair
             except QuorumLogError as error:
-                self._counts.failed += 1
+                self.failed += 1
                 log.info("repair-put-off", extra={**where, "why": f"{error.code}: {error.detail}"})
                 await self._repairs.fail(item, f"{error.code}: {error.detail}"[:500])
                 return
             await self._repairs.progress(item, item.ranges, lease_s=_LEASE_S)
-            self._counts.repaired += 1
+            self.repaired += 1
             log.info("repaired", extra=where)
         except VersionConflict:
             log.info("repair-taken-over", extra=where)
@@ -169,7 +148,10 @@ class Worker:
         """
         row = await self._finish_placed(await self._row(item.ledger_id), item.member)
         if self._may_stay(item.member):
-            if await self._has_later_incarnation(item.member, row.ledger_id):
+            # Filling an earlier incarnation, where the directory does not know yet of a later one, would end the item
+            # and leave the place to a member that is gone (rule 15).
+            answering = (await self._ledger_info_from(item.member, row.ledger_id)).get("bookie")
+            if isinstance(answering, str) and answering != item.member:
                 raise BookieAway("it has just returned as a later incarnation", bookie=item.member)
             for first, last in item.ranges:
                 for wanted in fragment_ranges(row, MissedRange(item.member, first, last)):
@@ -193,10 +175,7 @@ class Worker:
             is_of_member = member in {repair.leaving, repair.target}
             if is_of_member and self._may_stay(repair.target):
                 last_step = FragmentRepair(
-                    row,
-                    fragment=repair.first_entry,
-                    leaving=repair.leaving,
-                    target=repair.target,
+                    row, fragment=repair.first_entry, leaving=repair.leaving, target=repair.target
                 )
                 row = await self._conclude(last_step, row)
         return row
@@ -230,12 +209,7 @@ class Worker:
         missing = await self._replicas.missing_on_disk(row, member, wanted.first, wanted.last)
         for first, last in ((wanted.first, wanted.last),) if missing is None else missing:
             repair = FragmentRepair(
-                row,
-                fragment=wanted.fragment,
-                leaving=member,
-                target=member,
-                first=first,
-                last=last,
+                row, fragment=wanted.fragment, leaving=member, target=member, first=first, last=last
             )
             row = await self._conclude(repair, row)
         return row
@@ -302,14 +276,6 @@ class Worker:
                 ledger_id=row.ledger_id,
             )
         return found[0]
-
-    async def _has_later_incarnation(self, member: str, ledger_id: int) -> bool:
-        """Whether a later incarnation answers, of which the directory does not know yet. Filling
-        the earlier one would end the item and leave the place to a member that is gone (rule 15).
-        """
-        found = await self._ledger_info_from(member, ledger_id)
-        bookie = found.get("bookie")
-        return isinstance(bookie, str) and bookie != member
 
     async def _ranges_held_by(
         self, target: str, row: LedgerMetadata

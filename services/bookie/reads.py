@@ -1,10 +1,10 @@
-"""Fetching the bytes of parts: from memory at once, from the disk in threads, and read-ahead; and known damage with its
-place, until it is repaired.
+"""Fetches stored entries from memory, or from the disk in threads and with read-ahead; remembers damaged entries until
+they are repaired.
 
-store.py decides what may be told; this module fetches, checks and cuts.
+store.py decides what a reader may get; this module reads the bytes, checks them and cuts them into entries.
 
-Reads and the scrubber find damage; adds of recovery and repair replace it. It is not logged: after
-a restart, reads and the scrubber find it again.
+Reads and the scrubber find damage, and entries that a recovery or a repair writes replace it. The list of damage is not
+on disk: after a restart, reads and the scrubber find the damage again.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from quorumlog.certificates import replace_file
 from quorumlog.wire.secret import LOCAL_GATEWAYS, headers_of, read_secret
 from services.local.config import ROOT, LocalSettings, inherited_environment
 from services.local.credentials import LocalCertificates, kept_secret
-from services.local.embedded import EmbeddedError, set_up_postgres, set_up_redis
+from services.local.embedded import EmbeddedError, Postgres, Redis, set_up_postgres, set_up_redis
 from services.local.process import Process, Program, Start, free_ports, is_free, start
 
 START_S: Final = 120.0
@@ -43,6 +43,10 @@ _NEW_BYTES: Final = 80 << 20
 """What a new bookie sets aside by default (its first segment and its reserve); Postgres takes less."""
 _LOG_BYTES_MAX: Final = 16 << 20
 _SERVICES: Final = ("gateway", "autorecovery", "bookie", "metadata")
+_CREDENTIALS: Final = (
+    *("CLUSTER_SECRET", "CLUSTER_SECRET_FILE", "TLS_CERT_FILE", "TLS_KEY_FILE", "TLS_CA_FILE"),
+    *("TLS_KEY_PASSWORD", "TLS_KEY_PASSWORD_FILE"),
+)
 _STOP_ORDER: Final = (*_SERVICES, "redis", "postgres")
 
 
@@ -247,21 +251,19 @@ class LocalCluster:
                 postgres = await asyncio.to_thread(
                     set_up_postgres, self._data / "postgres", ports[0]
                 )
-                url = f"127.0.0.1:{ports[0]}"
-                self._launch(postgres.program, url, partial(asyncio.to_thread, postgres.is_ready))
-                await self.until_up("postgres")
-                dsn = await self._reach(postgres.dsn())
+                dsn = await self._start_store(postgres, postgres.dsn())
             if not redis_url:
                 redis = set_up_redis(self._data / "redis", ports[1])
-                url = f"127.0.0.1:{ports[1]}"
-                self._launch(redis.program, url, partial(asyncio.to_thread, redis.is_ready))
-                await self.until_up("redis")
-                redis_url = await self._reach(redis.url())
+                redis_url = await self._start_store(redis, redis.url())
         except EmbeddedError as error:
             raise ClusterError(str(error)) from None
         return dsn, redis_url
 
-    async def _reach(self, url: str) -> str:
+    async def _start_store(self, store: Postgres | Redis, url: str) -> str:
+        """Start an embedded server; the URL by which the services reach it."""
+        place, is_up = f"127.0.0.1:{store.port}", partial(asyncio.to_thread, store.is_ready)
+        self._launch(store.program, place, is_up)
+        await self.until_up(store.program.name)
         return url if self._around.reach is None else await self._around.reach(url)
 
     async def _start_services(self, dsn: str, redis_url: str) -> None:
@@ -407,15 +409,10 @@ class LocalCluster:
 
     def _credentials(self, name: str, role: str, host: str) -> dict[str, str]:
         """The settings with which a service shows who it is; those of this process's own environment do not count."""
+        none = dict.fromkeys(_CREDENTIALS, "")
         if self.certificates is None:
-            none = dict.fromkeys(("TLS_CERT_FILE", "TLS_KEY_FILE", "TLS_CA_FILE"), "")
-            secret = {"CLUSTER_SECRET": "", "CLUSTER_SECRET_FILE": str(self.settings.secret_file)}
-            return none | secret
-        none = dict.fromkeys(
-            ("CLUSTER_SECRET", "CLUSTER_SECRET_FILE", "TLS_KEY_PASSWORD", "TLS_KEY_PASSWORD_FILE"),
-            "",
-        )
-        return {**none, **self.certificates.settings(role, name, host)}
+            return none | {"CLUSTER_SECRET_FILE": str(self.settings.secret_file)}
+        return none | self.certificates.settings(role, name, host)
 
     def _in_file(self, name: str, secret: str) -> dict[str, str]:
         """A setting that a service reads from a file: its environment is shown in more places."""
@@ -542,22 +539,16 @@ def _await_orphans(run: Path) -> None:
     end, and one that is still alive holds the files that this cluster needs.
     """
     end = time.monotonic() + 30
-    for pid in _pids(run):
-        while _is_service(pid):
+    for file in run.glob("*.pid"):
+        pid = file.read_text().strip()
+        while file.stem != "postgres" and _is_service(pid):  # embedded.py handles that one
             if time.monotonic() > end:
                 raise ClusterError(f"process {pid} of an earlier cluster does not end")
             time.sleep(_POLL_S)
 
 
-def _pids(run: Path) -> Iterator[int]:
-    for file in run.glob("*.pid"):
-        text = file.read_text().strip()
-        if text.isdecimal() and file.stem != "postgres":  # embedded.py handles that one
-            yield int(text)
-
-
-def _is_service(pid: int) -> bool:
+def _is_service(pid: str) -> bool:
     try:
-        return b"services." in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return pid.isdecimal() and b"services." in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False

@@ -202,12 +202,10 @@ def _run_as(argv: list[str], become: Become) -> str:
             timeout=_INITDB_S,
             preexec_fn=in_child(become, signal.SIGKILL),
         )
-    except subprocess.TimeoutExpired as error:
+    except (subprocess.TimeoutExpired, OSError) as error:
         return str(error)
     except subprocess.SubprocessError:  # of the preexec_fn; Python does not tell which error it was
         return "the system does not allow it"
-    except OSError as error:
-        return str(error)
     return (done.stderr or done.stdout).decode(errors="replace") if done.returncode else ""
 
 

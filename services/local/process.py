@@ -161,7 +161,8 @@ def users_to_try(*paths: Path) -> tuple[Become, ...]:
     if os.geteuid() != 0:
         return (Become.SELF, Become.NAMESPACE)
     ways = (Become.NOBODY_WITH_DAC_OVERRIDE, Become.NAMESPACE)
-    if all(_is_open_to_all(path) for path in paths):
+    folders = {folder for path in paths for folder in (path, *path.parents)}
+    if all(folder.stat().st_mode & 0o001 for folder in folders):
         return (Become.NOBODY, *ways)
     return (*ways, Become.NOBODY)
 
@@ -175,10 +176,6 @@ def chown_tree(path: Path, become: Become) -> None:
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
             os.chown(Path(folder, name), owner, owner, follow_symlinks=False)
-
-
-def _is_open_to_all(path: Path) -> bool:
-    return all(folder.stat().st_mode & 0o001 for folder in (path, *path.parents))
 
 
 def _become(become: Become) -> None:

@@ -17,11 +17,11 @@ from quorumlog.net.service import add_shared_routes, answers_problems
 from quorumlog.net.settings import with_password
 from quorumlog.net.timers import restarted
 from quorumlog.wire.repair_bodies import LeaseTake
-from services.metadata import handlers, log_handlers, operator_handlers
+from services.metadata import handlers, operator_handlers
 from services.metadata.audit import FOR_CLIENTS, keeps_audited
 from services.metadata.config import Config
 from services.metadata.database import Database
-from services.metadata.http import PARTS, MetadataParts, build_parts
+from services.metadata.http import PARTS, MetadataParts
 from services.metadata.metrics import REQUEST_METRICS, MetadataMetrics, measures
 from services.metadata.migrate import (
     KeyMissing,
@@ -34,11 +34,7 @@ from services.metadata.migrate import (
 
 log = logging.getLogger(__name__)
 
-ROUTES: Final = (
-    *handlers.ROUTES,
-    *log_handlers.ROUTES,
-    *operator_handlers.ROUTES,
-)
+ROUTES: Final = (*handlers.ROUTES, *operator_handlers.ROUTES)
 
 _WATCH_S: Final = 1.0
 _LEASE: Final = "transactions"
@@ -62,7 +58,7 @@ def build(config: Config) -> web.Application:
         key_ring=config.key_ring,
         clock_difference_s=config.clock_difference_s,
     )
-    parts = build_parts(config, database)
+    parts = MetadataParts(config, database)
     app = web.Application(
         middlewares=[
             measures,
@@ -120,6 +116,7 @@ def build(config: Config) -> web.Application:
 async def _migrate_with_retries(database: Database, contract_through: int) -> None:
     """Migrate the tables to this version as soon as the database answers."""
     while True:
+        pause_s = _RETRY_S
         try:
             connection = await database.connect(statement_timeout=str(int(_MIGRATION_S * 1000)))
             try:
@@ -130,20 +127,18 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
                 connection.terminate()
         except asyncpg.LockNotAvailableError as error:
             log.warning("migration-waits", extra={"error": str(error)})
-            await asyncio.sleep(_LOCKED_RETRY_S)
+            pause_s = _LOCKED_RETRY_S
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             database.reach.lost(error)
-            await asyncio.sleep(_RETRY_S)
         except (TablesTooNew, KeyMissing) as error:
             # An operator must act.
             event = "key-missing" if isinstance(error, KeyMissing) else "database-is-newer"
             log.error(event, extra={"error": str(error)})  # noqa: TRY400
-            await asyncio.sleep(_NEWER_RETRY_S)
+            pause_s = _NEWER_RETRY_S
         except Exception:
             # If a connection is cut between two steps of a statement, asyncpg may raise an internal
             # error; the service must still open in the end.
             log.exception("database-away")
-            await asyncio.sleep(_RETRY_S)
         else:
             log.info(
                 "database-open", extra={"applied": migrated.applied, "waiting": migrated.waiting}
@@ -151,6 +146,7 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
             database.memory.cluster_id = cluster_id
             database.is_open = True
             return
+        await asyncio.sleep(pause_s)
 
 
 async def _expire(parts: MetadataParts, every_s: float) -> None:
@@ -171,22 +167,15 @@ async def _expire(parts: MetadataParts, every_s: float) -> None:
             await parts.transactions.count()
         except QuorumLogError as error:
             log.warning("expiry-put-off", extra={"why": error.detail})
-        except Exception:
-            # A bug in one round must not end later rounds, nor the stream of changes.
-            log.exception("expiry-failed")
 
 
 async def _watch_database(database: Database, parts: MetadataParts) -> None:
     """Notice a database that went back in time, or returned, without any requests too."""
     while True:
         await asyncio.sleep(_WATCH_S)
-        try:
+        with contextlib.suppress(QuorumLogError):  # `ready` and the gauges report it
             await database.probe()
             # A rebuild through another process may have made an empty database its cluster's.
             database.memory.cluster_id = await parts.cookies.cluster_id()
             if database.key_ring.ids:
                 await parts.sealing.note_key()
-        except QuorumLogError:
-            pass  # `ready` and the gauges report it
-        except Exception:
-            log.exception("watch-failed")

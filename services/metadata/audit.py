@@ -3,7 +3,6 @@ for the request, so there is no change without its row, and no row without a cha
 """
 
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Final
 
 import asyncpg
@@ -32,15 +31,10 @@ _INSERT: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The audited request that the work in this context is for."""
-
-    request: AuditedRequest | audit.Audited
-    via: str = ""
-
-
-_ASKED: Final[ContextVar[_Asked | None]] = ContextVar("asked", default=None)
+_ASKED: Final[ContextVar[tuple[AuditedRequest | audit.Audited, str] | None]] = ContextVar(
+    "asked", default=None
+)
+"""The audited request that the work in this context is for, and the service that asks for its client, if any."""
 
 
 @web.middleware
@@ -56,25 +50,23 @@ async def keep(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
     """
     if (asked := _ASKED.get()) is None:
         return
-    of = asked.request.body if isinstance(asked.request, audit.Audited) else asked.request
-    values = (of.id, of.who, of.remote, of.operation, of.target, asked.via)
+    request, via = asked
+    of = request.body if isinstance(request, audit.Audited) else request
+    values = (of.id, of.who, of.remote, of.operation, of.target, via)
     # Postgres has no text with NUL in it.
     await connection.execute(_INSERT, *(value.replace("\x00", "") for value in values))
 
 
-def _asked_by(request: web.Request) -> _Asked | None:
+def _asked_by(request: web.Request) -> tuple[AuditedRequest | audit.Audited, str] | None:
     told = request.headers.get(header.AUDITED)
-    if told is not None and caller_of(request).role in _TRUSTED and _is_for_others(request):
-        asked = AuditedRequest.from_header(told)
-        if asked is not None:
-            return _Asked(asked, via=audit.who_is(caller_of(request)))
-    own = audit.current()
-    return None if own is None else _Asked(own)
-
-
-def _is_for_others(request: web.Request) -> bool:
     resource = request.match_info.route.resource
-    return (
+    is_for_others = (
         resource is not None
         and f"{request.method} {resource.canonical}" in request.app[FOR_CLIENTS]
     )
+    if told is not None and caller_of(request).role in _TRUSTED and is_for_others:
+        asked = AuditedRequest.from_header(told)
+        if asked is not None:
+            return asked, audit.who_is(caller_of(request))
+    own = audit.current()
+    return None if own is None else (own, "")

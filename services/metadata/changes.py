@@ -48,9 +48,6 @@ class ChangeHub:
                 await self._listen()
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 log.warning("not-listening", extra={"error": repr(error)})
-            except Exception:
-                # Whatever failed, the followers still need notifications.
-                log.exception("not-listening")
             await asyncio.sleep(_RETRY_S)
 
     async def end(self) -> None:

@@ -97,10 +97,7 @@ class CookieStore(RowStore):
                 current=None if old is None else old.model_dump(mode="json"),
             )
         check_cookie(
-            name,
-            None if old is None else old.cookie,
-            request.cookie,
-            await _cluster_id(connection),
+            name, None if old is None else old.cookie, request.cookie, await _cluster_id(connection)
         )
         is_new = old is None or request.cookie.instance != old.cookie.instance
         if is_new:

@@ -6,7 +6,9 @@ outcome of the work is unknown.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -73,6 +75,8 @@ class Connection(_Connection):
     is_new = True
     settled: str | None = None
     """The attempt token written by the transaction on this connection, if any."""
+    counted: Counter[str]
+    """What the transaction on this connection has done, to be counted once it is committed."""
     key_ring = KeyRing()
     clock = HeardClock()
 
@@ -140,6 +144,8 @@ class Database:
         so is one that was restored from its write-ahead log."""
         self.waiting_commits = 0
         """Changes that waited on the server when they were counted, and those that were given up since."""
+        self.counted = Counter[str]()
+        """What committed transactions of this process have done."""
         self.asked_about: str | None = None
         """The server about which this process has asked the bookies what they know of it."""
 
@@ -222,6 +228,7 @@ class Database:
 
         async def transaction(connection: Connection) -> T:
             connection.settled = None
+            connection.counted.clear()
             await self._refuse_if_some_wait(connection)
             try:
                 async with connection.transaction():
@@ -239,6 +246,7 @@ class Database:
             if connection.settled is not None:
                 self.memory.note_committed(connection.settled, seen)
                 self._return_witnesses(PRESENTED.get())
+            self.counted += connection.counted
             return result
 
         try:
@@ -357,6 +365,7 @@ class Database:
             connection.terminate()
             raise
         connection.key_ring, connection.clock = self.key_ring, self.clock
+        connection.counted = Counter()
         return connection
 
     async def _has_history(self, connection: Connection) -> bool:
@@ -432,14 +441,14 @@ async def ages_count(connection: Connection) -> bool:
     return not connection.clock.hear(now_ms)
 
 
+@dataclass(eq=False)
 class RowStore:
     """Rows in the database: the base of the stores.
 
     The decorators below give a store's method its connection; each says by which method of `Database`.
     """
 
-    def __init__(self, database: Database) -> None:
-        self.database = database
+    database: Database
 
 
 S = TypeVar("S", bound=RowStore)

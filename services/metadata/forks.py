@@ -9,7 +9,7 @@ lock may lack what another transaction has just committed.
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from quorumlog.errors import InvalidRequest, LogDeleted, NoSuchLog
+from quorumlog.errors import InvalidRequest, LogDeleted
 from quorumlog.protocol.log import LogMetadata
 from services.metadata.database import Connection
 from services.metadata.sql import ids_of
@@ -29,18 +29,10 @@ KEPT: Final = (
 """Whether a fork of this log, or a fork of a deleted one, exists."""
 
 
-async def missing(connection: Connection, name: str) -> NoSuchLog:
-    """The error for a log that is not there: whether its name is taken by forks."""
-    if await connection.fetchval(KEPT, name):
-        return LogDeleted(f"the log {name} is deleted, and forks of it are not", log=name)
-    return NoSuchLog(f"there is no log {name}", log=name)
-
-
 async def check_name_free(connection: Connection, name: str) -> None:
     """Raise LogDeleted if forks of the deleted log of this name exist."""
-    error = await missing(connection, name)
-    if isinstance(error, LogDeleted):
-        raise error
+    if await connection.fetchval(KEPT, name):
+        raise LogDeleted(f"the log {name} is deleted, and forks of it are not", log=name)
 
 
 async def note_source(connection: Connection, name: str, source: str | None) -> None:
@@ -76,11 +68,7 @@ async def share(connection: Connection, fork: LogMetadata) -> None:
         raise InvalidRequest(
             f"ledger {gone[0]} is not CLOSED, or deleted", log=fork.name, ledger_id=gone[0]
         )
-    await connection.execute(
-        "INSERT INTO shared_ledgers (ledger_id, log) SELECT unnest($1::bigint[]), $2",
-        wanted,
-        fork.name,
-    )
+    await write_shared(connection, fork)
 
 
 async def shared_among(connection: Connection, ledgers: Collection[int]) -> set[int]:
@@ -99,7 +87,7 @@ async def let_go(connection: Connection, fork: str, ledgers: Iterable[int]) -> N
 
 
 async def write_shared(connection: Connection, fork: LogMetadata) -> None:
-    """Make the table say what a rebuilt row names (rule 18d)."""
+    """Make the table say what a row names: of a new fork, or a rebuilt one (rule 18d)."""
     wanted = sorted(item.ledger_id for item in fork.shared)
     await connection.execute(
         "DELETE FROM shared_ledgers WHERE log = $1 AND ledger_id <> ALL($2::bigint[])",

@@ -1,9 +1,10 @@
-"""The routes of ledgers, changes, bookies and services."""
+"""The routes of ledgers, changes, bookies and services; of logs, of transactions, and of ledgers that no log names."""
 
 import asyncio
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Final
+from uuid import UUID
 
 import orjson
 from aiohttp import web
@@ -22,9 +23,18 @@ from quorumlog.net.identity import (
     check_name,
     check_url,
 )
-from quorumlog.net.parameters import Given, path_text, query_choice, query_pairs, query_text
+from quorumlog.net.parameters import (
+    Given,
+    path_text,
+    query_choice,
+    query_integer,
+    query_pairs,
+    query_text,
+)
+from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
+from quorumlog.protocol.transaction import TRANSACTION_ID
+from quorumlog.protocol.values import ATTEMPT, LOG_NAME, MEMBER_OR_NAME
 from quorumlog.wire.bodies import (
     BookieHeartbeat,
     BookieList,
@@ -37,7 +47,8 @@ from quorumlog.wire.bodies import (
     LedgerProofsAsk,
     ServiceHeartbeat,
 )
-from services.metadata.cookies import StillNamed
+from quorumlog.wire.log_bodies import LogChange, LogListBody
+from services.metadata.cookies import CookieStore, StillNamed
 from services.metadata.http import (
     AFTER,
     BOOKIE,
@@ -45,6 +56,7 @@ from services.metadata.http import (
     LEDGER_ID,
     LIMIT,
     LINES,
+    LOG,
     PARTS,
     SHOWN,
     StoreRoutes,
@@ -53,12 +65,17 @@ from services.metadata.http import (
     page_answer,
     parsed,
 )
-from services.metadata.ledgers import LedgerFilter
+from services.metadata.ledgers import LedgerFilter, LedgerStore
+from services.metadata.liveness import Liveness
+from services.metadata.logs import LogStore
 from services.metadata.losses import HeldCopies, RowUnproven
+from services.metadata.transactions import TransactionStore
 
 _SECRET: Final = ("mac_key", "access_key")
 """Fields of a row that bookies must not know: a bookie that knew them could forge entries (rule 30)."""
 _SERVICE: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+
+_AGE_S_MAX: Final = 10 * 365 * 24 * 3600
 
 STATE: Final = query_choice("state", tuple(State), "Only ledgers in this state.")
 MEMBER: Final = query_text(
@@ -70,11 +87,23 @@ OF_LOG: Final = query_text("log", LOG_NAME, "Only this log's ledgers.")
 METADATA: Final = query_pairs("metadata", "Only ledgers with this custom metadata.")
 KIND: Final = path_text("kind", _SERVICE, "The kind of the service.", "gateway")
 SERVICE_ID: Final = path_text("id", _SERVICE, "The id of the service's process.")
-
+AFTER_LOG: Final = query_text("after", LOG_NAME, "Only logs after this name.")
+PREFIX: Final = query_text("prefix", LOG_NAME, "Only logs whose name begins with this.")
+PLACED_IN: Final = query_text(
+    "log", LOG_NAME, "Only ledgers that had a place in a log of this name."
+)
+TOKEN: Final = path_text("token", ATTEMPT, "The request of a client.", str(UUID(int=0)))
+CONTENT: Final = query_text("content", "[0-9a-f]{32}", "A digest of what it asks for.")
+OLDER_THAN_S: Final = query_integer(
+    "older_than_s", 0, _AGE_S_MAX, "Only ledgers that no log has named for so long.", 0
+)
+ID: Final = path_text("id", TRANSACTION_ID, "The transaction.")
 
 _LEDGER: Final = "/v1/ledgers/{ledger_id}"
 _BOOKIE: Final = "/v1/bookies/{name}"
 _FILTERS: Final = (STATE, MEMBER, OF_LOG, METADATA, LIMIT, AFTER, SHOWN)
+_LOG: Final = "/v1/logs/{name}"
+_ONE: Final = "/v1/transactions/{id}"
 ROUTES: Final = StoreRoutes()
 
 
@@ -166,7 +195,7 @@ async def follow_changes(request: web.Request, _given: Given) -> web.StreamRespo
         while not parts.changes.is_over:
             change = Change(kind="heartbeat")
             try:
-                async with asyncio.timeout(parts.change_heartbeat_s):
+                async with asyncio.timeout(parts.config.change_heartbeat_s):
                     change = await queue.get()
             except TimeoutError:
                 pass
@@ -192,7 +221,7 @@ def _check_itself(request: web.Request, given: Given, _body: object) -> None:
 
 
 def _check_cookie(request: web.Request, given: Given, body: CookiePut) -> None:
-    name, allowed = given[BOOKIE], request.app[PARTS].allowed_bookies
+    name, allowed = given[BOOKIE], request.app[PARTS].config.allowed_bookies
     check_name(request, name)
     check_url(request, body.cookie.url)
     if allowed and not any(fnmatchcase(name, pattern) for pattern in allowed):
@@ -233,55 +262,94 @@ def _check_service(request: web.Request, given: Given, alive: ServiceHeartbeat) 
 
 ROUTES.serve(
     "POST /v1/ledgers",
-    lambda of: of.ledgers.create,
+    LedgerStore.create,
     roles=GATEWAYS,
     creates=lambda body: f"ledgers/{body.row.ledger_id}",
 )
 ROUTES.serve(
-    f"DELETE {_LEDGER}",
-    lambda of: of.ledgers.delete,
-    LEDGER_ID,
-    roles=GATEWAYS,
-    name="delete_ledger",
-    is_audited=True,
+    f"DELETE {_LEDGER}", LedgerStore.delete, LEDGER_ID, roles=GATEWAYS, audited_as="delete_ledger"
 )
-ROUTES.serve("POST /v1/ledger-heads", lambda of: of.ledgers.heads, roles=GATEWAYS)
-ROUTES.serve(
-    f"GET {_BOOKIE}/ledgers", lambda of: of.ledgers.naming, BOOKIE, AFTER, LIMIT, roles=BOOKIES
-)
-ROUTES.serve(f"GET {_BOOKIE}/cookie", lambda of: of.cookies.get, BOOKIE, roles=BOOKIES | OPERATORS)
-ROUTES.serve(
-    f"GET {_BOOKIE}/uses", lambda of: of.cookies.uses, BOOKIE, LIMIT, roles=HEALERS | OPERATORS
-)
-ROUTES.serve("GET /v1/services", lambda of: of.liveness.services, roles=WRITERS | OPERATORS)
+ROUTES.serve("POST /v1/ledger-heads", LedgerStore.heads, roles=GATEWAYS)
+ROUTES.serve(f"GET {_BOOKIE}/ledgers", LedgerStore.naming, BOOKIE, AFTER, LIMIT, roles=BOOKIES)
+ROUTES.serve(f"GET {_BOOKIE}/cookie", CookieStore.get, BOOKIE, roles=BOOKIES | OPERATORS)
+ROUTES.serve(f"GET {_BOOKIE}/uses", CookieStore.uses, BOOKIE, LIMIT, roles=HEALERS | OPERATORS)
+ROUTES.serve("GET /v1/services", Liveness.services, roles=WRITERS | OPERATORS)
 ROUTES.serve(
     f"PUT {_BOOKIE}/cookie",
-    lambda of: of.cookies.put,
+    CookieStore.put,
     BOOKIE,
     roles=BOOKIES | OPERATORS,
     checks=_check_cookie,
-    name="put_cookie",
-    is_audited=True,
+    audited_as="put_cookie",
 )
 ROUTES.serve(
-    f"PUT {_BOOKIE}/log-end",
-    lambda of: of.cookies.note_log_end,
-    BOOKIE,
-    roles=BOOKIES,
-    checks=_check_itself,
+    f"PUT {_BOOKIE}/log-end", CookieStore.note_log_end, BOOKIE, roles=BOOKIES, checks=_check_itself
 )
 ROUTES.serve(
-    f"PUT {_BOOKIE}/heartbeat",
-    lambda of: of.liveness.bookie_lives,
-    BOOKIE,
-    roles=BOOKIES,
-    checks=_check_bookie,
+    f"PUT {_BOOKIE}/heartbeat", Liveness.bookie_lives, BOOKIE, roles=BOOKIES, checks=_check_bookie
 )
 ROUTES.serve(
     "PUT /v1/services/{kind}/{id}/heartbeat",
-    lambda of: of.liveness.service_lives,
+    Liveness.service_lives,
     KIND,
     SERVICE_ID,
     roles=SERVICES,
     checks=_check_service,
 )
+
+# Logs, transactions, and ledgers that no log names.
+
+
+@ROUTES.add("GET /v1/logs", LIMIT, AFTER_LOG, PREFIX, SHOWN, roles=GATEWAYS, gives=LogListBody)
+async def list_logs(request: web.Request, given: Given) -> web.Response:
+    """Logs by name."""
+    page = await request.app[PARTS].logs.page(
+        after=given[AFTER_LOG] or "",
+        limit=given[LIMIT],
+        prefix=given[PREFIX] or "",
+        shown=given[SHOWN],
+    )
+    return page_answer("logs", page)
+
+
+@ROUTES.add(
+    f"PUT {_LOG}",
+    LOG,
+    IF_MATCH,
+    roles=GATEWAYS,
+    takes=LogChange,
+    gives=LogMetadata,
+    is_audited_for_clients=True,
+)
+async def change_log(request: web.Request, given: Given) -> web.Response:
+    """Compare-and-swap a log's row; a repeat of an applied attempt succeeds."""
+    change = await parsed(request, LogChange)
+    check_changed(given, change.row, change.row.name == given[LOG])
+    return answer(await request.app[PARTS].logs.change(change))
+
+
+ROUTES.serve(
+    "POST /v1/logs",
+    LogStore.create,
+    roles=GATEWAYS,
+    creates=lambda body: f"logs/{body.row.name}",
+    audited_as="create_log",
+)
+ROUTES.serve("POST /v1/transactions", TransactionStore.begin, roles=GATEWAYS)
+ROUTES.serve("GET /v1/requests/{token}", LogStore.is_done, TOKEN, CONTENT, roles=GATEWAYS)
+ROUTES.serve(f"GET {_LOG}", LogStore.get, LOG, roles=GATEWAYS)
+ROUTES.serve(f"DELETE {_LOG}", LogStore.delete, LOG, roles=GATEWAYS, audited_as="delete_log")
+ROUTES.serve("POST /v1/log-heads", LogStore.heads, roles=GATEWAYS)
+ROUTES.serve(
+    "GET /v1/orphans", LogStore.orphans, OLDER_THAN_S, AFTER, PLACED_IN, LIMIT, roles=GATEWAYS
+)
+ROUTES.serve("DELETE /v1/orphans/{ledger_id}", LogStore.delete_orphan, LEDGER_ID, roles=GATEWAYS)
+ROUTES.serve("POST /v1/shared-ledgers", LogStore.shared, roles=GATEWAYS)
+ROUTES.serve(f"GET {_ONE}", TransactionStore.get, ID, roles=GATEWAYS)
+ROUTES.serve(
+    f"POST {_ONE}/commit", TransactionStore.commit, ID, roles=GATEWAYS, is_audited_for_clients=True
+)
+ROUTES.serve(
+    f"POST {_ONE}/abort", TransactionStore.abort, ID, roles=GATEWAYS, is_audited_for_clients=True
+)
+ROUTES.serve(f"POST {_ONE}/renew", TransactionStore.renew, ID, roles=GATEWAYS)

@@ -5,10 +5,8 @@ operation needs.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from inspect import signature
-from types import SimpleNamespace
-from typing import Any, Final, cast, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import orjson
 from aiohttp import web
@@ -52,70 +50,36 @@ from services.metadata.transactions import TransactionStore
 from services.metadata.witnesses import WitnessStore
 
 
-@dataclass(frozen=True, slots=True)
 class MetadataParts:
-    """The stores that handlers use, and what asks bookies and Redis."""
+    """The stores of one process that handlers use, and what asks bookies and Redis."""
 
-    ledgers: LedgerStore
-    cookies: CookieStore
-    liveness: Liveness
-    changes: ChangeHub
-    logs: LogStore
-    repairs: RepairStore
-    repair_settings: RepairSettingsStore
-    leases: LeaseStore
-    audit: AuditStore
-    sealing: SealingStore
-    tokens: TokenStore
-    transactions: TransactionStore
-    witnesses: WitnessStore
-    kept: KeptStore
-    inquiry: Inquiry
-    rebuilder: Rebuilder
-    rebuild: RebuildStore
-    change_heartbeat_s: float
-    allowed_bookies: tuple[str, ...] = ()
-    """Names or patterns; empty: all."""
+    def __init__(self, config: Config, database: Database) -> None:
+        self.config = config
+        self.liveness = Liveness(
+            with_password(config.redis_url, config.redis_password),
+            prefix=config.redis_prefix,
+            deadline_s=config.redis_deadline_s,
+        )
+        self.cookies = CookieStore(database)
+        self.inquiry = Inquiry(database, self.cookies, self.liveness, config.credentials)
+        self.rebuild = RebuildStore(database)
+        self.rebuilder = Rebuilder(self.rebuild, self.cookies, self.liveness, config.credentials)
+        self.witnesses = WitnessStore(database, self.inquiry, self.rebuilder)
+        self.audit = AuditStore(database, days=config.audit_days, rows_max=config.audit_rows_max)
+        self.changes = ChangeHub(database)
+        self.kept = KeptStore(database)
+        self.leases = LeaseStore(database)
+        self.ledgers = LedgerStore(database)
+        self.logs = LogStore(database)
+        self.repairs = RepairStore(database)
+        self.repair_settings = RepairSettingsStore(database)
+        self.sealing = SealingStore(database)
+        self.tokens = TokenStore(database)
+        self.transactions = TransactionStore(database)
+        self.by_class = {type(part).__name__: part for part in vars(self).values()}
 
 
 PARTS: Final = web.AppKey("parts", MetadataParts)
-
-
-def build_parts(config: Config, database: Database) -> MetadataParts:
-    """The parts of one process."""
-    liveness = Liveness(
-        with_password(config.redis_url, config.redis_password),
-        prefix=config.redis_prefix,
-        deadline_s=config.redis_deadline_s,
-    )
-    cookies, rebuild = CookieStore(database), RebuildStore(database)
-    inquiry = Inquiry(database, cookies, liveness, config.credentials)
-    rebuilder = Rebuilder(rebuild, cookies, liveness, config.credentials)
-    return MetadataParts(
-        ledgers=LedgerStore(database),
-        cookies=cookies,
-        liveness=liveness,
-        changes=ChangeHub(database),
-        logs=LogStore(database),
-        repairs=RepairStore(database),
-        repair_settings=RepairSettingsStore(database),
-        leases=LeaseStore(database),
-        audit=AuditStore(database, days=config.audit_days, rows_max=config.audit_rows_max),
-        sealing=SealingStore(database),
-        tokens=TokenStore(database),
-        transactions=TransactionStore(database),
-        witnesses=WitnessStore(database, inquiry, rebuilder),
-        kept=KeptStore(database),
-        inquiry=inquiry,
-        rebuilder=rebuilder,
-        rebuild=rebuild,
-        change_heartbeat_s=config.change_heartbeat_s,
-        allowed_bookies=config.allowed_bookies,
-    )
-
-
-_CLASSES: Final = cast("MetadataParts", SimpleNamespace(**get_type_hints(MetadataParts)))
-"""The class of each store. `serve` reads the types of a method's arguments and result from it."""
 
 LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
 BOOKIE: Final = path_text(
@@ -140,26 +104,24 @@ class StoreRoutes(Routes):
     def serve(
         self,
         key: str,
-        does: Callable[[MetadataParts], Callable[..., Awaitable[object]]],
+        does: Callable[..., Awaitable[object]],
         *given: Parameter[Any],
         roles: frozenset[Role],
-        name: str = "",
         checks: Check | None = None,
         creates: Callable[[Any], str] | None = None,
-        is_audited: bool = False,
+        audited_as: str = "",
         is_audited_for_clients: bool = False,
     ) -> None:
         """Add a route that calls a store's method (`does`). The method gets the parameters of the path, the body as
         `request`, and by name the query parameters that were given.
 
         The method's annotations are the types of body and answer, and the first sentence of its docstring is the
-        operation's summary. `name` is the operation's name in the audit log. `checks` may refuse the body: because of the
-        caller, or because the path names something else. A route that `creates` something answers 201, and `creates`
-        makes the target in the audit log from the body. Raises: TypeError if the method takes other arguments.
+        operation's summary. `audited_as` is the name in the audit log of an operation that is audited. `checks` may
+        refuse the body: because of the caller, or because the path names something else. A route that `creates`
+        something answers 201, and `creates` makes the target in the audit log from the body. Raises: TypeError if the
+        method takes other arguments.
         """
-        assert name or not is_audited, key
-        method = does(_CLASSES)
-        hints = get_type_hints(method)
+        hints = get_type_hints(does)
         takes, gives = hints.get("request"), hints["return"]
         status = 204 if gives is type(None) else 200 if creates is None else 201
         called = {one.name: None for one in given if one.place == "query"} | (
@@ -167,7 +129,8 @@ class StoreRoutes(Routes):
         )
         own = ("self", "connection") if "connection" in hints else ("self",)
         of_path = [one.name for one in given if one.place == "path"]
-        signature(method).bind(*own, *of_path, **called)
+        signature(does).bind(*own, *of_path, **called)
+        store, _, method = does.__qualname__.partition(".")
 
         async def handle(request: web.Request, values: Given) -> web.Response:
             path = [values[one] for one in given if one.place == "path"]
@@ -179,10 +142,11 @@ class StoreRoutes(Routes):
                     checks(request, values, body)
                 if creates is not None:
                     audit.name_target(creates(body))
-            return answer(await does(request.app[PARTS])(*path, **asked), status)
+            do = getattr(request.app[PARTS].by_class[store], method)
+            return answer(await do(*path, **asked), status)
 
-        handle.__name__ = name or method.__qualname__
-        handle.__doc__ = " ".join((method.__doc__ or "").split()).partition(". ")[0]
+        handle.__name__ = audited_as or does.__qualname__
+        handle.__doc__ = " ".join((does.__doc__ or "").split()).partition(". ")[0]
         self.add(
             key,
             *given,
@@ -190,7 +154,7 @@ class StoreRoutes(Routes):
             takes=takes,
             gives=None if gives is type(None) else gives,
             status=status,
-            is_audited=is_audited,
+            is_audited=audited_as != "",
             is_audited_for_clients=is_audited_for_clients,
         )(handle)
 

@@ -1,5 +1,5 @@
-"""Asks the bookies what they know of the database, before this process changes anything (rule 18a), and for the copies
-that they hold of one ledger's row (rule 18d).
+"""Asks the bookies what they know of the database, before this process changes anything (rule 18a); for the copies
+that they hold of one ledger's row; and for all copies, from which a rebuild makes rows (rule 18d).
 
 A process that starts has no memory: over a database that went back meanwhile it would expire a committed
 transaction, or assign the id of a ledger that bookies hold. Bookies keep witnesses on disk, and know
@@ -12,14 +12,21 @@ first: no writer gets an acknowledgement by such a row then, and what the bookie
 import asyncio
 import logging
 from base64 import b64encode
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import aiohttp
 import orjson
+from pydantic import ValidationError
 
-from quorumlog.errors import DatabaseWentBack, MetadataUnavailable, NotEnoughBookies
+from quorumlog.errors import (
+    DatabaseWentBack,
+    InvalidRequest,
+    MetadataUnavailable,
+    NotEnoughBookies,
+    Unavailable,
+)
 from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.net.timers import awake, awake_timeout
@@ -29,7 +36,7 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.rebuild import Bookies
 from quorumlog.wire import row_copies
 from quorumlog.wire.bodies import BookieWitnesses, received
-from quorumlog.wire.rebuild_bodies import RowsPage
+from quorumlog.wire.rebuild_bodies import HeldRows, RowsPage
 from services.metadata.cookies import CookieStore
 from services.metadata.database import SERVER, Database
 from services.metadata.liveness import Liveness
@@ -52,6 +59,11 @@ _AGAIN_S: Final = 1.0
 _WAIT_S: Final = 60.0
 """How long bookies that start after this process are waited for before a transaction expires (taste): a late
 expiry harms nobody."""
+_PAGE_S: Final = 10.0
+"""Timeout of one page of rows (taste)."""
+_TRIES: Final = 3
+_PAGE: Final = 2000
+"""Ledgers of one page; its bytes are bounded by the bookie."""
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
 """aiohttp's own timers continue while this process stands still."""
 
@@ -62,22 +74,18 @@ _SKIP_IDS: Final = (
 )
 
 
+@dataclass(eq=False)
 class Inquiry:
     """The questions of one process to all bookies."""
 
-    def __init__(
-        self,
-        database: Database,
-        cookies: CookieStore,
-        liveness: Liveness,
-        credentials: Credentials = ANONYMOUS,
-    ) -> None:
-        self._database, self._cookies, self._liveness = database, cookies, liveness
-        self._credentials = credentials
-        self.is_over = asyncio.Event()
-        """Set while all registered bookies have answered about the present server, or were waited for: what runs
-        by the clock waits for it.
-        """
+    _database: Database
+    _cookies: CookieStore
+    _liveness: Liveness
+    _credentials: Credentials = ANONYMOUS
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while all registered bookies have answered about the present server, or were waited for: what runs by the
+    clock waits for it.
+    """
 
     async def run(self) -> None:
         """Ask as soon as the database answers, and again about a server that took over; then this process
@@ -157,7 +165,7 @@ class Inquiry:
             told = [each for each in await asyncio.gather(*asked) if each is not None]
         # Bookies that never return, by an operator's word.
         lost = await self._database.run(lambda connection: connection.fetchval(_LOST))
-        fenced = {each.name: each.incarnation for each in told if each.is_fenced}
+        fenced = {held.holder: number for held, number in told if number is not None}
         known = {*registered, *map(member_name, row.all_members)} - set(lost)
         bookies = Bookies(fenced, frozenset(known - fenced.keys()))
         if bookies.may_hide_later(row):
@@ -167,7 +175,7 @@ class Inquiry:
                 " them as lost (`quorumlog cluster accept --lost`)",
                 ledger_id=row.ledger_id,
             )
-        return [HeldCopies(each.name, each.attempts) for each in told]
+        return [held for held, _ in told]
 
     def session(self) -> aiohttp.ClientSession:
         """A session for questions to bookies."""
@@ -193,18 +201,6 @@ class Inquiry:
         """Assign only ids above this one. Unchecked: whichever database this is, a gap harms nobody."""
         if highest > 0:
             await self._database.run(lambda connection: connection.execute(_SKIP_IDS, highest))
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What a bookie tells of the ledger."""
-
-    name: str
-    incarnation: int
-    is_fenced: bool
-    """Whether it takes no add by any row, and tells of all copies that it ever acknowledged."""
-    attempts: tuple[str, ...]
-    """Of its copies. One without a token is from before tokens were kept."""
 
 
 async def _told_in_time(name: str, url: str, limit_s: float, asking: Awaitable[T]) -> T | None:
@@ -237,25 +233,25 @@ async def _witnesses_of(
 
 async def _copies_of(
     session: aiohttp.ClientSession, name: str, url: str, row: LedgerMetadata
-) -> _Told | None:
-    """A bookie's copies once it was asked to fence the ledger; None where it is silent, or another one answers."""
+) -> tuple[HeldCopies, int | None] | None:
+    """A bookie's copies once it was asked to fence the ledger; None where it is silent, or another one answers. With the
+    copies comes the bookie's incarnation, if it takes no add by any row and reports all copies that it ever acknowledged.
+    """
 
-    async def fenced() -> _Told | None:
+    async def fenced() -> tuple[HeldCopies, int | None] | None:
         status = await _fence(session, name, url, row)
         rows = f"{url}/rows?limit=1&after={row.ledger_id - 1}"
         page = await _get(session, rows, name, RowsPage)
         held = next((held for held in page.ledgers if held.ledger_id == row.ledger_id), None)
-        copies = () if held is None else held.copies
-        attempts = tuple(row_copies.decode(copy).attempt for copy in copies)
+        texts = () if held is None else held.copies
+        attempts = tuple(row_copies.decode(text).attempt for text in texts)
         if member_name(page.bookie) != name:
             return None
         is_deleted = held is not None and held.deleted
-        return _Told(
-            name,
-            member_incarnation(page.bookie),
-            is_fenced=(status in _FENCED or is_deleted) and not page.may_lack,
-            attempts=tuple(attempt for attempt in attempts if attempt),
-        )
+        is_fenced = (status in _FENCED or is_deleted) and not page.may_lack
+        # A copy without a token is from before tokens were kept.
+        copies = HeldCopies(name, tuple(attempt for attempt in attempts if attempt))
+        return copies, member_incarnation(page.bookie) if is_fenced else None
 
     return await _told_in_time(name, url, _COPIES_S, fenced())
 
@@ -269,3 +265,99 @@ async def _fence(
     async with session.post(fence, headers=key, ssl=ExpectedServer(Role.BOOKIE, name)) as answer:
         told = orjson.loads(await answer.read())
     return told.get("status") if isinstance(told, dict) else None
+
+
+# What bookies hold, ledger by ledger, for a rebuild (rule 18d).
+
+
+class SourceAway(Unavailable, title="A bookie stopped answering", travels=False):
+    """A bookie that a rebuild reads stopped answering. What is written stays; run the rebuild again, with `after`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A bookie that answered, and the head of its first page."""
+
+    url: str
+    head: RowsPage
+
+    @property
+    def name(self) -> str:
+        """Without its incarnation."""
+        return member_name(self.head.bookie)
+
+    @property
+    def incarnation(self) -> int:
+        """The present one."""
+        return member_incarnation(self.head.bookie)
+
+
+async def find_sources(session: aiohttp.ClientSession, urls: Iterable[str]) -> list[Source]:
+    """The bookies that answer at these URLs, by name. Raises: InvalidRequest if one name answers twice."""
+    asked = sorted(set(urls))
+    heads = await asyncio.gather(*(_head(session, url) for url in asked))
+    sources = [
+        Source(url, head)
+        for url, head in zip(asked, heads, strict=True)
+        if head is not None and head.cookie is not None
+    ]
+    sources.sort(key=lambda source: source.name)
+    names = [source.name for source in sources]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InvalidRequest(f"two processes answer as bookie {min(twice)} (rule 15a)")
+    return sources
+
+
+async def _head(session: aiohttp.ClientSession, url: str) -> RowsPage | None:
+    try:
+        return await _page(session, url, "", after=-1, limit=1)
+    except SourceAway:
+        return None
+
+
+async def merged(
+    session: aiohttp.ClientSession, sources: Sequence[Source], after: int
+) -> AsyncIterator[tuple[int, list[tuple[Source, HeldRows]]]]:
+    """Each ledger above `after` that a bookie holds, ascending, with what each bookie holds of it. Raises: SourceAway."""
+    streams = [aiter(_ledgers(session, source, after)) for source in sources]
+    heads = [await anext(stream, None) for stream in streams]
+    while found := [head.ledger_id for head in heads if head is not None]:
+        ledger_id = min(found)
+        holding = []
+        for index, head in enumerate(heads):
+            if head is not None and head.ledger_id == ledger_id:
+                holding.append((sources[index], head))
+                heads[index] = await anext(streams[index], None)
+        yield ledger_id, holding
+
+
+async def _ledgers(
+    session: aiohttp.ClientSession, source: Source, after: int
+) -> AsyncIterator[HeldRows]:
+    following: int | None = after
+    while following is not None:
+        page = await _page(session, source.url, source.name, after=following, limit=_PAGE)
+        if page.bookie != source.head.bookie:
+            raise SourceAway(f"{source.url} answers as {page.bookie} now", bookie=source.name)
+        for held in page.ledgers:
+            yield held
+        following = page.next
+
+
+async def _page(
+    session: aiohttp.ClientSession, url: str, name: str, *, after: int, limit: int
+) -> RowsPage:
+    """`name`: that of the bookie; "" where nobody has told it yet."""
+    expected = ExpectedServer(Role.BOOKIE, name)
+    why: Exception | None = None
+    for _ in range(_TRIES):
+        try:
+            async with (
+                asyncio.timeout(_PAGE_S),
+                session.get(f"{url}/v1/rows?after={after}&limit={limit}", ssl=expected) as answer,
+            ):
+                answer.raise_for_status()
+                return received(RowsPage, await answer.read())
+        except (aiohttp.ClientError, OSError, TimeoutError, ValidationError) as error:
+            why = error
+    raise SourceAway(f"{url} does not tell its rows: {why!r}")

@@ -63,13 +63,7 @@ from services.metadata.attempts import (
     used_otherwise,
 )
 from services.metadata.cookies import hold_members
-from services.metadata.database import (
-    Connection,
-    RowStore,
-    listing,
-    proven,
-    transactional,
-)
+from services.metadata.database import Connection, RowStore, listing, proven, transactional
 from services.metadata.forks import shared_among
 from services.metadata.losses import HeldCopies, check_end, lost_of
 from services.metadata.repairs import add_repairs, drop_repairs
@@ -106,22 +100,21 @@ class LedgerStore(RowStore):
     @proven
     async def get(self, connection: Connection, ledger_id: int) -> LedgerMetadata:
         """One row. Raises: NoSuchLedger."""
-        record = await connection.fetchrow(
-            f"SELECT {ROW} FROM ledgers WHERE ledger_id = $1", ledger_id
-        )
-        return row_of(connection, record, ledger_id)
+        return await read_ledger(connection, ledger_id)
 
     @proven
     async def proofs(
         self, connection: Connection, holder: str, asked: Sequence[HeldBody]
     ) -> Sequence[LedgerProof]:
-        """The rows of some ledgers, in this order. One counts only if the database contains all changes that the held
-        copies of the ledger's rows are of.
+        """Return the metadata of the ledgers that a bookie (`holder`) asks about, in the order of `asked`.
+
+        For each ledger the bookie names the changes (`attempts`) by which it holds copies of the metadata. Where the
+        database lacks one of these changes, its own row may be older than the bookie's copy: the proof then names the
+        missing changes in place of the row, and the bookie must delete nothing (rule 18c).
         """
         attempts = tuple(attempt for each in asked for attempt in each.attempts)
-        lost = set(
-            await lost_of(connection, self.database.memory, HeldCopies(holder, attempts))
-        )  # fmt: skip
+        held = HeldCopies(holder, attempts)
+        lost = set(await lost_of(connection, self.database.memory, held))
         records = await connection.fetch(
             f"SELECT {ROW} FROM ledgers WHERE ledger_id = ANY($1::bigint[])",
             sorted({each.ledger_id for each in asked}),
@@ -179,16 +172,7 @@ class LedgerStore(RowStore):
         check_ledger(old, row)
         await hold_members(connection, added_members(old, row), ledger_id=row.ledger_id)
         await check_end(connection, old, row, held)
-        # The condition decides; the lock above only saves the losers' work.
-        record = await connection.fetchrow(
-            "UPDATE ledgers SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
-            " changed_at = now() WHERE ledger_id = $1 AND version = $2 AND body IS NOT NULL"
-            f" RETURNING {ROW}",
-            row.ledger_id,
-            row.version,
-            body_of(connection, row, row.ledger_id),
-            request.attempt,
-        )
+        changed = await write_row(connection, row, request.attempt)
         await try_once(connection, request.once)
         await record_attempt(connection, request.attempt, target)
         if (row.fragments, row.repairs) != (old.fragments, old.repairs):
@@ -200,14 +184,12 @@ class LedgerStore(RowStore):
             connection,
             [
                 RepairAdd(
-                    ledger_id=row.ledger_id,
-                    member=gap.member,
-                    ranges=((gap.first, gap.last),),
+                    ledger_id=row.ledger_id, member=gap.member, ranges=((gap.first, gap.last),)
                 )
                 for gap in request.missed
             ],
         )
-        return row_of(connection, record, row.ledger_id)
+        return changed
 
     @transactional
     async def delete(self, connection: Connection, ledger_id: int, request: RowDelete) -> None:
@@ -469,10 +451,30 @@ async def _raise_if_created(connection: Connection, attempt: str) -> None:
 
 async def lock_ledger(connection: Connection, ledger_id: int) -> LedgerMetadata:
     """A row, locked until the transaction ends. Raises: NoSuchLedger."""
+    return await read_ledger(connection, ledger_id, "FOR UPDATE")
+
+
+async def read_ledger(connection: Connection, ledger_id: int, lock: str = "") -> LedgerMetadata:
+    """A row, with `lock` (FOR UPDATE) locked until the transaction ends. Raises: NoSuchLedger."""
     record = await connection.fetchrow(
-        f"SELECT {ROW} FROM ledgers WHERE ledger_id = $1 FOR UPDATE", ledger_id
+        f"SELECT {ROW} FROM ledgers WHERE ledger_id = $1 {lock}", ledger_id
     )
     return row_of(connection, record, ledger_id)
+
+
+async def write_row(connection: Connection, row: LedgerMetadata, attempt: str) -> LedgerMetadata:
+    """Replace the row of the same version, which is locked; returns the changed row. `attempt` names the change."""
+    # The condition decides; the lock only saves the losers' work.
+    record = await connection.fetchrow(
+        "UPDATE ledgers SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
+        " changed_at = now() WHERE ledger_id = $1 AND version = $2 AND body IS NOT NULL"
+        f" RETURNING {ROW}",
+        row.ledger_id,
+        row.version,
+        body_of(connection, row, row.ledger_id),
+        attempt,
+    )
+    return row_of(connection, record, row.ledger_id)
 
 
 async def index_members(connection: Connection, rows: Mapping[int, LedgerMetadata]) -> None:

@@ -87,30 +87,25 @@ class Liveness:
 
     async def bookie_lives(self, name: str, request: BookieHeartbeat) -> HeartbeatTaken:
         """Record a bookie's heartbeat; succeeds even while Redis is away."""
-        key = self._bookie_key(name, request.process)
-        body = request.model_dump_json().encode()
-
-        async def record() -> bool:
-            await self._set(key, body, request.ttl_s)
-            await _result(self._redis.hset(self._key("bookie-urls"), name, request.url))
-            return True
-
-        return await self._record(key, body, request.ttl_s, record)
+        urls = self._key("bookie-urls")
+        return await self._record(
+            self._bookie_key(name, request.process),
+            request,
+            request.ttl_s,
+            lambda _key: self._redis.hset(urls, name, request.url),
+        )
 
     async def service_lives(
         self, kind: str, name: str, request: ServiceHeartbeat
     ) -> HeartbeatTaken:
         """Record the heartbeat of any other service; succeeds even while Redis is away."""
         info = ServiceInfo(kind=kind, id=name, **request.model_dump(exclude={"ttl_s"}))
-        key = self._key("service", kind, name)
-        body = info.model_dump_json().encode()
-
-        async def record() -> bool:
-            await self._set(key, body, request.ttl_s)
-            await _result(self._redis.sadd(self._key("services"), key))
-            return True
-
-        return await self._record(key, body, request.ttl_s, record)
+        return await self._record(
+            self._key("service", kind, name),
+            info,
+            request.ttl_s,
+            lambda key: self._redis.sadd(self._key("services"), key),
+        )
 
     async def bookies(self, cookies: Sequence[CookieRow]) -> BookieList:
         """Registered bookies with their liveness. Heartbeats of another incarnation or process than
@@ -192,8 +187,16 @@ class Liveness:
         return ":".join((self._prefix, *parts))
 
     async def _record(
-        self, key: str, body: bytes, ttl_s: float, record: Callable[[], Awaitable[bool]]
+        self, key: str, alive: Body, ttl_s: float, index: Callable[[str], Any]
     ) -> HeartbeatTaken:
+        """Record a heartbeat under a key; `index` adds the key, or a URL, to what is looked up without the key."""
+        body = alive.model_dump_json().encode()
+
+        async def record() -> bool:
+            await _result(self._redis.set(key, body, px=max(int(ttl_s * 1000), 1)))
+            await _result(index(key))
+            return True
+
         until = asyncio.get_running_loop().time() + ttl_s
         self._remember(key, _Remembered(body))
         is_recorded = await self._query(record, False)
@@ -215,10 +218,6 @@ class Liveness:
 
     def _service_keys(self) -> list[str]:
         return [key for key in self._remembered if key.startswith(self._key("service", ""))]
-
-    async def _set(self, key: str, body: bytes, ttl_s: float) -> bool:
-        await _result(self._redis.set(key, body, px=max(int(ttl_s * 1000), 1)))
-        return True
 
     async def _look(self, keys: list[str]) -> _Look:
         """The bodies under some keys. A write belongs to the look: if Redis refuses writes, the absence of

@@ -47,7 +47,6 @@ from services.metadata.forks import (
     check_name_free,
     forget_source,
     let_go,
-    missing,
     note_source,
     share,
     shared_among,
@@ -86,8 +85,7 @@ class LogStore(RowStore):
     @proven
     async def get(self, connection: Connection, name: str) -> LogMetadata:
         """A log's row, read from the primary. Raises: NoSuchLog."""
-        record = await connection.fetchrow(f"SELECT {ROW} FROM logs WHERE name = $1", name)
-        return await _existing(connection, record, name)
+        return await read_log(connection, name)
 
     @listing
     async def page(
@@ -201,7 +199,7 @@ class LogStore(RowStore):
         Raises: NoSuchLog, VersionConflict and AlreadyDone (with `current`), InvalidRequest.
         """
         row = request.row
-        old = await lock_log(connection, row.name)
+        old = await read_log(connection, row.name, "FOR UPDATE")
         target = f"log {row.name}"
         if await is_applied(connection, request.attempt, target):
             return old
@@ -222,7 +220,7 @@ class LogStore(RowStore):
         """
         target = f"delete log {name}"
         try:
-            old = await lock_log(connection, name)
+            old = await read_log(connection, name, "FOR UPDATE")
         except NoSuchLog:
             if await is_applied(connection, request.attempt, target):
                 return
@@ -271,7 +269,14 @@ async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[in
     """Delete a log whose row is locked, with its ledgers but for those that forks of it name. `kept`: ledgers that a
     rebuild knows forks to name before it has written that.
     """
-    await _end_transactions(connection, row.name)
+    # A later log of its name has none of its transactions.
+    ended = await connection.fetch(
+        "UPDATE transactions SET state = 'ABORTED', ended_at = now()"
+        " WHERE log = $1 AND state = 'OPEN' RETURNING id",
+        row.name,
+    )
+    await release_unpublished(connection, [record["id"] for record in ended])
+    await connection.execute("DELETE FROM app_versions WHERE log = $1", row.name)
     ledgers = [item.ledger_id for item in row.own]
     deleted = await leave_tombstones(connection, {*ledgers[-DELETED_WITH_LOG_MAX:]} - {*kept})
     await _release_ledgers(connection, set(ledgers) - deleted)
@@ -297,8 +302,8 @@ _LOCKED: Final = (
 _CLAIMED: Final = (
     "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[]) RETURNING ledger_id"
 )
-"""Locked ledgers that a log may begin to name (rule 22). One that is not in the table belongs to a transaction, and is
-published with that only."""
+"""Takes locked ledgers off the list of ledgers that no log names, as a log begins to name them (rule 22). The ledgers of
+a transaction are not on that list: only the transaction's commit publishes them (`_PUBLISHED`)."""
 _PUBLISHED: Final = (
     "SELECT ledger_id FROM transaction_ledgers"
     " WHERE ledger_id = ANY($1::bigint[]) AND transaction = $2"
@@ -359,27 +364,17 @@ def body_of(row: LogMetadata) -> str:
     return json_of(row, without=row.STORE_FIELDS).decode()
 
 
-async def lock_log(connection: Connection, name: str) -> LogMetadata:
-    """A row, locked until the transaction ends. Raises: NoSuchLog."""
-    record = await connection.fetchrow(f"SELECT {ROW} FROM logs WHERE name = $1 FOR UPDATE", name)
-    return await _existing(connection, record, name)
-
-
-async def _existing(
-    connection: Connection, record: asyncpg.Record | None, name: str
-) -> LogMetadata:
-    """A database row as a body. Raises: NoSuchLog."""
+async def read_log(connection: Connection, name: str, lock: str = "") -> LogMetadata:
+    """A log's row; with `lock` (FOR UPDATE, say) locked until the transaction ends. Raises: NoSuchLog, LogDeleted."""
+    record = await connection.fetchrow(f"SELECT {ROW} FROM logs WHERE name = $1 {lock}", name)
     if record is None or record["body"] is None:
-        raise await missing(connection, name)
-    return row_of(record)
+        await check_name_free(connection, name)
+    return row_of(record, name)
 
 
 async def _forked(connection: Connection, wanted: LogMetadata, fork: ForkBody) -> LogMetadata:
     """The row of a fork, which shares what the source's row, locked, names now. Raises: NoSuchLog, InvalidRequest."""
-    record = await connection.fetchrow(
-        f"SELECT {ROW} FROM logs WHERE name = $1 FOR SHARE", fork.source
-    )
-    source = await _existing(connection, record, fork.source)
+    source = await read_log(connection, fork.source, "FOR SHARE")
     source.check_created(fork.created_at)
     if fork.at < source.first_offset or not source.is_sealed_below(fork.at):
         raise InvalidRequest(
@@ -481,17 +476,6 @@ async def _release_ledgers(connection: Connection, ledgers: Iterable[int]) -> No
         " WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id ON CONFLICT DO NOTHING",
         sorted(ledgers),
     )
-
-
-async def _end_transactions(connection: Connection, name: str) -> None:
-    """Abort the transactions of a log that is being deleted: a later log of its name has none."""
-    ended = await connection.fetch(
-        "UPDATE transactions SET state = 'ABORTED', ended_at = now()"
-        " WHERE log = $1 AND state = 'OPEN' RETURNING id",
-        name,
-    )
-    await release_unpublished(connection, [record["id"] for record in ended])
-    await connection.execute("DELETE FROM app_versions WHERE log = $1", name)
 
 
 async def release_unpublished(connection: Connection, ids: Sequence[str]) -> None:

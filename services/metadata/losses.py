@@ -1,15 +1,15 @@
 """Changes that a database lost: what bookies keep because of them, and what an operator's acceptance of a loss leaves.
 
-A bookie names the attempts of its copies with the read that a deletion rests on, and keeps the ledger while the database
-lacks a change that a copy is of (rule 18c). A change whose loss an operator accepted is lacking as well: the operator lets
-the cluster go on, and gives nothing up that the lost history named.
+Before a bookie deletes a ledger, it reads the ledger's row, and names the changes by which it holds copies of that row. If
+the database lacks one of these changes, the bookie keeps the ledger (rule 18c). A change counts as lacking even after an
+operator accepted its loss: the acceptance lets the cluster continue, but nothing that the lost changes named is deleted.
 
 The lost history may have changed the row of every ledger that is not CLOSED. An acceptance notes these ledgers as
 unproven. A change that ends such a ledger, or begins its recovery, names the copies of its row that bookies hold
 (rule 18d): a recovery by an older row would cut off what was acknowledged under a later one.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,12 +61,11 @@ async def lost_of(connection: Connection, memory: Memory, held: HeldCopies) -> S
 
     Raises: DatabaseWentBack where nobody has accepted any loss yet, so that this one becomes known.
     """
-    targets = await _targets(connection, held.attempts)
-    lost = _lacking(targets, held.attempts)
+    lost = await lacking(connection, held.attempts)
     if lost and not await connection.fetchval(
         "SELECT loss_accepted_at IS NOT NULL FROM cluster"
     ):  # fmt: skip
-        memory.compare(lost, targets, holder=held.holder)
+        memory.compare(lost, (), holder=held.holder)
     return lost
 
 
@@ -75,17 +74,10 @@ async def forget_holder(connection: Connection, holder: str) -> None:
     await connection.execute("DELETE FROM kept_ledgers WHERE holder = $1", holder)
 
 
-async def _lost_among(connection: Connection, attempts: Sequence[str]) -> Sequence[str]:
-    """The changes that the database lacks; one whose loss was accepted is lacking."""
-    return _lacking(await _targets(connection, attempts), attempts)
-
-
-async def _targets(connection: Connection, attempts: Sequence[str]) -> Mapping[str, str]:
+async def lacking(connection: Connection, attempts: Sequence[str]) -> Sequence[str]:
+    """The changes that the database lacks; a change whose loss was accepted is lacking."""
     records = await connection.fetch(_CONTAINED, attempts)
-    return {record["attempt"]: record["target"] for record in records}
-
-
-def _lacking(targets: Mapping[str, str], attempts: Sequence[str]) -> Sequence[str]:
+    targets = {record["attempt"]: record["target"] for record in records}
     return [attempt for attempt in attempts if targets.get(attempt, ACCEPTED) == ACCEPTED]
 
 
@@ -160,7 +152,7 @@ async def check_end(
     if held is None:
         raise RowUnproven(old)
     for copies in held:
-        if lost := await _lost_among(connection, copies.attempts):
+        if lost := await lacking(connection, copies.attempts):
             raise CopyLost(
                 f"{copies.holder} holds a copy of a row of the ledger that the database lacks: run `quorumlog metadata"
                 " rebuild`, or accept that the ledger may lack entries (`quorumlog cluster accept --ledger"

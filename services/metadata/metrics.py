@@ -6,7 +6,7 @@ the maximum.
 """
 
 import asyncio
-import logging
+import contextlib
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final, get_args
@@ -23,8 +23,6 @@ from quorumlog.wire.bodies import BookieState
 from quorumlog.wire.repair_bodies import RepairSummary
 from services.metadata.database import Database
 from services.metadata.http import MetadataParts
-
-log = logging.getLogger(__name__)
 
 _UPDATE_S: Final = 2.0
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
@@ -60,13 +58,8 @@ class MetadataMetrics(Collector):
     async def run(self) -> None:
         """Update the cluster's gauges for ever; the last known values stay while a database is away."""
         while True:
-            try:
+            with contextlib.suppress(QuorumLogError):
                 await self._update()
-            except QuorumLogError:
-                pass
-            except Exception:
-                # An unreadable row must not end the tasks beside this one: expiry, changes.
-                log.exception("gauges-failed")
             await asyncio.sleep(_UPDATE_S)
 
     async def _update(self) -> None:
@@ -124,7 +117,7 @@ class MetadataMetrics(Collector):
             yield CounterMetricFamily(
                 f"quorumlog_metadata_transactions_{how}",
                 f"Transactions that were {how} through this service",
-                getattr(parts.transactions, how),
+                self._database.counted[how],
             )
         bookies = GaugeMetricFamily(
             "quorumlog_bookies", "Registered bookies by state.", labels=("state",)

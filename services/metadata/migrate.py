@@ -1,5 +1,5 @@
-"""Migrations of the database's tables: numbered SQL files, each applied once. And the keys that seal rows: which are needed,
-and rows sealed anew after the key file got another first key (docs/adr/0029-keys-at-rest.md).
+"""Migrations of the database's tables: numbered SQL files, each applied once. Also checks that KEY_FILE has the keys with
+which rows are encrypted, and encrypts rows again after its first key was replaced (docs/adr/0029-keys-at-rest.md).
 
 A migration expands (adds what an older process does not look at) or contracts (takes away what one may need), so that
 processes of two releases work on the same tables while a cluster is upgraded (docs/guides/upgrades.md).
@@ -66,13 +66,17 @@ async def migrate(connection: Connection, *, contract_through: int = 0) -> Migra
         )
         rows = await connection.fetch("SELECT number, name, kind FROM migrations ORDER BY number")
         known = {number_of(path): path for path in migration_files()}
-        _check_unknown(
-            {row["name"]: row["kind"] for row in rows if row["number"] not in known},
-        )
+        unknown = [row for row in rows if row["number"] not in known]
+        if refused := [row["name"] for row in unknown if row["kind"] != Kind.EXPAND]:
+            raise TablesTooNew(
+                f"a later release changed the tables: {', '.join(refused)}. This release does not work with them; start"
+                " the release that made the change, or a later one (docs/guides/upgrades.md)"
+            )
         missing = [
             known[number] for number in sorted(known.keys() - {row["number"] for row in rows})
         ]
-        waiting = [path for path in missing if _waits(path, contract_through)]
+        contracting = [path for path in missing if kind_of(path) is Kind.CONTRACT]
+        waiting = [path for path in contracting if number_of(path) > contract_through]
         applied = [path for path in missing if path not in waiting]
         for path in applied:
             await connection.execute(path.read_text(encoding="utf-8"))
@@ -98,20 +102,6 @@ def number_of(path: Path) -> int:
 def kind_of(path: Path) -> Kind:
     """The kind of a migration, which its name says."""
     return Kind.CONTRACT if path.name.endswith(".contract.sql") else Kind.EXPAND
-
-
-def _check_unknown(kinds: dict[str, str]) -> None:
-    """Raises: TablesTooNew if a migration that this release lacks is not known to leave its tables usable."""
-    refused = [name for name, kind in kinds.items() if kind != Kind.EXPAND]
-    if refused:
-        raise TablesTooNew(
-            f"a later release changed the tables: {', '.join(refused)}. This release does not work with them; start"
-            " the release that made the change, or a later one (docs/guides/upgrades.md)"
-        )
-
-
-def _waits(path: Path, contract_through: int) -> bool:
-    return kind_of(path) is Kind.CONTRACT and number_of(path) > contract_through
 
 
 class KeyMissing(Exception):
@@ -148,8 +138,8 @@ class SealingStore(RowStore):
 
     @transactional
     async def reseal(self, connection: Connection, *, after: int = -1) -> Resealed:
-        """Encrypt the keys of some ledgers above `after` under the first key of the key file. The rows say what they said: their versions stay. After
-        the last one the older keys are needed no more. Raises: InvalidRequest without keys.
+        """Encrypt the keys of some ledgers above `after` under the first key of the key file. Versions stay, since no
+        field changes. After the last page the file no longer needs its other keys. Raises: InvalidRequest without keys.
         """
         ring = connection.key_ring
         if not ring.ids:

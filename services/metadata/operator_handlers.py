@@ -26,14 +26,7 @@ from quorumlog.net.identity import (
     WRITERS,
     check_name,
 )
-from quorumlog.net.parameters import (
-    Given,
-    Parameter,
-    integer,
-    matching,
-    path_text,
-    query_text,
-)
+from quorumlog.net.parameters import Given, Parameter, integer, matching, path_text, query_text
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.values import ATTEMPT, LOG_NAME, MEMBER
 from quorumlog.wire.bodies import (
@@ -56,8 +49,14 @@ from services.metadata.http import (
     answer,
     parsed,
 )
+from services.metadata.losses import KeptStore
 from services.metadata.memory import PRESENTED, Presented
+from services.metadata.migrate import SealingStore
 from services.metadata.rebuild import Tell
+from services.metadata.rebuild_store import RebuildStore
+from services.metadata.repairs import LeaseStore, RepairSettingsStore, RepairStore
+from services.metadata.tokens import AuditStore, TokenStore
+from services.metadata.witnesses import WitnessStore
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +87,7 @@ ROUTES: Final = StoreRoutes()
 
 # The repair queue and leases.
 
-ROUTES.serve(
-    "GET /v1/repairs", lambda of: of.repairs.page, LIMIT, AFTER_ITEM, roles=WRITERS | OPERATORS
-)
+ROUTES.serve("GET /v1/repairs", RepairStore.page, LIMIT, AFTER_ITEM, roles=WRITERS | OPERATORS)
 
 
 def _check_members(request: web.Request, _given: Given, body: RepairsAdd) -> None:
@@ -98,12 +95,12 @@ def _check_members(request: web.Request, _given: Given, body: RepairsAdd) -> Non
         check_name(request, member_name(item.member))
 
 
-ROUTES.serve("POST /v1/repairs", lambda of: of.repairs.add, roles=SERVICES, checks=_check_members)
-ROUTES.serve("POST /v1/repairs/claim", lambda of: of.repairs.claim, roles=HEALERS)
-ROUTES.serve(f"POST {_ITEM}/progress", lambda of: of.repairs.progress, *_OF_ITEM, roles=HEALERS)
-ROUTES.serve(f"POST {_ITEM}/fail", lambda of: of.repairs.fail, *_OF_ITEM, roles=HEALERS)
-ROUTES.serve("GET /v1/repairs/summary", lambda of: of.repairs.summary, roles=WRITERS | OPERATORS)
-ROUTES.serve("POST /v1/repairs/hurry", lambda of: of.repairs.hurry, roles=HEALERS)
+ROUTES.serve("POST /v1/repairs", RepairStore.add, roles=SERVICES, checks=_check_members)
+ROUTES.serve("POST /v1/repairs/claim", RepairStore.claim, roles=HEALERS)
+ROUTES.serve(f"POST {_ITEM}/progress", RepairStore.progress, *_OF_ITEM, roles=HEALERS)
+ROUTES.serve(f"POST {_ITEM}/fail", RepairStore.fail, *_OF_ITEM, roles=HEALERS)
+ROUTES.serve("GET /v1/repairs/summary", RepairStore.summary, roles=WRITERS | OPERATORS)
+ROUTES.serve("POST /v1/repairs/hurry", RepairStore.hurry, roles=HEALERS)
 
 
 @ROUTES.add("POST /v1/repairs/trigger", roles=HEALERS, gives=RepairSettings)
@@ -114,21 +111,18 @@ async def trigger_repairs(request: web.Request, _given: Given) -> web.Response:
     return answer(await parts.repair_settings.trigger())
 
 
-ROUTES.serve(
-    "GET /v1/repair-settings", lambda of: of.repair_settings.get, roles=HEALERS | OPERATORS
-)
+ROUTES.serve("GET /v1/repair-settings", RepairSettingsStore.get, roles=HEALERS | OPERATORS)
 ROUTES.serve(
     "PATCH /v1/repair-settings",
-    lambda of: of.repair_settings.change,
+    RepairSettingsStore.change,
     roles=HEALERS,
-    name="patch_repair_settings",
-    is_audited=True,
+    audited_as="patch_repair_settings",
 )
-ROUTES.serve("PUT /v1/leases/{name}", lambda of: of.leases.take, LEASE, roles=HEALERS)
+ROUTES.serve("PUT /v1/leases/{name}", LeaseStore.take, LEASE, roles=HEALERS)
 
 # A rebuild, the audit log, keys, access tokens.
 
-ROUTES.serve("GET /v1/rebuild", lambda of: of.rebuild.state, roles=BOOKIES | OPERATORS)
+ROUTES.serve("GET /v1/rebuild", RebuildStore.state, roles=BOOKIES | OPERATORS)
 
 
 @ROUTES.add(
@@ -174,40 +168,23 @@ async def _told_in_lines(
 
 
 ROUTES.serve(
-    "GET /v1/audit",
-    lambda of: of.audit.page,
-    SINCE,
-    TARGET,
-    NUMBER,
-    ROWS,
-    roles=GATEWAYS | OPERATORS,
+    "GET /v1/audit", AuditStore.page, SINCE, TARGET, NUMBER, ROWS, roles=GATEWAYS | OPERATORS
 )
 ROUTES.serve(
-    "POST /v1/keys/reseal",
-    lambda of: of.sealing.reseal,
-    AFTER,
-    roles=OPERATORS,
-    name="reseal",
-    is_audited=True,
+    "POST /v1/keys/reseal", SealingStore.reseal, AFTER, roles=OPERATORS, audited_as="reseal"
 )
 
 
 ROUTES.serve(
     "POST /v1/tokens",
-    lambda of: of.tokens.create,
+    TokenStore.create,
     roles=GATEWAYS | OPERATORS,
     creates=lambda body: f"tokens/{body.token.id}",
-    name="create_token",
-    is_audited=True,
+    audited_as="create_token",
 )
-ROUTES.serve("GET /v1/tokens", lambda of: of.tokens.list, KNOWN, roles=GATEWAYS)
+ROUTES.serve("GET /v1/tokens", TokenStore.list, KNOWN, roles=GATEWAYS)
 ROUTES.serve(
-    "DELETE /v1/tokens/{id}",
-    lambda of: of.tokens.revoke,
-    TOKEN,
-    roles=GATEWAYS,
-    name="revoke_token",
-    is_audited=True,
+    "DELETE /v1/tokens/{id}", TokenStore.revoke, TOKEN, roles=GATEWAYS, audited_as="revoke_token"
 )
 
 # Witnesses.
@@ -227,7 +204,7 @@ async def presents_witnesses(request: web.Request, handler: Handler) -> web.Stre
     return response
 
 
-ROUTES.serve("POST /v1/witnesses", lambda of: of.witnesses.confirm, roles=SERVICES)
+ROUTES.serve("POST /v1/witnesses", WitnessStore.confirm, roles=SERVICES)
 
 
 @ROUTES.add("POST /v1/witnesses/copies", roles=BOOKIES, takes=CopyWitnesses, gives=WitnessState)
@@ -248,9 +225,7 @@ async def get_witnesses(request: web.Request, _given: Given) -> web.Response:
     return answer(request.app[PARTS].witnesses.state())
 
 
-ROUTES.serve(
-    "GET /v1/kept-ledgers", lambda of: of.kept.list, AFTER, LIMIT, roles=GATEWAYS | OPERATORS
-)
+ROUTES.serve("GET /v1/kept-ledgers", KeptStore.list, AFTER, LIMIT, roles=GATEWAYS | OPERATORS)
 
 
 @ROUTES.add(

@@ -16,6 +16,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,8 +43,8 @@ from quorumlog.wire.rebuild_bodies import (
     RebuildReport,
 )
 from services.metadata.cookies import CookieStore
+from services.metadata.inquiry import Source, SourceAway, find_sources, merged
 from services.metadata.liveness import Liveness
-from services.metadata.rebuild_sources import Source, SourceAway, find_sources, merged
 from services.metadata.rebuild_store import Judged, RebuildStore, RebuildTables, StandIn
 
 log = logging.getLogger(__name__)
@@ -139,65 +140,60 @@ class _Tally:
             self.sealed_passwords += is_sealed(decision.row.access_key)
 
 
+@dataclass(eq=False)
 class Rebuilder:
     """Rebuilds one service's database."""
 
-    def __init__(
-        self,
-        store: RebuildStore,
-        cookies: CookieStore,
-        liveness: Liveness,
-        credentials: Credentials = ANONYMOUS,
-    ) -> None:
-        self.store = store
-        self._cookies, self._liveness = cookies, liveness
-        self._credentials = credentials
+    store: RebuildStore
+    _cookies: CookieStore
+    _liveness: Liveness
+    _credentials: Credentials = ANONYMOUS
 
     async def run(self, ask: RebuildAsk, tell: Tell) -> RebuildReport:
         """Rebuild; `tell` gets the progress. Raises: InvalidRequest, SourceAway, MetadataUnavailable."""
-        async with (
-            self.store.begin() as tables,
-            service_session(self._credentials) as session,
-        ):
-            return await _Work(tables, session, ask, tell).run(await self._places(ask))
+        async with self._begun(ask, tell) as work:
+            return await work.run()
 
     async def count_behind(self, lost: Collection[str], tell: Tell) -> int:
         """How many rows a rebuild would write, since bookies know of later ones, or of deleted ids that are free. `lost`: bookies that
         never return; `tell` gets the progress. Raises: InvalidRequest while a rebuild runs, SourceAway, MetadataUnavailable.
         """
         ask = RebuildAsk(dry_run=True, without=tuple(lost))
-        async with (
-            self.store.begin() as tables,
-            service_session(self._credentials) as session,
-        ):
-            return await _Work(tables, session, ask, tell).count_behind(await self._places(ask))
+        async with self._begun(ask, tell) as work:
+            return await work.count_behind()
 
-    async def _places(self, ask: RebuildAsk) -> tuple[set[str], set[str]]:
-        """The URLs to ask, and the names of bookies that are registered."""
-        rows = await self._cookies.list()
-        listed = await self._liveness.bookies(rows)
-        services = await self._liveness.services()
-        urls = {row.cookie.url for row in rows} | {bookie.url for bookie in listed.bookies}
-        urls |= {found.url for found in services.services if found.kind == "bookie"}
-        urls |= set((await self._liveness.bookie_urls()).values())
-        urls |= {url.rstrip("/") for url in ask.bookies}
-        return urls - {""}, {row.name for row in rows}
+    @asynccontextmanager
+    async def _begun(self, ask: RebuildAsk, tell: Tell) -> AsyncIterator["_Work"]:
+        """A rebuild, which asks all bookies whose URLs are known."""
+        async with self.store.begin() as tables, service_session(self._credentials) as session:
+            rows = await self._cookies.list()
+            listed = await self._liveness.bookies(rows)
+            services = await self._liveness.services()
+            urls = {row.cookie.url for row in rows} | {bookie.url for bookie in listed.bookies}
+            urls |= {found.url for found in services.services if found.kind == "bookie"}
+            urls |= set((await self._liveness.bookie_urls()).values())
+            urls |= {url.rstrip("/") for url in ask.bookies}
+            registered = {row.name for row in rows}
+            yield _Work(tables, session, ask, tell, urls - {""}, registered)
 
 
+@dataclass(eq=False)
 class _Work:
     """One rebuild."""
 
-    def __init__(
-        self, tables: RebuildTables, session: aiohttp.ClientSession, ask: RebuildAsk, tell: Tell
-    ) -> None:
-        self._tables, self._session = tables, session
-        self._ask, self._tell = ask, tell
-        self._tally = _Tally()
+    _tables: RebuildTables
+    _session: aiohttp.ClientSession
+    _ask: RebuildAsk
+    _tell: Tell
+    _urls: set[str]
+    """Whom to ask."""
+    _registered: set[str]
+    """The names of bookies."""
+    _tally: _Tally = field(default_factory=_Tally)
 
-    async def run(self, places: tuple[set[str], set[str]]) -> RebuildReport:
+    async def run(self) -> RebuildReport:
         """All passes."""
-        urls, registered = places
-        sources = await find_sources(self._session, urls)
+        sources = await find_sources(self._session, self._urls)
         cluster_id = await self._cluster(sources)
         survey = await self._survey(sources)
         writes = not self._ask.dry_run
@@ -206,7 +202,7 @@ class _Work:
         added = await self._stand_ins(sources, survey)
         if writes:
             next_id = await self._tables.begin_writing(survey.highest, cluster_id, taken, added)
-        bookies = await self._bookies(sources, registered | survey.named, added)
+        bookies = await self._bookies(sources, survey, added)
         await self._decide_ledgers(sources, bookies, survey)
         await self._decide_logs()
         if writes and self._ask.take_over:
@@ -217,23 +213,22 @@ class _Work:
         cookies = await self._put_cookies(sources) if writes else []
         return self._report(cluster_id, sources, bookies, cookies, next_id)
 
-    async def count_behind(self, places: tuple[set[str], set[str]]) -> int:
+    async def count_behind(self) -> int:
         """How many rows would be written, and tombstones of ids that are free. Each registered bookie is heard: one that answers other questions only may
         hold the copy.
         """
-        urls, registered = places
         cluster_id = await self._tables.cluster_id()
         sources = [
             source
-            for source in await find_sources(self._session, urls)
+            for source in await find_sources(self._session, self._urls)
             if _cluster_of(source) == cluster_id
         ]
-        untold = registered - {source.name for source in sources} - set(self._ask.without)
+        untold = self._registered - {source.name for source in sources} - set(self._ask.without)
         if untold:
             raise SourceAway(f"{', '.join(sorted(untold))}: no answer to what rows it holds")
         survey = await self._survey(sources)
         added = await self._stand_ins(sources, survey)
-        bookies = await self._bookies(sources, registered | survey.named, added)
+        bookies = await self._bookies(sources, survey, added)
         await self._decide_ledgers(sources, bookies, survey)
         # Also where nothing is behind: copies of an accepted loss stay, and a later rebuild may write them.
         await self._tables.put_stand_ins(cluster_id, added)
@@ -294,14 +289,14 @@ class _Work:
         return {name: StandIn(one, name not in survey.named) for name, one in added.items()}
 
     async def _bookies(
-        self, sources: Sequence[Source], known: set[str], added: Mapping[str, StandIn]
+        self, sources: Sequence[Source], survey: Survey, added: Mapping[str, StandIn]
     ) -> Bookies:
-        """`known`: bookies that are registered or named. `added`: cookies that are written, or would be."""
+        """`added`: cookies that are written, or would be."""
         registered = await self._tables.registered()
         registered |= {name: Registered(one.incarnation) for name, one in added.items()}
         answering = {source.name: source.incarnation for source in sources}
         lacking = {source.name for source in sources if source.head.may_lack}
-        silent = (known - answering.keys()) | lacking
+        silent = ((self._registered | survey.named) - answering.keys()) | lacking
         for name in self._ask.without:
             answering.pop(name, None)
             silent.discard(name)
@@ -384,9 +379,7 @@ class _Work:
             dry_run=self._ask.dry_run,
             bookies=tuple(
                 AskedBookie(
-                    bookie=source.head.bookie,
-                    url=source.url,
-                    may_lack=source.head.may_lack,
+                    bookie=source.head.bookie, url=source.url, may_lack=source.head.may_lack
                 )
                 for source in sources
             ),

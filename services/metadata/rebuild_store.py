@@ -37,7 +37,7 @@ from services.metadata.logs import ROW as LOG_ROW
 from services.metadata.logs import body_of as log_body_of
 from services.metadata.logs import bury_log
 from services.metadata.logs import row_of as log_row_of
-from services.metadata.losses import accept_tokens, note_lost
+from services.metadata.losses import accept_tokens, lacking, note_lost
 from services.metadata.sql import utc
 from services.metadata.transactions import commit_placed
 
@@ -108,14 +108,14 @@ class Judged:
     """Whether the database had neither a row nor a tombstone, so that another ledger may get the id."""
 
 
+@dataclass(eq=False)
 class RebuildTables:
     """The tables of one rebuild."""
 
-    def __init__(self, database: Database, connection: Connection) -> None:
-        """`connection` is this rebuild's own."""
-        self._database = database
-        self._connection = connection
-        self._noted: tuple[str, ...] = ()
+    _database: Database
+    _connection: Connection
+    """This rebuild's own."""
+    _noted: tuple[str, ...] = ()
 
     async def cluster_id(self) -> str:
         """The cluster that this database is of."""
@@ -264,12 +264,7 @@ class RebuildTables:
             + (" FOR UPDATE" if writes else ""),
             ledger_ids,
         )
-        contained = await self._connection.fetch(
-            "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
-            " AND target <> 'accepted as lost'",
-            attempts,
-        )
-        found = frozenset(record["attempt"] for record in contained)
+        found = frozenset({*attempts}.difference(await lacking(self._connection, attempts)))
         known = {ledger_id: Known(attempts=found) for ledger_id in ledger_ids}
         for record in records:
             row = None if record["body"] is None else row_of(self._connection, record)
@@ -407,7 +402,11 @@ class RebuildTables:
             if known is not None and ids and max(ids) <= deleted_through:
                 if writes:
                     await bury_log(self._connection, known, kept=shared)
-                    await self._keep_unnamed(shared)
+                    # No sweep deletes these: forks named them, and may not be rebuilt yet.
+                    await self._connection.execute(
+                        "UPDATE unnamed_ledgers SET since = 'infinity' WHERE ledger_id = ANY($1::bigint[])",
+                        sorted(shared),
+                    )
                     await record_change(self._connection, f"rebuild log {name}")
                 return LogDecision(Action.TOMBSTONE)
             gone, stored = await self._tombstones_and_rows(known, ledgers)
@@ -420,20 +419,15 @@ class RebuildTables:
                 known,
                 ledgers,
                 gone | set(buried),
-                now_ms=await self._now_ms(),
+                now_ms=await self._connection.fetchval(
+                    "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+                ),
                 token=token,
                 stored=stored,
             )
             if writes and decision.row is not None:
                 await self._write_log(known, decision.row)
         return decision
-
-    async def _keep_unnamed(self, ledgers: Collection[int]) -> None:
-        """No sweep deletes these: forks named them, and may not be rebuilt yet."""
-        await self._connection.execute(
-            "UPDATE unnamed_ledgers SET since = 'infinity' WHERE ledger_id = ANY($1::bigint[])",
-            sorted(ledgers),
-        )
 
     async def _tombstones_and_rows(
         self, log: LogMetadata | None, ledgers: Iterable[LedgerPlace]
@@ -475,14 +469,6 @@ class RebuildTables:
             sorted({item.ledger_id for item in (known.own if known else ())} - named),
         )
         await record_attempt(self._connection, attempt, f"rebuild log {row.name}")
-
-    async def _now_ms(self) -> int:
-        """The database's clock."""
-        return int(
-            await self._connection.fetchval(
-                "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
-            )
-        )
 
     @asynccontextmanager
     async def _transaction(self, *, writes: bool = True) -> AsyncIterator[None]:

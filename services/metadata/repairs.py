@@ -140,7 +140,7 @@ class RepairStore(RowStore):
         return RepairSummary(**dict(record))
 
     async def hurry(self) -> None:
-        """Retry now the items that wait after a failure, some at a time; may be repeated."""
+        """Make all items that wait after a failure due now. A repeat does no harm."""
         while await self._hurry_some() != "UPDATE 0":
             pass
 

@@ -2,6 +2,7 @@
 (docs/adr/0022-audit-log.md).
 """
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -20,7 +21,6 @@ from quorumlog.wire.token_bodies import (
 from services.metadata.attempts import is_applied, record_attempt
 from services.metadata.database import (
     Connection,
-    Database,
     RowStore,
     ages_count,
     listing,
@@ -132,13 +132,14 @@ _TRIM: Final = (
 )
 
 
+@dataclass(eq=False)
 class AuditStore(RowStore):
     """The rows of audited requests."""
 
-    def __init__(self, database: Database, *, days: int, rows_max: int) -> None:
-        """What is older than `days`, and all but the last `rows_max`, is deleted."""
-        super().__init__(database)
-        self._days, self._rows_max = days, rows_max
+    days: int
+    """What is older is deleted."""
+    rows_max: int
+    """All but the last so many are deleted."""
 
     @listing
     async def page(
@@ -163,6 +164,6 @@ class AuditStore(RowStore):
     @transactional
     async def _trim_some(self, connection: Connection) -> int:
         """Delete the oldest of it; returns how many rows."""
-        days = self._days if await ages_count(connection) else _NEVER_DAYS
-        done = await connection.execute(_TRIM, days, self._rows_max)
+        days = self.days if await ages_count(connection) else _NEVER_DAYS
+        done = await connection.execute(_TRIM, days, self.rows_max)
         return int(done.removeprefix("DELETE "))

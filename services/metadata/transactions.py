@@ -8,7 +8,7 @@ done. Unpublished ledgers of a transaction become unnamed ledgers, which gateway
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import asyncpg
@@ -36,7 +36,6 @@ from quorumlog.wire.log_bodies import (
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import (
     Connection,
-    Database,
     RowStore,
     ages_count,
     plain,
@@ -45,7 +44,7 @@ from services.metadata.database import (
 )
 from services.metadata.forks import NOT_SHARED
 from services.metadata.ledgers import check_row
-from services.metadata.logs import change_row, lock_log, release_unpublished
+from services.metadata.logs import change_row, read_log, release_unpublished
 from services.metadata.sql import IS_AFTER_LOSS, utc, value_of
 
 _WRITTEN: Final = (
@@ -70,15 +69,14 @@ EXPIRED: Final = (
 )
 
 
+@dataclass(eq=False)
 class TransactionStore(RowStore):
     """The transactions' rows."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        self.committed = self.aborted = self.expired = 0
-        """Transactions ended by this service since its start."""
-        self.open = self.orphans = 0
-        """OPEN transactions, and ledgers that wait for their deletion, at the last count."""
+    open: int = 0
+    """OPEN transactions at the last count."""
+    orphans: int = 0
+    """Ledgers that waited for their deletion then."""
 
     @transactional
     async def begin(self, connection: Connection, request: TransactionBeginBody) -> Transaction:
@@ -149,45 +147,67 @@ class TransactionStore(RowStore):
             transaction_id,
         )
 
-    async def abort(self, transaction_id: str) -> Transaction:
+    @transactional
+    async def abort(self, connection: Connection, transaction_id: str) -> Transaction:
         """Abort a transaction and release its ledgers; idempotent.
 
         Raises: NoSuchTransaction; TransactionCommitted, and nothing is changed.
         """
-        row, has_changed = await self._abort(transaction_id)
-        self.aborted += has_changed
-        return row
-
-    @transactional
-    async def _abort(self, connection: Connection, transaction_id: str) -> tuple[Transaction, bool]:
         record = await _get(connection, transaction_id, lock=True)
         if record["state"] == TransactionState.COMMITTED:
             raise TransactionCommitted(log=record["log"])
-        has_changed = record["state"] == TransactionState.OPEN
-        if has_changed:
+        if record["state"] == TransactionState.OPEN:
             await end_aborted(connection, [transaction_id])
-        return _row(await _get(connection, transaction_id)), has_changed
+            connection.counted["aborted"] += 1
+        return _row(await _get(connection, transaction_id))
 
-    async def commit(self, transaction_id: str, request: TransactionCommitBody) -> TransactionDone:
+    @transactional
+    async def commit(
+        self, connection: Connection, transaction_id: str, request: TransactionCommitBody
+    ) -> TransactionDone:
         """Publish ledgers onto the log and end the transaction, atomically and once.
 
         Raises: NoSuchTransaction, TransactionAborted, NoSuchLog, VersionConflict (with the log's
         row as `current`), InvalidRequest; TransactionCommitted if other ledgers were published.
         """
-        done, has_changed = await self.database.transact(
-            lambda connection: _commit(connection, transaction_id, request)
+        seen = await _get(connection, transaction_id)
+        if seen["state"] != TransactionState.OPEN:
+            return await _answer_ended(connection, seen, request)
+        log = await read_log(connection, seen["log"], "FOR UPDATE")
+        record = await _get(connection, transaction_id, lock=True)
+        if record["state"] != TransactionState.OPEN:
+            return await _answer_ended(connection, record, request)
+        asked = [sealed.ledger_id for sealed in request.ledgers]
+        if record["app"] is not None:
+            last = await _last_version(connection, record["log"], record["app"])
+            if last is not None and last["version"] >= record["app_version"]:
+                ended = await _end_committed(connection, record, asked, (), is_duplicate=True)
+                await record_change(connection, f"transaction {transaction_id}")
+                return TransactionDone(transaction=ended, row=None)
+        await _check_sealed(
+            connection, transaction_id, request.ledgers, must_be_empty=not request.row
         )
-        self.committed += has_changed
-        return done
-
-    async def expire(self, limit: int) -> int:
-        """Abort expired transactions and delete old ended ones; returns how many were aborted."""
-        ended = await self._expire(limit)
-        self.expired += ended
-        return ended
+        row: LogMetadata | None = None
+        published: tuple[LogItem, ...] = ()
+        if request.row is not None:
+            check_row(log, request.row)
+            published = await _check_published(connection, log, request.row, request.ledgers)
+            row = await change_row(
+                connection,
+                log,
+                request.row,
+                attempt=request.attempt,
+                published=[item.ledger_id for item in published],
+                transaction=transaction_id,
+            )
+        ended = await _end_committed(connection, record, asked, published, is_duplicate=False)
+        await record_attempt(connection, request.attempt, f"transaction {transaction_id}")
+        connection.counted["committed"] += 1
+        return TransactionDone(transaction=ended, row=row)
 
     @transactional
-    async def _expire(self, connection: Connection, limit: int) -> int:
+    async def expire(self, connection: Connection, limit: int) -> int:
+        """Abort expired transactions and delete old ended ones; returns how many were aborted."""
         if not await ages_count(connection):
             return 0
         records = await connection.fetch(EXPIRED, limit)
@@ -200,6 +220,7 @@ class TransactionStore(RowStore):
             _KEPT_S,
             limit,
         )
+        connection.counted["expired"] += len(records)
         return len(records)
 
     @plain  # for gauges only
@@ -225,44 +246,6 @@ async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
     await record_change(connection, f"abort transaction {ids[0]}")
 
 
-async def _commit(
-    connection: Connection, transaction_id: str, request: TransactionCommitBody
-) -> tuple[TransactionDone, bool]:
-    seen = await _get(connection, transaction_id)
-    if seen["state"] != TransactionState.OPEN:
-        return await _answer_ended(connection, seen, request), False
-    log = await lock_log(connection, seen["log"])
-    record = await _get(connection, transaction_id, lock=True)
-    if record["state"] != TransactionState.OPEN:
-        return await _answer_ended(connection, record, request), False
-    asked = [sealed.ledger_id for sealed in request.ledgers]
-    if record["app"] is not None:
-        last = await _last_version(connection, record["log"], record["app"])
-        if last is not None and last["version"] >= record["app_version"]:
-            await _end_committed(connection, record, asked, (), is_duplicate=True)
-            await record_change(connection, f"transaction {transaction_id}")
-            ended = _row(await _get(connection, transaction_id))
-            return TransactionDone(transaction=ended, row=None), False
-    await _check_sealed(connection, transaction_id, request.ledgers, must_be_empty=not request.row)
-    row: LogMetadata | None = None
-    published: tuple[LogItem, ...] = ()
-    if request.row is not None:
-        check_row(log, request.row)
-        published = await _check_published(connection, log, request.row, request.ledgers)
-        row = await change_row(
-            connection,
-            log,
-            request.row,
-            attempt=request.attempt,
-            published=[item.ledger_id for item in published],
-            transaction=transaction_id,
-        )
-    await _end_committed(connection, record, asked, published, is_duplicate=False)
-    await record_attempt(connection, request.attempt, f"transaction {transaction_id}")
-    ended = _row(await _get(connection, transaction_id))
-    return TransactionDone(transaction=ended, row=row), True
-
-
 async def _answer_ended(
     connection: Connection, record: asyncpg.Record, request: TransactionCommitBody
 ) -> TransactionDone:
@@ -274,7 +257,7 @@ async def _answer_ended(
     if await is_applied(connection, request.attempt, target) and request.row is not None:
         # The log may have been deleted since; the transaction is committed nevertheless.
         with contextlib.suppress(NoSuchLog):
-            row = await lock_log(connection, record["log"])
+            row = await read_log(connection, record["log"], "FOR UPDATE")
     return TransactionDone(transaction=_repeated(record, request), row=row)
 
 
@@ -299,7 +282,8 @@ async def _end_committed(
     published: Sequence[LogItem],
     *,
     is_duplicate: bool,
-) -> None:
+) -> Transaction:
+    """Commit a transaction, whose row is locked, with these items of its log; returns what it has become."""
     written = {
         ledger["ledger_id"]: ledger
         for ledger in await connection.fetch(
@@ -310,9 +294,9 @@ async def _end_committed(
         )
     }
     await release_unpublished(connection, [record["id"]])
-    await connection.execute(
+    ended = await connection.fetchrow(
         "UPDATE transactions SET state = 'COMMITTED', ended_at = now(), is_duplicate = $2,"
-        " requested = $3::bigint[], published = $4::text::jsonb WHERE id = $1",
+        f" requested = $3::bigint[], published = $4::text::jsonb WHERE id = $1 RETURNING {_ROW}",
         record["id"],
         is_duplicate,
         list(requested),
@@ -337,6 +321,8 @@ async def _end_committed(
             record["app_version"],
             record["id"],
         )
+    assert ended is not None, "its row is locked"
+    return _row(ended)
 
 
 async def commit_placed(connection: Connection, log: LogMetadata) -> None:
@@ -357,11 +343,7 @@ async def commit_placed(connection: Connection, log: LogMetadata) -> None:
 
 
 async def _check_sealed(
-    connection: Connection,
-    transaction_id: str,
-    ledgers: Sequence[Sealed],
-    *,
-    must_be_empty: bool,
+    connection: Connection, transaction_id: str, ledgers: Sequence[Sealed], *, must_be_empty: bool
 ) -> None:
     """Raise InvalidRequest unless all ledgers are this transaction's, CLOSED, and end as stated."""
     ids = [sealed.ledger_id for sealed in ledgers]

@@ -2,16 +2,16 @@
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 from uuid import uuid4
 
 from quorumlog.errors import CopyLost, InvalidRequest, NotEnoughBookies
 from quorumlog.wire.bodies import MissingWitness, WitnessState, token_of, witness_of
 from services.metadata.attempts import record_attempt, record_change
-from services.metadata.database import Connection, Database, RowStore, transactional
+from services.metadata.database import Connection, RowStore, transactional
 from services.metadata.inquiry import Inquiry
-from services.metadata.ledgers import body_of, lock_ledger
+from services.metadata.ledgers import lock_ledger, write_row
 from services.metadata.losses import accept_tokens, note_lost, prove
 from services.metadata.memory import PRESENTED
 from services.metadata.rebuild import Rebuilder, Tell
@@ -22,12 +22,12 @@ _HELD_MAX: Final = 8
 """Above this number, all held tokens are replaced by one of this service's own (taste)."""
 
 
+@dataclass(eq=False)
 class WitnessStore(RowStore):
     """The memory of this process, and its database."""
 
-    def __init__(self, database: Database, inquiry: Inquiry, rebuilder: Rebuilder) -> None:
-        super().__init__(database)
-        self._inquiry, self._rebuilder = inquiry, rebuilder
+    _inquiry: Inquiry
+    _rebuilder: Rebuilder
 
     async def confirm(self) -> WitnessState:
         """Check that the database has what the request presents and what this process holds. The answer has witnesses
@@ -58,12 +58,7 @@ class WitnessStore(RowStore):
         )
 
     async def accept(
-        self,
-        witnesses: Sequence[str],
-        *,
-        lost: Collection[str],
-        ledgers: Sequence[int],
-        tell: Tell,
+        self, witnesses: Sequence[str], *, lost: Collection[str], ledgers: Sequence[int], tell: Tell
     ) -> WitnessState:
         """Continue without these changes, as an operator decided. `lost`: bookies that never return. `ledgers`: those
         whose rows in the database are to be gone by, though bookies hold copies of others. `tell` gets the progress.
@@ -93,16 +88,6 @@ class WitnessStore(RowStore):
     async def _accept_tokens(
         self, tokens: Collection[str], lost: Collection[str], tell: Tell
     ) -> None:
-        await self._require_bookies(lost)
-        if behind := await self._rebuilder.count_behind(lost, tell):
-            raise CopyLost(
-                f"the database's rows of {behind} ledgers are missing, or older than copies that bookies hold: run"
-                " `quorumlog metadata rebuild` first, or a recovery by an older row cuts off acknowledged entries",
-                ledgers=behind,
-            )
-        await self.database.run(lambda connection: accept_tokens(connection, tokens))
-
-    async def _require_bookies(self, lost: Collection[str]) -> None:
         silent = [name for name in await self._inquiry.ask() if name not in lost]
         if silent:
             raise NotEnoughBookies(
@@ -110,6 +95,13 @@ class WitnessStore(RowStore):
                 " again: start it, or, if it never returns, name it as lost",
                 bookies=silent,
             )
+        if behind := await self._rebuilder.count_behind(lost, tell):
+            raise CopyLost(
+                f"the database's rows of {behind} ledgers are missing, or older than copies that bookies hold: run"
+                " `quorumlog metadata rebuild` first, or a recovery by an older row cuts off acknowledged entries",
+                ledgers=behind,
+            )
+        await self.database.run(lambda connection: accept_tokens(connection, tokens))
 
     @transactional
     async def _accept_row(self, connection: Connection, ledger_id: int) -> None:
@@ -121,12 +113,6 @@ class WitnessStore(RowStore):
         if not await prove(connection, ledger_id):
             raise InvalidRequest("no loss is to be accepted for this ledger", ledger_id=ledger_id)
         attempt = str(uuid4())
-        await connection.execute(
-            "UPDATE ledgers SET version = version + 1, attempt = $2, body = $3::text::jsonb,"
-            " changed_at = now() WHERE ledger_id = $1",
-            ledger_id,
-            attempt,
-            body_of(connection, replace(row, may_lack_entries=True), ledger_id),
-        )
+        await write_row(connection, replace(row, may_lack_entries=True), attempt)
         await record_attempt(connection, attempt, f"ledger {ledger_id}")
         log.warning("loss-of-rows-accepted", extra={"ledger": ledger_id})

@@ -1,8 +1,7 @@
-"""The bookies of the cluster, as the metadata service last listed them: their addresses, and which bookies
-may be chosen for new places.
+"""The list of bookies that the metadata service last returned: their addresses, and which of them may join an ensemble.
 
-Liveness only proposes (I31): an old list may cost time, but never entries. Addresses are kept for ever,
-since a bookie that is listed as lost may still answer.
+The list is advice (I31): a stale list may cost time, but never entries. An address is never forgotten, because a bookie
+that is listed as lost may still answer.
 """
 
 import asyncio

@@ -98,7 +98,10 @@ async def ask_bookie(
     *,
     limit_s: float,
 ) -> T | None:
-    """The answer of the bookie `name` to a POST of `asked`, or else to a GET; None without an answer of its own."""
+    """Send a bookie a GET, or a POST with the body `asked`, and return its answer as a `gives`.
+
+    Returns None unless the bookie `name` itself answers with status 200 and a valid body within `limit_s` seconds.
+    """
     ask = session.get if asked is None else partial(session.post, data=json_of(asked))
     limit, expected = aiohttp.ClientTimeout(total=limit_s), ExpectedServer(Role.BOOKIE, name)
     try:

@@ -14,6 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
+from math import inf
 from types import TracebackType
 from typing import Any, Final, Self
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -45,7 +46,9 @@ class Timers:
         self._closed = False
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Call `call(*args)` once, `delay_s` seconds from now or a little later."""
+        """Call `call(*args)` once, `delay_s` seconds from now or a little later; never after `inf` seconds."""
+        if delay_s == inf:
+            return
         when = self._time() + delay_s
         queue = self._queues.get(delay_s)
         if queue is None:

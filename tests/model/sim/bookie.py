@@ -119,6 +119,8 @@ class SimBookie:
         self.log: list[ReplicaRecord] = []
         self.synced = 0
         self.damaged: set[int] = set()
+        self.wipes = 0
+        """How often the disk was lost."""
         self.replica: Replica = memory_replica(self.member)
         self._boot = 0
         """Counts restarts: what was under way before is forgotten."""
@@ -342,6 +344,7 @@ class SimBookie:
         world = self.world
         if kind == "wipe":
             self.log, self.synced = [], 0
+            self.wipes += 1
             self.incarnation += 1
             self._has_fenced = self._is_deleted = False
             self._denied.clear()

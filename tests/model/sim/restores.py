@@ -106,7 +106,7 @@ class Restores:
 
     def _rebuild(self) -> None:
         """Ask every bookie, each at another moment, and decide."""
-        self._restart_who_knows()
+        self.restart_who_knows()
         held: list[Held] = []
         silent: list[str] = []
         answering: dict[str, int] = {}
@@ -123,7 +123,7 @@ class Restores:
         bookies = Bookies(answering, frozenset())
         self.world.after(ASK_US + 1, self._decide, held, bookies, silent)
 
-    def _restart_who_knows(self) -> None:
+    def restart_who_knows(self) -> None:
         """The runbook stops gateways before a rebuild. At least those writers must go that know of changes which the
         store lacks: a writer would acknowledge entries by a row that nobody who recovers the ledger can know.
         Other clients live on with rows of the lost history, and change nothing by them.

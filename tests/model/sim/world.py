@@ -374,10 +374,13 @@ class World:
         def answer(event: Event) -> None:
             self.send(bookie.name, client.name, hear, event)
 
+        wipes = bookie.wipes
+
         def arrive() -> None:
             if bookie.name in self.hung:
                 return
-            if bookie.is_up:
+            # What was on its way to a process that has lost its disk ended with the connection.
+            if bookie.is_up and bookie.wipes == wipes:
                 self.note(bookie.name, "<-", client.name, tell(effect))
                 self.messages += 1
                 bookie.receive(effect, answer)

@@ -19,10 +19,9 @@ from quorumlog.protocol.tally import Tally
 from quorumlog.protocol.window import positions
 from quorumlog.wire.bodies import LedgerProof
 from services.autorecovery import checker
-from services.autorecovery.auditor import Auditor
 from services.autorecovery.checker import Checker
 from services.autorecovery.worker import Worker
-from services.autorecovery.writers import WriterPresence
+from services.autorecovery.writers import WriterPresence, Writers
 from services.bookie.collect import Collector, Disposal, MetadataRows
 from services.gateway.engine import ledger_reads
 from services.gateway.engine.ends import Ends
@@ -98,7 +97,7 @@ def unsaid(original: Any, row: Any, **changes: Any) -> Any:
 
 
 @stand_in
-async def nobody_there(_original: Any, _self: Auditor, _writer: Any) -> WriterPresence:
+async def nobody_there(_original: Any, _self: Writers, _writer: Any) -> WriterPresence:
     """Every writer counts as gone."""
     return WriterPresence.GONE
 
@@ -191,7 +190,7 @@ SERVICES: Final = (
     Patch(recovery, "replace", unsaid).mutant(
         "a ledger does not say that it may lack entries", "rule 14", draw_services=draw
     ),
-    Patch(Auditor, "_presence_of", nobody_there).mutant(
+    Patch(Writers, "presence_of", nobody_there).mutant(
         "a live writer's ledger is recovered", "rule 21", draw_services=draw
     ),
     Patch(Worker, "_may_stay", always(True)).mutant(

@@ -28,7 +28,7 @@ from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from quorumlog.wire.repair_bodies import RepairItem
 from quorumlog.wire.row_copies import decode
 from services.autorecovery.findings import KnownLosses
-from services.autorecovery.worker import RepairCounts, Worker
+from services.autorecovery.worker import Worker
 from services.bookie.store import Store
 from tests.unit.bookie.support import KEY, add, ids_of, read, run_of
 from tests.unit.bookie.test_channel import serving as bookie
@@ -167,7 +167,7 @@ async def two_bookies(state: BookieState) -> AsyncIterator[Two]:
             times = MachineTimes(quorum_s=PATIENT_S, hedge_s=PATIENT_S)
             ports = Ports(bookies, row, directory, timers, tasks, times)
             losses = KnownLosses(HoldingsClient(directory, session))
-            parts: Any = (None, directory, ports, session, RepairCounts(), losses)
+            parts: Any = (None, directory, ports, session, losses, None)
             yield Two(Worker(*parts), {name: one.store for name, one in served.items()}, row)
             await tasks.close()
             timers.close()

@@ -12,7 +12,7 @@ from quorumlog.protocol.metadata import Repair as PendingRepair
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList
 from quorumlog.wire.repair_bodies import RepairItem
-from services.autorecovery.worker import BookieAway, RepairCounts, Worker
+from services.autorecovery.worker import BookieAway, Worker
 
 ROW = LedgerMetadata(
     7,
@@ -45,7 +45,7 @@ async def worker_of(*known: BookieInfo, row: LedgerMetadata = ROW) -> Worker:
 
     directory = Directory(fetch)
     await directory.refresh()
-    parts: Any = (None, directory, RowPorts(row), None, RepairCounts(), None)
+    parts: Any = (None, directory, RowPorts(row), None, None, None)
     return Worker(*parts)
 
 

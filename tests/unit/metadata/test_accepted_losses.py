@@ -19,10 +19,10 @@ from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild import Bookies as Registered
 from quorumlog.wire.bodies import document_of, witness_of
-from services.metadata import attempts, inquiry, ledgers, logs, losses, rebuild_sources
+from services.metadata import attempts, inquiry, ledgers, logs, losses
+from services.metadata.inquiry import Source, SourceAway
 from services.metadata.ledgers import body_of
 from services.metadata.rebuild import Rebuilder, _Work
-from services.metadata.rebuild_sources import Source, SourceAway
 from tests.mutation.mutants.guards import answers
 from tests.mutation.mutants.hunt import Guard, Patch, applied, stand_in
 from tests.support.database import connected
@@ -143,7 +143,7 @@ async def test_no_loss_is_accepted_while_a_bookie_does_not_tell_its_rows(
         old = await create(service, **NARROW)
         await keep(running["b3"], old, await moved(service, old))
         witnesses = await go_back(stores, service, old)
-        told = rebuild_sources._page
+        told = inquiry._page
 
         async def refused(session: Any, url: str, name: str, **which: int) -> Any:
             page = await told(session, url, name, **which)
@@ -152,7 +152,7 @@ async def test_no_loss_is_accepted_while_a_bookie_does_not_tell_its_rows(
             return page
 
         with monkeypatch.context() as patch:
-            patch.setattr(rebuild_sources, "_page", refused)
+            patch.setattr(inquiry, "_page", refused)
             status, problem = await accept(service, witnesses)
             assert (status, problem.get("code")) == (503, "source-away")
             assert "b3" in problem["detail"]

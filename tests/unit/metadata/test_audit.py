@@ -39,7 +39,7 @@ def told(**changed: str) -> dict[str, str]:
 def ask_here(**changed: str) -> None:
     """This test makes changes for somebody's request."""
     request = AuditedRequest.model_validate_json(told(**changed)[AUDITED])
-    audit._ASKED.set(audit._Asked(request))
+    audit._ASKED.set((request, ""))
 
 
 async def rows(service: Service, query: str = "") -> list[dict[str, Any]]:

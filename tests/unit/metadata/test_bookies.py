@@ -170,7 +170,7 @@ async def test_an_unreadable_cookie_ends_no_background_task(
 
         await until(lambda: len(failed()) > 1, "it looks again and again")
 
-    assert set(failed()) == {"gauges-failed"}
+    assert set(failed()) == {"background-work-failed"}
 
 
 async def test_rubbish_in_redis_is_no_liveness_and_no_error(

@@ -91,7 +91,7 @@ async def test_expiry_waits_with_a_warning_while_the_database_is_away(
         await until(lambda: is_ready(service), "the database is back")
 
     assert all("database" in why for why in put_off())
-    assert not [r for r in caplog.records if r.msg == "expiry-failed"]
+    assert not [r for r in caplog.records if r.msg == "background-work-failed"]
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])

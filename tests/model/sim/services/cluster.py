@@ -25,7 +25,7 @@ from services.autorecovery.checker import Checker
 from services.autorecovery.config import Config
 from services.autorecovery.findings import KnownLosses
 from services.autorecovery.steering import PacedBookies, Steering
-from services.autorecovery.worker import RepairCounts, Worker, Workers
+from services.autorecovery.worker import Worker
 from services.autorecovery.writers import Writers
 from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.http.limits import Limits, Room
@@ -210,15 +210,14 @@ class Healer(Process):
         writers = Writers(session, _nobody_listens)
         self.auditor = Auditor(name, config, metadata, repairs, marking, writers, steering)
         losses = KnownLosses(HoldingsClient(directory, session))
-        worker = Worker(repairs, directory, ports, session, RepairCounts(), losses)
-        workers = Workers(worker, repairs, steering)
+        worker = Worker(repairs, directory, ports, session, losses, steering)
         tasks.start(directory.follow())
         if net.plan.has_restores:
             tasks.start(metadata.keep_confirmed(_HEARTBEAT_S))
         checker = Checker(config, metadata, repairs, directory, session, losses, ports)
         tasks.start(self.auditor.run())
         tasks.start(checker.run(lambda: self.auditor.is_auditor))
-        tasks.start(workers.run(tasks))
+        tasks.start(worker.run(tasks))
 
 
 async def _nobody_listens(_url: str) -> bool:
