@@ -45,6 +45,8 @@ class LedgerTable:
         self._index = index
         self._is_deferred = is_deferred
         self._ledgers: dict[int, StoredLedger] = {}
+        self._unheld: set[int] = set()
+        """Those of them that were not held when they came into memory."""
         self.deleted: set[int] = set()
         """Deleted ledgers of which a replay found nothing else, until the index knows them."""
         self.fresh = FreshCopies(index.fresh())
@@ -68,6 +70,8 @@ class LedgerTable:
                 is_deferred=self._is_deferred,
                 is_deleted=ledger_id in self.deleted,
             )
+            if ledger.replica.ledger_key is None:
+                self._unheld.add(ledger_id)
         return ledger
 
     def ledgers(self, after: int = -1) -> Iterator[tuple[int, IndexRow]]:
@@ -148,11 +152,17 @@ class LedgerTable:
         return tuple(found)
 
     def evict_idle(self) -> None:
-        """Evict idle ledgers above the limit: the index has them."""
-        if len(self._ledgers) > LEDGERS_MAX:
-            idle = [ledger_id for ledger_id, ledger in self._ledgers.items() if ledger.is_idle]
-            for ledger_id in idle:
+        """Evict idle ledgers that this bookie was only asked about, and above the limit all idle ones: the index has them."""
+        is_much = len(self._ledgers) > LEDGERS_MAX
+        asked, self._unheld = self._unheld, set()
+        for ledger_id in list(self._ledgers) if is_much else asked:
+            ledger = self._ledgers.get(ledger_id)
+            if ledger is None or not (is_much or ledger.replica.ledger_key is None):
+                continue
+            if ledger.is_idle:
                 del self._ledgers[ledger_id]
+            elif ledger.replica.ledger_key is None:
+                self._unheld.add(ledger_id)
 
     @property
     def replayed_much(self) -> bool:

@@ -420,6 +420,19 @@ async def test_idle_ledgers_are_evicted_from_memory_and_still_known(
     await store.stop()
 
 
+async def test_ledgers_that_are_only_asked_about_take_no_memory(root: Path) -> None:
+    store = started(root / "d")
+    await add(store, run_of(7, range(2)))
+    for unknown in range(100, 200):
+        assert ids_of(await read(store, unknown, 0, 5)) == []
+
+    store.holdings.evict_idle()
+
+    assert list(store.holdings._ledgers) == [7]
+    assert ids_of(await read(store, 7, 0, 5)) == [0, 1]
+    await store.stop()
+
+
 async def test_a_segment_beyond_the_files_that_are_kept_open_is_opened_again(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
