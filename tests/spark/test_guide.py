@@ -40,9 +40,7 @@ def test_the_examples_of_the_guide_do_what_it_says(
 
 
 def test_the_example_of_the_readme_does_what_it_says(
-    spark: SparkSession,
-    cluster: SparkCluster,
-    capsys: pytest.CaptureFixture[str],
+    spark: SparkSession, cluster: SparkCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (example,) = [code for code in programs(README) if "pyspark" in code]
     code = example.replace("http://127.0.0.1:8080", cluster.url("gateway-1"))
