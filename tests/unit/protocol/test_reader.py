@@ -320,9 +320,9 @@ def test_while_the_row_is_read_nobody_else_is_heard_or_asked() -> None:
     assert bench.reader.key() == before
 
 
-@pytest.mark.parametrize(("limit", "ids"), [({}, [0, 1]), ({"max_bytes": 1}, [0])])
-def test_after_the_end_nobody_is_heard_or_asked(limit: dict[str, int], ids: list[int]) -> None:
-    bench = Bench(**limit)
+@pytest.mark.parametrize(("max_bytes", "ids"), [(None, [0, 1]), (1, [0])])
+def test_after_the_end_nobody_is_heard_or_asked(max_bytes: int | None, ids: list[int]) -> None:
+    bench = Bench(max_bytes=max_bytes)
     bench.hedge()
     other = bench.asked[1]
     bench.gets(0, AB)
