@@ -206,11 +206,7 @@ def test_a_consumer_that_read_on_while_the_read_was_planned_is_not_taken_for_dat
 
 
 def run(
-    spark: SparkSession,
-    cluster: SparkCluster,
-    checkpoint: Path,
-    each: Any,
-    **options: str,
+    spark: SparkSession, cluster: SparkCluster, checkpoint: Path, each: Any, **options: str
 ) -> StreamingQueryException | None:
     """Process what there is now by `each`; returns why the query failed."""
     query = (

@@ -157,9 +157,7 @@ def test_a_stream_waits_for_the_least_that_a_batch_should_have(cluster: SparkClu
     stream.stop()
 
 
-def test_what_a_run_reads_is_fixed_when_it_is_to_read_what_there_is(
-    cluster: SparkCluster,
-) -> None:
+def test_what_a_run_reads_is_fixed_when_it_is_to_read_what_there_is(cluster: SparkCluster) -> None:
     cluster.create("frozen")
     cluster.append("frozen", "1", "2")
     stream = reader(cluster, subscribe="frozen")

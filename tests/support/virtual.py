@@ -8,10 +8,12 @@ import random
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import Any, TypeVar, TypeVarTuple
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+P = ParamSpec("P")
 
 
 class Deadlock(Exception):
@@ -68,3 +70,18 @@ def run_virtual(main: Callable[[], Coroutine[Any, Any, T]], *, seed: int) -> T:
             return runner.run(main())
     finally:
         random.setstate(state)
+
+
+def in_virtual_time(
+    *, seed: int
+) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
+    """Decorator of a test that `run_virtual` runs."""
+
+    def decorated(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+        @wraps(test)
+        def run(*args: P.args, **named: P.kwargs) -> None:
+            run_virtual(lambda: test(*args, **named), seed=seed)
+
+        return run
+
+    return decorated

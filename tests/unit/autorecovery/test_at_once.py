@@ -199,8 +199,8 @@ async def test_entries_that_a_named_target_has_are_not_sent_again(two: Two) -> N
     assert two.row.row.fragments[0].bookies == ("b4@1", "b2@1")
 
 
-async def the_only_healthy_copy_outlasts_the_move() -> None:
-    """A draining bookie has it; b2's copy and what the target has of earlier have a flipped byte."""
+async def test_the_only_healthy_copy_survives_a_move_to_a_damaged_one() -> None:
+    """Rule 20a. A draining bookie has it; b2's copy and what the target has of earlier have a flipped byte."""
     async with two_bookies("draining") as two:
         for name in ("b2", "b4"):
             flip(two.stores[name], 7)
@@ -212,11 +212,6 @@ async def the_only_healthy_copy_outlasts_the_move() -> None:
 
         assert two.row.row.fragments[0].bookies == ("b4@1", "b2@1")
         assert seen == [list(range(10))], "all was right on the target's disk before the change"
-
-
-async def test_the_only_healthy_copy_survives_a_move_to_a_damaged_one() -> None:
-    """Rule 20a."""
-    await the_only_healthy_copy_outlasts_the_move()
 
 
 async def test_a_member_with_entries_that_no_other_has_keeps_its_place(two: Two) -> None:
@@ -233,8 +228,8 @@ async def test_a_member_with_entries_that_no_other_has_keeps_its_place(two: Two)
     assert await two.held() == list(range(5))
 
 
-async def a_target_that_was_dropped_meanwhile_is_filled_again() -> None:
-    """Another repair of the place took the mark away just before the change, and b4's collector saw
+async def test_a_target_that_was_dropped_meanwhile_is_filled_again() -> None:
+    """Rules 18 and 20a. Another repair of the place took the mark away just before the change, and b4's collector saw
     that nothing named it.
     """
     async with two_bookies("lost") as two:
@@ -253,13 +248,11 @@ async def a_target_that_was_dropped_meanwhile_is_filled_again() -> None:
         assert seen == [list(range(10))], "all was on the target's disk before the change"
 
 
-async def test_a_target_that_was_dropped_meanwhile_is_filled_again() -> None:
-    """Rules 18 and 20a."""
-    await a_target_that_was_dropped_meanwhile_is_filled_again()
+async def test_a_place_that_went_bad_is_repaired_by_the_second_look() -> None:
+    """Rule 20a: the change of the place queues it, so that no worker's death leaves it out.
 
-
-async def a_place_that_went_bad_is_repaired_by_the_second_look() -> None:
-    """The worker dies as the place changes hands, and b4 loses what it was seen to have."""
+    The worker dies as the place changes hands, and b4 loses what it was seen to have.
+    """
     async with two_bookies("lost") as two:
         await dies_at_the_change(two)
         assert two.row.row.fragments[0].bookies == ("b4@1", "b2@1")
@@ -286,11 +279,6 @@ async def dies_at_the_change(two: Two) -> None:
         await mending
 
 
-async def test_a_place_that_went_bad_is_repaired_by_the_second_look() -> None:
-    """Rule 20a: the change of the place queues it, so that no worker's death leaves it out."""
-    await a_place_that_went_bad_is_repaired_by_the_second_look()
-
-
 async def test_a_second_look_at_a_complete_copy_writes_nothing(two: Two) -> None:
     await two.mend()
     before = {name: store.counters["log_records"] for name, store in two.stores.items()}
@@ -300,8 +288,8 @@ async def test_a_second_look_at_a_complete_copy_writes_nothing(two: Two) -> None
     assert {name: store.counters["log_records"] for name, store in two.stores.items()} == before
 
 
-async def nobody_is_let_go_before_the_target_keeps_the_row() -> None:
-    """The database may go back behind the change of the place: who left would be all that is named then."""
+async def test_nobody_is_let_go_before_the_target_keeps_the_row() -> None:
+    """Rule 20b. The database may go back behind the change of the place: who left would be all that is named then."""
     async with two_bookies("draining") as two:
         rows: list[LedgerMetadata] = []
         copies: list[tuple[RowName, ...]] = []
@@ -322,13 +310,8 @@ async def nobody_is_let_go_before_the_target_keeps_the_row() -> None:
         assert body.fragments == placed.fragments
 
 
-async def test_nobody_is_let_go_before_the_target_keeps_the_row() -> None:
-    """Rule 20b."""
-    await nobody_is_let_go_before_the_target_keeps_the_row()
-
-
-async def what_a_dead_worker_left_is_finished_by_the_next_one() -> None:
-    """By that of the member that left, or of the one that came; neither needs the former."""
+async def test_what_a_dead_worker_left_is_finished_by_the_next_one() -> None:
+    """Rule 20b. By that of the member that left, or of the one that came; neither needs the former."""
     for by_whom in (Two.mend, Two.look_again):
         async with two_bookies("lost") as two:
             await dies_at_the_change(two)
@@ -338,11 +321,6 @@ async def what_a_dead_worker_left_is_finished_by_the_next_one() -> None:
 
             assert two.row.row.repairs == ()
             assert two.row.row.fragments[0].bookies == ("b4@1", "b2@1")
-
-
-async def test_what_a_dead_worker_left_is_finished_by_the_next_one() -> None:
-    """Rule 20b."""
-    await what_a_dead_worker_left_is_finished_by_the_next_one()
 
 
 async def test_missed_entries_of_a_member_without_a_place_need_no_repair(two: Two) -> None:
@@ -358,7 +336,7 @@ async def test_missed_entries_of_a_member_without_a_place_need_no_repair(two: Tw
     assert two.row.changes == changes
 
 
-async def silence_is_no_second_look() -> None:
+async def test_silence_is_no_second_look() -> None:
     """b4 looks whether it drops the ledger, and says nothing of it meanwhile."""
     async with two_bookies("lost") as two:
         await two.mend()
@@ -366,10 +344,6 @@ async def silence_is_no_second_look() -> None:
 
         with pytest.raises(QuorumLogError):
             await two.look_again()
-
-
-async def test_silence_is_no_second_look() -> None:
-    await silence_is_no_second_look()
 
 
 async def test_a_bookie_answers_nothing_about_a_ledger_while_it_decides_to_drop_it() -> None:

@@ -231,9 +231,7 @@ async def test_an_auditor_observes_nothing_while_another_one_audits(audits: Audi
     assert None not in blind(audits.auditor)
 
 
-async def test_a_trigger_during_an_audit_starts_another_audit_after_it(
-    audits: Audits,
-) -> None:
+async def test_a_trigger_during_an_audit_starts_another_audit_after_it(audits: Audits) -> None:
     audits.metadata.bookie_list = liveness("lost", "lost", "draining", "writable", "writable")
     audits.metadata.listed = audits.auditor.trigger
     await audits.auditor.audit()

@@ -96,45 +96,45 @@ GUARDS: Final = (
     Patch(FragmentRepair, "_verify", believed_target).guard(
         "a repair does not read back what it gives a place for",
         "rule 20a",
-        test_at_once.the_only_healthy_copy_outlasts_the_move,
+        test_at_once.test_the_only_healthy_copy_survives_a_move_to_a_damaged_one,
     ),
     Patch(FragmentRepair, "_go_on", kept_verdict).guard(
         "what was read back once counts whatever became of the row",
         "rules 18 and 20a",
-        test_at_once.a_target_that_was_dropped_meanwhile_is_filled_again,
+        test_at_once.test_a_target_that_was_dropped_meanwhile_is_filled_again,
     ),
     Patch(FragmentRepair, "_second_look", always(())).guard(
         "a change of place queues no second look",
         "rule 20a",
-        test_at_once.a_place_that_went_bad_is_repaired_by_the_second_look,
+        test_at_once.test_a_place_that_went_bad_is_repaired_by_the_second_look,
     ),
     Patch(FragmentRepair, "_give_row", let_go_at_once).guard(
         "a repair lets go of the member before the target has its row",
         "rule 20b",
-        test_at_once.nobody_is_let_go_before_the_target_keeps_the_row,
+        test_at_once.test_nobody_is_let_go_before_the_target_keeps_the_row,
     ),
     Patch(Worker, "_finish_placed", left).guard(
         "nobody takes the last step of a repair whose worker died",
         "rule 20b",
-        test_at_once.what_a_dead_worker_left_is_finished_by_the_next_one,
+        test_at_once.test_what_a_dead_worker_left_is_finished_by_the_next_one,
     ),
     Patch(ReplicaCheck, "missing_on_disk", silence_is_enough).guard(
-        "silence is a second look", "rule 20a", test_at_once.silence_is_no_second_look
+        "silence is a second look", "rule 20a", test_at_once.test_silence_is_no_second_look
     ),
     Patch(writers, "is_refusal", always(True)).guard(
         "whatever keeps from connecting is a refusal",
         "rule 21a",
-        test_writers.an_unreachable_host_is_silence,
+        test_writers.test_an_unreachable_host_is_silence,
     ),
     Patch(writers, "refuses_everywhere", answers(True)).guard(
         "one address refuses for all",
         "rule 21a",
-        test_writers.a_name_with_several_addresses_refuses_only_if_all_of_them_do,
+        test_writers.test_a_name_with_several_addresses_refuses_only_if_all_of_them_do,
     ),
     Patch(writers, "instance_in", always("")).guard(
         "an answer without an id is another process",
         "rule 21a",
-        test_writers.an_answer_without_an_id_is_silence,
+        test_writers.test_an_answer_without_an_id_is_silence,
     ),
     Patch(test_findings, "missing_zones", always(0)).guard(
         "zones do not count",

@@ -62,7 +62,7 @@ async def told(answer: Any, status: int = 200) -> WriterPresence:
         return await writers.presence_of(Writer("me", url))
 
 
-async def a_writer_that_refuses_or_was_replaced_is_gone() -> None:
+async def test_a_writer_that_refuses_or_was_replaced_is_gone() -> None:
     async with asked() as writers:
         assert (
             await writers.presence_of(Writer("me", f"http://{HOST}:{free_ports(1)[0]}"))
@@ -72,11 +72,7 @@ async def a_writer_that_refuses_or_was_replaced_is_gone() -> None:
     assert await told({"id": "me"}) is WriterPresence.ALIVE
 
 
-async def test_a_writer_that_refuses_or_was_replaced_is_gone() -> None:
-    await a_writer_that_refuses_or_was_replaced_is_gone()
-
-
-async def an_answer_without_an_id_is_silence() -> None:
+async def test_an_answer_without_an_id_is_silence() -> None:
     """A proxy's, or of something else that got the port."""
     answers: tuple[Any, ...] = ({}, {"id": None}, {"id": ""}, {"id": 7}, {"status": "ok"}, [], "me")
     for answer in (*answers, None):
@@ -85,11 +81,7 @@ async def an_answer_without_an_id_is_silence() -> None:
     assert await told({"id": "another"}, 404) is WriterPresence.SILENT
 
 
-async def test_an_answer_without_an_id_is_silence() -> None:
-    await an_answer_without_an_id_is_silence()
-
-
-async def an_unknown_host_name_is_silence() -> None:
+async def test_an_unknown_host_name_is_silence() -> None:
     """A stopped container has no name any more; one of which the name server is down has none either."""
     async with asked() as writers:
         assert (
@@ -99,19 +91,11 @@ async def an_unknown_host_name_is_silence() -> None:
     assert not await refuses_everywhere("http://writer.invalid:1")
 
 
-async def test_an_unknown_host_name_is_silence() -> None:
-    await an_unknown_host_name_is_silence()
-
-
-async def an_unreachable_host_is_silence() -> None:
+async def test_an_unreachable_host_is_silence() -> None:
     async with asked() as writers:
         assert (
             await writers.presence_of(Writer("me", f"http://{NOWHERE}:1")) is WriterPresence.SILENT
         )
-
-
-async def test_an_unreachable_host_is_silence() -> None:
-    await an_unreachable_host_is_silence()
 
 
 async def test_a_timeout_is_silence() -> None:
@@ -120,7 +104,7 @@ async def test_a_timeout_is_silence() -> None:
             assert await writers.presence_of(Writer("me", url)) is WriterPresence.SILENT
 
 
-async def a_name_with_several_addresses_refuses_only_if_all_of_them_do() -> None:
+async def test_a_name_with_several_addresses_refuses_only_if_all_of_them_do() -> None:
     port = free_ports(1)[0]
     url = f"http://writers:{port}"
     with pytest.MonkeyPatch.context() as patch:
@@ -136,10 +120,6 @@ async def a_name_with_several_addresses_refuses_only_if_all_of_them_do() -> None
             listener.bind(("127.0.0.2", port))
             listener.listen()
             assert not await refuses_everywhere(url)
-
-
-async def test_a_name_with_several_addresses_refuses_only_if_all_of_them_do() -> None:
-    await a_name_with_several_addresses_refuses_only_if_all_of_them_do()
 
 
 OUT_OF_DESCRIPTORS = """

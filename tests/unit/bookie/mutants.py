@@ -39,7 +39,7 @@ from tests.unit.bookie import (
     test_space,
     test_twins,
 )
-from tests.unit.bookie.support import Gate
+from tests.unit.bookie.support import Gate, started, stop_started
 
 ROUNDS: Final = 8
 """Of 50 crashes, or 100 changes, within which a mutant must be found."""
@@ -67,15 +67,24 @@ def scenario(test: Callable[..., Coroutine[Any, Any, None]], **given: Any) -> Ca
     @wraps(test)
     def search() -> bool:
         with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+            root = stack.enter_context(scratch("ql-mutant-"))
             fixtures: dict[str, Callable[[], object]] = {
-                "root": lambda: stack.enter_context(scratch("ql-mutant-")),
+                "root": lambda: root,
                 "stores": lambda: stack.enter_context(store_servers()).fresh(),
                 "monkeypatch": lambda: patch,
                 "gate": lambda: Gate(patch),
             }
             wanted = signature(test).parameters.keys() - given.keys()
+            found = {name: fixtures[name]() for name in wanted & fixtures.keys()}
+
+            async def played() -> None:
+                if "store" in wanted:
+                    found["store"] = started(root / "d")
+                await test(**given, **found)
+                await stop_started()
+
             try:
-                asyncio.run(test(**given, **{name: fixtures[name]() for name in wanted}))
+                asyncio.run(played())
             except AssertionError:
                 return True
         return False
@@ -160,7 +169,7 @@ OTHER_MUTANTS: Final = (
             test_collect.test_nothing_is_dropped_without_proof, seen=(CasStatus.UNKNOWN, None)
         ),
     ),
-    Patch(Store, "row_names", always(())).guard(
+    Patch(Collector, "_disposals", patches.naming_no_copies).guard(
         "a drop asks about no copy that is held",
         "rule 18c",
         scenario(

@@ -1,9 +1,10 @@
 """What the storage's mutants put in place of a shipped method: each takes the original."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.replica import ReadAsked, Replica, RowTold, Verdict
@@ -140,3 +141,17 @@ def for_any_incarnation(original: Any, self: Replica, asked: RowTold) -> Verdict
     """A copy for an older incarnation is one for the present one."""
     verdict: Verdict = original(self, replace(asked, member=self.me))
     return verdict
+
+
+@stand_in
+async def naming_no_copies(
+    _original: Any, self: Collector, ledger_ids: Iterable[int]
+) -> Mapping[int, Disposal]:
+    """The metadata service is asked about ledgers, and not about the copies that are held of their metadata."""
+    held = {ledger_id: self._store.ledger(ledger_id).row_names for ledger_id in ledger_ids}
+    found = await self._rows.read(dict.fromkeys(held, ()))
+    unknown = (CasStatus.UNKNOWN, None)
+    return {
+        ledger_id: self._disposal(ledger_id, names, found.get(ledger_id, unknown))
+        for ledger_id, names in held.items()
+    }

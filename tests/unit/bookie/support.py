@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from rocksdict import Checkpoint
@@ -51,6 +52,8 @@ SMALL = StoreOptions(
 """Small segments roll often; checkpoints come when a test asks for them."""
 
 CODEC = Codec(DigestKind.CRC32C)
+_STARTED: WeakKeyDictionary[Store, asyncio.AbstractEventLoop] = WeakKeyDictionary()
+"""The stores that were started, and on which loop."""
 
 
 class Held:
@@ -139,16 +142,19 @@ def started(directory: Path, options: StoreOptions = SMALL, me: str = ME) -> Sto
     """A store that serves; on the running loop."""
     store = opened(directory, options, me)
     store.start(broken)
+    _STARTED[store] = asyncio.get_running_loop()
     return store
 
 
+async def stop_started() -> None:
+    """Stop the stores that this loop still serves."""
+    for store, loop in list(_STARTED.items()):
+        if loop is asyncio.get_running_loop() and not store._is_ending:
+            await store.stop()
+
+
 async def add(
-    store: Store,
-    run: Run,
-    *,
-    member: str = ME,
-    key: bytes = KEY,
-    recovery: bool = False,
+    store: Store, run: Run, *, member: str = ME, key: bytes = KEY, recovery: bool = False
 ) -> Verdict:
     """An add, answered."""
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()

@@ -6,7 +6,6 @@ Each test holds one of them at a step and lets the others go on.
 import asyncio
 import mmap
 import os
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from tests.unit.bookie.support import (
     Gate,
     Held,
     add,
+    again,
     assert_right,
     fence,
     ids_of,
@@ -88,15 +88,13 @@ async def test_a_fence_is_not_evicted_while_a_checkpoint_writes_it(
     store.holdings.evict_idle()
     assert store.holdings._ledgers == {}
     assert (await add(store, run_of(7, [0]))).status is Status.FENCED
-    await store.stop()
 
 
 @pytest.mark.parametrize("is_indexed", [False, True])
 async def test_a_checkpoint_drops_no_copy_before_its_replacement_is_on_disk(
-    root: Path, gate: Gate, *, is_indexed: bool
+    root: Path, store: Store, gate: Gate, *, is_indexed: bool
 ) -> None:
     """Compaction moves a part, and the power goes before the disk has it at its new place."""
-    store = started(root / "d")
     await add(store, run_of(7, range(10)))
     if is_indexed:
         await store.checkpoint()
@@ -115,23 +113,18 @@ async def test_a_checkpoint_drops_no_copy_before_its_replacement_is_on_disk(
     assert await moving == [True]
     await after.stop()
     for lost_index in (False, True):
-        await store.stop()
-        if lost_index:
-            shutil.rmtree(root / "d" / "index")
-        store = started(root / "d")
+        store = await again(store, lost_index=lost_index)
         assert_right(found := await read(store, 7, 0, 9), 7)
         assert (ids_of(found), found.absent) == (list(range(10)), ())
         (row,) = [row for ledger, row in store.holdings.ledgers() if ledger == 7]
         assert row.entry_count == 10
-    await store.stop()
 
 
 @pytest.mark.parametrize("is_indexed", [False, True])
 async def test_a_partly_replaced_copy_stays_whole_in_the_index_until_its_replacement_is_on_disk(
-    root: Path, gate: Gate, *, is_indexed: bool
+    root: Path, store: Store, gate: Gate, *, is_indexed: bool
 ) -> None:
     """Some entries of a damaged run are written again: till then the others are not denied."""
-    store = started(root / "d")
     await add(store, run_of(7, range(10)))
     await add(store, run_of(7, range(10, 12)))
     if is_indexed:
@@ -141,7 +134,7 @@ async def test_a_partly_replaced_copy_stays_whole_in_the_index_until_its_replace
     gate.waiting = 0
     mending = asyncio.create_task(add(store, run_of(7, range(3, 6)), recovery=True))
     await until(lambda: gate.waiting > 0, "it is being synced")
-    again = asyncio.create_task(add(store, run_of(7, range(8, 10)), recovery=True))
+    repeated = asyncio.create_task(add(store, run_of(7, range(8, 10)), recovery=True))
     await until(lambda: store.ledger(7).replica.accepted_count == 4, "both were accepted")
     await store.checkpoint()
 
@@ -152,23 +145,20 @@ async def test_a_partly_replaced_copy_stays_whole_in_the_index_until_its_replace
     assert (ids_of(found), found.absent) == ([10, 11], ())
     (row,) = [row for _, row in after.holdings.ledgers()]
     assert row.entry_count == 12
-    assert [(await mending).status, (await again).status] == [Status.OK, Status.OK]
+    assert [(await mending).status, (await repeated).status] == [Status.OK, Status.OK]
     await after.stop()
     await store.checkpoint()
-    await store.stop()
-    store = started(root / "d")
+    store = await again(store)
     found = await read(store, 7, 0, 11)
     assert (ids_of(found), found.absent) == ([3, 4, 5, 8, 9, 10, 11], ())
     (row,) = [row for _, row in store.holdings.ledgers()]
     assert row.entry_count == 12
-    await store.stop()
 
 
 async def test_a_copy_partly_replaced_before_it_is_on_disk_is_found_after_a_restart(
-    root: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
+    store: Store, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
     """Two mend the same damage at once, with runs that were cut differently."""
-    store = started(root / "d")
     await add(store, run_of(7, range(20)))
     rot(store, 7, 0)
     held = Held(monkeypatch, store._reads, "fetch")
@@ -184,17 +174,14 @@ async def test_a_copy_partly_replaced_before_it_is_on_disk_is_found_after_a_rest
 
     assert [(await one).status for one in adding] == [Status.OK] * 3
     for _ in range(2):
-        await store.stop()
-        store = started(root / "d")
+        store = await again(store)
         assert_right(found := await read(store, 7, 0, 30), 7)
         assert (ids_of(found), found.absent) == (list(range(20)), ((20, 30),))
-    await store.stop()
 
 
 async def test_a_cancelled_waiter_does_not_block_the_answers_of_others(
-    root: Path, gate: Gate
+    store: Store, gate: Gate
 ) -> None:
-    store = started(root / "d")
     gate.open.clear()
     store.add(AddAsked(ME, run_of(6, [0]), KEY), lambda _: None)
     await until(lambda: gate.waiting > 0, "the batch before is being synced")
@@ -210,12 +197,10 @@ async def test_a_cancelled_waiter_does_not_block_the_answers_of_others(
 
     assert (await second).status is Status.OK
     assert (await add(store, run_of(7, [1]))).status is Status.OK
-    await store.stop()
-    store = started(root / "d")
+    store = await again(store)
     for ledger in (6, 8):
         assert ids_of(await read(store, ledger, 0, 0)) == [0]
     assert ids_of(await read(store, 7, 0, 5)) == [0, 1]
-    await store.stop()
 
 
 async def test_a_ledger_leaves_limbo_only_after_restored_entries_are_on_disk(
@@ -244,12 +229,10 @@ async def test_a_ledger_leaves_limbo_only_after_restored_entries_are_on_disk(
     await store.stop()
     store = started(root / "d", me="b1@2")
     assert (await read(store, 7, 0, 2, member="b1@2")).absent == ((2, 2),)
-    await store.stop()
 
 
-async def test_a_repair_reads_back_only_entries_on_disk(root: Path, gate: Gate) -> None:
+async def test_a_repair_reads_back_only_entries_on_disk(store: Store, gate: Gate) -> None:
     """Rule 20a; in memory it is for all others."""
-    store = started(root / "d")
     await add(store, run_of(7, [0]))
     gate.open.clear()
     gate.waiting = 0
@@ -269,13 +252,11 @@ async def test_a_repair_reads_back_only_entries_on_disk(root: Path, gate: Gate) 
     assert list(run.ids) == [0, 1]
     assert_right(answer, 7)
     await adding
-    await store.stop()
 
 
 async def test_a_repair_reads_back_from_the_disk_not_from_the_page_cache(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = started(root / "d")
     await add(store, run_of(7, range(5)))
     await add(store, run_of(7, range(5, 10)))
     (part, _) = store.ledger(7).find(0, 9)
@@ -298,13 +279,11 @@ async def test_a_repair_reads_back_from_the_disk_not_from_the_page_cache(
     assert start <= part.offset < part.offset + part.size <= end
     assert (start % mmap.PAGESIZE, end % mmap.PAGESIZE) == (0, 0)
     assert ids_of(await read(store, 7, 0, 9)) == list(range(5))
-    await store.stop()
 
 
 async def test_a_clean_stop_after_a_failed_checkpoint_is_clean(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = started(root / "d")
     await add(store, run_of(7, range(3)))
     begun, held = threading.Event(), threading.Event()
     write = store.index.write
@@ -331,7 +310,6 @@ async def test_a_clean_stop_after_a_failed_checkpoint_is_clean(
     assert store.counters["checkpoints"] >= 1
     store = started(root / "d")
     assert ids_of(await read(store, 7, 0, 9)) == [0, 1, 2]
-    await store.stop()
 
 
 async def test_an_add_of_many_parts_does_not_delay_the_stop(root: Path, gate: Gate) -> None:
@@ -350,14 +328,12 @@ async def test_an_add_of_many_parts_does_not_delay_the_stop(root: Path, gate: Ga
     assert [verdict.status for verdict in heard] == [Status.UNKNOWN]
     store = started(root / "d")
     assert ids_of(await read(store, 7, 0, 20_000))[0] == 0
-    await store.stop()
 
 
 async def test_damage_not_replaced_before_the_stop_is_not_denied_after_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its add is judged when the writer has ended: that changes nothing any more."""
-    store = started(root / "d")
     await add(store, run_of(7, range(10)))
     rot(store, 7, 0)
     held = Held(monkeypatch, store._reads, "fetch")
@@ -375,7 +351,6 @@ async def test_damage_not_replaced_before_the_stop_is_not_denied_after_it(
     store = started(root / "d")
     found = await read(store, 7, 0, 9)
     assert (ids_of(found), found.absent) == ([], ())
-    await store.stop()
 
 
 async def test_a_bookie_stopped_while_it_enters_limbo_closes_its_log_cleanly(root: Path) -> None:
@@ -398,7 +373,6 @@ async def test_a_bookie_stopped_while_it_enters_limbo_closes_its_log_cleanly(roo
     store = started(root / "d")
     assert store.replayed.was_clean
     assert ids_of(await read(store, 7, 0, 9)) == [0, 1, 2]
-    await store.stop()
 
 
 async def test_an_index_just_reopened_is_not_suspect(root: Path) -> None:
@@ -425,10 +399,7 @@ async def test_an_index_just_reopened_is_not_suspect(root: Path) -> None:
     index.close()
 
 
-async def test_a_reserve_released_concurrently_does_not_end_the_writer(
-    root: Path,
-) -> None:
-    store = started(root / "d")
+async def test_a_reserve_released_concurrently_does_not_end_the_writer(store: Store) -> None:
     writer = store._writer
     assert writer is not None
     tries: list[str] = []
@@ -450,15 +421,13 @@ async def test_a_reserve_released_concurrently_does_not_end_the_writer(
         return "done"
 
     assert writer._with_room(work) == "done"
-    await store.stop()
 
 
 # --- guards that no other test would miss: `make mutate` found them ------------------------------
 
 
-async def test_no_add_is_taken_while_the_drop_of_its_ledger_is_decided(root: Path) -> None:
+async def test_no_add_is_taken_while_the_drop_of_its_ledger_is_decided(store: Store) -> None:
     """Rules 18 and 20: what came meanwhile would go with the rest, acknowledged."""
-    store = started(root / "d")
     await add(store, run_of(7, range(3)))
 
     store.withheld.add(7)
@@ -472,14 +441,12 @@ async def test_no_add_is_taken_while_the_drop_of_its_ledger_is_decided(root: Pat
 
     assert [verdict.status for verdict in answers] == [Status.UNKNOWN] * 4
     assert (await add(store, run_of(7, [3]))).status is Status.OK
-    await store.stop()
 
 
 async def test_no_compared_add_is_taken_while_the_drop_of_its_ledger_is_decided(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was asked before, and reads what is here while the ledger begins to leave."""
-    store = started(root / "d")
     await add(store, run_of(7, range(3)))
     held = Held(monkeypatch, store._reads, "stored")
     adding = asyncio.create_task(add(store, run_of(7, range(5)), recovery=True))
@@ -489,7 +456,6 @@ async def test_no_compared_add_is_taken_while_the_drop_of_its_ledger_is_decided(
 
     assert (await adding).status is Status.UNKNOWN
     store.withheld.discard(7)
-    await store.stop()
 
 
 async def test_a_grace_period_passes_between_the_two_looks(root: Path) -> None:
@@ -508,7 +474,6 @@ async def test_a_grace_period_passes_between_the_two_looks(root: Path) -> None:
     await collector.recheck()
 
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [9]
-    await store.stop()
 
 
 async def test_a_segment_still_referenced_by_a_part_is_not_removed(
@@ -540,7 +505,6 @@ async def test_a_segment_still_referenced_by_a_part_is_not_removed(
     await Space(store, live_share_min=1.0).free()
     assert first.segment not in store.segments.numbers()
     assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
-    await store.stop()
 
 
 async def test_a_ledger_dropped_during_a_move_does_not_come_back(
@@ -561,7 +525,6 @@ async def test_a_ledger_dropped_during_a_move_does_not_come_back(
     assert [(ledger, row.highest) for ledger, row in store.holdings.ledgers()] == [(8, -1), (9, 2)]
     for ledger in (7, 8):
         assert ids_of(await read(store, ledger, 0, 500)) == []
-    await store.stop()
 
 
 async def test_a_ledger_whose_stub_is_not_on_disk_is_not_evicted(
@@ -588,4 +551,3 @@ async def test_a_ledger_whose_stub_is_not_on_disk_is_not_evicted(
     assert told_before == 0
     await until(lambda: bool(heard), "the fence is told once it is on disk")
     assert heard[0].status is Status.OK
-    await store.stop()

@@ -11,6 +11,7 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.row_copy import COPIES_KEPT, RowName
 from quorumlog.wire.bodies import PROOFS_MAX
 from services.bookie.collect import Found
+from services.bookie.store import Store
 from tests.unit.bookie.collecting import (
     AWAY,
     GONE,
@@ -30,7 +31,6 @@ from tests.unit.bookie.support import (
     read,
     read_lac,
     run_of,
-    started,
 )
 
 
@@ -57,7 +57,6 @@ async def test_a_deleted_ledger_is_dropped_at_the_second_look_and_its_segments_a
         assert (await read_lac(store, 9)).last_add_confirmed == 1
         assert (await add(store, run_of(9, [3]))).status is Status.FENCED
         assert ids_of(await read(store, 7, 0, 500)) == []
-    await store.stop()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,6 @@ async def test_nothing_is_dropped_without_proof(
     await rounds(collector, 3)
 
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [7, 8, 9]
-    await store.stop()
 
 
 async def test_a_tombstone_missing_at_the_second_look_is_no_proof(root: Path) -> None:
@@ -87,7 +85,6 @@ async def test_a_tombstone_missing_at_the_second_look_is_no_proof(root: Path) ->
         await collector.round()
 
     assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
-    await store.stop()
 
 
 async def test_the_database_of_another_cluster_deletes_nothing(root: Path) -> None:
@@ -100,7 +97,6 @@ async def test_the_database_of_another_cluster_deletes_nothing(root: Path) -> No
 
     assert rows.reads == 0
     assert store.holdings.row(7) is not None
-    await store.stop()
 
 
 async def test_a_dropped_copy_of_a_closed_ledger_keeps_its_fence(root: Path) -> None:
@@ -118,12 +114,9 @@ async def test_a_dropped_copy_of_a_closed_ledger_keeps_its_fence(root: Path) -> 
     # A repair may bring it back.
     assert (await add(store, run_of(9, range(3)), recovery=True)).status is Status.OK
     assert ids_of(await read(store, 9, 0, 5)) == [0, 1, 2]
-    await store.stop()
 
 
-async def test_a_repair_that_names_this_bookie_at_the_last_look_keeps_its_copy(
-    root: Path,
-) -> None:
+async def test_a_repair_that_names_this_bookie_at_the_last_look_keeps_its_copy(root: Path) -> None:
     store = await filled(root / "d")
     rows = Rows({9: (CasStatus.OK, replace(AWAY, ledger_id=9))})
     collector = collector_of(store, rows)
@@ -146,7 +139,6 @@ async def test_a_repair_that_names_this_bookie_at_the_last_look_keeps_its_copy(
 
     assert answers == [Status.UNKNOWN, Status.UNKNOWN]
     assert ids_of(await read(store, 9, 0, 5)) == [0, 1, 2]
-    await store.stop()
 
 
 async def test_an_announced_tombstone_is_a_first_look_and_drops_nothing(root: Path) -> None:
@@ -162,12 +154,10 @@ async def test_an_announced_tombstone_is_a_first_look_and_drops_nothing(root: Pa
     await collector.recheck()
     assert store.holdings.row(7) is None
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [8, 9]
-    await store.stop()
 
 
-async def test_many_deleted_ledgers_are_asked_about_in_pages(root: Path) -> None:
+async def test_many_deleted_ledgers_are_asked_about_in_pages(store: Store) -> None:
     """One question for each page and look: three pages at first, then two, as two ledgers stay, and a last look at both."""
-    store = started(root / "d")
     ledgers = range(7, 7 + 2 * PROOFS_MAX + 1)
     for ledger in ledgers:
         await add(store, run_of(ledger, [0]))
@@ -184,7 +174,6 @@ async def test_many_deleted_ledgers_are_asked_about_in_pages(root: Path) -> None
     assert store.counters["dropped_ledgers"] == len(ledgers) - 2
     # What was withheld meanwhile is taken again.
     assert (await add(store, run_of(8, [1]))).status is Status.OK
-    await store.stop()
 
 
 async def test_what_a_page_does_not_tell_of_stays(root: Path) -> None:
@@ -200,7 +189,6 @@ async def test_what_a_page_does_not_tell_of_stays(root: Path) -> None:
     await rounds(collector, 3)
 
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [8]
-    await store.stop()
 
 
 async def test_a_copy_that_comes_while_a_page_is_asked_about_keeps_its_ledger_only(
@@ -224,7 +212,6 @@ async def test_a_copy_that_comes_while_a_page_is_asked_about_keeps_its_ledger_on
 
     assert count >= 3
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [8]
-    await store.stop()
 
 
 async def test_nothing_is_dropped_by_a_database_that_lacks_the_change_of_a_held_copy(
@@ -247,7 +234,6 @@ async def test_nothing_is_dropped_by_a_database_that_lacks_the_change_of_a_held_
     assert store.holdings.row(7) is None
     assert ids_of(await read(store, 8, 0, 500)) == []
     assert store.ledger(8).row_names == (copy_of(1), copy_of(2)), "the stub keeps its copies"
-    await store.stop()
 
 
 async def test_a_copy_that_comes_while_the_database_is_asked_keeps_the_ledger(root: Path) -> None:
@@ -269,7 +255,6 @@ async def test_a_copy_that_comes_while_the_database_is_asked_keeps_the_ledger(ro
 
     assert count >= 3
     assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
-    await store.stop()
 
 
 async def test_copies_are_forgotten_when_the_database_contains_them_and_enough_later_ones(
@@ -311,4 +296,3 @@ async def test_copies_are_forgotten_when_the_database_contains_them_and_enough_l
     assert set(left) <= set(store.ledger(7).row_names)
     await collector_of(store, rows).round()
     assert store.ledger(7).row_names == left
-    await store.stop()

@@ -216,9 +216,7 @@ def test_only_a_later_process_displaces_one_and_a_restored_row_does_not() -> Non
     assert not is_displaced(mine, mine.model_copy(update={"boots": 6}))
 
 
-def test_a_moved_directory_keeps_its_identity_and_a_copy_does_not(
-    tmp_path: Path,
-) -> None:
+def test_a_moved_directory_keeps_its_identity_and_a_copy_does_not(tmp_path: Path) -> None:
     here, moved, copy = tmp_path / "here", tmp_path / "deep" / "moved", tmp_path / "copy"
     here.mkdir()
     first = identity_of(here)

@@ -88,9 +88,8 @@ def named(store: Store) -> list[int]:
 
 @pytest.mark.parametrize("is_fenced", [True, False])
 async def test_a_deleted_ledger_takes_no_adds_and_answers_no_reads_after_restarts_and_compactions(
-    root: Path, *, is_fenced: bool
+    store: Store, *, is_fenced: bool
 ) -> None:
-    store = started(root / "d")
     await add(store, run_of(7, range(3)))
     await add(store, run_of(9, range(3)))
     if is_fenced:
@@ -109,12 +108,10 @@ async def test_a_deleted_ledger_takes_no_adds_and_answers_no_reads_after_restart
     store = await again(store, lost_index=True)
     await assert_deleted(store, 7)
     assert ids_of(await read(store, 9, 0, 9)) == [0, 1, 2]
-    await store.stop()
 
 
-async def test_a_deleted_ledgers_id_survives_every_compaction(root: Path) -> None:
+async def test_a_deleted_ledgers_id_survives_every_compaction(store: Store) -> None:
     """Also of the oldest one, and of one in which it is packed already: nothing else names it."""
-    store = started(root / "d")
     for ledger in range(7, 17):
         await add(store, run_of(ledger, [0]))
     drop(store, *range(7, 17))
@@ -126,14 +123,12 @@ async def test_a_deleted_ledgers_id_survives_every_compaction(root: Path) -> Non
 
     for ledger in range(7, 17):
         await assert_deleted(store, ledger)
-    await store.stop()
 
 
 async def test_a_writer_that_missed_the_deletion_is_refused_after_its_ledger_was_dropped(
-    root: Path,
+    store: Store,
 ) -> None:
     """Issue 13, hole 1: read OPEN; fenced, closed, deleted and dropped by others; then the add."""
-    store = started(root / "d")
     await add(store, run_of(7, range(3)))
     await fence(store, 7)
     rows = Rows()
@@ -150,14 +145,12 @@ async def test_a_writer_that_missed_the_deletion_is_refused_after_its_ledger_was
 
     # Nobody asks about it any more.
     assert rows.reads == reads
-    await store.stop()
 
 
 async def test_no_checkpoint_contains_a_deletion_before_the_log_does(
-    root: Path, gate: Gate
+    root: Path, store: Store, gate: Gate
 ) -> None:
     """Else the index alone would know, and nobody once it is built anew."""
-    store = started(root / "d")
     await add(store, run_of(7, range(3)))
     await fence(store, 7)
     await store.checkpoint()
@@ -180,16 +173,14 @@ async def test_no_checkpoint_contains_a_deletion_before_the_log_does(
     await assert_deleted(store, 7)
     store = await again(store, lost_index=True)
     await assert_deleted(store, 7)
-    await store.stop()
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("is_indexed", [False, True])
 async def test_records_of_a_ledger_after_its_deletion_are_ignored(
-    root: Path, *, is_packed: bool, is_indexed: bool
+    root: Path, store: Store, *, is_packed: bool, is_indexed: bool
 ) -> None:
     """Rule 16: records are order-free, and an older release took adds to a deleted id."""
-    store = started(root / "d")
     await add(store, run_of(8, [0]))
     if is_packed:
         await store.rewrite_deleted([7, 8])
@@ -218,7 +209,6 @@ async def test_records_of_a_ledger_after_its_deletion_are_ignored(
     assert {ledger_id for ledger_id, _ in store.index.all_parts()} <= {9}
     await store.checkpoint()
     assert {ledger_id for ledger_id, _ in store.index.all_parts()} <= {9}
-    await store.stop()
 
 
 async def test_many_deletions_are_packed_into_few_records_and_not_rewritten_by_each_compaction(
@@ -254,12 +244,10 @@ async def test_many_deletions_are_packed_into_few_records_and_not_rewritten_by_e
     store = await again(store, lost_index=True)
     for ledger in gone[::50]:
         await assert_deleted(store, ledger)
-    await store.stop()
 
 
-async def test_a_damaged_segment_loses_no_deleted_id(root: Path) -> None:
+async def test_a_damaged_segment_loses_no_deleted_id(store: Store) -> None:
     """What can't be read may have named anybody: all that the index knows is said again."""
-    store = started(root / "d")
     for ledger in (6, 7):
         await add(store, run_of(ledger, range(3)))
     drop(store, 7)
@@ -278,11 +266,9 @@ async def test_a_damaged_segment_loses_no_deleted_id(root: Path) -> None:
     store = await again(store, lost_index=True)
     await assert_deleted(store, 7)
     assert ids_of(await read(store, 6, 0, 9)) == [0, 1, 2]
-    await store.stop()
 
 
-async def test_a_damaged_record_of_packed_deletions_loses_no_deleted_id(root: Path) -> None:
-    store = started(root / "d")
+async def test_a_damaged_record_of_packed_deletions_loses_no_deleted_id(store: Store) -> None:
     gone = list(range(100, 140))
     for ledger in gone:
         await add(store, run_of(ledger, [0]))
@@ -307,7 +293,6 @@ async def test_a_damaged_record_of_packed_deletions_loses_no_deleted_id(root: Pa
     store = await again(store, lost_index=True)
     for ledger in gone:
         await assert_deleted(store, ledger)
-    await store.stop()
 
 
 def found_by(command: str) -> Callable[[Path], str]:
@@ -319,8 +304,7 @@ def found_by(command: str) -> Callable[[Path], str]:
     return run
 
 
-async def test_the_tools_report_and_keep_deleted_ledgers(root: Path) -> None:
-    store = started(root / "d")
+async def test_the_tools_report_and_keep_deleted_ledgers(root: Path, store: Store) -> None:
     for ledger in (7, 8, 9):
         await add(store, run_of(ledger, range(3)))
     drop(store, 7)
@@ -342,7 +326,6 @@ async def test_the_tools_report_and_keep_deleted_ledgers(root: Path) -> None:
     store = started(root / "d")
     await assert_deleted(store, 7)
     await assert_deleted(store, 8)
-    await store.stop()
 
 
 async def test_verify_reports_a_deleted_ledger_missing_from_the_index(root: Path) -> None:
@@ -362,9 +345,8 @@ async def test_verify_reports_a_deleted_ledger_missing_from_the_index(root: Path
     assert "ledger 7 was deleted, and the index does not know it" in result.output
 
 
-async def test_an_index_of_an_older_format_is_rebuilt(root: Path) -> None:
+async def test_an_index_of_an_older_format_is_rebuilt(root: Path, store: Store) -> None:
     """It knows nothing of deleted ledgers, and the log does."""
-    store = started(root / "d")
     await add(store, run_of(7, range(3)))
     drop(store, 7)
     await add(store, run_of(9, range(3)))
@@ -378,13 +360,11 @@ async def test_an_index_of_an_older_format_is_rebuilt(root: Path) -> None:
 
     await assert_deleted(store, 7)
     assert ids_of(await read(store, 9, 0, 9)) == [0, 1, 2]
-    await store.stop()
 
 
 async def test_a_crash_at_any_step_of_a_compaction_forgets_no_deleted_ledger(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = started(root / "d")
     for ledger in range(7, 12):
         await add(store, run_of(ledger, [0]))
     await add(store, large_run(20, 0, 20_000))
@@ -414,11 +394,10 @@ async def test_a_crash_at_any_step_of_a_compaction_forgets_no_deleted_ledger(
 # --- DROP: a copy that others have is given up, and may come back (rule 16) ---------------------------
 
 
-async def test_copies_restored_after_a_drop_survive_every_compaction(root: Path) -> None:
+async def test_copies_restored_after_a_drop_survive_every_compaction(store: Store) -> None:
     """Rule 16 asks for a counter, since compaction reorders records. It never brings a DROP behind
     a copy that was stored after it, so that no counter is kept.
     """
-    store = started(root / "d")
     await add(store, run_of(7, range(10)))
     await add(store, run_of(9, range(10)))
     store.drop(7, keep_stub=True)
@@ -431,16 +410,14 @@ async def test_copies_restored_after_a_drop_survive_every_compaction(root: Path)
             assert set(range(5)) <= set(ids_of(found))
             assert (await add(store, run_of(7, [50]))).status is Status.FENCED
         store = await compacted(store)
-    await store.stop()
 
 
 async def test_copies_that_reappear_after_their_drop_was_compacted_are_valid_and_dropped_again(
-    root: Path,
+    store: Store,
 ) -> None:
     """The other order: older runs stay in a segment, and the DROP goes while newer copies are held. A
     rebuilt index finds all of them; they are what their ids say, fenced, and a collector drops them.
     """
-    store = started(root / "d")
     await add(store, run_of(7, range(10)))
     # Much of ledger 9 keeps the segment that holds 7 in use.
     await add(store, run_of(9, range(20), "w" * 20))
@@ -461,7 +438,6 @@ async def test_copies_that_reappear_after_their_drop_was_compacted_are_valid_and
     store.drop(7, keep_stub=True)
     store = await again(store, lost_index=True)
     assert ids_of(await read(store, 7, 0, 20)) == []
-    await store.stop()
 
 
 def test_a_packed_record_holds_up_to_its_maximum_of_ids() -> None:

@@ -29,6 +29,7 @@ from services.bookie.log import (
 )
 from services.bookie.parts import Part, mask_of
 from services.bookie.segments import Segments
+from services.bookie.store import Store
 from services.bookie.witnesses import FreshCopies
 from tests.unit.bookie.support import add, batches_of, image, last_segment, opened, run_of, started
 
@@ -229,9 +230,8 @@ async def test_a_row_that_cannot_be_read_is_not_known() -> None:
         assert rows.missing_count == 0
 
 
-async def test_an_answer_waits_for_its_own_record_and_not_for_an_earlier_one(root: Path) -> None:
+async def test_an_answer_waits_for_its_own_record_and_not_for_an_earlier_one(store: Store) -> None:
     """Rule 3: the disk takes batches, and an answer belongs to one of them."""
-    store = started(root / "d")
     ledger = store.holdings.ledger(7)
     heard: list[int] = []
     before = ledger.replica.synced_count
@@ -243,4 +243,3 @@ async def test_an_answer_waits_for_its_own_record_and_not_for_an_earlier_one(roo
     assert not ledger.is_idle
     ledger.on_synced(2)
     assert heard == [1, 2, 3]
-    await store.stop()

@@ -6,23 +6,16 @@ from pathlib import Path
 import pytest
 
 from quorumlog.protocol.row_copy import RowCopy, RowName
+from services.bookie.store import Store
 from services.bookie.witnesses import FRESH_MAX, FreshCopies
-from tests.unit.bookie.collecting import (
-    copy_of,
-)
-from tests.unit.bookie.support import (
-    image,
-    keep_row,
-    opened,
-    started,
-)
+from tests.unit.bookie.collecting import copy_of
+from tests.unit.bookie.support import image, keep_row, opened
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
 async def test_copies_are_fresh_until_they_are_confirmed_also_over_restarts(
-    root: Path, *, is_clean: bool
+    root: Path, store: Store, *, is_clean: bool
 ) -> None:
-    store = started(root / "d")
     first, second, third = map(copy_of, (1, 2, 3))
     await keep_row(store, 7, first)
     await keep_row(store, 8, second)

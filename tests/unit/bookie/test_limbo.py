@@ -82,7 +82,6 @@ async def test_phase_one_marks_all_ledgers_of_older_incarnations_and_fences_thos
     # A live writer that took the new incarnation into its ensemble goes on.
     assert (await add(store, run_of(is_open.ledger_id, [4]), member=OLD)).status is Status.NOT_MINE
     assert (await add(store, run_of(is_open.ledger_id, [4]), member=NOW)).status is Status.OK
-    await store.stop()
 
 
 def _with(member: str) -> tuple[Fragment, ...]:
@@ -118,7 +117,6 @@ async def test_limbo_ends_when_metadata_names_the_new_incarnation_and_all_entrie
     assert not _is_in_limbo(store, ledger_id)
     assert (await read(store, ledger_id, 9, 10, member=NOW)).absent == ((10, 10),)
     assert (limbo.progress.cleared, limbo.progress.checked_entries) == (1, 10)
-    await store.stop()
 
 
 async def test_limbo_does_not_end_by_a_database_that_lacks_the_change_of_a_held_copy(
@@ -145,7 +143,6 @@ async def test_limbo_does_not_end_by_a_database_that_lacks_the_change_of_a_held_
     store.ledger(row.ledger_id).drop_row_copies((lost,))
     await limbo.round()
     assert not _is_in_limbo(store, row.ledger_id)
-    await store.stop()
 
 
 async def test_an_open_ledger_leaves_limbo_after_an_ensemble_change_and_repair(
@@ -168,7 +165,6 @@ async def test_an_open_ledger_leaves_limbo_after_an_ensemble_change_and_repair(
     await changed(service, row.with_member_replaced(0, OLD, NOW))
     await limbo.round()
     assert not _is_in_limbo(store, ledger_id)
-    await store.stop()
 
 
 async def test_a_deleted_ledger_leaves_limbo_and_the_last_one_removes_the_mark(
@@ -187,7 +183,6 @@ async def test_a_deleted_ledger_leaves_limbo_and_the_last_one_removes_the_mark(
     assert not _is_in_limbo(store, row.ledger_id)
     assert not (root / "d" / "limbo").exists()
     assert limbo.progress.ledgers == 0
-    await store.stop()
 
 
 async def test_a_striped_ledger_misses_only_the_bookies_share(service: Service, root: Path) -> None:
@@ -208,7 +203,6 @@ async def test_a_striped_ledger_misses_only_the_bookies_share(service: Service, 
 
     (item,) = [item for item in await queued(service) if item[1] == NOW]
     assert item[2] == ((0, 0), (3, 4), (7, 8))
-    await store.stop()
 
 
 async def test_what_is_missing_beyond_the_ranges_of_one_request_keeps_the_ledger_in_limbo(
@@ -233,7 +227,6 @@ async def test_what_is_missing_beyond_the_ranges_of_one_request_keeps_the_ledger
     await add(store, run_of(row.ledger_id, [2]), member=NOW, recovery=True)
     await limbo.round()
     assert not _is_in_limbo(store, row.ledger_id)
-    await store.stop()
 
 
 def _is_in_limbo(store: Store, ledger_id: int) -> bool:

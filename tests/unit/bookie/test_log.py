@@ -20,8 +20,8 @@ from services.bookie.segments import Segments
 from services.bookie.store import Store
 from tests.unit.bookie import support
 from tests.unit.bookie.support import (
-    SMALL,
     add,
+    again,
     assert_right,
     batches_of,
     fence,
@@ -63,7 +63,6 @@ async def test_a_torn_tail_is_cut_and_everything_before_it_is_kept(root: Path) -
         path.write_bytes(data[:kept] + bytes(len(data) - kept))
 
         assert await entries_in(crashed) == list(range(50))
-    await store.stop()
 
 
 async def test_a_tail_with_blank_sectors_is_cut(root: Path) -> None:
@@ -77,12 +76,9 @@ async def test_a_tail_with_blank_sectors_is_cut(root: Path) -> None:
     path.write_bytes(data)
 
     assert await entries_in(crashed) == list(range(50))
-    await store.stop()
 
 
-async def test_batches_after_the_last_sync_point_are_copied_to_a_new_segment(
-    root: Path,
-) -> None:
+async def test_batches_after_the_last_sync_point_are_copied_to_a_new_segment(root: Path) -> None:
     store = await filled(root / "d")
     crashed = image(store, root / "c")
     before = last_segment(crashed)
@@ -97,7 +93,6 @@ async def test_batches_after_the_last_sync_point_are_copied_to_a_new_segment(
     end = batches_of(before)[-2].end
     before.write_bytes(data[:end])
     assert await entries_in(crashed) == list(range(60))
-    await store.stop()
 
 
 async def test_a_clean_end_that_never_reached_the_disk_is_no_damage_to_later_starts(
@@ -107,11 +102,11 @@ async def test_a_clean_end_that_never_reached_the_disk_is_no_damage_to_later_sta
     await store.stop()
     path = last_segment(root / "d")
     end = batches_of(path)[-1]
-    again = started(root / "d")
-    assert again.replayed.was_clean
-    await add(again, run_of(8, range(5)))
-    crashed = image(again, root / "crashed")
-    await again.stop()
+    store = started(root / "d")
+    assert store.replayed.was_clean
+    await add(store, run_of(8, range(5)))
+    crashed = image(store, root / "crashed")
+    await store.stop()
 
     # Its sync failed, or the process was killed before it: the page cache had it, the disk had not.
     damaged = crashed / path.relative_to(root / "d")
@@ -139,7 +134,6 @@ async def test_damage_below_the_sync_point_is_refused_and_nothing_is_changed(roo
             opened(crashed)
 
         assert path.read_bytes() == data
-    await store.stop()
 
 
 async def test_a_damaged_last_batch_that_does_not_look_torn_is_refused(root: Path) -> None:
@@ -153,7 +147,6 @@ async def test_a_damaged_last_batch_that_does_not_look_torn_is_refused(root: Pat
 
     with pytest.raises(LogDamaged, match="does not look like a write that was cut off"):
         opened(crashed)
-    await store.stop()
 
 
 async def test_a_file_shorter_than_its_allocation_is_refused(root: Path) -> None:
@@ -165,7 +158,6 @@ async def test_a_file_shorter_than_its_allocation_is_refused(root: Path) -> None
 
     with pytest.raises(LogDamaged, match="bytes long"):
         opened(crashed)
-    await store.stop()
 
 
 async def test_a_missing_segment_is_refused(root: Path) -> None:
@@ -200,7 +192,6 @@ async def test_a_log_cut_below_the_checkpoint_is_refused(root: Path) -> None:
 
     with pytest.raises(LogDamaged, match="ends before"):
         opened(crashed)
-    await store.stop()
 
 
 async def test_a_payload_that_looks_like_a_batch_is_never_parsed_as_one(root: Path) -> None:
@@ -233,7 +224,6 @@ async def test_a_payload_that_looks_like_a_batch_is_never_parsed_as_one(root: Pa
     path.write_bytes(data[:kept] + bytes(len(data) - kept))
 
     assert await entries_in(crashed) == list(range(20))
-    await store.stop()
 
 
 async def test_after_a_clean_stop_every_flipped_bit_is_found_or_harmless(root: Path) -> None:
@@ -261,9 +251,7 @@ async def test_after_a_clean_stop_every_flipped_bit_is_found_or_harmless(root: P
     store.close()
 
 
-async def test_a_bit_flipped_while_serving_makes_entries_unknown_not_absent(
-    root: Path,
-) -> None:
+async def test_a_bit_flipped_while_serving_makes_entries_unknown_not_absent(root: Path) -> None:
     store = await filled(root / "d")
     await store.checkpoint()
     path = last_segment(root / "d")
@@ -283,7 +271,6 @@ async def test_a_bit_flipped_while_serving_makes_entries_unknown_not_absent(
     expected, run, _ = await store.examine(7, 0, 70, 1 << 20)
     assert run is not None
     assert (expected, list(run.ids)) == (((0, 59),), ids_of(answer))
-    await store.stop()
 
 
 async def test_recovery_replaces_a_damaged_copy(root: Path) -> None:
@@ -304,10 +291,8 @@ async def test_recovery_replaces_a_damaged_copy(root: Path) -> None:
     assert ids_of(await read(store, 7, 20, 29)) == [22, 23, 24, 25, 26]
     assert (await add(store, run_of(7, range(20, 30)), recovery=True)).status.value == "ok"
     assert ids_of(await read(store, 7, 0, 59)) == list(range(60))
-    await store.stop()
-    store = started(root / "d", SMALL)
+    store = await again(store)
     assert ids_of(await read(store, 7, 0, 59)) == list(range(60))
-    await store.stop()
 
 
 async def test_a_large_run_is_read_as_it_was_stored_or_left_out_as_damaged(root: Path) -> None:
@@ -332,4 +317,3 @@ async def test_a_large_run_is_read_as_it_was_stored_or_left_out_as_damaged(root:
             file.write(bytes((right,)))
     assert (await read(store, 7, 0, 0)).run == run.body
     assert store.counters["damaged_reads"] == 3
-    await store.stop()

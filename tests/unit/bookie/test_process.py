@@ -213,9 +213,7 @@ async def test_a_wiped_directory_is_refused_and_with_permission_a_new_incarnatio
     assert "lives" in refused.output
 
 
-async def test_garbage_collection_waits_while_the_metadata_service_is_away(
-    bookie: Process,
-) -> None:
+async def test_garbage_collection_waits_while_the_metadata_service_is_away(bookie: Process) -> None:
     async with proxy_to(bookie.settings["METADATA_URLS"]) as metadata:
         url = metadata.url(bookie.settings["METADATA_URLS"])
         bookie.start(METADATA_URLS=url, COLLECT_S="0.1")

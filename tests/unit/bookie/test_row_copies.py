@@ -14,7 +14,7 @@ from services.bookie.space import Space
 from services.bookie.store import Store
 from tests.support.replicas import ask, memory_replica
 from tests.support.waiting import until
-from tests.unit.bookie.support import KEY, ME, SMALL, keep_row, run_of, started
+from tests.unit.bookie.support import KEY, ME, SMALL, again, keep_row, run_of, started
 
 FIRST = RowName(1, b"a" * 16)
 SECOND = RowName(4, b"b" * 16)
@@ -158,25 +158,21 @@ def test_a_fenced_member_still_keeps_copies_and_a_deleted_ledger_does_not() -> N
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
-async def test_copies_outlast_restarts(tmp_path: Path, *, has_checkpoint: bool) -> None:
-    store = started(tmp_path)
+async def test_copies_outlast_restarts(store: Store, *, has_checkpoint: bool) -> None:
     await add(store, named(FIRST))
     await add(store, named(SECOND, 1))
     if has_checkpoint:
         await store.checkpoint()
-    await store.stop()
-
-    store = started(tmp_path)
+    store = await again(store)
     held = store.ledger(7)
 
     assert held.row_names == (FIRST, SECOND)
     assert held.row_copy(SECOND).body == b"row 4"
     assert (await add(store, named(SECOND, 2, brings=False))).status is Status.OK
-    await store.stop()
 
 
-async def test_copies_outlast_the_segment_that_they_came_in(tmp_path: Path) -> None:
-    store = started(tmp_path, replace(SMALL, segment_bytes=4096))
+async def test_copies_outlast_the_segment_that_they_came_in(root: Path) -> None:
+    store = started(root / "d", replace(SMALL, segment_bytes=4096))
     await add(store, named(FIRST))
     for entry_id in range(1, 40):
         asked = AddAsked(ME, run_of(8, [entry_id], "x" * 40), KEY, recovery=True)
@@ -186,40 +182,34 @@ async def test_copies_outlast_the_segment_that_they_came_in(tmp_path: Path) -> N
     assert store.counters["removed_segments"] > 0
     await store.stop()
 
-    (tmp_path / "index" / "CURRENT").unlink()
-    store = started(tmp_path)
+    (root / "d" / "index" / "CURRENT").unlink()
+    store = started(root / "d")
 
     assert store.ledger(7).row_names == (FIRST,)
     assert store.ledger(7).row_copy(FIRST).body == b"row 1"
-    await store.stop()
 
 
-async def test_copies_go_with_a_ledger_that_is_deleted(tmp_path: Path) -> None:
-    store = started(tmp_path)
+async def test_copies_go_with_a_ledger_that_is_deleted(store: Store) -> None:
     await add(store, named(FIRST))
     await store.checkpoint()
     store.drop(7, keep_stub=False)
     await store.checkpoint()
     assert not list(store.index.copies(7))
-    await store.stop()
-
-    store = started(tmp_path)
+    store = await again(store)
 
     assert store.ledger(7).row_names == ()
     assert store.holdings.is_deleted(7)
-    await store.stop()
 
 
 async def test_a_quiet_bookie_keeps_no_copies_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies of large metadata would stay until as many bytes are written as `CHECKPOINT_BYTES` says."""
     monkeypatch.setattr(pending, "CHECKPOINT_S", 0.05)
-    store = started(tmp_path / "d")
+    store = started(root / "d")
     await keep_row(store, 7, FIRST, b"x" * 15_000)
     ledger = store.holdings.ledger(7)
 
     await until(lambda: not ledger._copies, "they are in the index")
 
     assert ledger.row_copy(FIRST).body == b"x" * 15_000
-    await store.stop()

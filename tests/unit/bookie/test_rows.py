@@ -27,9 +27,8 @@ async def told(store: Store, after: int = -1, limit: int = 100) -> dict[int, obj
 
 
 async def test_copies_keys_and_deleted_ids_are_told_across_checkpoints_and_restarts(
-    tmp_path: Path,
+    root: Path, store: Store
 ) -> None:
-    store = started(tmp_path)
     await keep(store, 3, 1, 2)
     await keep(store, 5, 1)
     await add(store, run_of(9, [0, 1]))
@@ -50,7 +49,7 @@ async def test_copies_keys_and_deleted_ids_are_told_across_checkpoints_and_resta
     live = await told(store)
     page, _ = await store.holdings.rows_page(-1, 100)
     await store.stop()
-    waiting = opened(tmp_path)
+    waiting = opened(root / "d")
     replayed = await told(waiting)
     waiting.close()
 
@@ -59,8 +58,7 @@ async def test_copies_keys_and_deleted_ids_are_told_across_checkpoints_and_resta
     assert page[-1].highest_entry == 1
 
 
-async def test_pages_go_on_behind_the_last_ledger(tmp_path: Path) -> None:
-    store = started(tmp_path)
+async def test_pages_go_on_behind_the_last_ledger(store: Store) -> None:
     for ledger_id in range(5):
         await keep(store, ledger_id, 1)
     store.drop(2, keep_stub=False)
@@ -68,20 +66,18 @@ async def test_pages_go_on_behind_the_last_ledger(tmp_path: Path) -> None:
     first, following = await store.holdings.rows_page(-1, 2)
     rest = await told(store, following or 0)
     _, end = await store.holdings.rows_page(following or 0, 3)
-    await store.stop()
 
     assert ([held.ledger_id for held in first], following) == ([0, 1], 1)
     assert list(rest) == [2, 3, 4]
     assert end is None
 
 
-async def test_a_page_ends_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_ends_by_bytes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holdings, "ROWS_BYTES_MAX", 15)
-    store = started(tmp_path)
+    store = started(root / "d")
     for ledger_id in range(4):
         await keep(store, ledger_id, 1)
 
     found, following = await store.holdings.rows_page(-1, 100)
-    await store.stop()
 
     assert ([held.ledger_id for held in found], following) == ([0, 1], 1)

@@ -125,9 +125,7 @@ async def test_every_flipped_byte_of_a_sealed_segment_is_found_with_its_place(st
         store.damages.segment_removed(2)
 
 
-async def test_damaged_entries_are_listed_unknown_and_forgotten_once_repaired(
-    store: Store,
-) -> None:
+async def test_damaged_entries_are_listed_unknown_and_forgotten_once_repaired(store: Store) -> None:
     path = store.segments.path(2)
     batches = batches_of(path)
     for batch in batches[:2]:
@@ -169,9 +167,7 @@ async def test_a_broken_segment_head_does_not_hide_later_segments(store: Store) 
     assert all(item.segment == 3 for item in store.damages.lost())
 
 
-async def test_a_missing_segment_is_an_alarm_and_its_entries_are_unknown(
-    store: Store,
-) -> None:
+async def test_a_missing_segment_is_an_alarm_and_its_entries_are_unknown(store: Store) -> None:
     store.segments.path(2).unlink()
 
     await scrubber_of(store).one_pass()

@@ -11,13 +11,7 @@ from services.bookie import replay, space
 from services.bookie.log import Kind, LogDamaged
 from services.bookie.segments import Segments
 from services.bookie.store import Store
-from tests.unit.bookie.collecting import (
-    GONE,
-    Rows,
-    collector_of,
-    filled,
-    rounds,
-)
+from tests.unit.bookie.collecting import GONE, Rows, collector_of, filled, rounds
 from tests.unit.bookie.support import (
     add,
     again,
@@ -100,7 +94,6 @@ async def test_a_deleted_ledger_stays_deleted_after_the_index_is_rebuilt(root: P
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [9]
     assert ids_of(await read(store, 7, 0, 500)) == []
     assert ids_of(await read(store, 9, 0, 500)) == list(range(160))
-    await store.stop()
 
 
 async def test_dropped_copies_stay_dropped_after_the_index_is_rebuilt(root: Path) -> None:
@@ -116,7 +109,6 @@ async def test_dropped_copies_stay_dropped_after_the_index_is_rebuilt(root: Path
 
     assert ids_of(await read(store, 7, 0, 500)) == []
     assert (await add(store, run_of(7, [500]))).status is Status.FENCED
-    await store.stop()
 
 
 async def test_a_broken_segment_does_not_block_the_removal_of_others(root: Path) -> None:
@@ -140,12 +132,9 @@ async def test_a_broken_segment_does_not_block_the_removal_of_others(root: Path)
     answer = await read(store, 8, 0, 500)
     assert answer.absent == ((120, 500),)
     assert len(ids_of(answer)) == 110
-    await store.stop()
 
 
-async def test_a_segment_with_a_broken_head_or_batch_loses_no_fence(
-    root: Path,
-) -> None:
+async def test_a_segment_with_a_broken_head_or_batch_loses_no_fence(root: Path) -> None:
     """What can't be read may have been anybody's fence: all that is known is written again."""
     store = await filled(root / "d")
     await store.checkpoint()
@@ -163,7 +152,6 @@ async def test_a_segment_with_a_broken_head_or_batch_loses_no_fence(
     store = await again(store, lost_index=True)
     assert (await add(store, run_of(9, [3]))).status is Status.FENCED
     assert ids_of(await read(store, 9, 0, 5)) == [0, 1, 2]
-    await store.stop()
 
 
 async def test_compaction_orders_moved_parts_by_ledger(root: Path) -> None:
@@ -183,7 +171,6 @@ async def test_compaction_orders_moved_parts_by_ledger(root: Path) -> None:
         if (part.segment, part.offset) in old
     ]
     assert by_ledger == sorted(by_ledger)
-    await store.stop()
 
 
 async def test_however_many_segments_are_empty_few_looks_at_the_index_free_them(
@@ -202,13 +189,11 @@ async def test_however_many_segments_are_empty_few_looks_at_the_index_free_them(
     assert len(before - set(store.segments.numbers())) > 3
     assert len(looks.calls) <= 2
     assert ids_of(await read(store, 9, 0, 5)) == [0, 1, 2]
-    await store.stop()
 
 
 async def test_segments_that_go_together_have_each_ledgers_state_written_once(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = started(root / "d")
     for number in range(12):
         await add(store, run_of(7, range(number * 10, number * 10 + 10), "w" * 200))
         await add(store, run_of(8, [number]))
@@ -226,13 +211,11 @@ async def test_segments_that_go_together_have_each_ledgers_state_written_once(
     store = await again(store, lost_index=True)
     assert (await add(store, run_of(8, [30]))).status is Status.FENCED
     assert ids_of(await read(store, 8, 0, 20)) == list(range(12))
-    await store.stop()
 
 
 async def test_what_a_segment_records_is_found_without_reading_its_entries(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = started(root / "d")
     for number in range(6):
         await add(store, large_run(7, number, 400_000))
         await fence(store, 20 + number)
@@ -253,7 +236,6 @@ async def test_what_a_segment_records_is_found_without_reading_its_entries(
     assert all(state.is_whole for state in states)
     assert {7, 20, 21, 22, 23, 24} <= found
     assert read_bytes < 400_000 * len(numbers) / 2
-    await store.stop()
 
 
 async def test_after_long_looks_at_the_index_segments_are_freed_later_unless_room_is_short(
@@ -279,7 +261,6 @@ async def test_after_long_looks_at_the_index_segments_are_freed_later_unless_roo
     store.is_closed_to_adds = True
     await collector.round()
     assert freed == 2
-    await store.stop()
 
 
 async def test_removed_leading_segments_leave_no_files(root: Path) -> None:
@@ -321,4 +302,3 @@ async def test_the_next_start_finishes_an_interrupted_removal(root: Path) -> Non
 
     assert not removed & set(store.segments.numbers())
     assert ids_of(await read(store, 8, 0, 500)) == list(range(120))
-    await store.stop()

@@ -22,7 +22,7 @@ from services.bookie import extents, reads
 from services.bookie import writer as writers
 from services.bookie.directory import DirectoryInUse, is_disk_full_error
 from services.bookie.log import QueuedRecord
-from services.bookie.store import ReadAnswer
+from services.bookie.store import ReadAnswer, Store
 from tests.support.waiting import until
 from tests.unit.bookie.support import (
     KEY,
@@ -30,6 +30,7 @@ from tests.unit.bookie.support import (
     SMALL,
     Gate,
     add,
+    again,
     assert_right,
     entry_of,
     fence,
@@ -44,9 +45,8 @@ from tests.unit.bookie.support import (
 
 
 async def test_no_answer_leaves_before_the_records_it_rests_on_are_synced(
-    root: Path, gate: Gate
+    store: Store, gate: Gate
 ) -> None:
-    store = started(root / "d")
     gate.open.clear()
     heard: list[str] = []
 
@@ -69,11 +69,9 @@ async def test_no_answer_leaves_before_the_records_it_rests_on_are_synced(
 
     gate.open.set()
     await until(lambda: len(heard) == 7, "all is answered")
-    await store.stop()
 
 
-async def test_adds_that_arrive_during_a_sync_form_one_batch(root: Path, gate: Gate) -> None:
-    store = started(root / "d")
+async def test_adds_that_arrive_during_a_sync_form_one_batch(store: Store, gate: Gate) -> None:
     gate.open.clear()
     answers: list[Verdict] = []
     store.add(AddAsked(ME, run_of(7, [0]), KEY), answers.append)
@@ -85,7 +83,6 @@ async def test_adds_that_arrive_during_a_sync_form_one_batch(root: Path, gate: G
     await until(lambda: len(answers) == 50, "all is answered")
 
     assert store.counters["log_syncs"] == 2
-    await store.stop()
 
 
 async def test_adds_above_the_memory_limit_are_refused_not_queued(root: Path, gate: Gate) -> None:
@@ -102,7 +99,6 @@ async def test_adds_above_the_memory_limit_are_refused_not_queued(root: Path, ga
     await until(lambda: store.pending.bytes == 0, "what was taken is written")
     assert len(answers) == taken
     assert (await add(store, run_of(8, [0]))).status is Status.OK
-    await store.stop()
 
 
 async def test_an_fsync_error_is_fatal_and_nothing_is_acknowledged_after_it(
@@ -160,14 +156,12 @@ async def test_a_filling_disk_makes_the_bookie_read_only_and_room_makes_it_writa
     store.check_space()
     assert not store.disk.is_low
     assert (await add(store, run_of(7, [number + 1]))).status is Status.OK
-    await store.stop()
 
 
 @pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 async def test_on_a_full_disk_the_reserve_holds_accepted_records(
-    root: Path, monkeypatch: pytest.MonkeyPatch, full: int
+    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch, full: int
 ) -> None:
-    store = started(root / "d")
     create = store.segments.create
 
     def without_room(*args: Any) -> object:
@@ -186,7 +180,6 @@ async def test_on_a_full_disk_the_reserve_holds_accepted_records(
     store.check_space()
     assert store.disk.is_read_only
     assert (await fence(store, 7)).status is Status.OK
-    await store.stop()
 
 
 async def test_a_store_without_room_for_its_reserve_is_read_only_and_answers(root: Path) -> None:
@@ -206,13 +199,11 @@ async def test_a_store_without_room_for_its_reserve_is_read_only_and_answers(roo
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     store.check_space()
     assert (await add(store, run_of(7, [1]))).status is Status.OK
-    await store.stop()
 
 
 async def test_a_store_starts_without_room_for_a_segment_and_writes_what_has_room(
-    root: Path,
+    root: Path, store: Store
 ) -> None:
-    store = started(root / "d")
     assert (await add(store, run_of(7, [0]))).status is Status.OK
     await store.stop()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -224,10 +215,8 @@ async def test_a_store_starts_without_room_for_a_segment_and_writes_what_has_roo
         assert (await fence(store, 7)).status is Status.OK
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    await store.stop()
-    store = started(root / "d")
+    store = await again(store)
     assert ids_of(await read(store, 7, 0, 1)) == [0, 1]
-    await store.stop()
 
 
 @pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
@@ -245,8 +234,7 @@ async def test_one_process_owns_a_directory(root: Path) -> None:
     store.close()
 
 
-async def test_parts_with_holes_that_interleave_are_found_by_any_range(root: Path) -> None:
-    store = started(root / "d")
+async def test_parts_with_holes_that_interleave_are_found_by_any_range(store: Store) -> None:
     for start in (2, 0, 1):
         await add(store, run_of(7, range(start, 300, 3)))
     for _ in range(2):
@@ -255,11 +243,9 @@ async def test_parts_with_holes_that_interleave_are_found_by_any_range(root: Pat
             assert_right(answer, 7)
             assert ids_of(answer) == list(range(first, min(last, 299) + 1))
         await store.checkpoint()
-    await store.stop()
 
 
-async def test_a_read_returns_at_least_one_entry_and_stops_at_the_size_limit(root: Path) -> None:
-    store = started(root / "d")
+async def test_a_read_returns_at_least_one_entry_and_stops_at_the_size_limit(store: Store) -> None:
     await add(store, run_of(7, range(40)))
     await add(store, run_of(7, range(40, 80)))
     for first in (0, 5, 39, 40, 79):
@@ -274,11 +260,9 @@ async def test_a_read_returns_at_least_one_entry_and_stops_at_the_size_limit(roo
             at = found[-1] + 1
         assert seen == list(range(first, 80))
     assert ids_of(await read(store, 7, 3, 79, bytes_max=0)) == [3]
-    await store.stop()
 
 
-async def test_a_read_ends_at_the_border_of_a_run(root: Path) -> None:
-    store = started(root / "d")
+async def test_a_read_ends_at_the_border_of_a_run(store: Store) -> None:
     for first in range(0, 80, 20):
         await add(store, run_of(7, range(first, first + 20)))
     await store.checkpoint()
@@ -289,13 +273,11 @@ async def test_a_read_ends_at_the_border_of_a_run(root: Path) -> None:
 
     assert ids_of(one) == list(range(40))
     assert ids_of(two) == list(range(40, 80))
-    await store.stop()
 
 
 async def test_a_read_joins_entries_in_memory_with_entries_on_disk(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = started(root / "d")
     for first in range(0, 80, 20):
         await add(store, run_of(7, range(first, first + 20)))
         # Too far from one another for one call.
@@ -313,11 +295,9 @@ async def test_a_read_joins_entries_in_memory_with_entries_on_disk(
     assert len(asked) == 3
     assert ids_of(answer) == list(range(80))
     assert_right(answer, 7)
-    await store.stop()
 
 
-async def test_runs_of_different_digest_kinds_are_not_joined(root: Path) -> None:
-    store = started(root / "d")
+async def test_runs_of_different_digest_kinds_are_not_joined(store: Store) -> None:
     plain = pack([replace(entry_of(7, e), digest=b"") for e in range(3)], DigestKind.NONE)
     await add(store, plain)
     await add(store, run_of(7, range(3, 6)))
@@ -328,22 +308,18 @@ async def test_runs_of_different_digest_kinds_are_not_joined(root: Path) -> None
         assert_right(await read(store, 7, 3, 9), 7)
         assert ids_of(await read(store, 7, 3, 9)) == [3, 4, 5]
         await store.checkpoint()
-    await store.stop()
 
 
-async def test_a_whole_run_is_returned_as_its_stored_bytes(root: Path) -> None:
-    store = started(root / "d")
+async def test_a_whole_run_is_returned_as_its_stored_bytes(store: Store) -> None:
     run = run_of(7, range(10))
     await add(store, run)
 
     assert (await read(store, 7, 0, 9)).run == run.body
     await store.checkpoint()
     assert (await read(store, 7, 0, 500)).run == run.body
-    await store.stop()
 
 
-async def test_the_greatest_ids_work(root: Path) -> None:
-    store = started(root / "d")
+async def test_the_greatest_ids_work(store: Store) -> None:
     await add(store, run_of(ID_MAX, [ID_MAX - 1, ID_MAX]))
     await store.checkpoint()
 
@@ -352,37 +328,30 @@ async def test_the_greatest_ids_work(root: Path) -> None:
     assert ids_of(answer) == [ID_MAX - 1, ID_MAX]
     assert answer.absent == ((0, ID_MAX - 2),)
     assert (await read(store, ID_MAX - 1, 0, ID_MAX)).absent == ((0, ID_MAX),)
-    await store.stop()
 
 
-async def test_state_survives_with_no_entry_in_the_ledger(root: Path) -> None:
-    store = started(root / "d")
+async def test_state_survives_with_no_entry_in_the_ledger(store: Store) -> None:
     await fence(store, 7)
     await write_lac(store, 8, 41)
     for _ in range(2):
-        await store.stop()
-        store = started(root / "d")
+        store = await again(store)
 
     assert (await add(store, run_of(7, [0]))).status is Status.FENCED
     assert (await read_lac(store, 8)).last_add_confirmed == 41
     assert (await add(store, run_of(8, [0]), key=b"o" * 32)).status is Status.WRONG_KEY
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [7, 8]
-    await store.stop()
 
 
-async def test_limbo_survives_a_restart_until_it_is_ended(root: Path) -> None:
-    store = started(root / "d")
+async def test_limbo_survives_a_restart_until_it_is_ended(store: Store) -> None:
     await add(store, run_of(7, [0]))
     await store.enter_limbo(7, KEY, is_fenced=True)
-    await store.stop()
-    store = started(root / "d")
+    store = await again(store)
 
     answer = await read(store, 7, 0, 3)
     assert (ids_of(answer), answer.absent) == ([0], ())
     assert (await add(store, run_of(7, [1]))).status is Status.FENCED
     await store.leave_limbo(7)
     assert (await read(store, 7, 0, 3)).absent == ((1, 3),)
-    await store.stop()
 
 
 async def test_a_new_incarnation_denies_nothing_that_the_old_one_was_asked(root: Path) -> None:
@@ -399,7 +368,6 @@ async def test_a_new_incarnation_denies_nothing_that_the_old_one_was_asked(root:
     assert (await fence(store, 7, member="b1@1")).status is Status.NOT_MINE
     assert (await read(store, 8, 0, 9, member="b1@2")).absent == ((0, 9),)
     assert (await add(store, run_of(9, [0]), member="b1@2")).status is Status.OK
-    await store.stop()
 
 
 async def test_idle_ledgers_are_evicted_from_memory_and_still_known(
@@ -417,20 +385,6 @@ async def test_idle_ledgers_are_evicted_from_memory_and_still_known(
     for ledger in range(50):
         assert ids_of(await read(store, ledger, 0, 5)) == [0, 1]
     assert len(list(store.holdings.ledgers())) == 50
-    await store.stop()
-
-
-async def test_ledgers_that_are_only_asked_about_take_no_memory(root: Path) -> None:
-    store = started(root / "d")
-    await add(store, run_of(7, range(2)))
-    for unknown in range(100, 200):
-        assert ids_of(await read(store, unknown, 0, 5)) == []
-
-    store.holdings.evict_idle()
-
-    assert list(store.holdings._ledgers) == [7]
-    assert ids_of(await read(store, 7, 0, 5)) == [0, 1]
-    await store.stop()
 
 
 async def test_a_segment_beyond_the_files_that_are_kept_open_is_opened_again(
@@ -448,7 +402,6 @@ async def test_a_segment_beyond_the_files_that_are_kept_open_is_opened_again(
     assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
 
     assert len(store.segments._open) == 1
-    await store.stop()
 
 
 async def test_deferred_entries_are_acknowledged_while_the_disk_is_stuck_and_fences_are_not(
@@ -466,13 +419,11 @@ async def test_deferred_entries_are_acknowledged_while_the_disk_is_stuck_and_fen
 
     gate.open.set()
     await until(lambda: bool(heard), "the fence is on disk")
-    await store.stop()
 
 
 async def test_adds_during_a_checkpoint_are_in_the_next_one(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = started(root / "d")
     await add(store, run_of(7, range(5)))
     held = threading.Event()
     begun = threading.Event()
@@ -492,16 +443,13 @@ async def test_adds_during_a_checkpoint_are_in_the_next_one(
     await checkpoint
 
     assert ids_of(await read(store, 7, 0, 20)) == list(range(9))
-    await store.stop()
-    store = started(root / "d")
+    store = await again(store)
     assert ids_of(await read(store, 7, 0, 20)) == list(range(9))
     assert (await read_lac(store, 7)).last_add_confirmed == 7
     assert (await read_lac(store, 1)).last_add_confirmed == NO_ENTRY
-    await store.stop()
 
 
-async def test_records_reach_the_writer_in_order(root: Path) -> None:
-    store = started(root / "d")
+async def test_records_reach_the_writer_in_order(store: Store) -> None:
     order: list[int] = []
     on_synced = store.pending._on_synced
 
@@ -514,7 +462,6 @@ async def test_records_reach_the_writer_in_order(root: Path) -> None:
 
     assert order == list(range(200))
     assert all(Run(a.run or b"").count == 1 for a in [await read(store, 3, 0, 0)])
-    await store.stop()
 
 
 async def test_an_add_compared_while_its_ledger_was_evicted_meets_the_fence(
@@ -542,4 +489,3 @@ async def test_an_add_compared_while_its_ledger_was_evicted_meets_the_fence(
     go_on.set()
 
     assert (await adding).status is Status.FENCED
-    await store.stop()

@@ -180,9 +180,7 @@ async def test_a_copied_directory_is_another_member_even_after_the_original_is_g
     await assert_refused(pair.holder, "the running one stays", **ALLOWED)
 
 
-async def test_a_bookie_partitioned_from_metadata_serves_on_and_keeps_its_name(
-    pair: Pair,
-) -> None:
+async def test_a_bookie_partitioned_from_metadata_serves_on_and_keeps_its_name(pair: Pair) -> None:
     async with proxy_to(pair.holder.settings["METADATA_URLS"]) as proxy:
         own_way = proxy.url(pair.holder.settings["METADATA_URLS"])
         pair.holder.start(METADATA_URLS=own_way, LOG_END_S="0.1", HEARTBEAT_S="0.1")
@@ -482,9 +480,7 @@ async def test_a_start_that_lost_the_race_finds_the_winner(
             await candidates.agreed(loser, written)
 
 
-async def test_fast_restarts_and_moved_directories_keep_the_member(
-    pair: Pair,
-) -> None:
+async def test_fast_restarts_and_moved_directories_keep_the_member(pair: Pair) -> None:
     holder = pair.holder
     for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         holder.start(HEARTBEAT_S="60")  # its heartbeat outlives it

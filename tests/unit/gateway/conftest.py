@@ -128,6 +128,14 @@ async def gateway() -> AsyncIterator[Gateway]:
         yield started
 
 
+@pytest.fixture
+async def gateway_with_ledger() -> AsyncIterator[Gateway]:
+    """Ledger 1 is there. A module whose tests all use it imports this as `gateway`."""
+    async with running() as started:
+        await started.create()
+        yield started
+
+
 async def received(socket: aiohttp.ClientWebSocketResponse) -> Any:
     """The next message: a value, bytes, or the code with which the socket was closed."""
     async with within("a message comes"):

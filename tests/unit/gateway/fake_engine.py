@@ -282,12 +282,7 @@ class FakeEngine(Engine):
         return await self.close(ledger_id, password=password)
 
     async def change_password(
-        self,
-        ledger_id: int,
-        new: str,
-        *,
-        password: str | None = None,
-        once: Once | None = None,
+        self, ledger_id: int, new: str, *, password: str | None = None, once: Once | None = None
     ) -> LedgerMetadata:
         del new, once
         return await self._open(ledger_id, password)

@@ -14,6 +14,9 @@ import pytest
 from quorumlog.errors import BadRequest
 from services.gateway.edge import arrow
 from tests.unit.gateway.conftest import Gateway
+from tests.unit.gateway.conftest import gateway_with_ledger as gateway
+
+__all__ = ("gateway",)
 
 pa = pytest.importorskip("pyarrow", reason="Arrow needs pyarrow")
 
@@ -36,7 +39,6 @@ def of(*values: bytes | str | None, kind: Any = None) -> Any:
 
 @pytest.mark.parametrize("kind", ["binary", "string", "large_binary", "large_string"])
 async def test_the_column_value_is_a_batch_of_entries(gateway: Gateway, kind: str) -> None:
-    await gateway.create()
     values = of("a", "", "ü", kind=getattr(pa, kind)())
 
     answer = await gateway.ask("POST", ENTRIES, stream(values), headers=SENT)
@@ -53,8 +55,6 @@ async def test_the_column_value_is_a_batch_of_entries(gateway: Gateway, kind: st
 
 
 async def test_a_read_at_the_end_is_a_stream_without_rows(gateway: Gateway) -> None:
-    await gateway.create()
-
     read = await gateway.ask("GET", ENTRIES, headers=WANTED)
 
     assert pa.ipc.open_stream(read.body).read_all().num_rows == 0
@@ -85,8 +85,6 @@ async def test_a_read_at_the_end_is_a_stream_without_rows(gateway: Gateway) -> N
 async def test_what_is_no_plain_stream_of_values_is_refused_and_nothing_is_written(
     gateway: Gateway, body: bytes, status: int
 ) -> None:
-    await gateway.create()
-
     answer = await gateway.ask("POST", ENTRIES, body, headers=SENT)
 
     assert answer.status == status, answer
@@ -94,7 +92,6 @@ async def test_what_is_no_plain_stream_of_values_is_refused_and_nothing_is_writt
 
 
 async def test_no_flipped_byte_of_a_stream_makes_more_than_a_refusal(gateway: Gateway) -> None:
-    await gateway.create()
     body = stream(of(b"hello", b"world"))
 
     statuses = set()
@@ -118,7 +115,6 @@ async def test_the_first_request_for_arrow_loads_it_in_a_thread(
         threads.append(threading.current_thread())
         return load(name)
 
-    await gateway.create()
     arrow._columns.cache_clear()
     monkeypatch.setattr(importlib, "import_module", noted)
     for _ in range(2):
@@ -132,7 +128,6 @@ async def test_the_first_request_for_arrow_loads_it_in_a_thread(
 async def test_a_gateway_without_pyarrow_says_what_to_install(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await gateway.create()
     monkeypatch.setattr(arrow, "_columns", functools.cache(lambda: "numpy"))
 
     sent = await gateway.ask("POST", ENTRIES, stream(of(b"x")), headers=SENT)
@@ -155,7 +150,6 @@ def test_what_is_not_installed_is_named(missing: str, monkeypatch: pytest.Monkey
 async def test_a_stream_of_many_batches_or_headers_is_refused_before_they_are_made(
     gateway: Gateway,
 ) -> None:
-    await gateway.create()
     empty = pa.record_batch([pa.array([], pa.binary())], ["value"])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, empty.schema) as writer:

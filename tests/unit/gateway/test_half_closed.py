@@ -7,6 +7,9 @@ import pytest
 
 from tests.support.waiting import within
 from tests.unit.gateway.conftest import Gateway
+from tests.unit.gateway.conftest import gateway_with_ledger as gateway
+
+__all__ = ("gateway",)
 
 ENTRIES = "/v1/ledgers/1/entries"
 
@@ -39,8 +42,6 @@ async def answers(gateway: Gateway, *parts: bytes) -> bytes:
     "lines", [(), ("Accept: application/json, */*",), ("Connection: close",)], ids=str
 )
 async def test_an_append_is_answered(gateway: Gateway, lines: tuple[str, ...]) -> None:
-    await gateway.create()
-
     got = await answers(gateway, append(b"x", *lines))
 
     assert got.startswith(b"HTTP/1.1 201 ")
@@ -48,7 +49,6 @@ async def test_an_append_is_answered(gateway: Gateway, lines: tuple[str, ...]) -
 
 
 async def test_a_body_in_chunks_is_answered(gateway: Gateway) -> None:
-    await gateway.create()
     head = append(b"", "Transfer-Encoding: chunked").replace(b"Content-Length: 0\r\n", b"")
 
     got = await answers(gateway, head, b"3\r\nabc\r\n", b"0\r\n\r\n")
@@ -57,7 +57,6 @@ async def test_a_body_in_chunks_is_answered(gateway: Gateway) -> None:
 
 
 async def test_a_streamed_append_is_answered_line_by_line(gateway: Gateway) -> None:
-    await gateway.create()
     lines = b"".join(b'{"json":%d}\n' % n for n in range(20))
     head = append(lines).removesuffix(lines).replace(b"octet-stream", b"x-ndjson")
 
@@ -68,8 +67,6 @@ async def test_a_streamed_append_is_answered_line_by_line(gateway: Gateway) -> N
 
 
 async def test_each_of_several_requests_is_answered(gateway: Gateway) -> None:
-    await gateway.create()
-
     got = await answers(gateway, append(b"x") + append(b"y") + read(ENTRIES))
 
     assert got.count(b"HTTP/1.1 201 ") == 2
@@ -77,7 +74,6 @@ async def test_each_of_several_requests_is_answered(gateway: Gateway) -> None:
 
 
 async def test_who_waits_for_entries_waits_no_longer(gateway: Gateway) -> None:
-    await gateway.create()
     gateway.engine.wait_s_min = 3600.0
 
     got = await answers(gateway, read(f"{ENTRIES}?wait_ms=60000"))
@@ -87,7 +83,6 @@ async def test_who_waits_for_entries_waits_no_longer(gateway: Gateway) -> None:
 
 
 async def test_a_tail_ends(gateway: Gateway) -> None:
-    await gateway.create()
     await gateway.ask("POST", ENTRIES, b"one", headers={"Content-Type": "application/octet-stream"})
     gateway.engine.wait_s_min = 3600.0
 
@@ -97,8 +92,6 @@ async def test_a_tail_ends(gateway: Gateway) -> None:
 
 
 async def test_half_a_request_changes_nothing(gateway: Gateway) -> None:
-    await gateway.create()
-
     for part in (append(b"abc")[:-1], append(b"abc")[:40]):
         assert await answers(gateway, part) == b""
 

@@ -13,6 +13,9 @@ from services.gateway.edge.http.limits import Limits
 from services.gateway.interface import LedgerOptions
 from tests.support.waiting import until, within
 from tests.unit.gateway.conftest import Gateway, running
+from tests.unit.gateway.conftest import gateway_with_ledger as gateway
+
+__all__ = ("gateway",)
 
 ENTRIES = "/v1/ledgers/1/entries"
 HEAD = b"POST /v1/ledgers/1/entries HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
@@ -73,8 +76,6 @@ async def test_a_body_that_does_not_come_is_a_408(start: bytes) -> None:
 
 
 async def test_a_body_that_ends_too_early_appends_nothing(gateway: Gateway) -> None:
-    await gateway.create()
-
     async with connection(gateway) as (_reader, writer):
         writer.write(HEAD + b"Content-Length: 100\r\n\r\nx")
         await writer.drain()
@@ -85,8 +86,6 @@ async def test_a_body_that_ends_too_early_appends_nothing(gateway: Gateway) -> N
 
 
 async def test_a_broken_chunk_appends_nothing(gateway: Gateway) -> None:
-    await gateway.create()
-
     async with connection(gateway) as (reader, writer):
         writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\nnot a size\r\n\r\n")
         status, problem = await answer(reader)
@@ -177,8 +176,6 @@ async def test_bodies_beyond_the_room_for_them_are_refused() -> None:
 
 
 async def test_a_long_poll_ends_with_the_next_entry(gateway: Gateway) -> None:
-    await gateway.create()
-
     for expected in (0, 1):
         async with asyncio.TaskGroup() as group:
             query = f"?from={expected}&wait_ms=60000"
@@ -193,8 +190,6 @@ async def test_a_long_poll_ends_with_the_next_entry(gateway: Gateway) -> None:
 
 
 async def test_a_long_poll_ends_when_the_ledger_is_closed(gateway: Gateway) -> None:
-    await gateway.create()
-
     async with asyncio.TaskGroup() as group:
         poll = group.create_task(gateway.ask("GET", ENTRIES + "?wait_ms=60000"))
         await until(lambda: gateway.engine.waiting == 1, "the poll waits")
@@ -205,8 +200,6 @@ async def test_a_long_poll_ends_when_the_ledger_is_closed(gateway: Gateway) -> N
 
 
 async def test_a_long_poll_ends_after_its_time_with_nothing(gateway: Gateway) -> None:
-    await gateway.create()
-
     polled = await gateway.ask("GET", ENTRIES + "?wait_ms=10")
     asked = await gateway.ask("GET", "/v1/ledgers/1/last-add-confirmed?after=-1&wait_ms=10")
 
@@ -229,7 +222,6 @@ async def test_long_polls_have_a_limit_and_take_no_place_among_those_in_work() -
 
 
 async def test_errors_of_the_engine_keep_what_they_say(gateway: Gateway) -> None:
-    await gateway.create()
     for error in (
         QuorumTimeout("too slow", ledger_id=1, entry_id=5, bookie="b@1"),
         LedgerFenced("gone", ledger_id=1, outcome="unknown"),
@@ -249,7 +241,6 @@ async def test_errors_of_the_engine_keep_what_they_say(gateway: Gateway) -> None
 async def test_a_fault_of_ours_is_a_500_without_a_trace(
     gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await gateway.create()
     gateway.engine.fails = ZeroDivisionError("secret detail")
 
     told = await gateway.ask("POST", ENTRIES, json={"text": "a"})

@@ -15,14 +15,15 @@ from services.gateway.edge.http.arrivals import TURN_MESSAGES
 from services.gateway.edge.http.limits import Limits
 from tests.support.waiting import until, within
 from tests.unit.gateway.conftest import Gateway, received, running, until_held, until_nothing_held
+from tests.unit.gateway.conftest import gateway_with_ledger as gateway
+
+__all__ = ("gateway",)
 
 ENTRIES = "/v1/ledgers/1/entries"
 CLOSE = b"\x88\x80" + bytes(4)
 
 
 async def test_a_socket_appends_and_tells_what_is_acknowledged(gateway: Gateway) -> None:
-    await gateway.create()
-
     async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
         await socket.send_str('{"text":"a"}')
         first = await received(socket)
@@ -39,7 +40,6 @@ async def test_a_socket_appends_and_tells_what_is_acknowledged(gateway: Gateway)
 
 
 async def test_a_socket_follows_the_tail(gateway: Gateway) -> None:
-    await gateway.create()
     gateway.engine.entries[1] = [b"a", b"b"]
 
     async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
@@ -58,7 +58,6 @@ async def test_a_socket_follows_the_tail(gateway: Gateway) -> None:
 
 
 async def test_a_socket_follows_the_tail_as_frames(gateway: Gateway) -> None:
-    await gateway.create()
     gateway.engine.entries[1] = [b"a", b""]
 
     async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
@@ -89,8 +88,6 @@ async def test_a_socket_follows_the_tail_as_frames(gateway: Gateway) -> None:
 async def test_a_wrong_message_is_a_problem_that_ends_the_socket(
     gateway: Gateway, message: str | bytes, code: str
 ) -> None:
-    await gateway.create()
-
     async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
         if isinstance(message, str):
             await socket.send_str(message)
@@ -106,8 +103,6 @@ async def test_a_wrong_message_is_a_problem_that_ends_the_socket(
 async def test_text_that_is_no_utf8_is_a_problem_and_appends_nothing(
     gateway: Gateway, text: bytes
 ) -> None:
-    await gateway.create()
-
     async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
         await socket.send_frame(text, aiohttp.WSMsgType.TEXT)
 
@@ -117,7 +112,6 @@ async def test_text_that_is_no_utf8_is_a_problem_and_appends_nothing(
 
 
 async def test_an_error_of_the_ledger_ends_the_socket(gateway: Gateway) -> None:
-    await gateway.create()
     await gateway.engine.close(1)
 
     async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
@@ -128,8 +122,6 @@ async def test_an_error_of_the_ledger_ends_the_socket(gateway: Gateway) -> None:
 
 
 async def test_only_ledgers_that_are_there_have_sockets(gateway: Gateway) -> None:
-    await gateway.create()
-
     plain = await gateway.ask("GET", "/v1/ledgers/1/ws")
     missing = await gateway.ask("GET", "/v1/ledgers/9/ws")
 
@@ -139,7 +131,6 @@ async def test_only_ledgers_that_are_there_have_sockets(gateway: Gateway) -> Non
 
 @pytest.mark.parametrize("name", [b"Upgrade", b"Connection", b"Sec-WebSocket-Version"])
 async def test_a_handshake_that_is_not_utf8_is_refused(gateway: Gateway, name: bytes) -> None:
-    await gateway.create()
     handshake = {
         b"Host": b"localhost",
         b"Connection": b"Upgrade",
@@ -160,8 +151,6 @@ async def test_a_handshake_that_is_not_utf8_is_refused(gateway: Gateway, name: b
 
 
 async def test_sockets_end_when_the_gateway_is_about_to_end(gateway: Gateway) -> None:
-    await gateway.create()
-
     async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
         await socket.send_str('{"text":"a"}')
         assert (await received(socket))["last_entry"] == 0
@@ -197,8 +186,6 @@ def message_under_way(
 
 
 async def test_what_came_of_a_message_is_counted_until_its_socket_ends(gateway: Gateway) -> None:
-    await gateway.create()
-
     async with message_under_way(gateway, 3 << 20), message_under_way(gateway, 3 << 20):
         await until_held(gateway, 6 << 20, "what came of both is counted")
     await until_nothing_held(gateway)
@@ -207,7 +194,6 @@ async def test_what_came_of_a_message_is_counted_until_its_socket_ends(gateway: 
 async def test_pings_between_the_fragments_of_a_message_do_not_hide_what_came(
     gateway: Gateway,
 ) -> None:
-    await gateway.create()
     ping = b"\x89\x84" + bytes(4) + b"ping"
     first, later = (kind + b"\xff" + struct.pack(">Q", 1 << 20) for kind in (b"\x02", b"\x00"))
     fragments = [start + bytes(4) + bytes(1 << 20) + ping for start in (first, later, later)]
@@ -218,7 +204,6 @@ async def test_pings_between_the_fragments_of_a_message_do_not_hide_what_came(
 
 
 async def test_pings_alone_hold_nothing(gateway: Gateway) -> None:
-    await gateway.create()
     pings = b"".join(b"\x89" + bytes([0x80 | size]) + bytes(4 + size) for size in range(126))
     one = b"\x82\x85" + bytes(4) + b"\0\0\0\1x"
 
@@ -253,7 +238,6 @@ async def test_a_message_of_empty_fragments_without_end_is_refused() -> None:
 async def test_a_socket_that_was_refused_and_sends_on_leaves_others_their_turn(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await gateway.create()
     taken = most = 0
 
     class Counted(WebSocketDataQueue):

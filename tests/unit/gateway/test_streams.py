@@ -22,6 +22,9 @@ from tests.unit.gateway.conftest import (
     until_held,
     until_nothing_held,
 )
+from tests.unit.gateway.conftest import gateway_with_ledger as gateway
+
+__all__ = ("gateway",)
 
 ENTRIES = "/v1/ledgers/1/entries"
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -45,7 +48,6 @@ def is_cumulative(acknowledged: list[dict[str, int]], count: int) -> bool:
 
 
 async def test_lines_are_appended_in_order_however_they_arrive(gateway: Gateway) -> None:
-    await gateway.create()
     rng = random.Random(SEED)
     texts = [f"entry {n} " + "x" * rng.randrange(300) for n in range(2000)]
     body = b"".join(orjson.dumps({"text": text}) + b"\n" for text in texts) + b"\r\n\n"
@@ -69,8 +71,6 @@ async def test_lines_are_appended_in_order_however_they_arrive(gateway: Gateway)
 
 
 async def test_the_last_line_needs_no_end_and_each_may_have_its_form(gateway: Gateway) -> None:
-    await gateway.create()
-
     answer = await gateway.ask(
         "POST", ENTRIES, '{"text":"a"}\n\n{"data":"Yg=="}\n{"json":{"c":1}}', headers=NDJSON
     )
@@ -80,8 +80,6 @@ async def test_the_last_line_needs_no_end_and_each_may_have_its_form(gateway: Ga
 
 
 async def test_a_stream_without_lines_is_answered_without_lines(gateway: Gateway) -> None:
-    await gateway.create()
-
     answer = await gateway.ask("POST", ENTRIES, "\n\n", headers=NDJSON)
 
     assert (answer.status, answer.body) == (200, b"")
@@ -101,8 +99,6 @@ async def test_a_stream_without_lines_is_answered_without_lines(gateway: Gateway
 async def test_a_wrong_line_ends_the_stream_after_those_before_it(
     gateway: Gateway, line: str, status: int
 ) -> None:
-    await gateway.create()
-
     first = await gateway.ask("POST", ENTRIES, f'{line}\n{{"text":"a"}}\n', headers=NDJSON)
     assert (first.status, gateway.engine.entries[1]) == (status, [])
     assert "/lines/0" in first.json["detail"]
@@ -119,7 +115,6 @@ async def test_a_wrong_line_ends_the_stream_after_those_before_it(
 
 
 async def test_an_error_of_the_ledger_is_the_last_line(gateway: Gateway) -> None:
-    await gateway.create()
     more = asyncio.Event()
 
     async def body() -> AsyncIterator[bytes]:
@@ -141,8 +136,6 @@ async def test_an_error_of_the_ledger_is_the_last_line(gateway: Gateway) -> None
 
 
 async def test_an_error_before_the_first_line_is_a_status(gateway: Gateway) -> None:
-    await gateway.create()
-
     missing = await gateway.ask("POST", "/v1/ledgers/9/entries", '{"text":"a"}', headers=NDJSON)
     other = await gateway.ask("POST", ENTRIES + "?expect=1", '{"text":"a"}', headers=NDJSON)
     expected = await gateway.ask(
@@ -183,7 +176,6 @@ async def test_a_line_that_is_too_long_is_a_413() -> None:
 
 
 async def test_a_range_is_read_as_lines(gateway: Gateway) -> None:
-    await gateway.create()
     gateway.engine.entries[1] = [b"%d" % n for n in range(25_000)]
 
     everything = await gateway.ask("GET", ENTRIES + "?encoding=text", headers=LINES)
@@ -202,7 +194,6 @@ async def test_a_range_is_read_as_lines(gateway: Gateway) -> None:
 
 
 async def test_an_entry_stays_one_line_however_it_was_stored(gateway: Gateway) -> None:
-    await gateway.create()
     gateway.engine.entries[1] = [b'{\n "n": 1\n}', b"a\nb"]
 
     json = await gateway.ask("GET", ENTRIES + "?to=0&encoding=json", headers=LINES)
@@ -240,7 +231,6 @@ class Events:
 
 
 async def test_events_follow_the_tail_to_the_end(gateway: Gateway) -> None:
-    await gateway.create()
     gateway.engine.entries[1] = [b"a"]
 
     async with gateway.session.get(
@@ -258,7 +248,6 @@ async def test_events_follow_the_tail_to_the_end(gateway: Gateway) -> None:
 
 
 async def test_events_go_on_after_the_last_one_that_was_seen(gateway: Gateway) -> None:
-    await gateway.create()
     gateway.engine.entries[1] = [b"a", b"b", b"c"]
     await gateway.engine.close(1)
 
@@ -284,15 +273,12 @@ async def test_events_go_on_after_the_last_one_that_was_seen(gateway: Gateway) -
 async def test_what_is_no_id_of_an_event_is_refused(
     gateway: Gateway, seen: str, expected: int
 ) -> None:
-    await gateway.create()
-
     answer = await gateway.ask("GET", ENTRIES, headers=EVENTS | {"Last-Event-ID": seen})
 
     assert answer.status == expected, answer
 
 
 async def test_a_reader_of_events_that_resumes_at_a_final_end_gets_204(gateway: Gateway) -> None:
-    await gateway.create()
     gateway.engine.entries[1] = [b"a", b"b"]
     before = await gateway.ask("GET", ENTRIES + "?limit=2", headers=EVENTS | {"Last-Event-ID": "0"})
     await gateway.engine.close(1)
@@ -308,7 +294,6 @@ async def test_a_reader_of_events_that_resumes_at_a_final_end_gets_204(gateway: 
 async def test_a_reader_of_events_with_a_limit_gets_it_once_however_often_it_comes_again(
     gateway: Gateway,
 ) -> None:
-    await gateway.create()
     gateway.engine.entries[1] = [bytes([n]) for n in range(10)]
 
     async def ids(query: str, seen: str) -> list[bytes] | int:
@@ -335,7 +320,6 @@ async def test_a_reader_of_events_with_a_limit_gets_it_once_however_often_it_com
 async def test_readers_of_events_are_told_to_come_again_at_different_times(
     gateway: Gateway,
 ) -> None:
-    await gateway.create()
     gateway.engine.entries[1] = [b"a"]
 
     heads = [
@@ -348,7 +332,6 @@ async def test_readers_of_events_are_told_to_come_again_at_different_times(
 
 
 async def test_events_end_at_the_limits_that_are_given(gateway: Gateway) -> None:
-    await gateway.create()
     gateway.engine.entries[1] = [b"a", b"b", b"c"]
 
     two = await gateway.ask("GET", ENTRIES + "?limit=2", headers=EVENTS)
@@ -390,8 +373,6 @@ async def test_an_error_in_a_tail_is_an_event_and_a_missing_ledger_a_404() -> No
 
 
 async def test_tails_and_polls_end_when_the_gateway_is_about_to_end(gateway: Gateway) -> None:
-    await gateway.create()
-
     async with gateway.session.get(gateway.url + ENTRIES, headers=EVENTS) as response:
         async with asyncio.TaskGroup() as group:
             poll = group.create_task(gateway.ask("GET", ENTRIES + "?wait_ms=60000"))
@@ -406,8 +387,6 @@ async def test_tails_and_polls_end_when_the_gateway_is_about_to_end(gateway: Gat
 
 
 async def test_what_came_of_a_line_is_counted_until_its_stream_ends(gateway: Gateway) -> None:
-    await gateway.create()
-
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.listener.port)
     head = f"POST {ENTRIES} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
     writer.write(f"{head}Content-Length: {8 << 20}\r\n\r\n".encode() + b" " * (3 << 20))
@@ -448,8 +427,6 @@ def test_a_line_that_came_while_this_process_stood_still_came_in_time() -> None:
 
 
 async def test_what_streams_took_is_given_back(gateway: Gateway) -> None:
-    await gateway.create()
-
     for _ in range(3):
         await gateway.ask("POST", ENTRIES, '{"text":"a"}\n{"text":1}\n', headers=NDJSON)
         await gateway.ask("POST", ENTRIES, '{"text":"a"}\n' * 100, headers=NDJSON)

@@ -6,10 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from quorumlog.errors import (
-    Overloaded,
-    QuorumLogError,
-)
+from quorumlog.errors import Overloaded, QuorumLogError
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import (
     Ask,

@@ -191,9 +191,7 @@ async def test_a_ledger_that_was_deleted_elsewhere_is_written_no_more(stores: St
             await engine.appends.append(row.ledger_id, [b"three"])
 
 
-async def test_a_recovery_elsewhere_ends_the_handle_though_no_bookie_tells(
-    stores: Stores,
-) -> None:
+async def test_a_recovery_elsewhere_ends_the_handle_though_no_bookie_tells(stores: Stores) -> None:
     """The row says it, nobody is fenced yet: what is pending is acknowledged no more."""
     async with pair_of(stores) as pair:
         engine = pair.one.engine

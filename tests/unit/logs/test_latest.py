@@ -20,6 +20,7 @@ __all__ = ["http", "log"]
 
 LINES = {"Accept": "application/x-ndjson"}
 EVENTS = {"Accept": "text/event-stream"}
+FUTURE = "2999-01-01T00:00:00Z"
 
 
 async def first_block(http: Http, start: str, seen: Mapping[str, str] | None = None) -> bytes:
@@ -33,17 +34,17 @@ async def first_block(http: Http, start: str, seen: Mapping[str, str] | None = N
         return after_retry(await response.content.readuntil(b"\n\n"))
 
 
-@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize(("start", "count"), [("latest", 0), ("latest", 3), ("-2", 0), (FUTURE, 0)])
 async def test_an_event_source_that_is_cut_off_before_its_first_event_misses_nothing(
-    log: Http, count: int
+    log: Http, start: str, count: int
 ) -> None:
     for number in range(count):
         await appended(log, {"text": str(number)})
 
-    block = await first_block(log, "latest")
+    block = await first_block(log, start)
     await appended(log, {"text": "meanwhile"})
     seen = {"Last-Event-ID": block.decode().removeprefix("id: ").strip()}
-    resumed = await first_block(log, "latest", seen)
+    resumed = await first_block(log, start, seen)
 
     assert block.startswith(b"id: %d." % (count - 1))
     assert b'"offset":%d,' % count in resumed
@@ -59,15 +60,6 @@ async def test_from_earliest_no_id_comes_before_the_first_record(log: Http) -> N
     assert after_retry(whole.body) == after_retry(at_offset.body)
 
 
-async def test_a_socket_is_told_first_where_its_tail_begins(log: Http) -> None:
-    await appended(log, {"text": "a"})
-
-    for encoding in ("text", "frames"):
-        async with log.session.ws_connect(f"{log.urls[0]}{LOG}/ws") as socket:
-            await socket.send_json({"tail": {"from": "latest", "encoding": encoding}})
-            assert await received(socket) == {"tail": {"from": 1}}
-
-
 async def test_a_socket_that_is_cut_off_goes_on_with_what_it_was_told(log: Http) -> None:
     async with log.session.ws_connect(f"{log.urls[0]}{LOG}/ws") as socket:
         await socket.send_json({"tail": {"from": "latest"}})
@@ -79,12 +71,13 @@ async def test_a_socket_that_is_cut_off_goes_on_with_what_it_was_told(log: Http)
         assert [record["offset"] for record in (await received(socket))["records"]] == [0]
 
 
-async def test_lines_that_wait_at_the_end_say_at_once_where_that_is(log: Http) -> None:
+@pytest.mark.parametrize("start", ["latest", FUTURE])
+async def test_lines_that_wait_at_the_end_say_at_once_where_that_is(log: Http, start: str) -> None:
     await appended(log, {"text": "a"})
     async with (
         within("the head comes, and then the line"),
         log.session.get(
-            f"{log.urls[0]}{RECORDS}?from=latest&wait_ms=60000", headers=LINES
+            f"{log.urls[0]}{RECORDS}?from={start}&wait_ms=60000", headers=LINES
         ) as response,
     ):
         assert response.headers["Next-Offset"] == "1"

@@ -4,13 +4,7 @@ import random
 
 import pytest
 
-from quorumlog.errors import (
-    UNKNOWN,
-    ExpiredProducer,
-    InvalidRequest,
-    SequenceGap,
-    StaleProducer,
-)
+from quorumlog.errors import UNKNOWN, ExpiredProducer, InvalidRequest, SequenceGap, StaleProducer
 from quorumlog.protocol.batch import ProducerSeq
 from quorumlog.protocol.log import ANSWERS_MAX, PRODUCERS_MAX, ROW_ANSWERS_MAX, Answer
 from quorumlog.protocol.log.producers import EXPIRY_MS, ProducerTable

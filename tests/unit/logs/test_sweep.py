@@ -17,7 +17,7 @@ from services.gateway.logs.driver import options_of
 from services.gateway.logs.sweep import Sweep, retained_from
 from services.gateway.logs.transactions import Transactions
 from tests.model.logs.model import Gateway, ModelTransactions, Store
-from tests.support.virtual import run_virtual
+from tests.support.virtual import in_virtual_time, run_virtual
 from tests.support.waiting import until
 from tests.unit.logs.test_manager import SETTINGS, a_cluster, call, contents, records
 
@@ -136,25 +136,23 @@ async def test_ledgers_that_no_log_names_are_deleted_and_no_others() -> None:
         assert orphan.ledger_id in cluster.deleted
 
 
-def test_the_end_of_a_transaction_takes_orphans_of_the_age_that_was_set() -> None:
-    async def main() -> None:
-        async with a_cluster() as (cluster, (one, two)):
-            orphan = (await two.create(_options())).ledger_id
+@in_virtual_time(seed=5)
+async def test_the_end_of_a_transaction_takes_orphans_of_the_age_that_was_set() -> None:
+    async with a_cluster() as (cluster, (one, two)):
+        orphan = (await two.create(_options())).ledger_id
 
-            async def abort() -> None:
-                engine, client = cast(Any, one), ModelTransactions(one)
-                served = Transactions(engine=engine, logs=one.logs, store=Store(one), client=client)
-                await served.abort(cluster.begin("log"))
+        async def abort() -> None:
+            engine, client = cast(Any, one), ModelTransactions(one)
+            served = Transactions(engine=engine, logs=one.logs, store=Store(one), client=client)
+            await served.abort(cluster.begin("log"))
 
-            await asyncio.sleep(60)
-            await abort()
-            await asyncio.sleep(60)
-            assert orphan in cluster.ledgers
-            one.logs.times = replace(one.logs.times, orphan_age_s=30)
-            await abort()
-            await until(lambda: orphan in cluster.deleted, "the orphan is deleted")
-
-    run_virtual(main, seed=5)
+        await asyncio.sleep(60)
+        await abort()
+        await asyncio.sleep(60)
+        assert orphan in cluster.ledgers
+        one.logs.times = replace(one.logs.times, orphan_age_s=30)
+        await abort()
+        await until(lambda: orphan in cluster.deleted, "the orphan is deleted")
 
 
 async def test_orphans_that_cant_be_recovered_hold_up_no_others(
@@ -224,34 +222,32 @@ def test_gateways_that_delete_orphans_at_once_take_some_each_and_not_the_same_on
     assert len(mine & others) < 5
 
 
-def test_logs_are_swept_while_the_deletion_of_orphans_takes_its_time(
+@in_virtual_time(seed=0)
+async def test_logs_are_swept_while_the_deletion_of_orphans_takes_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        settings = replace(SETTINGS, retention_bytes=1)
-        async with a_cluster(settings=settings) as (cluster, (one, two)):
-            for value in "abc":
-                await one.logs.append("log", call(value))
-                await one.logs.roll("log")
-            await two.create(_options())
-            is_stuck = asyncio.Event()
+    settings = replace(SETTINGS, retention_bytes=1)
+    async with a_cluster(settings=settings) as (cluster, (one, two)):
+        for value in "abc":
+            await one.logs.append("log", call(value))
+            await one.logs.roll("log")
+        await two.create(_options())
+        is_stuck = asyncio.Event()
 
-            async def never(_ledger_id: int) -> LedgerMetadata:
-                is_stuck.set()
-                await asyncio.Event().wait()
-                raise AssertionError
+        async def never(_ledger_id: int) -> LedgerMetadata:
+            is_stuck.set()
+            await asyncio.Event().wait()
+            raise AssertionError
 
-            monkeypatch.setattr(one, "recover", never)
-            one.logs.times = replace(one.logs.times, orphans_every_s=1.0, orphan_age_s=0.0)
-            sweep = Sweep(one.logs, Store(one))
-            tasks = [asyncio.create_task(sweep.run()), asyncio.create_task(sweep.run_orphans())]
-            await is_stuck.wait()
+        monkeypatch.setattr(one, "recover", never)
+        one.logs.times = replace(one.logs.times, orphans_every_s=1.0, orphan_age_s=0.0)
+        sweep = Sweep(one.logs, Store(one))
+        tasks = [asyncio.create_task(sweep.run()), asyncio.create_task(sweep.run_orphans())]
+        await is_stuck.wait()
 
-            await until(lambda: cluster.logs["log"].first_offset == 2, "the retention goes on")
-            for task in tasks:
-                task.cancel()
-
-    run_virtual(main, seed=0)
+        await until(lambda: cluster.logs["log"].first_offset == 2, "the retention goes on")
+        for task in tasks:
+            task.cancel()
 
 
 async def test_a_truncation_looks_at_no_orphan_of_another_log(
@@ -284,22 +280,20 @@ async def _nothing(_ledger_id: int) -> None:
     pass
 
 
-def test_a_roll_by_time_comes_with_the_sweep_of_the_owner() -> None:
-    async def main() -> None:
-        settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, roll_seconds=3600)
-        async with a_cluster(settings=settings) as (cluster, (one, _two)):
-            await one.logs.append("log", Append.of(records("a")))
-            await asyncio.sleep(3590)
-            await sweep_of(one).sweep_logs()
-            await asyncio.sleep(1)
-            assert len(cluster.logs["log"].items) == 1
-            await asyncio.sleep(10)
+@in_virtual_time(seed=0)
+async def test_a_roll_by_time_comes_with_the_sweep_of_the_owner() -> None:
+    settings = LogSettings(Quorum(3, 3, 2), roll_bytes=0, roll_seconds=3600)
+    async with a_cluster(settings=settings) as (cluster, (one, _two)):
+        await one.logs.append("log", Append.of(records("a")))
+        await asyncio.sleep(3590)
+        await sweep_of(one).sweep_logs()
+        await asyncio.sleep(1)
+        assert len(cluster.logs["log"].items) == 1
+        await asyncio.sleep(10)
 
-            await sweep_of(one).sweep_logs()
+        await sweep_of(one).sweep_logs()
 
-            await until(lambda: len(cluster.logs["log"].items) == 2, "the log has rolled")
-
-    run_virtual(main, seed=0)
+        await until(lambda: len(cluster.logs["log"].items) == 2, "the log has rolled")
 
 
 def _options() -> LedgerOptions:
@@ -320,20 +314,18 @@ def test_a_log_that_nobody_asks_for_is_sealed_within_ten_seconds_of_its_owner_s_
     assert run_virtual(main, seed=3) < 10
 
 
-def test_a_ledger_that_was_made_for_a_log_by_a_gateway_that_died_is_deleted() -> None:
-    async def main() -> None:
-        async with a_cluster(seed=4) as (cluster, (one, two)):
-            await one.logs.append("log", Append.of(records("a")))
-            # It dies between creating a ledger and naming it: nobody else knows of that.
-            left = await one.create(_options())
-            one.kill()
-            sweep = asyncio.create_task(Sweep(two.logs, Store(two)).run_orphans())
-            await until(lambda: left.ledger_id not in cluster.ledgers, "it is deleted", 1000)
-            sweep.cancel()
-            assert await contents(two) == ["a"]
-            assert len(cluster.ledgers) == 1
-
-    run_virtual(main, seed=4)
+@in_virtual_time(seed=4)
+async def test_a_ledger_that_was_made_for_a_log_by_a_gateway_that_died_is_deleted() -> None:
+    async with a_cluster(seed=4) as (cluster, (one, two)):
+        await one.logs.append("log", Append.of(records("a")))
+        # It dies between creating a ledger and naming it: nobody else knows of that.
+        left = await one.create(_options())
+        one.kill()
+        sweep = asyncio.create_task(Sweep(two.logs, Store(two)).run_orphans())
+        await until(lambda: left.ledger_id not in cluster.ledgers, "it is deleted", 1000)
+        sweep.cancel()
+        assert await contents(two) == ["a"]
+        assert len(cluster.ledgers) == 1
 
 
 async def test_the_retention_of_a_protected_log_goes_on() -> None:

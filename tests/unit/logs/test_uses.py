@@ -5,7 +5,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from services.gateway.logs.accesses import Accesses, Verdict
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.sweep import Sweep
 from tests.model.logs.model import Cluster, Gateway, Store
-from tests.support.virtual import VirtualLoop, run_virtual
+from tests.support.virtual import VirtualLoop, in_virtual_time
 from tests.support.waiting import until
 
 SETTINGS: Final = LogSettings(Quorum(3, 3, 2))
@@ -83,7 +83,7 @@ class Pair:
 
 @contextlib.asynccontextmanager
 async def a_pair() -> AsyncIterator[Pair]:
-    """Both sweep: a log that nobody uses goes."""
+    """Both sweep: a log that nobody uses goes. No task may fail unseen."""
     cluster = Cluster(1)
     keeper, other = cluster.gateway(), cluster.gateway()
     freed_s: list[float] = []
@@ -102,25 +102,16 @@ async def a_pair() -> AsyncIterator[Pair]:
         await asyncio.gather(*sweeps, return_exceptions=True)
         for gateway in (keeper, other):
             await gateway.end()
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    assert loop.failures == []
 
 
-def check(story: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
-    """Run a story in virtual time, in which no task may fail unseen."""
-
-    async def main() -> None:
-        async with a_pair() as pair:
-            await story(pair)
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        assert loop.failures == []
-
-    run_virtual(main, seed=1)
-
-
-def test_readers_of_a_log_ask_its_silent_keeper_one_question_at_a_time(
+@in_virtual_time(seed=1)
+async def test_readers_of_a_log_ask_its_silent_keeper_one_question_at_a_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(pair: Pair) -> None:
+    async with a_pair() as pair:
         # Another gateway is cut off too: nobody becomes the keeper in place of the silent one.
         row = await pair.row()
         pair.other.cut_off(60.0, asks=False, hears=True)
@@ -140,13 +131,12 @@ def test_readers_of_a_log_ask_its_silent_keeper_one_question_at_a_time(
         await asyncio.sleep(20.0)
         assert pair.questions.asked <= asked + 1
         assert pair.questions.unsettled() == 0
-
-    check(story)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_readers_tell_a_keeper_that_answers_once_in_a_slack() -> None:
-    async def story(pair: Pair) -> None:
+@in_virtual_time(seed=1)
+async def test_readers_tell_a_keeper_that_answers_once_in_a_slack() -> None:
+    async with a_pair() as pair:
         row = await pair.row()
         before = pair.questions.asked
         with contextlib.ExitStack() as readers:
@@ -158,11 +148,10 @@ def test_readers_tell_a_keeper_that_answers_once_in_a_slack() -> None:
         seconds = READERS * 0.1 + 10 * IDLE_S
         assert 0 < pair.questions.asked - before <= seconds / (IDLE_S / 4)
 
-    check(story)
 
-
-def test_a_log_stays_as_long_as_one_of_its_readers_and_goes_after_the_last_one() -> None:
-    async def story(pair: Pair) -> None:
+@in_virtual_time(seed=1)
+async def test_a_log_stays_as_long_as_one_of_its_readers_and_goes_after_the_last_one() -> None:
+    async with a_pair() as pair:
         accesses = pair.other.logs.accesses
         row = await pair.row()
         with accesses.during(row):
@@ -175,11 +164,10 @@ def test_a_log_stays_as_long_as_one_of_its_readers_and_goes_after_the_last_one()
         await until(lambda: bool(pair.freed_s), "nobody uses it")
         assert pair.questions.unsettled() == 0
 
-    check(story)
 
-
-def test_a_log_that_is_read_for_long_outlives_its_keeper_and_the_next_one_is_told() -> None:
-    async def story(pair: Pair) -> None:
+@in_virtual_time(seed=1)
+async def test_a_log_that_is_read_for_long_outlives_its_keeper_and_the_next_one_is_told() -> None:
+    async with a_pair() as pair:
         third = pair.cluster.gateway()
         row = await pair.row()
         with pair.other.logs.accesses.during(row):
@@ -197,11 +185,10 @@ def test_a_log_that_is_read_for_long_outlives_its_keeper_and_the_next_one_is_tol
             assert pair.questions.asked - before <= 4 * 4 + 1
         await third.end()
 
-    check(story)
 
-
-def test_a_log_that_was_deleted_under_its_readers_is_asked_for_no_more() -> None:
-    async def story(pair: Pair) -> None:
+@in_virtual_time(seed=1)
+async def test_a_log_that_was_deleted_under_its_readers_is_asked_for_no_more() -> None:
+    async with a_pair() as pair:
         row = await pair.row()
         with pair.other.logs.accesses.during(row):
             await pair.keeper.logs.delete("log")
@@ -214,11 +201,10 @@ def test_a_log_that_was_deleted_under_its_readers_is_asked_for_no_more() -> None
             with pytest.raises(NoSuchLog):
                 await pair.other.logs.rows.row("log")
 
-    check(story)
 
-
-def test_when_a_protection_is_lifted_the_time_without_use_begins_anew() -> None:
-    async def story(pair: Pair) -> None:
+@in_virtual_time(seed=1)
+async def test_when_a_protection_is_lifted_the_time_without_use_begins_anew() -> None:
+    async with a_pair() as pair:
         await pair.row()
         await pair.other.logs.change("log", {}, deletion_protection=True)
         await asyncio.sleep(5 * IDLE_S)
@@ -227,11 +213,10 @@ def test_when_a_protection_is_lifted_the_time_without_use_begins_anew() -> None:
         await until(lambda: bool(pair.freed_s), "nobody uses it")
         assert pair.freed_s[0] >= lifted_s + IDLE_S
 
-    check(story)
 
-
-def test_a_reader_from_before_a_protection_was_lifted_is_counted_after_it() -> None:
-    async def story(pair: Pair) -> None:
+@in_virtual_time(seed=1)
+async def test_a_reader_from_before_a_protection_was_lifted_is_counted_after_it() -> None:
+    async with a_pair() as pair:
         await pair.other.logs.change("log", {}, deletion_protection=True)
         with pair.other.logs.accesses.during(await pair.row()):
             await asyncio.sleep(2 * IDLE_S)
@@ -239,8 +224,6 @@ def test_a_reader_from_before_a_protection_was_lifted_is_counted_after_it() -> N
             await asyncio.sleep(10 * IDLE_S)
             assert pair.freed_s == []
         await until(lambda: bool(pair.freed_s), "nobody uses it")
-
-    check(story)
 
 
 async def test_over_http_a_keeper_that_answers_nothing_gets_one_request_at_a_time(

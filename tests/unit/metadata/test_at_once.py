@@ -160,9 +160,7 @@ async def test_hurrying_all_repairs_locks_items_in_the_common_order(
     assert [status for status, _ in await asyncio.gather(*asking)] == [204, 204]
 
 
-async def test_a_claim_of_a_finished_item_clears_nothing_of_a_later_one(
-    service: Service,
-) -> None:
+async def test_a_claim_of_a_finished_item_clears_nothing_of_a_later_one(service: Service) -> None:
     """A try that was late, or a worker that was: the same process, and the next item of the place."""
     worker = RepairClient(service.client, "worker-1")
     row = await service.client.create(DRAFT)

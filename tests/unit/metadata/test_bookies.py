@@ -8,12 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from loadtest.stores import Stores
-from quorumlog.errors import (
-    InvalidRequest,
-    NoSuchBookie,
-    QuorumLogError,
-    VersionConflict,
-)
+from quorumlog.errors import InvalidRequest, NoSuchBookie, QuorumLogError, VersionConflict
 from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.row_copy import RowName
@@ -118,9 +113,7 @@ async def test_a_heartbeat_of_another_incarnation_is_ignored(service: Service) -
     assert [(bookie.id, bookie.state) for bookie in found] == [("b1@2", "lost")]
 
 
-async def test_a_heartbeat_of_an_unregistered_process_is_ignored(
-    service: Service,
-) -> None:
+async def test_a_heartbeat_of_an_unregistered_process_is_ignored(service: Service) -> None:
     """Rule 15a: of two processes with one name each writes its own, and one is listened to."""
     client = service.client
     await client.put_cookie("b1", await cookie(service, process="mine"), version=None)

@@ -13,13 +13,7 @@ import pytest
 from redis.asyncio import Redis
 
 from loadtest.ports import free_ports
-from quorumlog.wire.bodies import (
-    BookieHeartbeat,
-    BookieList,
-    Cookie,
-    CookieRow,
-    ServiceHeartbeat,
-)
+from quorumlog.wire.bodies import BookieHeartbeat, BookieList, Cookie, CookieRow, ServiceHeartbeat
 from services.local.embedded import Redis as Server
 from services.local.embedded import set_up_redis
 from services.local.process import Process, start, stop

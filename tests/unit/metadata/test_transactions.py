@@ -519,9 +519,7 @@ async def test_a_commit_with_a_lost_answer_is_answered_again_after_its_log_was_d
     assert await world.service.send("POST", path, body) == (200, first | {"row": None})
 
 
-async def test_the_metrics_count_transactions_and_orphan_ledgers(
-    stores: Stores,
-) -> None:
+async def test_the_metrics_count_transactions_and_orphan_ledgers(stores: Stores) -> None:
     async with serving(stores, expiry_every_s=0.1) as service:
         world = World(service)
         world.log, _ = await world.logs.create(LOG)

@@ -7,11 +7,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from quorumlog.certificates import (
-    create_authority,
-    issue,
-    key_file,
-)
+from quorumlog.certificates import create_authority, issue, key_file
 from quorumlog.errors import Forbidden, QuorumLogError
 from quorumlog.net.connections import Listener, ListenLimits
 from quorumlog.net.identity import Credentials, Identity, Role

@@ -427,10 +427,7 @@ def has_come(listener: Listener, data: bytes) -> bool:
 @pytest.mark.parametrize("loop_of", LOOPS)
 @pytest.mark.parametrize("is_server", [False, True])
 def test_a_revoked_peers_upgraded_connection_is_cut(
-    authority: Authority,
-    loop_of: Callable[[], asyncio.AbstractEventLoop],
-    *,
-    is_server: bool,
+    authority: Authority, loop_of: Callable[[], asyncio.AbstractEventLoop], *, is_server: bool
 ) -> None:
     server, gateway = authority.tls("bookie", "bookie-1"), authority.tls("gateway", "gateway-1")
 

@@ -11,11 +11,7 @@ import pytest
 import uvloop
 from aiohttp.test_utils import make_mocked_request
 
-from quorumlog.certificates import (
-    Subject,
-    issue,
-    key_file,
-)
+from quorumlog.certificates import Subject, issue, key_file
 from quorumlog.errors import Forbidden, Unauthenticated
 from quorumlog.net import listen as listen_module
 from quorumlog.net import timers

@@ -15,13 +15,7 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry, generate_latest
 
-from quorumlog.certificates import (
-    describe,
-    issue,
-    key_file,
-    renew,
-    revoke,
-)
+from quorumlog.certificates import describe, issue, key_file, renew, revoke
 from quorumlog.errors import Forbidden
 from quorumlog.net import identity
 from quorumlog.net.identity import Credentials, Role

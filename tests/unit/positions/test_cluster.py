@@ -61,9 +61,7 @@ async def committed(http: Http, offset: int, token: str, *, at: int) -> Any:
     return answer.json
 
 
-async def test_a_position_and_its_lease_outlive_the_gateway_that_owned_them(
-    stores: Stores,
-) -> None:
+async def test_a_position_and_its_lease_outlive_the_gateway_that_owned_them(stores: Stores) -> None:
     """Metrics show it though nobody asks for a position: the gateway that is left takes them over by itself."""
     async with a_log(stores) as (cluster, http):
         token = await acquired(http, "w1", at=0)

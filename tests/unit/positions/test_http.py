@@ -80,6 +80,14 @@ async def commit(http: Http, offset: int, *, at: int = 0, **headers: str) -> Ans
     return await http.ask("PUT", ME, {"offset": offset}, at=at, headers=named)
 
 
+async def pages_of(http: Http, query: str, *, at: int = 0) -> list[Any]:
+    """All pages of a list."""
+    pages: list[Any] = [(await http.ask("GET", query, at=at)).json]
+    while (after := pages[-1]["next"]) is not None:
+        pages.append((await http.ask("GET", f"{query}&after={after}", at=at)).json)
+    return pages
+
+
 async def acquire(http: Http, holder: str, *, at: int = 0, start: Any = "earliest") -> Answer:
     return await http.ask("POST", LEASE, {"holder": holder, "from": start}, at=at)
 
@@ -250,16 +258,9 @@ async def test_reads_make_no_log_of_positions_and_it_is_hidden_from_clients() ->
         await commit(http, 1, If_None_Match="*")
         assert sorted(cluster.logs) == ["log", POSITIONS_LOG]
         assert (await http.ask("PUT", "/v1/logs/z", {})).status == 201
-        listed: list[str] = []
-        after = ""
-        while True:
-            page = (await http.ask("GET", f"/v1/logs?limit=1{after}")).json
-            listed += [log["name"] for log in page["logs"]]
-            if page["next"] is None:
-                break
-            assert page["next"] != POSITIONS_LOG
-            after = f"&after={page['next']}"
-        assert listed == ["log", "z"]
+        pages = await pages_of(http, "/v1/logs?limit=1")
+        assert [log["name"] for page in pages for log in page["logs"]] == ["log", "z"]
+        assert POSITIONS_LOG not in [page["next"] for page in pages]
         for method, path in (
             ("GET", own),
             ("DELETE", own),
@@ -295,14 +296,8 @@ async def test_many_consumers_are_listed_in_pages_and_commit_in_few_appends() ->
         row = cluster.logs[POSITIONS_LOG]
         batches = sum(len(cluster.ledgers[item.ledger_id].entries) for item in row.items)
         assert batches < len(names)
-        listed: list[str] = []
-        after = ""
-        while True:
-            page = (await http.ask("GET", f"{LOG}/consumers?limit=50{after}", at=1)).json
-            listed += [consumer["consumer"] for consumer in page["consumers"]]
-            if page["next"] is None:
-                break
-            after = f"&after={page['next']}"
+        pages = await pages_of(http, f"{LOG}/consumers?limit=50", at=1)
+        listed = [consumer["consumer"] for page in pages for consumer in page["consumers"]]
         assert listed == ["c-first", *names]
 
 
@@ -313,15 +308,8 @@ async def test_consumers_are_listed_by_the_beginning_of_their_names(http: Http) 
         assert (await http.ask("PUT", path, {"offset": 1}, headers=new)).status == 200
 
     async def listed(prefix: str, limit: int) -> list[str]:
-        found: list[str] = []
-        after = ""
-        while True:
-            query = f"{LOG}/consumers?prefix={prefix}&limit={limit}{after}"
-            page = (await http.ask("GET", query, at=1)).json
-            found += [consumer["consumer"] for consumer in page["consumers"]]
-            if page["next"] is None:
-                return found
-            after = f"&after={page['next']}"
+        pages = await pages_of(http, f"{LOG}/consumers?prefix={prefix}&limit={limit}", at=1)
+        return [consumer["consumer"] for page in pages for consumer in page["consumers"]]
 
     for prefix in ("a", "a-", "a-1", "a-2", "a.", "aa", "A", "b", "c", "0", "z" * 200):
         wanted = sorted(name for name in names if name.startswith(prefix))

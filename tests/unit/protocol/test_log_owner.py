@@ -128,6 +128,16 @@ def ledger(ledger_id: int, last_entry: int | None = None) -> LedgerMetadata:
     return replace(row, state=State.CLOSED, last_entry=last_entry, length=9)
 
 
+def rolling() -> Hand:
+    """An owner that is to name ledger 2 as the next one; `a` is in flight."""
+    hand = Hand()
+    hand.append("a")
+    hand.hear(LogRequest("roll"))
+    hand.answer(CountBookies, 3)
+    hand.answer(CreateLedger, ledger(2))
+    return hand
+
+
 def test_appends_of_one_step_are_one_submission_and_acknowledged_in_order() -> None:
     hand = Hand()
 
@@ -377,11 +387,7 @@ def test_a_process_that_ends_refuses_who_waited_and_leaves_the_rest_unknown() ->
 
 
 def test_a_roll_names_the_next_ledger_drains_closes_and_goes_on() -> None:
-    hand = Hand()
-    hand.append("a")
-    hand.hear(LogRequest("roll"))
-    hand.answer(CountBookies, 3)
-    hand.answer(CreateLedger, ledger(2))
+    hand = rolling()
     named = hand.asked(SwapLog).question
     assert isinstance(named, SwapLog)
     assert [item.ledger_id for item in named.log.items] == [1, 2]
@@ -402,11 +408,7 @@ def test_a_roll_names_the_next_ledger_drains_closes_and_goes_on() -> None:
 
 
 def test_a_roll_goes_on_from_a_row_that_was_truncated_meanwhile() -> None:
-    hand = Hand()
-    hand.append("a")
-    hand.hear(LogRequest("roll"))
-    hand.answer(CountBookies, 3)
-    hand.answer(CreateLedger, ledger(2))
+    hand = rolling()
 
     hand.answer(SwapLog, RowChanged(replace(LOG, version=7)))
 
@@ -416,11 +418,7 @@ def test_a_roll_goes_on_from_a_row_that_was_truncated_meanwhile() -> None:
 
 
 def test_a_roll_that_loses_the_log_deletes_what_it_made_and_says_so() -> None:
-    hand = Hand()
-    hand.append("a")
-    hand.hear(LogRequest("roll"))
-    hand.answer(CountBookies, 3)
-    hand.answer(CreateLedger, ledger(2))
+    hand = rolling()
     other = replace(LOG, version=7, items=(LogItem(1, 0, 0), LogItem(9, 1)))
 
     hand.answer(SwapLog, RowChanged(other))
@@ -430,11 +428,7 @@ def test_a_roll_that_loses_the_log_deletes_what_it_made_and_says_so() -> None:
 
 
 def test_a_roll_whose_late_answer_shows_a_closed_log_ends_its_owner() -> None:
-    hand = Hand()
-    hand.append("a")
-    hand.hear(LogRequest("roll"))
-    hand.answer(CountBookies, 3)
-    hand.answer(CreateLedger, ledger(2))
+    hand = rolling()
     named = hand.asked(SwapLog).question
     assert isinstance(named, SwapLog)
     hand.answer(SwapLog, named.log)

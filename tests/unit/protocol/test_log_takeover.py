@@ -96,26 +96,19 @@ def test_who_loses_the_swap_deletes_the_new_ledger_and_yields() -> None:
     assert hand.answer(MetadataUnavailable()) is None  # the sweep deletes it
 
 
-def test_who_swaps_and_finds_the_log_closed_since_yields() -> None:
+@pytest.mark.parametrize(
+    "since", [{"state": LogState.CLOSED, "next_offset": 0}, {}], ids=["log-closed", "ledger-sealed"]
+)
+def test_who_swaps_and_finds_the_log_closed_or_its_ledger_sealed_since_yields(
+    since: dict[str, Any],
+) -> None:
     hand = Hand()
     hand.answer(ledger(1), LedgerEnd(0, 0, -1, has_producers=False))
     swap = hand.answer(ledger(7))
     assert isinstance(swap, SwapLog)
     items = tuple(replace(item, last_offset=-1) for item in swap.log.items)
 
-    late = replace(swap.log, items=items, state=LogState.CLOSED, next_offset=0)
-
-    assert hand.answer(late) == DeleteLedger(7)
-
-
-def test_who_swaps_and_finds_its_ledger_sealed_since_yields() -> None:
-    hand = Hand()
-    hand.answer(ledger(1), LedgerEnd(0, 0, -1, has_producers=False))
-    swap = hand.answer(ledger(7))
-    assert isinstance(swap, SwapLog)
-    items = tuple(replace(item, last_offset=-1) for item in swap.log.items)
-
-    assert hand.answer(replace(swap.log, items=items)) == DeleteLedger(7)
+    assert hand.answer(replace(swap.log, items=items, **since)) == DeleteLedger(7)
 
 
 def test_a_swap_of_an_unknown_outcome_deletes_what_no_log_names_and_fails() -> None:

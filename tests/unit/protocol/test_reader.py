@@ -320,12 +320,13 @@ def test_while_the_row_is_read_nobody_else_is_heard_or_asked() -> None:
     assert bench.reader.key() == before
 
 
-def test_after_the_end_nobody_is_heard_or_asked() -> None:
-    bench = Bench()
+@pytest.mark.parametrize(("max_bytes", "ids"), [(None, [0, 1]), (1, [0])])
+def test_after_the_end_nobody_is_heard_or_asked(max_bytes: int | None, ids: list[int]) -> None:
+    bench = Bench(max_bytes=max_bytes)
     bench.hedge()
     other = bench.asked[1]
     bench.gets(0, AB)
-    assert bench.reader.is_done
+    assert (bench.read, bench.reader.is_done) == (ids, True)
 
     assert bench.do(ReadAnswered(1, B2, other.first, other.last, Status.OK, AB)) == []
     assert bench.do(TimerFired(Timer.HEDGE, bench.reader._round)) == []
@@ -391,17 +392,6 @@ def test_a_reader_that_has_not_begun_hears_nobody_and_can_be_copied() -> None:
 def test_a_row_that_is_read_is_not_asked_for_again() -> None:
     bench = unavailable()
 
-    assert bench.do(Begin()) == []
-
-
-def test_after_a_byte_limit_nobody_is_heard() -> None:
-    bench = Bench(max_bytes=1)
-    bench.hedge()
-    other = bench.asked[1]
-    bench.gets(0, AB)
-    assert (bench.read, bench.reader.is_done) == ([0], True)
-
-    assert bench.do(ReadAnswered(1, B2, other.first, other.last, Status.OK, AB)) == []
     assert bench.do(Begin()) == []
 
 

@@ -37,12 +37,7 @@ from quorumlog.protocol.rebuild import (
     decide,
     stand_ins,
 )
-from quorumlog.protocol.rebuild_log import (
-    NEW_LOG_VERSION,
-    LedgerPlace,
-    LogDecision,
-    decide_log,
-)
+from quorumlog.protocol.rebuild_log import NEW_LOG_VERSION, LedgerPlace, LogDecision, decide_log
 from tests.mutation.mutants.hunt import Guard, Patch, applied, swap
 
 KEY = b"k" * 32

@@ -587,17 +587,24 @@ def test_entries_found_are_written_to_spares_where_members_are_declared_lost() -
     assert closed.may_lack_entries
 
 
-def test_a_confirmed_end_that_is_lost_for_good_closes_with_a_lower_bound_of_the_length() -> None:
-    row = ledger(state=State.IN_RECOVERY, declared_lost=(B2, B3))
-    bench = Bench(row)
+@pytest.mark.parametrize(
+    ("end", "before_it", "length"),
+    [(4, run_of(b"x", first=3, before=10), 11), (1, run_of(b"abc"), 3), (0, None, 0)],
+    ids=["an-entry-before-it", "the-first-entry-before-it", "nothing-left"],
+)
+def test_a_confirmed_end_that_is_lost_for_good_closes_with_a_lower_bound_of_the_length(
+    end: int, before_it: Run | None, length: int
+) -> None:
+    bench = Bench(ledger(state=State.IN_RECOVERY, declared_lost=(B2, B3)))
     bench.start()
-    bench.fenced(4)
-    bench.reads_at(0, absent_from=5)
-    bench.reads_at(0, absent_from=4)
-    assert bench.reads[0].first == 3
-    bench.reads_at(0, run_of(b"x", first=3, before=10))
+    bench.fenced(end)
+    bench.reads_at(0, absent_from=end + 1)
+    bench.reads_at(0, absent_from=end)
+    if before_it is not None:
+        assert bench.reads[0].first == end - 1
+        bench.reads_at(0, before_it)
     closed = bench.one(UpdateMetadata).metadata
-    assert (closed.last_entry, closed.length, closed.may_lack_entries) == (4, 11, True)
+    assert (closed.last_entry, closed.length, closed.may_lack_entries) == (end, length, True)
 
 
 def test_a_confirmed_entry_that_is_lost_with_an_earlier_fragment_is_told() -> None:
@@ -815,32 +822,6 @@ def test_a_confirmed_entry_that_all_deny_blocks_where_nobody_is_declared_lost() 
     failed = bench.one(Failed)
     assert (failed.code, failed.entry_id) == ("recovery-blocked", 4)
     bench.none(UpdateMetadata)
-
-
-def test_a_ledger_of_which_nothing_is_left_closes_with_no_length() -> None:
-    bench = Bench(ledger(state=State.IN_RECOVERY, declared_lost=(B2, B3)))
-    bench.start()
-    bench.fenced(0)
-    bench.reads_at(0, absent_from=1)
-
-    bench.reads_at(0, absent_from=0)
-
-    closed = bench.one(UpdateMetadata).metadata
-    assert (closed.last_entry, closed.length, closed.may_lack_entries) == (0, 0, True)
-
-
-def test_the_first_entry_bounds_the_length_where_the_second_is_lost() -> None:
-    bench = Bench(ledger(state=State.IN_RECOVERY, declared_lost=(B2, B3)))
-    bench.start()
-    bench.fenced(1)
-    bench.reads_at(0, absent_from=2)
-
-    bench.reads_at(0, absent_from=1)
-
-    assert bench.reads[0].first == 0
-    bench.reads_at(0, run_of(b"abc"))
-    closed = bench.one(UpdateMetadata).metadata
-    assert (closed.last_entry, closed.length) == (1, 3)
 
 
 @pytest.mark.parametrize("status", [CasStatus.OK, CasStatus.CONFLICT, CasStatus.UNKNOWN])

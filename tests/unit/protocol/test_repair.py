@@ -303,13 +303,22 @@ def test_a_fragment_that_somebody_else_repaired_is_done() -> None:
     assert bench.one(Repaired).metadata == moved
 
 
-def test_a_place_is_not_given_what_was_copied_for_another_place() -> None:
-    """I25: B1 left while its entries were copied, and came back at another place (seed 133237)."""
+@pytest.mark.parametrize(
+    "bookies",
+    [
+        pytest.param((B5, B1, B3), id="I25: B1 left and came back at another place (seed 133237)"),
+        pytest.param((B1, B4, B3), id="I22: B4 got another place"),
+        pytest.param((B1, f"{member_name(B4)}@2", B3), id="I22: a later B4 got another place"),
+    ],
+)
+def test_a_place_is_not_given_what_was_copied_before_places_changed(
+    bookies: tuple[str, ...],
+) -> None:
     bench = copying()
     bench.gets(bench.one(SendRead), AB)
     bench.do(answer(bench.one(SendAdd)))
     bench.gets(bench.one(SendRead), AB)
-    moved = replace(CLOSED, fragments=(Fragment(0, (B5, B1, B3)),), version=9)
+    moved = replace(CLOSED, fragments=(Fragment(0, bookies),), version=9)
     bench.cas(CasStatus.CONFLICT, moved)
     bench.none(UpdateMetadata, Repaired)
     assert bench.one(Failed).code == "version-conflict"
@@ -325,19 +334,6 @@ def test_a_fragment_that_ends_elsewhere_than_before_is_not_given_a_member_that_l
     bench.cas(CasStatus.CONFLICT, longer)
     bench.none(UpdateMetadata, SendRead, Repaired)
     assert bench.one(Failed).code == "version-conflict"
-
-
-def test_a_bookie_that_got_a_place_meanwhile_is_not_given_a_second_one() -> None:
-    """I22, whichever its incarnation was then."""
-    for other in (B4, f"{member_name(B4)}@2"):
-        bench = copying()
-        bench.gets(bench.one(SendRead), AB)
-        bench.do(answer(bench.one(SendAdd)))
-        bench.gets(bench.one(SendRead), AB)
-        moved = replace(CLOSED, fragments=(Fragment(0, (B1, other, B3)),), version=9)
-        bench.cas(CasStatus.CONFLICT, moved)
-        bench.none(UpdateMetadata, Repaired)
-        assert bench.one(Failed).code == "version-conflict"
 
 
 def test_a_conflict_with_another_change_is_tried_again() -> None:
@@ -451,17 +447,30 @@ def test_a_missed_range_is_split_by_the_closed_fragments_that_name_the_member() 
     assert list(fragment_ranges(row, MissedRange(B2, 3, 20))) == [FragmentRange(0, 3, 4)]
 
 
-def test_what_was_given_up_is_neither_read_nor_sent_nor_asked_for() -> None:
+@pytest.mark.parametrize(
+    ("lost", "left"),
+    [
+        ([(1, 2)], {0: b"a", 3: b"d"}),
+        ([(1, 3)], {0: b"a"}),
+        ([(0, 0), (2, 2)], {1: b"b", 3: b"d"}),
+    ],
+    ids=["within", "at-the-end", "more-than-once"],
+)
+def test_what_was_given_up_is_neither_read_nor_sent_nor_asked_for(
+    lost: list[tuple[int, int]], left: dict[int, bytes]
+) -> None:
     """Rule 31: else a repair, and with it the limbo of a ledger, would never end."""
-    row = ledger(state=State.CLOSED, last_entry=3, length=4).given_up(1, 2, ())
+    row = ledger(state=State.CLOSED, last_entry=3, length=4)
+    for first, last in lost:
+        row = row.given_up(first, last, ())
     bench = Bench(row)
     bench.cas()
-    for first, payload in ((0, b"a"), (3, b"d")):
+    for first, payload in left.items():
         read = bench.one(SendRead)
         assert (read.first, read.last) == (first, first)
         bench.gets(read, run_of(payload, first=first))
         bench.do(answer(bench.one(SendAdd)))
-    for first, payload in ((0, b"a"), (3, b"d")):
+    for first, payload in left.items():
         check = bench.one(SendRead)
         assert (check.member, check.first, check.last) == (B4, first, first)
         bench.gets(check, run_of(payload, first=first))
@@ -680,28 +689,6 @@ def test_a_place_without_entries_is_not_looked_at_again_and_one_with_one_entry_i
 
 
 # --- copying ---------------------------------------------------------------------------------
-
-
-def test_what_was_given_up_is_left_out_at_the_end_and_more_than_once() -> None:
-    """Rule 31."""
-    bench = Bench(CLOSED.given_up(1, 1, ()))
-    bench.cas()
-    read = bench.one(SendRead)
-    assert (read.first, read.last) == (0, 0)
-
-    row = ledger(state=State.CLOSED, last_entry=3, length=4).given_up(0, 0, ()).given_up(2, 2, ())
-    bench = Bench(row)
-    bench.cas()
-    for first, payload in ((1, b"b"), (3, b"d")):
-        read = bench.one(SendRead)
-        assert (read.first, read.last) == (first, first)
-        bench.gets(read, run_of(payload, first=first))
-        bench.do(answer(bench.one(SendAdd)))
-    for first, payload in ((1, b"b"), (3, b"d")):
-        check = bench.one(SendRead)
-        assert (check.member, check.first, check.last) == (B4, first, first)
-        bench.gets(check, run_of(payload, first=first))
-    bench.one(UpdateMetadata)
 
 
 def test_a_source_that_is_late_is_joined_by_another_one() -> None:

@@ -10,12 +10,7 @@ from quorumlog.errors import InvalidRequest
 from quorumlog.protocol.changes import published_by
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.transaction import (
-    Sealed,
-    Transaction,
-    TransactionLedger,
-    TransactionState,
-)
+from quorumlog.protocol.transaction import Sealed, Transaction, TransactionLedger, TransactionState
 
 LOG = LogMetadata("log", LogSettings(Quorum(3, 3, 2)), items=(LogItem(1, 0, None),))
 ASKED = (Sealed(2), Sealed(3, 4), Sealed(4))

@@ -421,16 +421,6 @@ def test_a_change_that_lost_to_a_repair_is_made_again_on_the_new_row() -> None:
     assert bench.one(UpdateMetadata).metadata.version == 5
 
 
-def test_a_change_that_is_not_settled_is_asked_again_as_the_same_attempt() -> None:
-    bench, update = changing()
-
-    bench.cas(CasStatus.UNKNOWN)
-    bench.none(UpdateMetadata)
-    bench.do(TimerFired(Timer.RETRY))
-
-    assert bench.one(UpdateMetadata) == update
-
-
 def test_a_bookie_that_came_back_takes_its_place_again_without_a_change() -> None:
     bench = appended()
     bench.fails(0, 0)
@@ -933,12 +923,14 @@ def test_a_retry_asks_nothing_again_that_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("status", [CasStatus.OK, CasStatus.CONFLICT, CasStatus.UNKNOWN])
-def test_an_answer_without_a_row_settles_nothing(status: CasStatus) -> None:
+def test_an_answer_without_a_row_settles_nothing_and_the_same_attempt_is_asked_again(
+    status: CasStatus,
+) -> None:
     bench, update = changing()
 
     bench.cas(status)
 
-    bench.none(Failed)
+    bench.none(Failed, UpdateMetadata)
     bench.do(TimerFired(Timer.RETRY))
     assert bench.one(UpdateMetadata) == update
 

@@ -253,7 +253,15 @@ def test_a_reads_answer_that_is_garbage_is_noticed_or_parses(garbage: bytes) -> 
     assert read_body(*body) == garbage
 
 
-def test_an_add_whose_run_is_of_another_range_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("at", "value", "why"),
+    [
+        (24, struct.pack(">q", 6), "another range"),
+        # Flag 2 said "repair" once, and nobody ever sent it: repairs send recovery adds (flag 1).
+        (1, b"\3", "flags 3"),
+    ],
+)
+def test_an_add_that_says_what_nobody_sends_is_refused(at: int, value: bytes, why: str) -> None:
     run = record.make(
         ledger_id=1,
         first_entry=5,
@@ -262,31 +270,12 @@ def test_an_add_whose_run_is_of_another_range_is_refused() -> None:
         payloads=[b"x"],
         codec=record.Codec(DigestKind.CRC32C),
     )
-    message = bytearray(b"".join(frames.encode_request(_add(run, "b@1"))))
-    struct.pack_into(">q", message, 24, 6)
-    crc = google_crc32c.value(bytes(message[:4] + message[8:]))
-    struct.pack_into(">I", message, 4, crc)
-
-    with pytest.raises(frames.BadFrame, match="another range"):
-        frames.parse_request(bytes(message))
-
-
-def test_an_add_with_a_flag_that_nobody_sends_is_of_another_protocol() -> None:
-    """Flag 2 said "repair" once, and nobody ever sent it: repairs send recovery adds."""
-    run = record.make(
-        ledger_id=7,
-        first_entry=0,
-        last_add_confirmed=-1,
-        length_before=0,
-        payloads=[b"x"],
-        codec=record.Codec(DigestKind.CRC32C),
-    )
     message = bytearray(b"".join(frames.encode_request(_add(run, "b@1", recovery=True))))
-    message[1] |= 2
+    message[at : at + len(value)] = value
     crc = google_crc32c.value(bytes(message[:4] + message[8:]))
     struct.pack_into(">I", message, 4, crc)
 
-    with pytest.raises(frames.BadFrame, match="flags 3"):
+    with pytest.raises(frames.BadFrame, match=why):
         frames.parse_request(bytes(message))
 
 

@@ -309,9 +309,7 @@ async def test_draining_closes_open_ledgers_and_refuses_new_work(stores: Stores)
                 await world.engine.appends.append(row.ledger_id, [b"y"])
 
 
-async def test_a_create_answered_after_the_ledgers_end_makes_no_handle(
-    stores: Stores,
-) -> None:
+async def test_a_create_answered_after_the_ledgers_end_makes_no_handle(stores: Stores) -> None:
     """The answer was lost, and by the time that the same attempt is asked again others have ended
     the ledger.
     """

@@ -19,11 +19,7 @@ from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.record import Codec, Run
 from quorumlog.wire.frames import Op
 from services.gateway.engine import Engine
-from services.gateway.engine.tails import (
-    RECENT_BYTES_MAX,
-    RECENT_RUN_BYTES_MAX,
-    RecentRuns,
-)
+from services.gateway.engine.tails import RECENT_BYTES_MAX, RECENT_RUN_BYTES_MAX, RecentRuns
 from services.gateway.metrics import EngineMetrics
 from tests.support.waiting import turns, until
 from tests.unit.gateway.engine.hands import Hand, Told, handle_of

@@ -8,7 +8,7 @@ from quorumlog.net.ports import Ports
 from quorumlog.net.timers import Tasks
 from quorumlog.protocol.metadata import LedgerMetadata
 from services.gateway.engine.ends import Ends
-from tests.support.virtual import run_virtual
+from tests.support.virtual import in_virtual_time
 from tests.unit.metadata.support import DRAFT
 
 OUTAGE_S = 24 * 3600
@@ -27,14 +27,12 @@ class Away:
         return DRAFT.closed(last_entry=-1, length=0)
 
 
-def test_a_background_recovery_is_retried_through_any_outage() -> None:
-    async def main() -> None:
-        rows, tasks = Away(), Tasks()
-        none = cast(Any, None)
-        ends = Ends(cast(Any, rows), Ports(none, none, none, none, tasks))
-        ends.start_recovery(7)
-        async with asyncio.timeout(OUTAGE_S + 3600):
-            await rows.read.wait()
-        await tasks.close()
-
-    run_virtual(main, seed=0)
+@in_virtual_time(seed=0)
+async def test_a_background_recovery_is_retried_through_any_outage() -> None:
+    rows, tasks = Away(), Tasks()
+    none = cast(Any, None)
+    ends = Ends(cast(Any, rows), Ports(none, none, none, none, tasks))
+    ends.start_recovery(7)
+    async with asyncio.timeout(OUTAGE_S + 3600):
+        await rows.read.wait()
+    await tasks.close()

@@ -9,7 +9,7 @@ import pytest
 from quorumlog.errors import MetadataUnavailable
 from quorumlog.wire.bodies import HEADS_MAX
 from services.gateway.engine.rows import Rereads
-from tests.support.virtual import run_virtual
+from tests.support.virtual import in_virtual_time
 
 SOON_S = 60.0
 
@@ -41,82 +41,72 @@ def running(rereads: Rereads[int, int]) -> Iterator[None]:
         task.cancel()
 
 
-def test_every_row_is_reread_once_and_in_bulk() -> None:
-    async def main() -> None:
-        primary, learned = Primary(), list[int]()
-        keys = range(2 * HEADS_MAX + 1)
-        rereads = Rereads[int, int](lambda: keys, primary.heads, learned.append)
-        with running(rereads):
-            rereads.gap()
-            await asyncio.sleep(SOON_S)
+@in_virtual_time(seed=0)
+async def test_every_row_is_reread_once_and_in_bulk() -> None:
+    primary, learned = Primary(), list[int]()
+    keys = range(2 * HEADS_MAX + 1)
+    rereads = Rereads[int, int](lambda: keys, primary.heads, learned.append)
+    with running(rereads):
+        rereads.gap()
+        await asyncio.sleep(SOON_S)
 
-        assert learned == list(keys)
-        assert [len(asked) for asked in primary.asked] == [HEADS_MAX, HEADS_MAX, 1]
-        assert rereads.waiting == 0
-
-    run_virtual(main, seed=0)
+    assert learned == list(keys)
+    assert [len(asked) for asked in primary.asked] == [HEADS_MAX, HEADS_MAX, 1]
+    assert rereads.waiting == 0
 
 
-def test_rows_are_requested_until_answered_whatever_fails() -> None:
-    async def main() -> None:
-        primary, learned = Primary(), list[int]()
-        primary.failures = [RuntimeError("a defect"), MetadataUnavailable(), MetadataUnavailable()]
-        rereads = Rereads[int, int](lambda: (1, 2), primary.heads, learned.append)
-        with running(rereads):
-            rereads.gap()
-            await asyncio.sleep(SOON_S)
+@in_virtual_time(seed=0)
+async def test_rows_are_requested_until_answered_whatever_fails() -> None:
+    primary, learned = Primary(), list[int]()
+    primary.failures = [RuntimeError("a defect"), MetadataUnavailable(), MetadataUnavailable()]
+    rereads = Rereads[int, int](lambda: (1, 2), primary.heads, learned.append)
+    with running(rereads):
+        rereads.gap()
+        await asyncio.sleep(SOON_S)
 
-        assert learned == [1, 2]
-        assert primary.asked == [[1, 2]] * 4
-
-    run_virtual(main, seed=0)
+    assert learned == [1, 2]
+    assert primary.asked == [[1, 2]] * 4
 
 
-def test_a_row_whose_answer_a_gap_overtook_is_requested_again() -> None:
-    async def main() -> None:
-        primary, learned = Primary(), list[int]()
-        rereads = Rereads[int, int](lambda: (1, 2), primary.heads, learned.append)
-        with running(rereads):
-            primary.answers.clear()
-            rereads.want(1)
-            await asyncio.sleep(SOON_S)
-            rereads.gap()
-            primary.answers.set()
-            await asyncio.sleep(SOON_S)
+@in_virtual_time(seed=0)
+async def test_a_row_whose_answer_a_gap_overtook_is_requested_again() -> None:
+    primary, learned = Primary(), list[int]()
+    rereads = Rereads[int, int](lambda: (1, 2), primary.heads, learned.append)
+    with running(rereads):
+        primary.answers.clear()
+        rereads.want(1)
+        await asyncio.sleep(SOON_S)
+        rereads.gap()
+        primary.answers.set()
+        await asyncio.sleep(SOON_S)
 
-        assert primary.asked == [[1], [1, 2]]
-        assert learned == [1, 1, 2]
-
-    run_virtual(main, seed=0)
+    assert primary.asked == [[1], [1, 2]]
+    assert learned == [1, 1, 2]
 
 
-def test_without_live_keys_no_row_is_requested() -> None:
-    async def main() -> None:
-        primary = Primary()
-        rereads = Rereads[int, int](lambda: (), primary.heads, lambda _head: None)
-        with running(rereads):
-            rereads.gap()
-            await asyncio.sleep(SOON_S)
+@in_virtual_time(seed=0)
+async def test_without_live_keys_no_row_is_requested() -> None:
+    primary = Primary()
+    rereads = Rereads[int, int](lambda: (), primary.heads, lambda _head: None)
+    with running(rereads):
+        rereads.gap()
+        await asyncio.sleep(SOON_S)
 
-        assert primary.asked == []
-        assert rereads.gaps == 1
-
-    run_virtual(main, seed=0)
+    assert primary.asked == []
+    assert rereads.gaps == 1
 
 
-def test_a_missing_row_is_logged_and_proves_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        primary, learned = Primary(), list[int]()
-        primary.lost = {2}
-        rereads = Rereads[int, int](lambda: (1, 2, 3), primary.heads, learned.append)
-        with running(rereads):
-            rereads.gap()
-            await asyncio.sleep(SOON_S)
+@in_virtual_time(seed=0)
+async def test_a_missing_row_is_logged_and_proves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    primary, learned = Primary(), list[int]()
+    primary.lost = {2}
+    rereads = Rereads[int, int](lambda: (1, 2, 3), primary.heads, learned.append)
+    with running(rereads):
+        rereads.gap()
+        await asyncio.sleep(SOON_S)
 
-        assert learned == [1, 3]
-        assert rereads.waiting == 0
-
-    run_virtual(main, seed=0)
+    assert learned == [1, 3]
+    assert rereads.waiting == 0
 
     (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert (told.message, told.__dict__["rows"]) == ("rows-missing", [2])

@@ -117,9 +117,7 @@ async def test_an_end_is_not_answered_before_its_copies(stores: Stores, end: End
         assert len(keepers(world, done)) >= 2
 
 
-async def test_an_end_that_the_database_lost_before_it_was_kept_is_not_told(
-    stores: Stores,
-) -> None:
+async def test_an_end_that_the_database_lost_before_it_was_kept_is_not_told(stores: Stores) -> None:
     """The gateways stood still meanwhile, and rows were rebuilt without copies of the ends."""
     async with world_of(stores) as world, connected(stores) as database:
         for end in (closed, recovered):

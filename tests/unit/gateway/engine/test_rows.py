@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 
 from loadtest.stores import Stores
-from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    DatabaseWentBack,
-    MetadataUnavailable,
-    NoSuchLedger,
-)
+from quorumlog.errors import NOT_DONE, UNKNOWN, DatabaseWentBack, MetadataUnavailable, NoSuchLedger
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from services.gateway.engine import rows as rows_module

@@ -265,9 +265,7 @@ async def test_a_close_by_an_older_row_than_a_bookie_holds_is_told_as_such(
         assert not handle.is_live
 
 
-async def test_unreadable_entries_are_unavailable_not_absent(
-    stores: Stores,
-) -> None:
+async def test_unreadable_entries_are_unavailable_not_absent(stores: Stores) -> None:
     async with world_of(stores, bookies=3) as world:
         # Of a size that its writer does not keep in memory.
         row = await ledger(world.engine, bytes(RECENT_RUN_BYTES_MAX))
@@ -303,9 +301,7 @@ async def test_an_acknowledged_entry_is_never_called_absent_by_lying_bookies(
             await world.other.reads.entry(row.ledger_id, 0)
 
 
-async def test_without_metadata_open_and_cached_ledgers_still_work(
-    stores: Stores,
-) -> None:
+async def test_without_metadata_open_and_cached_ledgers_still_work(stores: Stores) -> None:
     async with world_of(stores, metadata_s=3.0) as world:
         row = await ledger(world.engine, b"0")
         assert await payloads(world.other, row.ledger_id) == [b"0"]
@@ -325,9 +321,7 @@ async def test_without_metadata_open_and_cached_ledgers_still_work(
         assert await until(end, "the ledger closes", passing=(MetadataUnavailable,)) == 6
 
 
-async def test_an_unknown_ledger_is_not_taken_for_one_without_a_transaction(
-    stores: Stores,
-) -> None:
+async def test_an_unknown_ledger_is_not_taken_for_one_without_a_transaction(stores: Stores) -> None:
     async with world_of(stores, metadata_s=3.0) as world:
         row = await ledger(world.engine)
         assert await world.other.appends.transaction_of(row.ledger_id + 1) is None

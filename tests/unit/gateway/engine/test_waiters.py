@@ -54,9 +54,7 @@ async def waiting_tails(world: World, ledger_id: int, after: int) -> list[asynci
     return [asyncio.ensure_future(wait(number)) for number in range(20)]
 
 
-async def test_waiters_at_the_tail_are_woken_by_an_append_and_by_the_close(
-    stores: Stores,
-) -> None:
+async def test_waiters_at_the_tail_are_woken_by_an_append_and_by_the_close(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         waiting = await waiting_tails(world, row.ledger_id, -1)

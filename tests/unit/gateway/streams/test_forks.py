@@ -295,9 +295,7 @@ async def test_what_retention_dropped_of_the_source_is_in_no_fork(http: Served) 
     assert await read(http) == b""
 
 
-async def test_a_reader_of_the_old_row_finds_nothing_of_it_under_a_new_stream(
-    http: Served,
-) -> None:
+async def test_a_reader_of_the_old_row_finds_nothing_of_it_under_a_new_stream(http: Served) -> None:
     """Its ledgers are still there: the source has them."""
     await http.put(TEXT, b"old")
     await forked(http)
