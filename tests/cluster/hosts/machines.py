@@ -33,10 +33,10 @@ mount --bind {home}/disk /var/lib/quorumlog
 mount -t tmpfs tmpfs /opt
 mkdir /opt/quorumlog
 mount --bind {root} /opt/quorumlog
-exec {python} {root}/tests/hosts/init.py {home}
+exec {python} {root}/tests/cluster/hosts/init.py {home}
 """
 _SYSTEMCTL: Final = (
-    '#!/bin/sh\nexec {python} {root}/tests/hosts/init.py --ask "$HOST_HOME/socket" "$@"\n'
+    '#!/bin/sh\nexec {python} {root}/tests/cluster/hosts/init.py --ask "$HOST_HOME/socket" "$@"\n'
 )
 _SCP: Final = """#!/bin/sh
 # scp FILE… root@HOST.example:PATH, by a copy into the mounts of the host
