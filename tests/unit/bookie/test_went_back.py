@@ -93,7 +93,9 @@ class Life:
             await self.collector.round()
 
 
-async def gives_nothing_up(stores: Stores, root: Path) -> None:
+async def test_a_restored_row_that_does_not_name_this_bookie_drops_no_copy(
+    stores: Stores, root: Path
+) -> None:
     """D1: moved here after the dump; both the metadata service and the bookie start anew since."""
     async with serving(stores) as service:
         row = await closed_elsewhere(service.client)
@@ -125,12 +127,6 @@ async def gives_nothing_up(stores: Stores, root: Path) -> None:
             assert life.store.holdings.row(row.ledger_id) is None
         finally:
             await life.store.stop()
-
-
-async def test_a_restored_row_that_does_not_name_this_bookie_drops_no_copy(
-    stores: Stores, root: Path
-) -> None:
-    await gives_nothing_up(stores, root)
 
 
 async def test_a_process_running_during_a_restore_postpones_collection(
@@ -197,7 +193,9 @@ async def moved_and_forgotten(stores: Stores, root: Path) -> Moved:
     return Moved(now, old, new)
 
 
-async def a_held_copy_tells(stores: Stores, root: Path) -> None:
+async def test_a_bookies_copy_of_a_row_makes_known_that_the_database_lacks_it(
+    stores: Stores, root: Path
+) -> None:
     """Its first exchange of witnesses makes known that the database went back."""
     moved = await moved_and_forgotten(stores, root)
     async with serving(stores) as service:
@@ -216,7 +214,9 @@ async def a_held_copy_tells(stores: Stores, root: Path) -> None:
             await life.store.stop()
 
 
-async def a_copy_tells_of_its_place(stores: Stores, root: Path) -> None:
+async def test_a_copy_makes_known_that_the_database_lacks_the_ledgers_place_in_a_log(
+    stores: Stores, root: Path
+) -> None:
     """The older database has the ledger, and lacks the change of the log that placed it: the row got no version by that
     (rule 18f). A takeover by such a log would give the offsets of acknowledged records to others.
     """
@@ -254,7 +254,9 @@ async def a_copy_tells_of_its_place(stores: Stores, root: Path) -> None:
             await life.store.stop()
 
 
-async def a_held_copy_keeps_its_ledger(stores: Stores, root: Path) -> None:
+async def test_a_bookie_keeps_a_ledger_whose_row_it_holds_a_newer_copy_of(
+    stores: Stores, root: Path
+) -> None:
     """Even where nobody presents it: the looks name it."""
     moved = await moved_and_forgotten(stores, root)
     ledger_id = moved.row.ledger_id
@@ -272,7 +274,9 @@ async def a_held_copy_keeps_its_ledger(stores: Stores, root: Path) -> None:
             await life.store.stop()
 
 
-async def an_accepted_loss_deletes_nothing(stores: Stores, root: Path) -> None:
+async def test_after_an_accepted_loss_nothing_is_dropped_that_the_lost_history_named(
+    stores: Stores, root: Path
+) -> None:
     """D1 with acceptance: the cluster goes on, and what the lost history named stays."""
     moved = await moved_and_forgotten(stores, root)
     ledger_id = moved.row.ledger_id
@@ -336,30 +340,6 @@ async def accept_all(service: Service) -> None:
 async def kept(service: Service) -> Any:
     """The ledgers that bookies keep, as the metadata service lists them."""
     return (await service.send("GET", "/v1/kept-ledgers"))[1]
-
-
-async def test_a_bookies_copy_of_a_row_makes_known_that_the_database_lacks_it(
-    stores: Stores, root: Path
-) -> None:
-    await a_held_copy_tells(stores, root)
-
-
-async def test_a_copy_makes_known_that_the_database_lacks_the_ledgers_place_in_a_log(
-    stores: Stores, root: Path
-) -> None:
-    await a_copy_tells_of_its_place(stores, root)
-
-
-async def test_a_bookie_keeps_a_ledger_whose_row_it_holds_a_newer_copy_of(
-    stores: Stores, root: Path
-) -> None:
-    await a_held_copy_keeps_its_ledger(stores, root)
-
-
-async def test_after_an_accepted_loss_nothing_is_dropped_that_the_lost_history_named(
-    stores: Stores, root: Path
-) -> None:
-    await an_accepted_loss_deletes_nothing(stores, root)
 
 
 class Pair:

@@ -2,7 +2,6 @@
 
 import contextlib
 from dataclasses import replace
-from pathlib import Path
 
 from loadtest.stores import Stores
 from quorumlog.net.gateway_clients import LogClient, TransactionClient
@@ -38,7 +37,7 @@ async def filled(service: Service) -> str:
     return begun.id
 
 
-async def nothing_ages_by_a_wrong_clock(stores: Stores, _folder: Path) -> None:
+async def test_nothing_is_deleted_by_age_while_the_clock_is_wrong(stores: Stores) -> None:
     """Rule 26c."""
     await shadow(stores)
     database = Database(stores.postgres_dsn, connections_max=1, deadline_s=PATIENT_S)
@@ -74,9 +73,3 @@ async def nothing_ages_by_a_wrong_clock(stores: Stores, _folder: Path) -> None:
         assert await expiry.expire(100) == 1
         assert (await TransactionClient(service.client).get(open_one)).state.value == "ABORTED"
         assert database.clock.doubt == ""
-
-
-async def test_nothing_is_deleted_by_age_while_the_clock_is_wrong(
-    stores: Stores, tmp_path: Path
-) -> None:
-    await nothing_ages_by_a_wrong_clock(stores, tmp_path)

@@ -117,17 +117,13 @@ async def test_changes_that_a_promoted_standby_lacks_stop_all_changes_in_both_pr
 async def test_a_process_that_knows_of_no_loss_asks_the_bookies_about_a_promoted_standby(
     stores: Stores, tmp_path: Path
 ) -> None:
-    await asks_about_the_standby(stores, tmp_path)
-
-
-async def asks_about_the_standby(stores: Stores, folder: Path) -> None:
     """D4 without a restart: the process that answered the lost commit is gone."""
     async with contextlib.AsyncExitStack() as stack:
         asynchronous = await stack.enter_async_context(pair())
         on_both = on(stores, asynchronous.dsn)
         other = await stack.enter_async_context(serving(on_both, expiry_every_s=0.05))
         async with serving(on_both) as service:
-            bookie = await stack.enter_async_context(bookie_at(service, folder))
+            bookie = await stack.enter_async_context(bookie_at(service, tmp_path))
             await LogClient(service.client).create(LOG)
             transactions = TransactionClient(service.client)
             begun, _ = await transactions.begin("a-log", app=None, version=None, expires_in_s=3600)

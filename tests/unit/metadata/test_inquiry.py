@@ -138,7 +138,9 @@ async def committed(
         yield bookie, port, state
 
 
-async def commits_after_the_dump(stores: Stores, folder: Path) -> None:
+async def test_a_transaction_committed_after_the_dump_does_not_expire_at_a_start(
+    stores: Stores, folder: Path
+) -> None:
     """At another port: there the bookie can be asked, and cannot present its witnesses before that."""
     async with (
         committed(stores, folder) as (_, _, state),
@@ -154,13 +156,9 @@ async def commits_after_the_dump(stores: Stores, folder: Path) -> None:
         assert await state() == "OPEN", "a committed transaction was expired"
 
 
-async def test_a_transaction_committed_after_the_dump_does_not_expire_at_a_start(
+async def test_no_transaction_expires_while_a_registered_bookie_is_yet_to_start(
     stores: Stores, folder: Path
 ) -> None:
-    await commits_after_the_dump(stores, folder)
-
-
-async def starts_before_its_bookies(stores: Stores, folder: Path) -> None:
     """D4 after a power cut: the bookies are up later than the metadata service."""
     async with committed(stores, folder) as (bookie, port, state):
         await bookie.kill()
@@ -173,12 +171,6 @@ async def starts_before_its_bookies(stores: Stores, folder: Path) -> None:
 
             await until(is_settled, "`ready` tells it")
             assert await state() == "OPEN", "a committed transaction was expired"
-
-
-async def test_no_transaction_expires_while_a_registered_bookie_is_yet_to_start(
-    stores: Stores, folder: Path
-) -> None:
-    await starts_before_its_bookies(stores, folder)
 
 
 async def test_a_bookie_that_stays_away_keeps_no_transaction_alive(
@@ -200,7 +192,9 @@ async def test_a_bookie_that_stays_away_keeps_no_transaction_alive(
         await until(is_over, "it expires")
 
 
-async def asks_first(stores: Stores, folder: Path) -> None:
+async def test_a_start_changes_and_proves_nothing_before_the_bookies_were_asked(
+    stores: Stores, folder: Path
+) -> None:
     """Nothing is changed or proven while a bookie is asked; plain reads go on."""
     async with contextlib.AsyncExitStack() as stack:
         await_bookies(stack.enter_context(pytest.MonkeyPatch.context()))
@@ -231,17 +225,8 @@ async def asks_first(stores: Stores, folder: Path) -> None:
             await service.client.create(DRAFT)
 
 
-async def test_a_start_changes_and_proves_nothing_before_the_bookies_were_asked(
-    stores: Stores, folder: Path
-) -> None:
-    await asks_first(stores, folder)
-
-
 async def test_a_silent_bookie_delays_a_start_and_does_not_prevent_it(
-    stores: Stores,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    stores: Stores, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(inquiry, "_ASK_S", 0.1)
     async with contextlib.AsyncExitStack() as stack:
@@ -319,7 +304,8 @@ async def test_rubbish_where_a_bookie_should_be_prevents_no_start(stores: Stores
 # --- ids of ledgers that bookies hold ---------------------------------------------------------
 
 
-async def assigns_no_held_id(stores: Stores, folder: Path) -> None:
+async def test_a_start_assigns_no_id_that_a_bookie_holds(stores: Stores, folder: Path) -> None:
+    """Ids that clients chose, up to the last one, exhaust no sequence."""
     async with contextlib.AsyncExitStack() as stack:
         async with serving(stores) as service:
             bookie = await stack.enter_async_context(bookie_at(service, folder))
@@ -327,11 +313,6 @@ async def assigns_no_held_id(stores: Stores, folder: Path) -> None:
                 await hold(bookie, ledger_id)
         async with serving(stores) as service:
             assert (await service.client.create(DRAFT)).ledger_id == 42
-
-
-async def test_a_start_assigns_no_id_that_a_bookie_holds(stores: Stores, folder: Path) -> None:
-    """Ids that clients chose, up to the last one, exhaust no sequence."""
-    await assigns_no_held_id(stores, folder)
 
 
 async def test_the_sequence_of_ids_never_goes_back(stores: Stores, folder: Path) -> None:
@@ -347,7 +328,9 @@ async def test_the_sequence_of_ids_never_goes_back(stores: Stores, folder: Path)
             assert (await service.client.create(DRAFT)).ledger_id == 5
 
 
-async def accepts_without_a_bookie(stores: Stores, folder: Path) -> None:
+async def test_an_acceptance_waits_for_every_bookie_that_is_not_named_as_lost(
+    stores: Stores, folder: Path
+) -> None:
     """D5: what a silent bookie holds is not known, so that its ids would be assigned again."""
     async with restored(stores, folder, creates) as (bookie, port):
         held = (await told_by(bookie)).highest_ledger
@@ -376,13 +359,9 @@ async def accepts_without_a_bookie(stores: Stores, folder: Path) -> None:
             assert await is_ready(service)
 
 
-async def test_an_acceptance_waits_for_every_bookie_that_is_not_named_as_lost(
+async def test_after_an_acceptance_no_id_is_assigned_that_a_bookie_holds(
     stores: Stores, folder: Path
 ) -> None:
-    await accepts_without_a_bookie(stores, folder)
-
-
-async def accepts_with_its_bookies(stores: Stores, folder: Path) -> None:
     """D5: the bookie was asked at the start, and holds another ledger since."""
     async with (
         restored(stores, folder, creates) as (bookie, port),
@@ -398,16 +377,12 @@ async def accepts_with_its_bookies(stores: Stores, folder: Path) -> None:
             assert (await client.create(DRAFT)).ledger_id == 24
 
 
-async def test_after_an_acceptance_no_id_is_assigned_that_a_bookie_holds(
-    stores: Stores, folder: Path
-) -> None:
-    await accepts_with_its_bookies(stores, folder)
-
-
 # --- what an acceptance leaves ------------------------------------------------------------------
 
 
-async def keeps_what_may_have_been_named(stores: Stores, _folder: Path) -> None:
+async def test_what_is_older_than_an_accepted_loss_neither_expires_nor_is_swept(
+    stores: Stores,
+) -> None:
     """The lost history may have committed the open transaction, and put the unnamed ledger onto its log."""
     async with serving(stores, expiry_every_s=0.05) as service, connected(stores) as database:
         logs, transactions = LogClient(service.client), TransactionClient(service.client)
@@ -439,15 +414,11 @@ async def keeps_what_may_have_been_named(stores: Stores, _folder: Path) -> None:
         assert not (await transactions.get(made[0][0])).is_open, "by request it ends"
 
 
-async def test_what_is_older_than_an_accepted_loss_neither_expires_nor_is_swept(
-    stores: Stores, folder: Path
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_change_that_looked_before_the_bookies_had_told_is_not_committed(
+    stores: Stores, *, is_told: bool
 ) -> None:
-    await keeps_what_may_have_been_named(stores, folder)
-
-
-async def hears_while_it_looks(stores: Stores, folder: Path, *, is_told: bool = True) -> None:
     """A change looks at the database, and bookies tell what it lacks before it has seen."""
-    del folder
     async with serving(stores):  # which makes the tables
         pass
     database = Database(stores.postgres_dsn, connections_max=2, deadline_s=PATIENT_S)
@@ -474,10 +445,3 @@ async def hears_while_it_looks(stores: Stores, folder: Path, *, is_told: bool = 
             assert await connection.fetchval("SELECT to_regclass('changed')") is None
     finally:
         await database.close()
-
-
-@pytest.mark.parametrize("is_told", [True, False])
-async def test_a_change_that_looked_before_the_bookies_had_told_is_not_committed(
-    stores: Stores, folder: Path, *, is_told: bool
-) -> None:
-    await hears_while_it_looks(stores, folder, is_told=is_told)

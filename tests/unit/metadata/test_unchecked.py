@@ -140,7 +140,9 @@ def _token(token_id: str) -> dict[str, object]:
     return {"id": token_id, "hash": digest, "name": "a", "grants": ["read:*"]}
 
 
-async def changes_nothing(stores: Stores) -> None:
+async def test_no_route_changes_a_row_while_the_database_lacks_an_answered_change(
+    stores: Stores,
+) -> None:
     async with serving(stores, expiry_every_s=1000) as service, connected(stores) as database:
         sent = await requests_of(service, database)
         tried = {(method, route) for method, route, _, _ in sent} | UNCHECKED.keys()
@@ -166,9 +168,3 @@ async def changes_nothing(stores: Stores) -> None:
             if path not in {"/v1/witnesses", _COPIES}:
                 before, old = await content(database), before
                 assert before != old, f"{method} {path} is no change"
-
-
-async def test_no_route_changes_a_row_while_the_database_lacks_an_answered_change(
-    stores: Stores,
-) -> None:
-    await changes_nothing(stores)

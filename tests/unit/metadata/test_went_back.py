@@ -362,7 +362,9 @@ async def waiting(database: Any, count: int) -> None:
     await until(are_there, f"{count} wait")
 
 
-async def slipped_in(service: Service, database: Any) -> None:
+async def test_no_restore_comes_between_a_row_and_its_proof(
+    service: Service, database: Any
+) -> None:
     """A restore between the two questions of a proof, which waits for the rows."""
     row = await service.client.create(DRAFT)
     copy = await Copy.of(database)
@@ -382,13 +384,9 @@ async def slipped_in(service: Service, database: Any) -> None:
     assert not is_deleted
 
 
-async def test_no_restore_comes_between_a_row_and_its_proof(
+async def test_no_change_applies_to_a_row_restored_during_it(
     service: Service, database: Any
 ) -> None:
-    await slipped_in(service, database)
-
-
-async def slipped_before_a_change(service: Service, database: Any) -> None:
     """A restore under a change that waits for its row."""
     row = await service.client.create(DRAFT)
     copy = await Copy.of(database)
@@ -404,12 +402,6 @@ async def slipped_before_a_change(service: Service, database: Any) -> None:
         await late
     assert await asked == (CasStatus.UNKNOWN, None)
     assert await database.fetchval("SELECT version FROM ledgers") == row.version
-
-
-async def test_no_change_applies_to_a_row_restored_during_it(
-    service: Service, database: Any
-) -> None:
-    await slipped_before_a_change(service, database)
 
 
 async def test_an_operator_may_accept_the_loss(service: Service, database: Any) -> None:
