@@ -16,11 +16,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
+from typing import Final
 
 from quorumlog.protocol.access_key import sealed_of
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, State
 from quorumlog.protocol.row_copy import public
+
+_FIRST_INCARNATION: Final = 1
 
 
 class Action(StrEnum):
@@ -92,7 +95,16 @@ class Bookies:
             for name, incarnation in map(_parts, row.all_members)
             if self.answering.get(name, incarnation) != incarnation
         }
-        return len(self.silent | replaced)
+        # A bookie that is no member may have kept an end (rule 18b). Its directory is not its first one, and came later.
+        named = set(map(member_name, row.all_members))
+        emptied = {
+            name
+            for name, found in self.registered.items()
+            if name in self.answering.keys() - named
+            and found.incarnation > _FIRST_INCARNATION
+            and "" != found.born_at >= row.created_at
+        }
+        return len(self.silent | replaced | emptied)
 
     def without_data_of(self, row: LedgerMetadata) -> str:
         """Why the registered directory of a member may never have been that member, or "" (rule 15b). A recovery of

@@ -890,6 +890,30 @@ def test_a_bookie_that_answers_as_another_incarnation_lost_its_data(answers: int
 
 
 @pytest.mark.parametrize(
+    ("incarnation", "born_at", "lost"),
+    [
+        (2, "2026-02-01", 1),
+        (2, "2025-12-31", 0),
+        (2, "", 0),
+        (1, "2026-02-01", 0),
+    ],
+    ids=["emptied since", "emptied before", "the rebuild's own cookie", "a new bookie"],
+)
+def test_a_bookie_that_is_no_member_and_was_emptied_since_the_ledger_began_may_have_kept_its_end(
+    incarnation: int, born_at: str, lost: int
+) -> None:
+    """Seed 474198 of the machines: the end was on two silent bookies and one that was emptied."""
+    members = Fragment(0, ("b1@1", "b2@1", "b3@1"))
+    row = replace(FIRST, fragments=(members,), created_at="2026-01-01")
+    answering = {"b1": 1, "b2": 1, "b3": 1, "b4": incarnation}
+    registered = {"b4": Registered(incarnation, born_at)}
+
+    assert Bookies(answering, registered=registered).lost_of(row) == lost
+    del answering["b4"]
+    assert Bookies(answering, registered=registered).lost_of(row) == 0, "its loss is accepted"
+
+
+@pytest.mark.parametrize(
     ("incarnation", "born_at", "is_written"),
     [
         (1, "", False),
@@ -1013,6 +1037,27 @@ GUARDS: Final = (
         "a bookie that lost its data is asked as any other",
         "rule 18d",
         test_a_bookie_that_lost_its_data_counts_as_silent,
+    ),
+    swap(
+        Bookies,
+        "lost_of",
+        lambda bookies, row: len(
+            bookies.silent
+            | {
+                member_name(m)
+                for m in row.all_members
+                if member_incarnation(m) != bookies.answering.get(member_name(m), 0)
+            }
+        ),
+    ).guard(
+        "only members may have kept an end",
+        "rule 18d",
+        partial(
+            test_a_bookie_that_is_no_member_and_was_emptied_since_the_ledger_began_may_have_kept_its_end,
+            2,
+            "2026-02-01",
+            1,
+        ),
     ),
     swap(
         Bookies,

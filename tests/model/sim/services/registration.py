@@ -100,7 +100,7 @@ def simulated() -> Iterator[None]:
     """Files and probes of the shipped registration are those of simulated directories, until the end of the block."""
     with (
         patch.object(registration, "WitnessFile", lambda directory: directory),
-        patch.object(registration, "_identity", lambda directory: directory.identity),
+        patch.object(registration, "identity_of", lambda directory: directory.identity),
         patch.object(
             registration, "write_cookie", lambda directory, cookie: directory.write(cookie)
         ),
