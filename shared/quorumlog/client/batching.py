@@ -183,22 +183,35 @@ class Batcher(Generic[P, A, R]):
 
         An append with `expect` is sent alone, and so is one with `is_alone`.
         """
-        given, size = self.checked(payloads, expect)
-        loop = self._transport.loop
-        end = loop.time() + self._transport.deadline_s
-        done: asyncio.Future[R] = loop.create_future()
-        submission = Submission(given, size, expect, is_alone or expect is not None, end, done)
-        if self.has_room(size):
+        submission, done = self._submission(payloads, expect, is_alone=is_alone)
+        if self.has_room(submission.size):
             self.queue(submission)
         else:
             await self.queue_with_room(submission)
         return done
 
-    async def append(
+    def append(
         self, payloads: Sequence[P], expect: int | None = None, *, is_alone: bool = False
-    ) -> R:
-        """Append, as `submit`, and return once the append is durable."""
-        return await (await self.submit(payloads, expect, is_alone=is_alone))
+    ) -> Awaitable[R]:
+        """Queue an append; what is awaited ends once the append is durable. No coroutine is made where there is room."""
+        submission, done = self._submission(payloads, expect, is_alone=is_alone)
+        if not self.has_room(submission.size):
+            return self._append_with_room(submission, done)
+        self.queue(submission)
+        return done
+
+    async def _append_with_room(self, submission: Submission[P, R], done: asyncio.Future[R]) -> R:
+        await self.queue_with_room(submission)
+        return await done
+
+    def _submission(
+        self, payloads: Sequence[P], expect: int | None, *, is_alone: bool
+    ) -> tuple[Submission[P, R], asyncio.Future[R]]:
+        given, size = self.checked(payloads, expect)
+        loop = self._transport.loop
+        end = loop.time() + self._transport.deadline_s
+        done: asyncio.Future[R] = loop.create_future()
+        return Submission(given, size, expect, is_alone or expect is not None, end, done), done
 
     async def queue_with_room(self, submission: Submission[P, R]) -> None:
         """Queue a submission once there is room, in the order of the calls. Raises: ConnectionLost."""
