@@ -65,7 +65,8 @@ def commands(tree: typer.Typer, *path: str) -> Iterator[tuple[str, ...]]:
         yield from commands(group.typer_instance, *path, group.name)
 
 
-COMMANDS: Final = sorted(commands(app))
+# `serve` would become the process of the cluster: test_wheel.py runs it.
+COMMANDS: Final = sorted(each for each in commands(app) if each != ("serve",))
 ASKING: Final = [
     command
     for command in COMMANDS
