@@ -327,8 +327,9 @@ class LogStage:
             at = len(ledger.entries) + len(ledger.in_flight) if expect is None else expect
             return gateway.submit(number, payloads, expect=at)
 
-        handle = SimpleNamespace(access_row=row, records=0, append=handed)
-        appends = Appends(cast(Any, {number: handle}), *[cast(Any, None)] * 4)
+        handle = SimpleNamespace(access_row=row, row=row, records=0, append=handed)
+        handles = SimpleNamespace(get={number: handle}.get, rows=None, gatekeeper=None)
+        appends = Appends(cast(Any, handles), cast(Any, None))
 
         async def append() -> str:
             data = batch.encode([Record(value.encode()) for value in records.split()])

@@ -385,8 +385,9 @@ async def ledger_of_a_log_is_refused() -> str | None:
     row = LedgerMetadata(
         7, Quorum(3, 3, 2), DigestKind.CRC32C, (Fragment(0, ("b1@1", "b2@1", "b3@1")),), log="log"
     )
-    handles = {7: SimpleNamespace(access_row=row, records=0)}
-    here = Appends(cast(Any, handles), *[cast(Any, None)] * 4)
+    handle = {7: SimpleNamespace(access_row=row, row=row, records=0)}
+    handles = SimpleNamespace(get=handle.get, rows=None, gatekeeper=None)
+    here = Appends(cast(Any, handles), cast(Any, None))
     try:
         await here.append_batch(7, batch.encode([Record(b"x")]))
     except OwnedByLog:
