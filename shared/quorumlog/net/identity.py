@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import logging
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -161,7 +162,7 @@ def stamp_of(path: Path) -> Stamp | None:
     return found.st_ctime_ns, found.st_ino, found.st_size
 
 
-class Followed:
+class Followed(ABC):
     """What is read from files that belong together, and read again when they change."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -183,9 +184,9 @@ class Followed:
             self._known = found
             self.reload()
 
+    @abstractmethod
     def reload(self) -> None:
         """Take the files as they are now, or log why not."""
-        raise NotImplementedError
 
 
 _OF_THE_CLUSTER: Final = Identity(None, "cluster")
