@@ -3,11 +3,13 @@
 import argparse
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Final
 
 import uvloop
@@ -112,9 +114,10 @@ async def _run_until_cancelled(cluster: LocalCluster) -> None:
     _say(f"API reference: {cluster.services['gateway-1'].url}/docs")
     _say(f"data: {data}, log files: {data / 'log'}")
     _say(f"for requests to the services behind the gateways: {secret}")
-    _say(
-        "try: quorumlog log create events, then quorumlog log append events hello; Ctrl-C ends all"
-    )
+    command = "quorumlog"
+    if shutil.which(command) is None:  # of a virtual environment that is not activated
+        command = str(Path(sys.executable).with_name(command))
+    _say(f"try: {command} log create events && {command} log append events hello; Ctrl-C ends all")
     await cluster.watch()
 
 
