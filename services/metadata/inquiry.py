@@ -33,7 +33,7 @@ from quorumlog.net.timers import awake, awake_timeout
 from quorumlog.protocol.ids import NO_LEDGER, member_incarnation, member_name
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.rebuild import Bookies
+from quorumlog.protocol.rebuild import Bookies, shown
 from quorumlog.wire import row_copies
 from quorumlog.wire.bodies import BookieWitnesses, received
 from quorumlog.wire.rebuild_bodies import HeldRows, RowsPage
@@ -179,7 +179,7 @@ class Inquiry:
         if bookies.may_hide_later(row):
             raise NotEnoughBookies(
                 "the loss of changes was accepted, and bookies that may hold a later row of the ledger do not answer or"
-                f" lost their data ({', '.join(sorted(bookies.silent))}): start them, or, if they never return, name"
+                f" lost their data ({shown(sorted(bookies.lost_of(row)))}): start them, or, if what they held is gone, name"
                 " them as lost (`quorumlog cluster accept --lost`)",
                 ledger_id=row.ledger_id,
             )

@@ -29,7 +29,7 @@ from quorumlog.net.sessions import service_session
 from quorumlog.protocol.access_key import is_sealed
 from quorumlog.protocol.ids import ASSIGNED_ID_END, member_incarnation, member_name
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, State
-from quorumlog.protocol.rebuild import Action, Bookies, Held, Registered, stand_ins
+from quorumlog.protocol.rebuild import Action, Bookies, Held, Registered, shown, stand_ins
 from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision
 from quorumlog.wire import row_copies
 from quorumlog.wire.log_bodies import PACKED_TAG, TRANSACTION_TAG
@@ -452,17 +452,12 @@ def _log_finding(decision: LogDecision) -> str:
     told = [decision.why] if decision.why else []
     if decision.holes:
         told.append(
-            f"holes, where reads fail until a rebuild finds the rows: ledgers {_some(decision.holes)}"
+            f"holes, where reads fail until a rebuild finds the rows: ledgers {shown(decision.holes)}"
         )
     if not decision.why and decision.action is Action.WRITE and decision.unplaced:
-        told.append(f"ledgers without a place in the log: {_some(decision.unplaced)}")
+        told.append(f"ledgers without a place in the log: {shown(decision.unplaced)}")
     return "; ".join(told)
 
 
 def _cluster_of(source: Source) -> str:
     return "" if source.head.cookie is None else source.head.cookie.cluster_id
-
-
-def _some(ids: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ids[:10]))
-    return shown if len(ids) <= 10 else f"{shown} and {len(ids) - 10} more"

@@ -203,7 +203,8 @@ def rebuild(
     without: Annotated[
         list[str] | None,
         typer.Option(
-            "--without", help="A bookie that is gone for ever: open ledgers do not wait for it."
+            "--without",
+            help="A bookie that is gone for ever, or whose earlier directory is: open ledgers do not wait for it.",
         ),
     ] = None,
     after: Annotated[

@@ -87,8 +87,8 @@ class Bookies:
     copying: frozenset[str] = frozenset()
     """Who holds a copy of its metadata."""
 
-    def lost_of(self, row: LedgerMetadata) -> int:
-        """How many bookies may have held a later row and lost it, or do not answer."""
+    def lost_of(self, row: LedgerMetadata) -> frozenset[str]:
+        """The bookies that may have held a later row and lost it, or do not answer."""
         # One that answers as an *older* incarnation than the row names is a new directory too (rule 15b).
         replaced = {
             name
@@ -104,7 +104,7 @@ class Bookies:
             and found.incarnation > _FIRST_INCARNATION
             and "" != found.born_at >= row.created_at
         }
-        return len(self.silent | replaced | emptied)
+        return self.silent | replaced | emptied
 
     def without_data_of(self, row: LedgerMetadata) -> str:
         """Why the registered directory of a member may never have been that member, or "" (rule 15b). A recovery of
@@ -137,7 +137,7 @@ class Bookies:
 
     def may_hide_later(self, row: LedgerMetadata) -> bool:
         """Whether all who know of a later row, or of the ledger's deletion, may be among those."""
-        return self.lost_of(row) >= row.quorum.ack_quorum
+        return len(self.lost_of(row)) >= row.quorum.ack_quorum
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +317,12 @@ def _is_moved(known: LedgerMetadata, newest: LedgerMetadata, keeping: Collection
     )
 
 
+def shown(names: Sequence[object]) -> str:
+    """The first ten of these, for people."""
+    first = ", ".join(map(str, names[:10]))
+    return first if len(names) <= 10 else f"{first} and {len(names) - 10} more"
+
+
 def _but_members(row: LedgerMetadata) -> LedgerMetadata:
     """The row without what a repair changes, and without what no copy tells."""
     fragments = tuple(replace(fragment, bookies=()) for fragment in row.fragments)
@@ -336,7 +342,9 @@ def _unproven(row: LedgerMetadata, bookies: Bookies) -> str:
     """Why there may be a later row than the latest that anybody tells of, or ""."""
     if row.state is State.CLOSED or not bookies.may_hide_later(row):
         return ""
+    lost = sorted(bookies.lost_of(row))
     return (
-        f"the ledger is {row.state}, and {bookies.lost_of(row)} bookies that may hold a later row do not"
-        f" answer or lost their data; fewer than {row.quorum.ack_quorum} may"
+        f"the ledger is {row.state}, and {len(lost)} bookies that may hold a later row do not answer or lost their data"
+        f" ({shown(lost)}); fewer than {row.quorum.ack_quorum} may: start them, or, if what they held is gone, name them as"
+        " gone (`quorumlog metadata rebuild --without`)"
     )

@@ -179,7 +179,7 @@ MACHINES: Final = (
         ),
         draw=draw_forks,
     ),
-    Patch(rebuild.Bookies, "lost_of", always(0)).mutant(
+    Patch(rebuild.Bookies, "lost_of", always(frozenset())).mutant(
         "a rebuild takes silent bookies for none", "rule 18d"
     ),
     Mutant(

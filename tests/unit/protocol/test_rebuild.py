@@ -884,23 +884,23 @@ def test_a_bookie_that_answers_as_another_incarnation_lost_its_data(answers: int
     row = replace(FIRST, fragments=(Fragment(0, ("b1@1", "b2@1", "b3@2")),))
     others = {"b1": 1, "b2": 1, "b3": answers}
 
-    assert Bookies({**others, "b3": 2}).lost_of(row) == 0
-    assert Bookies(others).lost_of(row) == 1
-    assert Bookies({"b1": 1, "b2": 1}).lost_of(row) == 0, "who is silent is counted as silent"
+    assert Bookies({**others, "b3": 2}).lost_of(row) == frozenset()
+    assert Bookies(others).lost_of(row) == {"b3"}
+    assert not Bookies({"b1": 1, "b2": 1}).lost_of(row), "who is silent is counted as silent"
 
 
 @pytest.mark.parametrize(
     ("incarnation", "born_at", "lost"),
     [
-        (2, "2026-02-01", 1),
-        (2, "2025-12-31", 0),
-        (2, "", 0),
-        (1, "2026-02-01", 0),
+        (2, "2026-02-01", {"b4"}),
+        (2, "2025-12-31", set()),
+        (2, "", set()),
+        (1, "2026-02-01", set()),
     ],
     ids=["emptied since", "emptied before", "the rebuild's own cookie", "a new bookie"],
 )
 def test_a_bookie_that_is_no_member_and_was_emptied_since_the_ledger_began_may_have_kept_its_end(
-    incarnation: int, born_at: str, lost: int
+    incarnation: int, born_at: str, lost: set[str]
 ) -> None:
     """Seed 474198 of the machines: the end was on two silent bookies and one that was emptied."""
     members = Fragment(0, ("b1@1", "b2@1", "b3@1"))
@@ -910,7 +910,24 @@ def test_a_bookie_that_is_no_member_and_was_emptied_since_the_ledger_began_may_h
 
     assert Bookies(answering, registered=registered).lost_of(row) == lost
     del answering["b4"]
-    assert Bookies(answering, registered=registered).lost_of(row) == 0, "its loss is accepted"
+    assert not Bookies(answering, registered=registered).lost_of(row), "its loss is accepted"
+
+
+def test_a_row_that_waits_names_the_bookies_that_it_waits_for() -> None:
+    row = replace(
+        FIRST, fragments=(Fragment(0, ("b1@1", "b2@1", "b3@1")),), created_at="2026-01-01"
+    )
+    registered = {"b4": Registered(2, "2026-02-01")}
+    answering = {"b2": 1, "b3": 1, "b4": 2}
+    held = [Held("b2@1", KEY, rows=(row,))]
+
+    waits = decide(Known(), held, Bookies(answering, frozenset({"b1"}), registered))
+    del answering["b4"]  # an operator has named it
+    goes_on = decide(Known(), held, Bookies(answering, frozenset({"b1"}), registered))
+
+    assert waits.action is Action.WAIT
+    assert "(b1, b4)" in waits.why
+    assert goes_on.action is Action.WRITE
 
 
 @pytest.mark.parametrize(
@@ -994,8 +1011,8 @@ def test_a_cookie_stands_in_for_each_later_incarnation_that_copies_name() -> Non
 Found: Final = rebuild_log._Found
 
 
-def silent_bookies_are_none() -> Callable[..., int]:
-    return lambda _bookies, _row: 0
+def silent_bookies_are_none() -> Callable[..., frozenset[str]]:
+    return lambda _bookies, _row: frozenset()
 
 
 def nothing_wrong(*_given: object) -> str:
@@ -1033,7 +1050,7 @@ GUARDS: Final = (
         "rule 18d",
         test_an_open_row_waits_where_as_many_bookies_are_silent_as_may_have_confirmed_more,
     ),
-    swap(Bookies, "lost_of", lambda bookies, _row: len(bookies.silent)).guard(
+    swap(Bookies, "lost_of", lambda bookies, _row: bookies.silent).guard(
         "a bookie that lost its data is asked as any other",
         "rule 18d",
         test_a_bookie_that_lost_its_data_counts_as_silent,
@@ -1041,7 +1058,7 @@ GUARDS: Final = (
     swap(
         Bookies,
         "lost_of",
-        lambda bookies, row: len(
+        lambda bookies, row: (
             bookies.silent
             | {
                 member_name(m)
@@ -1056,13 +1073,13 @@ GUARDS: Final = (
             test_a_bookie_that_is_no_member_and_was_emptied_since_the_ledger_began_may_have_kept_its_end,
             2,
             "2026-02-01",
-            1,
+            {"b4"},
         ),
     ),
     swap(
         Bookies,
         "lost_of",
-        lambda bookies, row: len(
+        lambda bookies, row: (
             bookies.silent
             | {
                 member_name(m)
