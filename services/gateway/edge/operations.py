@@ -168,7 +168,7 @@ TICKET: Final = parameters.query_text(
 
 
 def takes(schema: Schema, examples: dict[str, Any]) -> dict[str, Content]:
-    """A body that is JSON."""
+    """A JSON request body."""
     return {JSON: Content(schema, examples)}
 
 
@@ -208,6 +208,7 @@ def operation(
     def declared(handler: _H) -> _H:
         first, *rest = handler.__name__.split("_")
         summary, _, description = (handler.__doc__ or "").partition("\n")
+        assert summary.endswith("."), f"{key}: the docstring's first line is the summary"
         vars(handler)[_DECLARED] = PublicOperation(
             key,
             first + "".join(map(str.title, rest)),

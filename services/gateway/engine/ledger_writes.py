@@ -1,7 +1,7 @@
-"""Ledgers that are created and appended to.
+"""Creates ledgers and appends to them.
 
-A ledger is created with this process as its only writer, on an ensemble of live bookies in enough zones, or else marked as
-degraded. Appends go to this process's write handle, or to the gateway that is the writer.
+A ledger is created with this process as its only writer, on an ensemble of live bookies in enough zones; otherwise the ledger
+is marked as degraded. Appends go to this process's write handle, or to the gateway that is the writer.
 
 A transaction's ledger stores record batches, in the form of the log that may publish the ledger: one request is one entry
 (rule 25), and the writer counts the records before it.

@@ -191,10 +191,10 @@ class StreamForks:
             is_whole=True,
         )
         for found in page.batches[:1]:
-            for at, record in enumerate(found.columns.records, offset):
-                size = 1 if is_json else len(record.value)
+            for at, (value, *_) in enumerate(found.columns.rows, offset):
+                size = 1 if is_json else len(value)
                 if left < size:
-                    return at, (Record(record.value[:left]),)
+                    return at, (Record(bytes(value[:left])),)
                 left -= size
                 if not left:
                     return at + 1, ()

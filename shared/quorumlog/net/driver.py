@@ -241,8 +241,9 @@ async def conclude(
 async def recover(
     row: LedgerMetadata, ports: Ports, *, deadline_s: float, declare_lost: tuple[str, ...] = ()
 ) -> tuple[LedgerMetadata, int]:
-    """Recover a ledger that is not CLOSED, by a row that the caller has just read, and send copies of the end (rule 18b): the
-    closed row, and how many bookies have confirmed a copy. If the row has changed since, the machine reads it again.
+    """Recover a ledger by metadata that the caller has just read, and send copies of the end (rule 18b): the closed metadata,
+    and how many bookies have confirmed a copy. A CLOSED ledger stays as it is. If the metadata has changed since, the
+    machine reads it again.
 
     Raises: as `conclude`.
     """

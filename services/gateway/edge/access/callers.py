@@ -49,7 +49,7 @@ _MAY_BE_NEW: Final = "the token is not known here, and may be a new one"
 
 
 def _caller_of(row: TokenRow) -> Caller:
-    """Who calls with a token."""
+    """The caller that a token stands for."""
     ends = row.expires_at
     ends_at = None if ends is None else datetime.fromisoformat(ends).timestamp()
     caller = Caller(f"the token {row.name} ({row.id})", row.grants, row.id, ends_at=ends_at)
@@ -207,8 +207,9 @@ class Callers:
         before, self._rows = self._rows, {row.hash: row for row in rows}
         old, self._known = self._known, {}
         for digest, row in self._rows.items():
-            is_same = before.get(digest) == row
-            self._known[digest] = old.pop(digest) if is_same else _caller_of(row)
+            # Absent where an earlier list could not be taken to its end.
+            same = old.pop(digest, None) if before.get(digest) == row else None
+            self._known[digest] = same or _caller_of(row)
         self._by_id = {caller.id: caller for caller in self._known.values()}
         for caller in old.values():
             caller.end()

@@ -119,7 +119,7 @@ class Guard:
     async def _place(
         self, request: web.Request, access: scopes.Access
     ) -> tuple[scopes.Kind, str, QuorumLogError | None] | None:
-        """What the request names, with the answer to a caller without any scope on it; None where the handler judges.
+        """What the request names, and the error for a caller without any scope on it; None where the handler itself checks.
 
         Raises: Forbidden, NoSuchLedger, NoSuchTransaction, MetadataUnavailable.
         """
