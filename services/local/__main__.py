@@ -24,8 +24,11 @@ _METAVARS: Final = {"path": "FOLDER", "whole number": "N", "number": "SECONDS", 
 
 def main() -> None:
     """Run the cluster that the environment configures."""
-    options = vars(_parser().parse_args())
+    parser = _parser()
+    options = vars(parser.parse_args())
     is_dev = options.pop("dev", False)
+    if is_dev and "DATA" in options:
+        parser.error("--dev has a folder of its own, so --data does not go with it")
     with tempfile.TemporaryDirectory(prefix="quorumlog-") if is_dev else nullcontext() as folder:
         settings = LocalSettings.read(os.environ | options | ({"DATA": folder} if folder else {}))
         for doubt in settings.doubts:
@@ -45,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="quorumlog serve",
         description="Run a whole cluster on this machine until Ctrl-C.",
         epilog="Each option is also an environment variable: PORT=9000 for --port 9000. The services"
-        " read their own settings from the environment (docs/guides/settings.md).",
+        " read their own settings from the environment (docs/guides/settings.md); give absolute paths there.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
@@ -117,7 +120,11 @@ async def _run_until_cancelled(cluster: LocalCluster) -> None:
     command = "quorumlog"
     if shutil.which(command) is None:  # of a virtual environment that is not activated
         command = str(Path(sys.executable).with_name(command))
-    _say(f"try: {command} log create events && {command} log append events hello; Ctrl-C ends all")
+    gateway = cluster.services["gateway-1"].url
+    _say(
+        f"try: export QUORUMLOG_GATEWAY={gateway}; {command} log create events; {command} log list"
+    )
+    _say("Ctrl-C ends all of it")
     await cluster.watch()
 
 
@@ -125,7 +132,9 @@ def _say(line: str) -> None:
     try:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read it is gone; the cluster goes on, and ends in order
+    except (
+        OSError
+    ):  # a closed pipe or terminal: whoever read it is gone; the cluster goes on, and ends in order
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
 
 

@@ -74,7 +74,7 @@ def build(config: Config) -> web.Application:
         async def work() -> None:
             await _migrate_with_retries(database, config.contract_through)
             watch = partial(_watch_database, database, parts)
-            expire = partial(_expire, parts, config.expiry_every_s)
+            expire = partial(_expire, parts, config.expiry_every_s, str(uuid4()))
             metrics = app[REQUEST_METRICS]
             works = (parts.changes.run, parts.inquiry.run, expire, metrics.run, watch)
             await asyncio.gather(*(restarted(each) for each in works))
@@ -149,11 +149,10 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
         await asyncio.sleep(pause_s)
 
 
-async def _expire(parts: MetadataParts, every_s: float) -> None:
+async def _expire(parts: MetadataParts, every_s: float, holder: str) -> None:
     """Abort the transactions that were not ended in time, delete old rows of the audit log, and count what is left, for
-    ever; the next round retries failures.
+    ever; the next round retries failures. `holder` is the name of this process, also when the task is started again.
     """
-    holder = str(uuid4())
     while True:
         await asyncio.sleep(every_s)
         await parts.inquiry.is_over.wait()

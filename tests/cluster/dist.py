@@ -54,7 +54,7 @@ def run_example(python: Path, home: Path) -> tuple[str, str]:
         assert serving.stdout is not None
         try:
             for line in serving.stdout:
-                if line.startswith("try: "):  # the last line before it serves
+                if line.startswith("Ctrl-C "):  # the last line before it serves
                     break
             done = subprocess.run(
                 [python, "-c", code], capture_output=True, text=True, check=False, cwd=home

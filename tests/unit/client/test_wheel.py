@@ -230,7 +230,7 @@ def until_ready(lines: Iterable[str]) -> Iterator[str]:
     """The lines of `quorumlog serve` up to its last one before it waits for requests."""
     for line in lines:
         yield line
-        if line.startswith("try: "):
+        if line.startswith("Ctrl-C "):
             return
 
 
