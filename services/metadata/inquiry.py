@@ -165,17 +165,14 @@ class Inquiry:
             asked = (_copies_of(session, name, f"{url}/v1", row) for name, url in urls)
             told = [each for each in await asyncio.gather(*asked) if each is not None]
         # Bookies that never return, by an operator's word.
-        lost = set(await self._database.run(lambda connection: connection.fetchval(_LOST)))
+        lost = frozenset(await self._database.run(lambda connection: connection.fetchval(_LOST)))
         directories = await self._database.run(
             lambda connection: registered_of(connection, "cookies WHERE retired_at IS NULL")
         )
-        fenced = {
-            held.holder: number
-            for held, number in told
-            if number is not None and held.holder not in lost
-        }
+        fenced = {held.holder: number for held, number in told if number is not None}
         known = {*registered, *map(member_name, row.all_members)} - lost
-        bookies = Bookies(fenced, frozenset(known - fenced.keys()), directories)
+        silent = frozenset(known - fenced.keys())
+        bookies = Bookies(fenced, silent, directories, given_up=lost)
         if bookies.may_hide_later(row):
             raise NotEnoughBookies(
                 "the loss of changes was accepted, and bookies that may hold a later row of the ledger do not answer or"

@@ -297,10 +297,8 @@ class _Work:
         answering = {source.name: source.incarnation for source in sources}
         lacking = {source.name for source in sources if source.head.may_lack}
         silent = ((self._registered | survey.named) - answering.keys()) | lacking
-        for name in self._ask.without:
-            answering.pop(name, None)
-            silent.discard(name)
-        return Bookies(answering, frozenset(silent), registered)
+        given_up = frozenset(self._ask.without)
+        return Bookies(answering, frozenset(silent - given_up), registered, given_up=given_up)
 
     async def _decide_ledgers(
         self, sources: Sequence[Source], bookies: Bookies, survey: Survey

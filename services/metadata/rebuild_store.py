@@ -12,6 +12,7 @@ from typing import Final
 from uuid import uuid4
 
 from quorumlog.errors import InvalidRequest
+from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.rebuild import (
@@ -243,7 +244,12 @@ class RebuildTables:
                 registered = await registered_of(
                     self._connection, "hold_incarnations($1)", sorted(members)
                 )
-                bookies = replace(bookies, registered=registered)
+                # Others, whose registrations decide nothing but how long an OPEN row waits, are as they were when it began.
+                names = set(map(member_name, members))
+                others = {
+                    name: one for name, one in bookies.registered.items() if name not in names
+                }
+                bookies = replace(bookies, registered=others | registered)
             decisions = {
                 ledger_id: decide(known[ledger_id], each, bookies)
                 for ledger_id, each in held.items()

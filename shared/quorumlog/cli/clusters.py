@@ -260,7 +260,7 @@ def _print_report(report: dict[str, Any]) -> None:
         print_line(f"open ledgers: {report['open_ledgers']}; autorecovery recovers them")
     if report.get("may_be_deleted"):
         print_line(
-            f"CLOSED ledgers of which only silent bookies may know a deletion: {report['may_be_deleted']}"
+            f"CLOSED ledgers of which only bookies that are silent or lost their data may know a deletion: {report['may_be_deleted']}"
         )
     if report["sealed_passwords"]:
         print_line(

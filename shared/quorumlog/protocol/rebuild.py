@@ -75,8 +75,8 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Bookies:
-    """Who answers, by name with the present incarnation; and the names of those who do not. A bookie whose loss is
-    accepted is neither. `registered`: what the database's cookies say.
+    """Who answers, by name with the present incarnation; and the names of those who do not. `registered`: what the
+    database's cookies say.
     """
 
     answering: Mapping[str, int]
@@ -86,6 +86,8 @@ class Bookies:
     """Who holds anything of the ledger that is judged."""
     copying: frozenset[str] = frozenset()
     """Who holds a copy of its metadata."""
+    given_up: frozenset[str] = frozenset()
+    """Names of which an operator says that what they held is gone for ever; one of them may answer with a new directory."""
 
     def lost_of(self, row: LedgerMetadata) -> frozenset[str]:
         """The bookies that may have held a later row and lost it, or do not answer."""
@@ -104,7 +106,7 @@ class Bookies:
             and found.incarnation > _FIRST_INCARNATION
             and "" != found.born_at >= row.created_at
         }
-        return self.silent | replaced | emptied
+        return (self.silent | replaced | emptied) - self.given_up
 
     def without_data_of(self, row: LedgerMetadata) -> str:
         """Why the registered directory of a member may never have been that member, or "" (rule 15b). A recovery of

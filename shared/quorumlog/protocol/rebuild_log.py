@@ -144,7 +144,8 @@ def decide_log(
     if known is None and found.hides_next(items):
         why = (
             f"ledger {items[-1].ledger_id} is CLOSED, and the one behind it may be on bookies that do not answer or"
-            " lost their data"
+            " lost their data: start them, or, if what they held is gone, name them as gone"
+            " (`quorumlog metadata rebuild --without`)"
         )
         return LogDecision(Action.WAIT, None, why, unplaced)
     if before and not items:

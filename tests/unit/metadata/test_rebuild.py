@@ -23,10 +23,11 @@ from quorumlog.net.connections import ListenLimits
 from quorumlog.net.gateway_clients import LogClient
 from quorumlog.net.listen import listening
 from quorumlog.protocol.access_key import sealed
+from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.rebuild import Action, Decision
+from quorumlog.protocol.rebuild import Action, Decision, Held
 from quorumlog.protocol.rebuild import Bookies as AnsweringBookies
 from quorumlog.protocol.replica import RowTold, Verdict
 from quorumlog.protocol.row_copy import RowCopy, name_of
@@ -38,7 +39,8 @@ from services.bookie.config import Config
 from services.bookie.handlers import BOOKIE
 from services.bookie.runtime import BookieRuntime
 from services.metadata import rebuild as rebuild_module
-from services.metadata.rebuild_store import Judged
+from services.metadata.database import Database
+from services.metadata.rebuild_store import Judged, RebuildStore
 from tests.support.database import connected, sql
 from tests.support.waiting import until
 from tests.unit.metadata.support import DRAFT, Service, serving, swapped
@@ -496,3 +498,38 @@ def test_findings_beyond_the_bound_are_counted(monkeypatch: pytest.MonkeyPatch) 
     assert [found.ledger_id for found in tally.findings] == [1]
     assert tally.left_out == 2
     assert tally.ledgers == {Action.WAIT: 3}
+
+
+async def test_a_rebuild_that_writes_waits_for_what_one_that_only_looks_waits_for(
+    stores: Stores,
+) -> None:
+    """Bookies that are no members were emptied since: they may have kept an end (rule 18d)."""
+    async with serving(stores) as service:
+        opened = await create(service)
+        for name in ("b7", "b8"):
+            await sql(
+                stores,
+                "INSERT INTO cookies (name, version, cookie, born_at)"
+                f""" VALUES ('{name}', 2, '{{"incarnation": 2, "boots": 0}}', now())""",
+            )
+        await sql(stores, "TRUNCATE ledgers CASCADE")
+        database = Database(stores.postgres_dsn, connections_max=2, deadline_s=60.0)
+        database.is_open = True
+        async with RebuildStore(database).begin() as tables:
+            database._check = _nothing_is_missing  # type: ignore[method-assign, assignment]
+            members = {member_name(member): 1 for member in opened.all_members}
+            answering = members | {"b7": 2, "b8": 2}
+            bookies = AnsweringBookies(answering, registered=await tables.registered())
+            held = {opened.ledger_id: [Held("b1@1", opened.ledger_key, rows=(opened,))]}
+
+            looked, wrote = [
+                (await tables.judge(held, bookies, writes=writes))[0].decision
+                for writes in (False, True)
+            ]
+
+    assert (looked.action, wrote.action) == (Action.WAIT, Action.WAIT)
+    assert "(b7, b8)" in wrote.why
+
+
+async def _nothing_is_missing(_connection: object) -> set[str]:
+    return set()

@@ -908,9 +908,9 @@ def test_a_bookie_that_is_no_member_and_was_emptied_since_the_ledger_began_may_h
     answering = {"b1": 1, "b2": 1, "b3": 1, "b4": incarnation}
     registered = {"b4": Registered(incarnation, born_at)}
 
-    assert Bookies(answering, registered=registered).lost_of(row) == lost
-    del answering["b4"]
-    assert not Bookies(answering, registered=registered).lost_of(row), "its loss is accepted"
+    bookies = Bookies(answering, registered=registered)
+    assert bookies.lost_of(row) == lost
+    assert not replace(bookies, given_up=frozenset({"b4"})).lost_of(row)
 
 
 def test_a_row_that_waits_names_the_bookies_that_it_waits_for() -> None:
@@ -921,13 +921,27 @@ def test_a_row_that_waits_names_the_bookies_that_it_waits_for() -> None:
     answering = {"b2": 1, "b3": 1, "b4": 2}
     held = [Held("b2@1", KEY, rows=(row,))]
 
-    waits = decide(Known(), held, Bookies(answering, frozenset({"b1"}), registered))
-    del answering["b4"]  # an operator has named it
-    goes_on = decide(Known(), held, Bookies(answering, frozenset({"b1"}), registered))
+    bookies = Bookies(answering, frozenset({"b1"}), registered)
+    waits = decide(Known(), held, bookies)
+    goes_on = decide(Known(), held, replace(bookies, given_up=frozenset({"b4"})))
 
     assert waits.action is Action.WAIT
     assert "(b1, b4)" in waits.why
     assert goes_on.action is Action.WRITE
+
+
+def test_who_is_given_up_and_answers_is_no_member_with_its_new_directory() -> None:
+    """Rule 15b, clause 3: a recovery would believe its denials, whatever an operator says of what it held."""
+    row = replace(
+        FIRST, fragments=(Fragment(0, ("b1@1", "b2@1", "b4@2")),), created_at="2026-01-01"
+    )
+    held = [Held("b1@1", KEY, rows=(row,)), Held("b2@1", KEY, rows=(row,))]
+    registered = {"b4": Registered(2, "2026-02-01")}
+    bookies = Bookies({"b1": 1, "b2": 1, "b4": 2}, registered=registered)
+
+    decision = decide(Known(), held, replace(bookies, given_up=frozenset({"b4"})))
+
+    assert decision.action is Action.WAIT
 
 
 @pytest.mark.parametrize(
