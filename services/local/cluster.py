@@ -50,6 +50,10 @@ _CREDENTIALS: Final = (
 _STOP_ORDER: Final = (*_SERVICES, "redis", "postgres")
 
 
+_PATHS: Final = (ROOT / "shared", ROOT) if (ROOT / "shared").is_dir() else ()
+"""Where the services find their code; an installed package is found anyway, behind the standard library."""
+
+
 class ClusterError(Exception):
     """The cluster cannot start or continue; says why, with the end of the relevant log."""
 
@@ -382,7 +386,8 @@ class LocalCluster:
             "LOG_LEVEL": self.settings.log_level,
             "DRAIN_S": str(self.settings.drain_s),
             **self._credentials(name, module, place.host),
-            "PYTHONPATH": os.pathsep.join((str(ROOT / "shared"), str(ROOT))),
+            "PYTHONPATH": os.pathsep.join(map(str, _PATHS)),
+            "PYTHONSAFEPATH": "1",
         }
         if internal_port is not None:
             # Kept over restarts: who asks for a process that is gone hears so from the next one.

@@ -33,13 +33,14 @@ def serve(
         )
     if home is None or not all(map(importlib.util.find_spec, _NEEDED)):
         _fail("`quorumlog serve` needs the services: pip install 'quorumlog[server]'")
-    paths = (str(home), str(Path(quorumlog.__file__).parents[1]))
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        (*dict.fromkeys(paths), *filter(None, [os.environ.get("PYTHONPATH")]))
-    )
+    # A folder `services` of PYTHONPATH or of the working directory (-P) is not ours. An installed package is found without
+    # either; what is in PYTHONPATH comes before the standard library.
+    installed = Path(quorumlog.__file__).parents[1]
+    paths = [] if home == installed else [str(home), str(installed)]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     options = [*ctx.args, *(["--help"] if show_help else [])]
-    # -P: a folder `services` of the working directory is not ours.
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "services.local", *options])  # noqa: S606
+    command = [sys.executable, "-P", "-m", "services.local", *options]
+    os.execve(sys.executable, command, environ)  # noqa: S606
 
 
 def _fail(why: str) -> Never:
