@@ -192,9 +192,12 @@ class Checkpoints:
         """The weight of the records since the last checkpoint began."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self._is_disk_full = False
+        """The last checkpoint found no room: the next one waits for a record, so that the reserve stays for fences."""
 
     def note_written(self, size: int, count: int) -> None:
         """Count records that reached the log; start a checkpoint when enough have, or some time later."""
+        self._is_disk_full = False
         self._since += size + CHECKPOINT_COST * count
         if self._since >= self._disk.options.checkpoint_bytes:
             self.start_background()
@@ -202,7 +205,7 @@ class Checkpoints:
             self._await_due()
 
     def _await_due(self) -> None:
-        if self._since and self._timer is None and not self._is_closed:
+        if self._since and self._timer is None and not (self._is_closed or self._is_disk_full):
             self._timer = asyncio.get_running_loop().call_later(CHECKPOINT_S, self._is_due)
 
     def _is_due(self) -> None:
@@ -218,7 +221,7 @@ class Checkpoints:
 
     def start_background(self) -> None:
         """Start a background checkpoint unless one is running."""
-        if self._running is None:
+        if self._running is None and not self._is_closed:
             _ = self._begin(self._run_logged())
 
     async def run(self) -> None:
@@ -270,6 +273,7 @@ class Checkpoints:
             if is_disk_full_error(error):
                 # The next checkpoint uses the reserve's room, or waits until somebody makes room.
                 self._disk.release_reserve()
+                self._is_disk_full = True
             self._since = self._disk.options.checkpoint_bytes * 7 // 8
             raise
         self._holdings.checkpointed(changes)

@@ -1,6 +1,7 @@
 """The timer of checkpoints: what a checkpoint has left for the next one waits for no further record."""
 
 import asyncio
+import errno
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from services.bookie import pending
 from services.bookie.store import Store
-from tests.support.waiting import DEADLINE_S, within
+from tests.support.waiting import DEADLINE_S, until, within
 from tests.unit.bookie.support import SMALL, add, opened, run_of
 from tests.unit.bookie.test_defects import broken
 
@@ -41,6 +42,31 @@ class Writes:
     def tell(self, event: asyncio.Event) -> None:
         """Set an event of the loop, from a thread."""
         self._loop.call_soon_threadsafe(event.set)
+
+
+async def test_after_a_checkpoint_on_a_full_disk_the_next_one_waits_for_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try gives the reserve away, which is for fences."""
+    store = opened(tmp_path / "d", SMALL)
+    store.start(broken)
+    writes = Writes(store, monkeypatch)
+    monkeypatch.setattr(writes, "first", full)
+    checkpoints = store._checkpoints
+
+    await add(store, run_of(1, [0]))
+    await until(lambda: store.counters["failed_checkpoints"], "the first checkpoint fails")
+    await until(lambda: checkpoints._running is None, "it has ended")
+    assert checkpoints._timer is None
+
+    await add(store, run_of(1, [1]))
+    async with within("a second checkpoint is written"):
+        await writes.second.wait()
+    await store.stop()
+
+
+def full() -> None:
+    raise OSError(errno.ENOSPC, "no space left on device")
 
 
 async def test_after_a_failed_checkpoint_the_next_one_comes_without_another_record(
