@@ -81,13 +81,15 @@ class Ledger:
         await self.batcher.flush()
 
     async def _send(self, call: Call[bytes]) -> Appended:
-        body, content_type = frames(call.payloads), FRAMES
-        if call.expect is None and self._stream.is_ready(self._headers):
+        is_streamed = call.expect is None and self._stream.is_ready(self._headers)
+        if is_streamed or len(call.payloads) > 1:
+            body, content_type = frames(call.payloads), FRAMES
+        else:
+            body, content_type = call.payloads[0], _OCTETS
+        if is_streamed:
             told = await self._stream.send(body, call.end)
             if told is not None:
                 return _appended(told, len(call.payloads))
-        elif len(call.payloads) == 1:
-            body, content_type = call.payloads[0], _OCTETS
         answer = await self._transport.request(
             "POST",
             f"{self._path}/entries",

@@ -106,6 +106,7 @@ def from_answer(
     """
     try:
         document = json.loads(body)
+        json.dumps(document, ensure_ascii=False).encode()  # not a text of lone surrogates
     except (ValueError, RecursionError):
         document = None
     found = headers or {}

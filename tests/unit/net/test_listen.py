@@ -178,6 +178,17 @@ async def test_a_connection_whose_last_head_was_long_is_closed(start: Start) -> 
         assert await ended(reader) == b""
 
 
+async def test_a_request_behind_one_with_a_long_head_is_answered(start: Start) -> None:
+    listener = await start()
+    lines = b"".join(b"X-%d: %s\r\n" % (n, b"x" * 8000) for n in range(3))
+
+    async with connection(listener) as (reader, writer):
+        writer.write(HEAD + lines + b"\r\n" + HEAD + b"\r\n")
+
+        assert (await answer(reader))[0] == 200
+        assert (await answer(reader))[0] == 200
+
+
 async def test_a_head_in_two_pieces_within_the_time_is_served(start: Start) -> None:
     listener = await start(head_timeout_s=DEADLINE_S * 2)
 
