@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ async def test_after_a_checkpoint_on_a_full_disk_the_next_one_waits_for_a_record
 
 
 def full() -> None:
-    raise OSError(errno.ENOSPC, "no space left on device")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 async def test_after_a_failed_checkpoint_the_next_one_comes_without_another_record(
