@@ -83,7 +83,7 @@ test: setup browser ## all tests
 	@mkdir -p build
 	$(PYTEST) -n $(WORKERS) --durations 15 --junitxml build/junit.xml $(ARGS)
 
-unit: setup ## the quick tests, a minute: what starts no processes and searches no worlds
+unit: setup ## the quick tests, a minute: the protocol, wire formats, scenarios; what starts no processes and searches no worlds
 	$(PYTEST) -n 2 -m "not processes and not searches" $(ARGS)
 
 run: .venv/installed-run ## a whole cluster on this machine, until Ctrl-C; TLS=1: with mutual TLS inside
@@ -121,7 +121,7 @@ load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with
 scenarios: setup ## play the golden traces again and write down what comes of them
 	$(PY) -m tests.model.scenarios --write
 
-docs: setup ## regenerate the tables in docs/ that come from the code: checks, roles, scopes, settings
+docs: setup ## regenerate what comes from the code: the tables of checks, roles, scopes and settings, the picture of README
 	@for table in matrix picture roles scopes settings; do $(PY) -m tests.support.$$table --write || exit; done
 
 sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story; OF=services
@@ -227,6 +227,7 @@ release: ## check, build and name what to push: VERSION=
 	@grep -q '^__version__.*"$(VERSION)"' shared/quorumlog/__init__.py \
 		|| { echo "shared/quorumlog/__init__.py has another version"; exit 2; }
 	@grep -q '^## \[$(VERSION)\] - 20' CHANGELOG.md || { echo "CHANGELOG.md has no dated section of $(VERSION)"; exit 2; }
+	@grep -q '^appVersion: "$(VERSION)"' deploy/helm/quorumlog/Chart.yaml || { echo "Chart.yaml has another appVersion"; exit 2; }
 	$(MAKE) check test dist
 	@echo "now: git tag -a v$(VERSION), with the section of CHANGELOG.md; git push origin v$(VERSION)"
 	@echo "     python -m twine upload dist/*; docker build -t quorumlog:$(VERSION) . and push the image"

@@ -46,10 +46,10 @@ def run_example(python: Path, home: Path) -> tuple[str, str]:
     """What README's example prints beside `quorumlog serve`, and what it should print."""
     found = _EXAMPLE.search(README.read_text(encoding="utf-8"))
     assert found is not None, "README.md has an example with its output"
-    ports = free_ports(2)
-    code = found[1].replace("8080", str(ports[0])).replace("8081", str(ports[0]))
+    (port,) = free_ports(1)
+    code = found[1].replace("8080", str(port)).replace("8081", str(port))
     serve: list[str | Path] = [python.with_name("quorumlog"), "serve", "--dev", "--gateways", "1", "--port",
-             str(ports[0])]  # fmt: skip
+             str(port)]  # fmt: skip
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, cwd=home) as serving:
         assert serving.stdout is not None
         try:

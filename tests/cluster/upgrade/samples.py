@@ -1,7 +1,6 @@
 """Samples of what a release stores and sends: made by that release, read by later ones (`test_samples.py`).
 
-`python -m tests.cluster.upgrade.samples --write` makes those of the present release, in a folder with its number. A release from
-before this module runs the file by itself: `build/upgrade/COMMIT/run python tests/cluster/upgrade/samples.py --write --name NAME`.
+`python -m tests.cluster.upgrade.samples --write` makes those of the present release, in a folder with its number.
 """
 
 import argparse

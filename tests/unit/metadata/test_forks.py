@@ -547,5 +547,8 @@ GUARDS: Final = (
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
 async def test_a_guard_that_is_taken_out_is_missed(guard: Guard, logs: Logs) -> None:
-    with applied(guard), pytest.raises((AssertionError, pytest.fail.Exception, QuorumLogError)):
+    with (
+        applied(guard),
+        pytest.raises((AssertionError, pytest.fail.Exception, OwnedByLog, NoSuchLog)),
+    ):
         await guard.claim(logs)
