@@ -46,7 +46,7 @@ class LedgerTable:
         self._is_deferred = is_deferred
         self._ledgers: dict[int, StoredLedger] = {}
         self._unheld: set[int] = set()
-        """Those of them that were not held when they came into memory."""
+        """Loaded ledgers of which this bookie stored nothing when they were loaded."""
         self.deleted: set[int] = set()
         """Deleted ledgers of which a replay found nothing else, until the index knows them."""
         self.fresh = FreshCopies(index.fresh())
@@ -152,7 +152,7 @@ class LedgerTable:
         return tuple(found)
 
     def evict_idle(self) -> None:
-        """Evict idle ledgers that this bookie was only asked about, and above the limit all idle ones: the index has them."""
+        """Evict idle ledgers of which this bookie stores nothing; above `LEDGERS_MAX`, all idle ones. The index has them."""
         is_much = len(self._ledgers) > LEDGERS_MAX
         asked, self._unheld = self._unheld, set()
         for ledger_id in list(self._ledgers) if is_much else asked:

@@ -55,7 +55,7 @@ again takes it from its worker."""
 
 @contextlib.contextmanager
 def logged(what: str, **members: object) -> Iterator[None]:
-    """One round of background work: an error of it is logged, and must not end later rounds."""
+    """Log an error of the block instead of raising it, so that one failed round does not end the loop."""
     try:
         yield
     except QuorumLogError as error:

@@ -110,7 +110,7 @@ def build_app(
     if origins:
         app.on_response_prepare.append(allow_origins(origins))
     if callers is not None:
-        # Caches give a caller's answers to no other one.
+        # Caches must not serve one caller's response to another.
         app.on_response_prepare.append(_adds(hdrs.VARY, hdrs.AUTHORIZATION))
     if logs is not None:
         app.on_response_prepare.append(stream_headers)
@@ -189,7 +189,7 @@ def build_internal_app(
 
 
 def _adds(name: str, value: str) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """Have all answers carry a header."""
+    """Add a header to every response."""
 
     async def add(_request: web.Request, response: web.StreamResponse) -> None:
         response.headers.add(name, value)

@@ -229,7 +229,7 @@ def operation(
 
 
 APPEND_TYPES: Final = (JSON, OCTETS, FRAMES, NDJSON, ARROW)
-"""The media types of an append, the usual one first."""
+"""The media types of an append, the default one first."""
 
 
 def append_forms(json: Content, item: str, arrow: str) -> dict[str, Content]:
@@ -248,7 +248,7 @@ def append_forms(json: Content, item: str, arrow: str) -> dict[str, Content]:
 
 
 READ_TYPES: Final = (JSON, FRAMES, ARROW, NDJSON, EVENTS)
-"""Those of a read's answer."""
+"""The media types of a read's response, the default one first."""
 
 
 def read_forms(

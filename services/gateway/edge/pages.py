@@ -40,7 +40,7 @@ class Pages(Followable[P]):
     noun = b"entries"
     """The JSON member of the items."""
     headers: tuple[str, ...]
-    """The headers that carry a page's `members`, in their order, where the body has no room for them."""
+    """The headers for `members`, in the same order, for formats whose body has only items."""
 
     def __init__(self, name: bytes, last: int | None = None) -> None:
         """`name` is the JSON member that names the ledger or log; `last` the last number to be read."""

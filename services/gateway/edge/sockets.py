@@ -67,7 +67,7 @@ class SocketTarget(Generic[T, P]):
     acknowledged: Callable[[EntriesAppended], dict[str, int]]
     """The answer to an acknowledged run."""
     append: Callable[[list[T]], Awaitable[bytes]]
-    """Append a message's items, and give HTTP's answer. Raises: QuorumLogError."""
+    """Append a message's items; returns the body that HTTP would answer. Raises: QuorumLogError."""
     stream: Callable[[Start, str | None], PageStream[P]]
     """The pages from a position on, of the log that was created then (None: of the ledger or log of this socket)."""
     start: Callable[[object, str], Start] = id_of_json

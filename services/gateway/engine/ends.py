@@ -146,7 +146,7 @@ class Ends:
         holdings: HoldingsClient,
     ) -> LedgerMetadata:
         """Declare entries first..last lost, of a ledger whose row was just read; returns the new
-        row. An operator decides. All possible holders of these entries must deny them, or be in `declared`: gone for ever.
+        row. An operator decides. All possible holders of these entries must deny them, or be in `declared` (permanently gone).
 
         Raises: InvalidRequest, LossNotProven, NoSuchLedger, MetadataUnavailable.
         """
@@ -221,7 +221,7 @@ async def _prove_lost(
     declared: tuple[str, ...],
     holdings: HoldingsClient,
 ) -> None:
-    """Raise LossNotProven unless nobody can serve any of these entries."""
+    """Raise LossNotProven unless no bookie can serve any of these entries."""
     against: list[Answers] = []
     async for found in holdings.answers(row, ranges):
         if not found.is_lost(declared):

@@ -51,7 +51,7 @@ class LacWaiters:
         """Nobody waits yet."""
         self._waiting: dict[asyncio.Future[None], int] = {}
         self.known = NO_ENTRY
-        """Of a followed ledger: the highest LAC heard of."""
+        """The highest LAC that `Tails` has learned."""
 
     @property
     def lowest(self) -> int | None:

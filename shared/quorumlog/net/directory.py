@@ -160,7 +160,9 @@ class Directory:
         return told + (f", {suspected} suspected here (in quarantine)" if suspected else "")
 
     def _weighted_draw(self, weight: int) -> float:
-        """A random number whose least draw wins in proportion to the weight (Efraimidis and Spirakis)."""
+        """Draw a number for a bookie. The least number wins, with a probability in proportion to its weight (Efraimidis and
+        Spirakis).
+        """
         return -math.log(1.0 - self._chance.random()) / weight
 
     def zone_count(self, members: tuple[str, ...]) -> int:

@@ -155,7 +155,7 @@ class Driver:
                     self._tell(effect)
 
     def _answered(self, event: Callable[..., messages.Event], *parts: Any) -> None:
-        """Step the machine with a bookie's answer, of which the last parts are the answer's own."""
+        """Step the machine with `event`, made of the request's fields and the fields of the answer."""
         self.post(event(*parts))
 
     def _update(self, effect: messages.UpdateMetadata) -> None:

@@ -264,7 +264,9 @@ class TokenClient:
         await self._client.ask("DELETE", path, body, gives=Body, settles=True)
 
     async def list(self, known: str | None = None) -> token_bodies.TokenList:
-        """All tokens, unless `known` is the list's version. Proven: an old database may show revoked ones (18a)."""
+        """All tokens, unless `known` is the list's version. Requires proof that the database did not go
+        back: a restored one may list revoked tokens (rule 18a).
+        """
         query = query_of(known=known)
         return await self._client.ask(
             "GET", "/v1/tokens", gives=token_bodies.TokenList, query=query, proof=True

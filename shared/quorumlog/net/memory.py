@@ -170,7 +170,7 @@ def raise_limit() -> int:
 
 
 def connections_within(descriptors: int, wanted: int) -> int:
-    """The connections of clients: `wanted`, or fewer where descriptors are scarce, but half of these at least."""
+    """The connections of clients: `wanted`, or fewer where descriptors are scarce, but at least half of the descriptors."""
     if descriptors == resource.RLIM_INFINITY:
         return wanted
     allowed = min(wanted, max(descriptors - OWN_MAX, descriptors // 2))

@@ -203,7 +203,9 @@ def _position(
 
 
 def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | None:
-    """The first offset whose record is as late as a time, or None. Times ascend unless clients set them."""
+    """The first offset whose record is at or after a time, or None. Correct only if times ascend, which clients that set them
+    may break.
+    """
     low, high = found.first, found.end
     while low < high:
         middle = (low + high) // 2
@@ -326,7 +328,9 @@ def stream_plan(
 
 
 def is_other(whole: LogExtent, place: Mapping[str, Any]) -> bool:
-    """Whether an offset is of another log than the one of this name now. It is if it lies beyond the end, too."""
+    """Whether an offset belongs to an earlier log of this name: that log was created at another time, or this one ends below
+    the offset.
+    """
     return bool(whole.created_at != place[CREATED] or whole.end < place["0"])
 
 

@@ -1,4 +1,4 @@
-"""The versions of the channel that it speaks.
+"""The versions of the channel protocol that this release speaks.
 
 How they change from release to release is in docs/guides/upgrades.md. The channel's version is agreed on in its
 handshake, as a protocol of HTTP's `Upgrade`: the caller offers all that it speaks, the bookie takes the highest that it

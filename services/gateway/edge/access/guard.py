@@ -131,7 +131,7 @@ class Guard:
                 return logs, self._stream_log(given["path"]), None
             case scopes.Named.LEDGER:
                 ledger_id = LEDGER_ID.parse(given[LEDGER_ID.name], LEDGER_ID.pointer)
-                # It does not show whether the ledger exists.
+                # The same error whether or not the ledger exists.
                 detail = f"there is no ledger {ledger_id} for this token"
                 absent = NoSuchLedger(detail, ledger_id=ledger_id)
                 try:
