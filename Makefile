@@ -10,7 +10,7 @@ WORKERS ?= 3
 # the environment says of bytecode.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest
 
-# Settings of the local cluster and of load, handed on as they are (docs/guides/settings.md).
+# Settings of the local cluster and of load, handed on as they are (docs/reference/settings.md).
 export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_DELAY_S RESTART
 export TLS LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
@@ -101,7 +101,7 @@ BENCH_ALONE := bookie compression consumers deleted durable-streams forward idle
 BENCH_OPTIONS := TIME ROUNDS OUT LEDGERS ENTRIES IDS COUNT ROWS
 lower = $(shell echo $(1) | tr A-Z a-z)
 
-bench: setup $(if $(or $(filter $(BENCH_ALONE),$(ONLY)),$(filter --list --help,$(ARGS))),,build/nats build/bookkeeper) ## ours beside peers, or ONLY= another benchmark (ARGS=--list): TIME= ROUNDS= OUT=docs/benchmarks TLS=1
+bench: setup $(if $(or $(filter $(BENCH_ALONE),$(ONLY)),$(filter --list --help,$(ARGS))),,build/nats build/bookkeeper) ## ours beside peers, or ONLY= another benchmark (ARGS=--list): TIME= ROUNDS= OUT=docs/internals/journal TLS=1
 	@exec $(PY) -m loadtest.bench $(addprefix --only ,$(ONLY)) \
 		$(foreach name,$(BENCH_OPTIONS),$(if $($(name)),--$(call lower,$(name)) $($(name)))) $(ARGS)
 
@@ -121,8 +121,9 @@ load: setup ## USERS= users for TIME= against a running cluster (GATEWAY=), with
 scenarios: setup ## play the golden traces again and write down what comes of them
 	$(PY) -m tests.model.scenarios --write
 
-docs: setup ## regenerate what comes from the code: the tables of checks, roles, scopes and settings, the picture of README
+docs: setup ## write the tables that come from the code, and build the documentation as a site: build/site/index.html
 	@for table in matrix picture roles scopes settings; do $(PY) -m tests.support.$$table --write || exit; done
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict -q && echo "open build/site/index.html"
 
 sim: setup ## simulate clusters under faults: SEEDS= how many, or SEED= one as a story; OF=services
 	$(PY) -m tests.model.sim --of $(or $(OF),machines) --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))
@@ -161,7 +162,7 @@ attack: setup ## strangers, slow peers and crowds on a cluster of its own: SEED=
 		$(if $(SECONDS),--seconds $(SECONDS)) $(addprefix --only ,$(ONLY)) $(ARGS)
 
 .PHONY: hosts
-hosts: setup ## three hosts in network namespaces, made by the commands of docs/operations.md; one is taken away
+hosts: setup ## three hosts in network namespaces, made by the commands of docs/learn/production.md; one is taken away
 	@exec $(PY) -m tests.cluster.hosts
 
 .PHONY: chart

@@ -24,7 +24,7 @@ _BATCH_LINES: Final = 100
 _BATCH_BYTES: Final = 4 << 20
 _ENTRY_BYTES: Final = (
     1 << 20
-)  # docs/guides/http.md: the largest entry; a longer line becomes several
+)  # docs/reference/http.md: the largest entry; a longer line becomes several
 
 _LOGS: Final = Path("/var/log")
 _LOG_BYTES_MIN: Final = 64 << 10

@@ -1,8 +1,8 @@
 """`make scaling`: what so many bookies and gateways carry, and what gives first.
 
-A model, not a measurement: CPU per entry and per question, as measured on one machine (docs/benchmarks/scaling.json says
+A model, not a measurement: CPU per entry and per question, as measured on one machine (docs/internals/journal/scaling.json says
 where each figure is from), against the cores, disks and networks of a cluster. It takes load to be even, and bookies and
-gateways to be a core each, which is what one process of them can use. docs/scaling.md has its table.
+gateways to be a core each, which is what one process of them can use. docs/internals/scaling.md has its table.
 """
 
 import math
@@ -16,7 +16,7 @@ import orjson
 from loadtest.program import arguments
 from services.local.config import ROOT
 
-FIGURES: Final = ROOT / "docs" / "benchmarks" / "scaling.json"
+FIGURES: Final = ROOT / "docs" / "internals" / "journal" / "scaling.json"
 WRITES: Final = ("one at a time", "64 in flight", "raw batches of 1,000")
 _MEASURED_BYTES: Final = 1024
 _MB: Final = 1e6

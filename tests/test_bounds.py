@@ -1,4 +1,4 @@
-"""docs/bounds.md is complete: each bound of the code has a row, which has its value and its test."""
+"""docs/reference/bounds.md is complete: each bound of the code has a row, which has its value and its test."""
 
 import ast
 import importlib
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
-_PAGE: Final = _ROOT / "docs" / "bounds.md"
+_PAGE: Final = _ROOT / "docs" / "reference" / "bounds.md"
 _BOUND: Final = re.compile(r"(^|_)(MAX|KEPT|EXPIRY|WINDOW|HOURS|SPARE)(_|$)")
 _ROW: Final = re.compile(
     r"^\| `(\w+)` \| ([^|]+) \| `([^`|]+)` \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE
@@ -72,7 +72,7 @@ def shown(name: str, value: float) -> str:
 
 
 def test_each_bound_of_the_code_is_a_row_of_the_page_with_its_value() -> None:
-    """A new bound fails here until docs/bounds.md says what the first one beyond it gets."""
+    """A new bound fails here until docs/reference/bounds.md says what the first one beyond it gets."""
     code = {(home, name): shown(name, value) for home, name, value in bounds()}
     page = {(row.home, row.name): row.value for row in rows()}
 

@@ -21,8 +21,8 @@ from tests.support.scopes import operations
 from tests.test_links import pages
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
-_RUNBOOK: Final = _ROOT / "docs" / "operations" / "README.md"
-_PAST: Final = ("docs/adr/", "docs/benchmarks/", "CHANGELOG.md")
+_RUNBOOK: Final = _ROOT / "docs" / "guides" / "runbook.md"
+_PAST: Final = ("docs/adr/", "docs/internals/journal/", "CHANGELOG.md")
 """What these pages say was so when they were written."""
 _BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPAN: Final = re.compile(r"`([^`]+)`")

@@ -180,7 +180,7 @@ def test_the_checks_that_an_invariant_names_are_there() -> None:
 
 
 def test_nothing_cites_a_page_that_is_not_here() -> None:
-    """Of "(docs/guides/http.md, Bounds)" the file is there, and has that heading."""
+    """Of "(docs/reference/http.md, Bounds)" the file is there, and has that heading."""
     named = re.compile(r"\b(docs/[\w/-]+\.md)(?:, \"?([A-Z][\w ]+?)\"?)?[).]")
     lost = []
     for path in code("shared/quorumlog", "services", "tests", "loadtest"):

@@ -3,7 +3,7 @@
 The matrix is read off the code, so that nobody keeps it by hand: norms and their titles are
 docs/protocol.md's; scripts are the scenarios that cite a norm; a world judges an invariant where its
 code asks a check whose docstring names it; mutants name the norm that their guard keeps; tests cite it.
-It is a part of docs/verification/README.md. Without an argument the program prints the matrix,
+It is a part of docs/internals/verification.md. Without an argument the program prints the matrix,
 `--write` puts it into the page.
 """
 
@@ -36,7 +36,7 @@ from tests.unit.metadata.test_guards import GUARDS as METADATA
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 NORMS: Final = ROOT / "docs" / "protocol.md"
-PAGE: Final = ROOT / "docs" / "verification" / "README.md"
+PAGE: Final = ROOT / "docs" / "internals" / "verification.md"
 BEGIN: Final = "<!-- matrix: written by `python -m tests.support.matrix --write` -->\n"
 END: Final = "<!-- end of the matrix -->\n"
 

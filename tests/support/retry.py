@@ -2,7 +2,7 @@
 
 A test that fails with `DeadlineMissed` and nothing else is run once more, and the summary names
 it: on a shared machine a deadline may pass although nothing is wrong. A wrong answer is never
-forgiven. See docs/guides/testing.md.
+forgiven. See docs/internals/testing.md.
 """
 
 from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""`python -m tests.support.roles`: the tables of docs/security.md, read off the routes of the services.
+"""`python -m tests.support.roles`: the tables of docs/reference/security.md, read off the routes of the services.
 
 Without an argument the program prints the tables, `--write` puts them into the page.
 """
@@ -26,7 +26,7 @@ def _table(*routes: Route) -> Table:
     return {route.operation.key: route.operation.roles for route in routes}
 
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference" / "security.md"
 TABLES: Final[dict[str, Table]] = {
     "gateway": _table(
         *ledger_routes(_NOTHING, "", [Route(each, _NOTHING) for each in FORWARDED]),

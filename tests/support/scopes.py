@@ -1,4 +1,4 @@
-"""`python -m tests.support.scopes --write`: the table of operations and scopes in docs/security.md, from the code."""
+"""`python -m tests.support.scopes --write`: the table of operations and scopes in docs/reference/security.md, from the code."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ from services.gateway.edge.tokens import TokenRoutes
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.streams import operations as stream_operations
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference" / "security.md"
 _STREAMS: Final = {
     name: one for name, one in vars(stream_operations).items() if isinstance(one, PublicOperation)
 }
@@ -49,7 +49,7 @@ def with_table(page: str) -> str:
     rows = [f"| `{one.key}` | {one.scope} |" for one in operations()]
     table = "\n".join(("| operation | needs |", "|---|---|", *rows))
     written, count = _TABLE.subn(lambda found: f"{found[1]}\n{table}\n\n{found[2]}", page)
-    assert count == 1, "docs/security.md has no place for the table"
+    assert count == 1, "docs/reference/security.md has no place for the table"
     return written
 
 

@@ -10,11 +10,11 @@ import yaml  # type: ignore[import-untyped]
 
 from services.local.config import ROOT
 
-FOLDER: Final = ROOT / "docs" / "operations"
+FOLDER: Final = ROOT / "deploy" / "monitoring"
 
 
 async def scraped(name: str, data: Path) -> dict[str, str]:
-    """The metrics of each target of a config in docs/operations, for the cluster with this data, by its process."""
+    """The metrics of each target of a config in deploy/monitoring, for the cluster with this data, by its process."""
     config: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
     assert all((FOLDER / file).exists() for file in config["rule_files"])
     [job] = config["scrape_configs"]

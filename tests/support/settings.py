@@ -1,7 +1,7 @@
 """`python -m tests.support.settings`: the tables of settings, read off the models that read them.
 
 Each service's `config.py` is the only place that knows its settings: names, defaults, bounds, and why. The
-tables of docs/guides/settings.md are written from there, so that no setting can lack in them.
+tables of docs/reference/settings.md are written from there, so that no setting can lack in them.
 Without an argument the program prints the tables, `--write` puts them into the pages.
 """
 
@@ -23,7 +23,7 @@ from services.local.config import LocalSettings
 from services.metadata.config import Config as MetadataSettings
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-GUIDE: Final = ROOT / "docs" / "guides" / "settings.md"
+GUIDE: Final = ROOT / "docs" / "reference" / "settings.md"
 PAGES: Final = (GUIDE,)
 MODELS: Final[Mapping[str, type[BaseModel]]] = {
     "local": LocalSettings,

@@ -1,4 +1,4 @@
-"""The matrix of docs/verification is the code's, and has no norm that nothing checks."""
+"""The matrix of docs/internals is the code's, and has no norm that nothing checks."""
 
 import re
 

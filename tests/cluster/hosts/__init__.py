@@ -1,1 +1,1 @@
-"""Three hosts as an operator makes them from docs/operations.md, each in namespaces of its own (`make hosts`)."""
+"""Three hosts as an operator makes them from docs/learn/production.md, each in namespaces of its own (`make hosts`)."""

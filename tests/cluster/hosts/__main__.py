@@ -1,4 +1,4 @@
-"""`python -m tests.cluster.hosts`: an operator makes three hosts from docs/operations.md, and one is taken away (`make hosts`).
+"""`python -m tests.cluster.hosts`: an operator makes three hosts from docs/learn/production.md, and one is taken away (`make hosts`).
 
 Each command of the page is run, in its order, where the page says, while clients append to a log through each gateway. The
 judge reads all that was acknowledged at the end.

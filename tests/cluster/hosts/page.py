@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md: each block says in its first line where it is run."""
+"""The commands of docs/learn/production.md: each block says in its first line where it is run."""
 
 import re
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[3]
-PAGE: Final = ROOT / "docs/operations.md"
+PAGE: Final = ROOT / "docs/learn/production.md"
 HOSTS: Final = ("host-1", "host-2", "host-3")
 ADMINISTRATION: Final = "the administration host"
 PLACES: Final = {

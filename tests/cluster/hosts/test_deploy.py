@@ -33,7 +33,7 @@ _DATABASES = {
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As docs/operations.md has them made for host-2."""
+    """As docs/learn/production.md has them made for host-2."""
     folder: Path = tmp_path_factory.mktemp("certificates")
     create_authority(folder, "demo")
     for file in _NAMES.values():

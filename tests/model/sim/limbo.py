@@ -64,7 +64,7 @@ class LosingBookie(SimBookie):
         self._is_waiting = False
         if self._is_early:
             # Rule 15b, clause 3, is for histories that nobody who lives knows of: a writer would send its metadata to
-            # the new directory, which would pass for the old one (docs/verification/not-covered.md; seed 410905).
+            # the new directory, which would pass for the old one (docs/internals/not-covered.md; seed 410905).
             self.world.restores.restart_who_knows()
         self._register()
         super().restart()

@@ -1,4 +1,4 @@
-"""Each named check is asked where the matrix of docs/verification says, and notices a world that is
+"""Each named check is asked where the matrix of docs/internals says, and notices a world that is
 damaged for it.
 
 A damage changes what is there (a row, a disk, a book, what a client hears), or takes the guard out that

@@ -47,7 +47,7 @@ TESTS: Final = {
     ),
     "services/bookie": ("tests/unit/bookie", "tests/model/sim", "tests/cluster/bp46", "tests/model/regressions"),
     "services/metadata": ("tests/unit/metadata",),
-    # Who is let in, to what, and how much of it (docs/security.md).
+    # Who is let in, to what, and how much of it (docs/reference/security.md).
     **{
         f"shared/quorumlog/{name}.py": _DOORS
         for name in (

@@ -17,7 +17,7 @@ from tests.support.answering import answering
 from tests.support.scrape import scraped
 from tests.support.waiting import until
 
-FOLDER = ROOT / "docs" / "operations"
+FOLDER = ROOT / "deploy" / "monitoring"
 NAME = re.compile(r"\b(?:quorumlog|bookie|process)_[a-z0-9_]+")
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

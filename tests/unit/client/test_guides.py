@@ -21,6 +21,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = {
+    "ledger": ("docs/learn/first-ledger.md", "sh"),
+    "log": ("docs/learn/first-log.md", "sh"),
+    "consumer": ("docs/learn/consumer.md", "sh"),
+    "consumer-python": ("docs/learn/consumer.md", "python"),
+    "once": ("docs/learn/exactly-once.md", "sh"),
+    "once-python": ("docs/learn/exactly-once.md", "python"),
     "curl": ("docs/guides/curl.md", "sh"),
     "transactions": ("docs/guides/transactions.md", "sh"),
     "python": ("docs/guides/python.md", "python"),
@@ -32,8 +38,8 @@ PAGES = {
     "javascript": ("docs/guides/javascript.md", "js"),
     "go": ("docs/guides/go.md", "go"),
 }
-SPARK = ("docs/guides/spark.md",)
-"""Pages whose programs for PySpark are run by tests/spark/test_guide.py."""
+SPARK = ("docs/guides/spark.md", "docs/learn/spark.md")
+"""Pages whose examples are one program each, which tests/spark/test_guide.py runs."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 
@@ -122,7 +128,7 @@ async def test_the_commands_of_the_pages_on_logs_and_on_bodies_are_done(
     """They print what nobody can foretell: times, owners, ledgers."""
     blocks = [
         block[2]
-        for page in ("docs/guides/logs.md", "docs/guides/http.md")
+        for page in ("docs/guides/logs.md", "docs/reference/http.md")
         for block in BLOCK.finditer((ROOT / page).read_text())
         if block[1] == "sh" and "logs/events" in block[2]
     ]
@@ -201,7 +207,6 @@ async def test_every_python_program_of_the_pages_is_a_whole_file_that_a_test_run
     assert with_python == run_here | set(SPARK)
     for path in with_python:
         sources = python_of(path)
-        # The examples of Spark's guide are one program.
-        for source in ["\n".join(sources)] if path == SPARK[0] else sources:
+        for source in ["\n".join(sources)] if path in SPARK else sources:
             compile(source, path, "exec")
             assert "import" in source

@@ -1,4 +1,4 @@
-"""What somebody gets who reaches the ports of a cluster and does not have its secret (docs/security.md)."""
+"""What somebody gets who reaches the ports of a cluster and does not have its secret (docs/reference/security.md)."""
 
 import asyncio
 import os

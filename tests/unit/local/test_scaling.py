@@ -1,4 +1,4 @@
-"""The model of docs/scaling.md: the page says what the model says, and the model what its parts say."""
+"""The model of docs/internals/scaling.md: the page says what the model says, and the model what its parts say."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ import pytest
 from loadtest.scaling import FIGURES, WRITES, Cluster, carried, figures, main
 from services.local.config import ROOT
 
-PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "internals" / "scaling.md").read_text(encoding="utf-8")
 CASES = (
     "",
     "--bookies 6 --gateways 2 --ledgers 100000",

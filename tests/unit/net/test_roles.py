@@ -1,4 +1,4 @@
-"""Which role may call which route: every cell of the tables of docs/security.md, asked of the services' own applications over mutual TLS."""
+"""Which role may call which route: every cell of the tables of docs/reference/security.md, asked of the services' own applications over mutual TLS."""
 
 import contextlib
 import uuid

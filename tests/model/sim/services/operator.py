@@ -1,4 +1,4 @@
-"""What an operator does about a database that went back, by the runbook (docs/operations).
+"""What an operator does about a database that went back, by the runbook (deploy/monitoring).
 
 Waits until all bookies run, puts the right database back or rebuilds its rows from the bookies' copies by
 the shipped decisions (protocol/rebuild.py), accepts what is missing then, and starts gateways and
