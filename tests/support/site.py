@@ -35,7 +35,9 @@ def on_page_markdown(markdown: str, page: Page, **_more: Any) -> str:
             up = "../" * name.count("/")
             return f"[{text}]({up}{full.name}{mark}{anchor})"
         if full.is_relative_to(ROOT / "docs") and full.suffix in {".md", ".svg"}:
-            return found[0] if at != ROOT else f"[{text}]({path.removeprefix('docs/')}{mark}{anchor})"
+            return (
+                found[0] if at != ROOT else f"[{text}]({path.removeprefix('docs/')}{mark}{anchor})"
+            )
         return text
 
     return _LINK.sub(linked, markdown)

@@ -25,13 +25,13 @@ def serve(
     ] = False,
 ) -> None:
     """Run a whole cluster on this machine until Ctrl-C: databases, bookies, gateways, autorecovery."""
-    home = _home()
     if sys.platform != "linux":
         _fail(
             "`quorumlog serve` needs Linux, because it ends its processes by features of the Linux"
             " kernel. Run the container image instead, or use a cluster on another machine."
         )
-    if home is None or not all(map(importlib.util.find_spec, _NEEDED)):
+    home = _home()
+    if home is None or missing_packages():
         _fail("`quorumlog serve` needs the services: pip install 'quorumlog[server]'")
     # A folder `services` of PYTHONPATH or of the working directory (-P) is not ours. An installed package is found without
     # either; what is in PYTHONPATH comes before the standard library.
@@ -41,6 +41,12 @@ def serve(
     options = [*ctx.args, *(["--help"] if show_help else [])]
     command = [sys.executable, "-P", "-m", "services.local", *options]
     os.execve(sys.executable, command, environ)  # noqa: S606
+
+
+def missing_packages() -> list[str]:
+    """The packages of the extra `server` that are not installed."""
+    services = [] if _home() else ["quorumlog's services"]
+    return services + [name for name in _NEEDED if not importlib.util.find_spec(name)]
 
 
 def _fail(why: str) -> Never:
