@@ -1,10 +1,11 @@
-# One image for every service: `docker run <image> services.bookie`. compose.yaml shows the settings.
+# One image for everything: `docker run -p 127.0.0.1:8080:8080 quorumlog serve` is a whole cluster with its databases, and
+# `docker run quorumlog services.bookie` one service, whose settings compose.yaml shows.
 ARG PYTHON=python:3.11.13-slim-bookworm
 
 # What installs and compiles stays in this stage.
 FROM ${PYTHON} AS build
-# services, or spark: with Spark and a Java for its jobs.
-ARG LOCK=services
+# run, or spark: with Spark and a Java for its jobs.
+ARG LOCK=run
 WORKDIR /app
 COPY requirements/${LOCK}.lock requirements/
 RUN python3 -m venv /venv \
@@ -21,6 +22,7 @@ COPY --from=build /venv /venv
 COPY --from=build /app /app
 WORKDIR /app
 ENV PATH=/venv/bin:$PATH PYTHONPATH=/app/shared:/app PYTHONDONTWRITEBYTECODE=1 HOST=0.0.0.0
+COPY deploy/entrypoint /usr/local/bin/
 RUN printf '#!/bin/sh\nexec python -m quorumlog.cli "$@"\n' > /usr/local/bin/quorumlog \
     && chmod 755 /usr/local/bin/quorumlog
 
@@ -34,6 +36,6 @@ RUN useradd --uid 10001 quorumlog \
 USER quorumlog
 
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["python", "-m"]
+ENTRYPOINT ["/usr/local/bin/entrypoint"]
 CMD ["services.gateway"]
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD python -m services.local.ready "http://127.0.0.1:$PORT"
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD python -m services.local.ready "http://127.0.0.1:${PORT:-8080}"

@@ -54,6 +54,9 @@ _PATHS: Final = (ROOT / "shared", ROOT) if (ROOT / "shared").is_dir() else ()
 """Where the services find their code; an installed package is found anyway, behind the standard library."""
 
 
+LOOPBACK: Final = "127.0.0.1"
+
+
 class ClusterError(Exception):
     """The cluster cannot start or continue; says why, with the end of the relevant log."""
 
@@ -66,7 +69,7 @@ class StartTimeout(ClusterError):
 class ServicePlace:
     """Where a process runs, for tests that put some elsewhere."""
 
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
     prefix: tuple[str, ...] = ()
     """Put in front of its command: `nsenter` with a network namespace, say."""
 
@@ -392,6 +395,8 @@ class LocalCluster:
         if internal_port is not None:
             # Kept over restarts: who asks for a process that is gone hears so from the next one.
             env |= {
+                "HOST": self.settings.listen if place.host == LOOPBACK else place.host,
+                "ADVERTISED_URL": f"http://{place.host}:{port}",
                 "INTERNAL_HOST": place.host,
                 "INTERNAL_PORT": str(internal_port),
                 "INTERNAL_ADVERTISED_URL": "",

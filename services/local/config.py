@@ -19,6 +19,8 @@ class LocalSettings(Settings):
     """folder of all data; `DATA/log` has the services' log files, `DATA/run` the process ids"""
     port: int = Field(default=8080, ge=1, le=65535)
     """port of the first gateway; the others follow"""
+    listen: str = "127.0.0.1"
+    """address at which the gateways' public API listens; others than loopback need `REQUIRE_TOKENS=1` or `ALLOW_ANONYMOUS=1`"""
     bookies: int = Field(default=4, ge=1, le=64)
     """number of bookies; with 4, E=3 survives a death"""
     gateways: int = Field(default=2, ge=1, le=64)

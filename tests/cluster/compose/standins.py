@@ -144,7 +144,7 @@ def _unpack_debian() -> None:
 
 
 def _download_wheels() -> None:
-    lock = (ROOT / "requirements" / "services.lock").read_text()
+    lock = (ROOT / "requirements" / "run.lock").read_text()
     # Debian's Python is older than the one that runs here, and pip judges by the latter.
     lock = re.sub(r" ; python_full_version < '[\d.]+'", "", lock)
     wanted = BUILD / "wheels.lock"

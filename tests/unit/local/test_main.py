@@ -5,11 +5,17 @@ import os
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from loadtest.ports import free_ports
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+PATH: Final = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+"""In which `python` is this Python, as in the image."""
 
 
 def run(data: Path, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -74,6 +80,57 @@ def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert done.stderr == "BOOKIES = 'many': must be a whole number from 1 to 64\n"
+
+
+def test_gateways_that_others_could_reach_need_a_decision_about_tokens(tmp_path: Path) -> None:
+    port = str(free_ports(1)[0])
+
+    done = run(tmp_path, LISTEN="0.0.0.0", PORT=port, BOOKIES="1", GATEWAYS="1")
+
+    assert done.returncode == 1
+    assert "REQUIRE_TOKENS=1" in done.stdout
+    assert "ALLOW_ANONYMOUS=1" in done.stdout
+
+
+def test_the_image_s_serve_listens_on_all_addresses_and_ends_in_order(tmp_path: Path) -> None:
+    """The container's entry point, on this machine."""
+    process = subprocess.Popen(
+        [ROOT / "deploy" / "entrypoint", "serve", "--bookies", "3", "--gateways", "1"],
+        env={
+            **os.environ,
+            "PATH": PATH,
+            "DATA": str(tmp_path / "data"),
+            "PORT": str(port := free_ports(1)[0]),
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        lines = list(iter(process.stdout.readline, "Ctrl-C ends all of it\n"))
+        with urllib.request.urlopen(f"http://127.0.0.2:{port}/v1/logs", timeout=60) as answer:
+            assert answer.status == 200
+    finally:
+        process.terminate()
+        said, _ = process.communicate(timeout=120)
+
+    assert process.returncode == 0, [*lines, said]
+    assert "ended; the data stays in" in said
+
+
+def test_the_image_runs_modules_and_commands() -> None:
+    def entered(*words: str) -> str:
+        return subprocess.run(
+            [ROOT / "deploy" / "entrypoint", *words],
+            env={**os.environ, "PATH": PATH},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert entered("--version").startswith("quorumlog ")
+    assert "quorumlog log append" in entered("log", "append", "--help")
+    assert "usage: quorumlog serve" in entered("services.local", "--help")
 
 
 @pytest.mark.parametrize("settings", [{"PORT": "65535", "GATEWAYS": "2"}, {"PORT": "0"}])
