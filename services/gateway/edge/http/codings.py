@@ -167,7 +167,7 @@ def check_expansion(request: web.Request, came: int, first_bytes: int) -> None:
     """
     if request[UNPACKED] > first_bytes + _EXPANSION_MAX * came:
         raise TooLarge(
-            f"the body unpacks to more than {first_bytes} bytes plus {_EXPANSION_MAX} times its size"
+            f"the body unpacks to over {_EXPANSION_MAX} times its size plus {first_bytes} bytes"
         )
 
 
