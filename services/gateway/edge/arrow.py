@@ -1,8 +1,8 @@
 """`application/vnd.apache.arrow.stream` on the append and read routes, if pyarrow is installed.
 
-pyarrow has 170 MB, so it is optional for gateways; without it, the error says what to install. With
-Arrow, reading a batch needs no Python call per record, and an append costs a quarter of base64's
-CPU.
+pyarrow has 170 MB, so it is optional for gateways: without it, the error says what to install.
+Reading an Arrow batch needs no Python call per record, and appending one costs a quarter of
+base64's time.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ def _columns() -> ModuleType | str:
         columns = importlib.import_module("quorumlog.wire.columns")
     except ImportError as error:
         return error.name or "pyarrow"
-    # pyarrow's own allocator keeps the memory of large pages; the C library's frees it
+    # pyarrow's own allocator keeps the memory of large pages. The C library frees it
     # (net/memory.py).
     pyarrow = importlib.import_module("pyarrow")
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
-    # The first array imports pandas if it is installed, which takes 0.3 s: do that in this thread.
+    # The first array imports pandas if it is installed. That takes 0.3 s, so do it in this thread.
     pyarrow.array(())
     # The modules are never freed, so the garbage collector need not visit their objects each time.
     gc.freeze()

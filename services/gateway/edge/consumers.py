@@ -361,13 +361,13 @@ def _token(given: parameters.Given) -> int:
 
 
 def _maker(request: web.Request) -> str:
-    """Return the token that a new consumer is counted for; empty if no tokens are required."""
+    """The caller whose quota of consumers a new consumer uses; empty if no tokens are required."""
     caller = caller_of(request)
     return "" if caller is EVERYONE else caller.identity
 
 
 def _stamp(request: web.Request, given: parameters.Given, body: Any = None) -> Stamp | None:
-    """Create the stamp by which retries of a change are recognised. None without a key."""
+    """Create the stamp by which retries are recognised; None without `Idempotency-Key`."""
     once = op.once_of(request, given, body)
     if once is None:
         return None

@@ -45,7 +45,7 @@ class LogCreate(Model):
     roll_bytes: Id = 256 << 20
     """Size in bytes at which the log closes its open ledger and starts the next one."""
     roll_entries: Id = 0
-    """Number of appends after which the log closes its open ledger and starts the next one."""
+    """Append requests after which the log closes its open ledger and starts the next one."""
     roll_seconds: Id = 0
     """Age in seconds at which the log closes its open ledger and starts the next one."""
     retention_bytes: Id = 0
@@ -215,8 +215,8 @@ class LogAppendedModel(Model):
 
 
 class RecordOut(PayloadOut):
-    """A record with its offset and entry. `key` is base64 if the record has `data`, otherwise text;
-    a key that isn't UTF-8 is then in `key_base64`.
+    """A record with its offset and entry. With `encoding=base64`, `key` is base64. With the other
+    encodings, `key` is text, or `key_base64` has the key if it isn't UTF-8.
     """
 
     offset: Id

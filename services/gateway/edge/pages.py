@@ -25,7 +25,7 @@ from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import LogBatches, Start, StoredBatch
 
 TAIL_BYTES: Final = 256 << 10
-"""Bytes that a tail reads ahead of its client. A page for each of hundreds must fit in memory."""
+"""Bytes that a tail reads ahead: pages for hundreds of slow readers must fit in memory."""
 _ITEM_BYTES: Final = 64
 """Memory overhead of an entry or a record, besides its payload."""
 _FRAME: Final = struct.Struct(">QI")
@@ -48,11 +48,11 @@ class Pages(Followable[P]):
 
     @property
     def key(self) -> Hashable | None:
-        """Key that readers of the same ledger or log share; None until it is known."""
+        """Key that all readers of one ledger or log have in common. None until it is known."""
         return self.name
 
     def id_end(self, page: P) -> bytes:
-        """The part of an event's id after the item's number. Clients send the id to resume."""
+        """The part of an event's id after the item's number. A client sends the id to resume."""
         del page
         return b""
 
@@ -231,8 +231,8 @@ class LedgerPages(Pages[ReadResult]):
 
 
 class LogPages(Pages[LogBatches]):
-    """Pages of the records of one log, never of a later log with its name (rule 27b). Without a
-    `created_at`, it is the log that the first page was read from.
+    """Pages of the records of one log, never of a later log with its name (rule 27b). Without
+    `created_at`, all pages are of the log that the first page was read from.
     """
 
     noun = b"records"

@@ -238,8 +238,8 @@ def from_frames(data: bytes, entry_bytes_max: int, item: Item = ENTRIES) -> list
 
 
 def _of_one_size(data: bytes, entry_bytes_max: int) -> list[bytes] | None:
-    """Parse frames that all have the same length by one call, which takes a third of the time.
-    Returns None for any other frames: parsing them one by one gives precise errors.
+    """Parse frames of equal length with one call, which takes a third of the time. Returns None for
+    other frames: parsing frames one by one gives precise errors.
     """
     if len(data) < 2 * _SIZE.size:
         return None
@@ -275,15 +275,15 @@ def encoded(payload: bytes | memoryview, encoding: str) -> bytes:
         if text is not None:
             return b'"text":' + text
     elif _is_json(data := bytes(payload)):
-        # The stored text, so that no number changes, but on one line, because NDJSON and events
-        # need that. Valid JSON has line ends only between tokens.
+        # The text is sent as stored, so that no number changes, but on one line, as NDJSON and
+        # events need it. Valid JSON has line ends only between tokens.
         has_lines = b"\n" in data or b"\r" in data
         return b'"json":' + (data.translate(_ON_ONE_LINE) if has_lines else data)
     return b'"data_base64":"%b"' % pybase64.b64encode(payload)
 
 
 def encoded_key(key: bytes | None, encoding: str) -> bytes:
-    """Encode a key as JSON members: base64 if so encoded, otherwise text, or `key_base64`."""
+    """Encode a key as JSON: with `base64` as base64, otherwise as text, or as `key_base64`."""
     if key is None:
         return b'"key":null'
     if encoding == "base64":

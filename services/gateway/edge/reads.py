@@ -51,7 +51,7 @@ do not all reconnect at once (chosen by judgement; browsers wait 3 to 5 s by def
 class PageStream(Generic[P]):
     """Reads pages in sequence, within limits. Readers of the same tail share its reads.
 
-    Invariant: `at` is the position after the last item that the caller has received.
+    Invariant: `at` is where the next page begins.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PageStream(Generic[P]):
         limit: int | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        """A limit of None means no limit."""
+        """`limit` and `max_bytes` bound all pages together. None means no limit."""
         self.pages, self.room, self.at = pages, room, at
         self._left, self._bytes_left = limit, max_bytes
 
@@ -153,7 +153,7 @@ class ReadRequest:
     limit: int | None
     max_bytes: int | None
     created_at: str | None = None
-    """Creation time of the log to read. None means any log with the name."""
+    """The log's expected `created_at`. None means any log with the name."""
 
     @classmethod
     def of(
@@ -229,11 +229,12 @@ async def answer_read(
 
 
 async def _parts(request: web.Request, room: Room, stream: PageStream[P], wait_s: float) -> list[P]:
-    """Read the requested page in parts; most pages have one part. If the budget for answers is
-    exhausted, returns fewer parts. Raises: Overloaded, and what the first part raises.
+    """Read the requested page in parts; most pages have one part. An error after the first part,
+    such as a full budget, only ends the page early. Raises: Overloaded, and what the first part
+    raises.
     """
     pages = stream.pages
-    room.answers.check(PEER.get(), 1)  # reject early, before reading a page
+    room.answers.check(PEER.get(), 1)  # refuse a request early, before reading
     page = await stream.page(wait_s)
     size = pages.size(page)
     if size > sending.LARGE_BYTES:
@@ -252,7 +253,7 @@ async def _parts(request: web.Request, room: Room, stream: PageStream[P], wait_s
 
 
 def _taken(request: web.Request, room: Room, pages: Pages[P], parts: list[P]) -> Iterator[P]:
-    """Yield the parts. The next iteration frees a part's memory and gives back its budget."""
+    """Yield the parts of a page. Each iteration first frees the previous part and its budget."""
     parts.reverse()
     while parts:
         size = pages.size(parts[-1])

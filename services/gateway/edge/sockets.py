@@ -71,7 +71,7 @@ class SocketTarget(Generic[T, P]):
     append: Callable[[list[T]], Awaitable[bytes]]
     """Appends a message's items; returns the body of the HTTP response. Raises: QuorumLogError."""
     stream: Callable[[Start, str | None], PageStream[P]]
-    """Creates the stream of pages from a start on. The text is a log's `created_at`; None: any."""
+    """Creates the pages from a start on, of the log created at a time (None: the socket's own)."""
     start: Callable[[object, str], Start] = id_of_json
     """Parses where a tail begins, from a JSON value and its pointer. Raises: InvalidRequest."""
 
@@ -79,7 +79,7 @@ class SocketTarget(Generic[T, P]):
 async def serve(
     request: web.Request, room: Room, target: SocketTarget[T, P]
 ) -> web.WebSocketResponse:
-    """Serve a socket until either side closes it. Raises: BadRequest for no upgrade request."""
+    """Serve a socket until either side closes it. Raises: BadRequest unless it is an upgrade."""
     socket = web.WebSocketResponse(
         heartbeat=_HEARTBEAT_S,
         max_msg_size=room.limits.body_bytes_max,
@@ -195,7 +195,7 @@ class _Appends(Generic[T, P]):
 
 
 class _Session(Generic[T, P]):
-    """Receives messages and sends the tail and acknowledgements. Invariant: at most one tail."""
+    """A socket for appends and at most one tail, beside acknowledgements."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class _Session(Generic[T, P]):
             pipe.finish()
 
     def _is_for_the_tail(self, message: WSMessage) -> bool:
-        """Whether a message requests the tail. If so, starts the tail. Raises: InvalidRequest."""
+        """Start the tail if a message requests it; returns whether. Raises: InvalidRequest."""
         data = message.data
         if message.type != WSMsgType.TEXT or len(data) > _CONTROL_BYTES_MAX or b"tail" not in data:
             return False
@@ -276,7 +276,7 @@ class _Session(Generic[T, P]):
 
 
 async def _messages(stream: PageStream[P], encoding: str) -> Tail:
-    """Yield the pages as messages, then the end. A start other than an offset is sent resolved."""
+    """Yield the pages as messages, then the end; first the resolved offset of a relative start."""
     pages, is_sought = stream.pages, stream.is_sought
 
     def message(page: P) -> Message:

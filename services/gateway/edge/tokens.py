@@ -122,7 +122,7 @@ _EXAMPLE: Final[dict[str, Any]] = {
 
 
 class TokenRoutes(op.Handlers, tag="Tokens"):
-    """Handlers of access tokens."""
+    """HTTP handlers for access tokens and tickets."""
 
     def __init__(self, client: TokenClient, room: Room, callers: Callers | None) -> None:
         """`callers` authenticates requests. None: every request is allowed."""

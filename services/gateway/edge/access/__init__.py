@@ -1,5 +1,4 @@
-"""Access control of the public listener: scopes, grants, quotas, and callers by token, JWT or
-ticket.
+"""Access control of the public listener: callers by token, JWT or ticket, grants and quotas.
 
 This package may import the declarations of operations, and `logs` for the log of a transaction.
 """

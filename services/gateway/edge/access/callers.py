@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 REFRESH_S: Final = 1.0
 """Interval of reading the list: a revoked token is refused after this and one request's time."""
 _LIST_S: Final = 3.0
-"""Timeout of reading the list: short, since requests with unknown tokens wait (by judgement)."""
+"""Timeout of reading the list: short, because requests wait for it (chosen by judgement)."""
 _PAUSE_S: Final = 0.05
 """Minimum seconds between reads of the list for unknown tokens, which must not overload the
 metadata service (chosen by judgement).
@@ -88,7 +88,7 @@ class Callers:
         self._version: str | None = None
         self._lists = asyncio.Lock()
         self._begun = self._done = 0
-        """Number of reads of the list that have begun, and the last number that has succeeded."""
+        """How many reads of the list have begun, and the number of the last successful one."""
         self._listed_at = -math.inf
         self._is_away = False
 
@@ -130,9 +130,7 @@ class Callers:
         return self._valid(known)
 
     async def ticket(self, caller: Caller, path: str) -> str:
-        """Create a ticket that stands for the caller's token on a path. Raises:
-        MetadataUnavailable.
-        """
+        """Create a ticket for the caller's token on `path`. Raises: MetadataUnavailable."""
         holder = caller.id if caller.issued is None else holder_of(caller.issued)
         ends_at = int(self._now()) + TICKET_S
         return Ticket(holder, path, ends_at).signed(await self._known_ticket_key())

@@ -206,14 +206,14 @@ class IssuedCallers:
     """Caches callers by the hash of their JWT, to verify each signature once, or by a ticket's
     claims.
 
-    Invariant: a caller found by ticket is never returned for a JWT, which is worth more.
+    Invariant: the entry of a ticket never authenticates a JWT, since a ticket allows less.
     """
 
     def __init__(self, jwts: Jwts, now: Callable[[], float]) -> None:
         self._jwts, self._now = jwts, now
         self._known: dict[bytes | IssuedToken, Caller] = {}
         self._usages: dict[tuple[str, TokenQuotas], Usage] = {}
-        """By subject, so that several JWTs of one subject share the quotas of one."""
+        """By subject and quotas, so that several JWTs of one subject share the quotas of one."""
 
     def identify(self, digest: bytes, text: str) -> Caller:
         """Return the caller of the JWT `text`, whose hash is `digest`. Raises: Unauthenticated."""

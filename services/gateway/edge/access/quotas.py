@@ -85,8 +85,7 @@ class Usage:
     def begin(self, announced: int) -> None:
         """Charge a new request and its `announced` bytes. Raises: Overloaded, charging nothing."""
         most = self._quotas.connections
-        # A tail whose client is gone ends only at its next write, so closing connections don't
-        # count.
+        # Closing connections don't count: a tail whose client is gone ends only at its next write.
         if (
             most is not None
             and sum(not flow.connection.is_closing() for flow in self.flows) >= most

@@ -128,8 +128,7 @@ class Caller:
         ends_at: float | None = None,
         issued: IssuedToken | None = None,
     ) -> None:
-        """`who`: a name for messages, not secret. `ends_at`: when the token expires, in seconds
-        since
+        """`who`: a name for messages, not secret. `ends_at`: the token's expiry in seconds since
         1970. `issued`: the claims of the caller's JWT; such a caller has no `token_id`.
         """
         self.who, self.id, self.ends_at, self.issued = who, token_id, ends_at, issued
@@ -177,7 +176,7 @@ class Caller:
         return scopes
 
     def listed(self, scope: Scope) -> tuple[str, ...] | None:
-        """Names and prefixes that lists may show, as `wire/bodies.py` SHOWN; None means all."""
+        """Names and prefixes that lists may show (SHOWN in `wire/bodies.py`). None means all."""
         if scope in self.everywhere:
             return None
         return tuple(

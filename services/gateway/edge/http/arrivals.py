@@ -134,7 +134,7 @@ class Arrivals:
         """
         while True:
             if messages_in(self._queue):
-                # A message is available, so this is no wait that needs a place among the waiters.
+                # A message is available, so this does not wait, and needs no place in `waiters`.
                 message = await self._socket.receive()
             else:
                 found = await self._room.wait(self._socket.receive())
@@ -157,7 +157,7 @@ class Arrivals:
             await self._room.wait(asyncio.sleep(wait_s))
 
     def take(self, count: int) -> None:
-        """Count `count` bytes, of a message received from the queue, until the next call."""
+        """Count the `count` bytes of a message received from the queue, until the next call."""
         self._taken = count
         self._count()
 
@@ -168,7 +168,7 @@ class Arrivals:
         self._held = 0
 
     def _count(self) -> None:
-        """Update the budget's count. Raises: Overloaded; the bytes count all the same."""
+        """Update the budget's count. Raises: Overloaded, but counts the bytes nevertheless."""
         held = self._partial + self._taken + bytes_in(self._queue)
         more, self._held = held - self._held, held
         if more <= 0:

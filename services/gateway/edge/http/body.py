@@ -24,7 +24,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 _PAUSE_S_MAX: Final = 0.5
-"""Maximum seconds between parsing two large bodies, even if the process was suspended meanwhile."""
+"""Maximum pause in seconds after parsing a large body, even if the process was suspended."""
 _MARK_BYTES: Final = 80
 """Maximum memory of a JSON value per mark that `strict.marks` counts in its text (measured)."""
 _EXPANDED_BYTES_MAX: Final = 1 << 20
@@ -76,8 +76,7 @@ async def read(request: web.Request, room: limits.Room, bytes_max: int) -> bytes
             _check_total(len(data), bytes_max)
         room.hold(request, len(data))
         return data
-    # Announced bytes are not charged, since they may never arrive. A body that can't fit is
-    # refused.
+    # Announced bytes may never arrive, so they are only checked against the budget, not charged.
     room.bodies.check(PEER.get(), length or 0)
     return await _read_slowly(request, room, bytes_max, unpacker)
 
@@ -138,7 +137,7 @@ async def in_turn(
         finally:
             room.drop(request, count)
     finally:
-        # Parsing holds the interpreter lock, so other requests get as much time before the next.
+        # Parsing holds the interpreter lock, so other requests then get as much time as it took.
         loop.call_later(min(loop.time() - began_at, _PAUSE_S_MAX), room.parsing.release)
 
 

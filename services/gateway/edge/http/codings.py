@@ -3,12 +3,12 @@
 A few bytes may decompress to gigabytes, so no body is decompressed as a whole: `Unpacker` yields
 pieces of bounded size, and its caller charges each piece to its limits before the next piece.
 
-Responses to reads are compressed if they are long enough and have a compressible media type. Errors
-are never compressed, nor:
+Responses to reads are compressed if they are long enough and have a compressible media type. These
+responses are never compressed:
 - responses about tokens and tickets: the length could reveal a secret next to text of an attacker;
-- responses with an ETag for `If-Match`: a compressed one is another representation (RFC 9110,
-  8.8.3);
-- events: each event would need its own flush, and each idle tail its own compressor.
+- responses with an ETag for `If-Match`, which identifies one representation (RFC 9110, 8.8.3);
+- events: each event would need its own flush, and each idle tail its own compressor;
+- errors.
 """
 
 import asyncio
@@ -180,7 +180,7 @@ class _Gzip:
         self._decoder = zlib.decompressobj(wbits=31)
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Decompress to at most `max_length` bytes, keeping the rest. Raises: zlib.error."""
+        """Decompress input to at most `max_length` bytes, and keep the rest. Raises: zlib.error."""
         return self._decoder.decompress(data or self._decoder.unconsumed_tail, max_length)
 
     @property
@@ -205,7 +205,7 @@ PACKS: Final = web.RequestKey("packs_answers", bool)
 _FORMS: Final = frozenset((JSON, NDJSON, FRAMES, ARROW, OCTETS, HTML, "text/plain"))
 _SECRET: Final = ("/v1/tokens", "/v1/tickets")
 _LEVEL: Final = 1
-"""Level of gzip and zstd. Higher levels take 50 % more CPU to save 10 % (docs/performance.md)."""
+"""Level of gzip and zstd. The next levels take 50 % more CPU to save 10 % (docs/performance.md)."""
 _IDENTITY: Final = "identity"
 _WORTH: Final = 8
 """A response is compressed only if its first slice shrinks by more than one part in this many."""
@@ -214,7 +214,7 @@ _KEPT_BYTES: Final = {GZIP: 256 << 10, ZSTD: 1 << 20}
 
 
 def coding_for(request: web.Request, room: Room, response: web.StreamResponse) -> str | None:
-    """Choose a response's coding, or None, regardless of its length. Updates the header `Vary`."""
+    """Choose the coding of a response of any length, or None. Updates its header `Vary`."""
     if not room.limits.compressed_answer_bytes_min or not _may_be_coded(request, response):
         return None
     vary = response.headers.get(hdrs.VARY)
@@ -239,8 +239,7 @@ def chosen(accept: str) -> tuple[str | None, bool]:
     """Return the coding that a client prefers, or None, and whether it accepts plain responses.
 
     A coding that matches only `*` is chosen only if the client refuses plain responses. A client
-    that accepts no supported coding gets plain responses even if it refuses them (RFC 9110,
-    12.5.3).
+    that accepts no supported coding gets plain responses in any case (RFC 9110, 12.5.3).
     """
     given = dict(weighted(part) for part in accept.split(",") if part.strip())
     if "x-gzip" in given:

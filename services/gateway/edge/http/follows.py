@@ -1,5 +1,4 @@
-"""Share one follow of a tail among all its readers: each page is read once, and encoded once per
-format.
+"""Share the reads of a tail among its readers: each page is read once, and encoded once per format.
 
 A reader that keeps up gets each page from the follow's window. A reader that falls behind the
 window reads on its own until it has caught up, so a slow reader costs one page and its connection's
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 _WINDOW_BYTES: Final = 4 << 20
 """Bytes of pages, at least one page, kept for readers slightly behind (chosen by judgement)."""
 _READ_S: Final = 30.0
-"""How long one read of a follow waits for news."""
+"""How many seconds one read of a follow waits for new items."""
 
 F = TypeVar("F")
 
@@ -59,7 +58,7 @@ class Followable(ABC, Generic[P]):
 
     @abstractmethod
     async def read(self, at: int, *, wait_s: float = 0.0) -> P:
-        """Read the page at a position; may be empty. At the end, wait up to `wait_s` for items."""
+        """Read the page at a position, maybe empty. At the end, wait up to `wait_s` for items."""
 
     @abstractmethod
     def size(self, page: P) -> int:
@@ -71,7 +70,7 @@ class Followable(ABC, Generic[P]):
 
     @abstractmethod
     def is_end(self, page: P) -> bool:
-        """Whether a page ends at an end that is final, because the ledger or log is closed."""
+        """Whether a page ends where the ledger or log is closed, so that nothing can follow."""
 
 
 class Follow(Generic[P]):
@@ -84,15 +83,15 @@ class Follow(Generic[P]):
     def __init__(self, tail: Followable[P], at: int) -> None:
         self._tail = tail
         self._window: deque[tuple[int, int, SharedPage[P]]] = deque()
-        """For each page: the position where it begins, its bytes, and the page."""
+        """For each page of the window: where the page begins, its bytes, and the page itself."""
         self._bytes = 0
         self._at = at
         self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_over = False
 
     async def run(self) -> None:
-        """Read until the tail's end or the first error. Each reader then reads on its own, and so
-        gets the error itself.
+        """Read until the tail's end or an error. Each reader then reads on its own, and gets the
+        error.
         """
         try:
             with contextlib.suppress(QuorumLogError):
@@ -195,7 +194,7 @@ async def shared_tail(
     """
     async with follows.joined(key):
         while True:
-            # Reads the first page, each page while this reader is behind, and after an idle wait.
+            # The reader reads on its own at first, while it is behind, and after an idle wait.
             shared: SharedPage[P] | None = SharedPage(await tail.read(at))
             while shared is not None:
                 yield shared

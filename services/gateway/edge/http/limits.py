@@ -28,13 +28,13 @@ WAIT_MS_MAX: Final = 60_000
 CUSTOM_KEYS_MAX: Final = 64
 CUSTOM_BYTES_MAX: Final = 16 * 1024
 PASSWORD_CHARS_MAX: Final = 1024
-"""Long enough for any secret and short enough for a header (chosen by judgement)."""
+"""Maximum password: enough for any secret, and fits in a header (chosen by judgement)."""
 READ_BYTES_MAX: Final = 64 << 20
 """Maximum `max_bytes` of a read: the default limit of a request body of frames."""
 
 
 class Limits(BaseModel):
-    """Limits that an operator may set. Sizes in bytes, times in seconds."""
+    """Limits that an operator may set. Sizes are in bytes, times in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -69,13 +69,13 @@ class Limits(BaseModel):
     answers_bytes_max: int = Field(default=256 << 20, ge=1)
     """Maximum bytes of responses that clients have not read yet; beyond it: 429 overloaded."""
     peer_answers_bytes_max: int = Field(default=32 << 20, ge=1)
-    """Maximum of one address, once seven eighths of `ANSWERS_BYTES_MAX` are in use."""
+    """Maximum for one address, once seven eighths of `ANSWERS_BYTES_MAX` are in use."""
     compressed_answer_bytes_min: int = Field(default=0, ge=0)
-    """Responses to reads are compressed from this size on; 0 disables it (docs/guides/http.md)."""
+    """Size from which responses to reads are compressed; 0 means never (docs/guides/http.md)."""
     waiters_max: int = Field(default=10_000, ge=1)
     """Maximum number of long polls and tails, which cost no work; beyond it: 429 overloaded."""
     peer_waiters_max: int = Field(default=1250, ge=1)
-    """Maximum of one address, once seven eighths of `WAITERS_MAX` are in use."""
+    """Maximum for one address, once seven eighths of `WAITERS_MAX` are in use."""
 
 
 T = TypeVar("T")
@@ -87,9 +87,8 @@ _KEPT: Final = web.RequestKey("kept_bytes", int)
 
 
 class LargeMessages:
-    """Allows one chunk of a large message to be parsed in each iteration of the event loop, in
-    order. Otherwise large messages that end at the same time would delay all other requests by
-    their sum.
+    """Orders the parsing of large messages: one chunk per iteration of the event loop. Otherwise
+    large messages that end at the same time would delay all other requests by their sum.
     """
 
     def __init__(self) -> None:
@@ -142,15 +141,13 @@ class Room:
         )
         self.is_ending = False
         self.parsing = asyncio.Semaphore(1)
-        """Held while a large body is parsed: several at once would only take more memory."""
+        """Held while a large body is parsed: several at once would only use more memory."""
         self.large_messages = LargeMessages()
         self._waits: set[asyncio.Timeout] = set()
 
     async def wait(self, work: Awaitable[T]) -> T | None:
         """Await `work`, which only waits; meanwhile the request does not count as in progress.
-        Returns None if the wait was cut short: the client has closed its side, or this process
-        shuts down.
-        Raises: Overloaded.
+        None: the client has closed its side, or this process shuts down. Raises: Overloaded.
         """
         peer = PEER.get()
         try:

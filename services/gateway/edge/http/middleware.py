@@ -68,7 +68,7 @@ _MAX_AGE_S: Final = "600"
 def allow_origins(
     origins: frozenset[str],
 ) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """Create an `on_response_prepare` handler that adds CORS headers for `origins`, or `*`: all."""
+    """Create an `on_response_prepare` handler that adds CORS headers for `origins`; `*` is all."""
 
     async def allow(request: web.Request, response: web.StreamResponse) -> None:
         response.headers.add(hdrs.VARY, hdrs.ORIGIN)
@@ -199,7 +199,8 @@ def edge_middleware(
             except errors.QuorumLogError as error:
                 response = responses.problem_response(error, instance)
                 if isinstance(error, errors.MetadataUnavailable):
-                    # A load balancer may send the client's next connection to another gateway.
+                    # A load balancer may send the next connection to a gateway that can reach
+                    # metadata.
                     response.force_close()
             except web.HTTPException as error:
                 response = _answer_to(request, error, instance)

@@ -17,9 +17,7 @@ LARGE_BYTES: Final = 64 << 10
 """Responses up to this size fit in the connection's buffer, which is bounded anyway."""
 
 _SLICE_BYTES: Final = 256 << 10
-"""Bytes of a response passed to aiohttp at once; a connection's buffer exceeds its bound by at most
-one slice.
-"""
+"""Bytes passed to aiohttp at once; its buffer may exceed its own bound by as many bytes."""
 
 
 def large_bytes(response: web.StreamResponse) -> int:
@@ -66,7 +64,7 @@ async def send_whole(
 async def send_parts(
     request: web.Request, room: Room, head: web.Response, parts: Iterable[bytes]
 ) -> web.StreamResponse:
-    """Send a large response whose parts are generated one by one, to hold one in memory."""
+    """Send a large response in generated parts, of which only one is in memory at a time."""
     sent = web.StreamResponse(status=head.status, headers=head.headers)
     sent.headers.popall(hdrs.CONTENT_LENGTH, None)
     rest = iter(parts)
