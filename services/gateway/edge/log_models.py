@@ -91,7 +91,7 @@ class LogPatch(Model):
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
         if not self.limits and self.deletion_protection is None:
-            raise ValueError("names nothing to change")
+            raise ValueError("must name at least one limit, or deletion_protection")
         return self
 
     @property

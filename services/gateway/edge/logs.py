@@ -182,7 +182,7 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def patch_log(self, request: web.Request, given: Given) -> web.Response:
         """Change a log's limits, or its protection from deletion.
 
-        Only the named limits change. The log's owner and retention apply them within seconds. With
+        Only the named limits change. They apply to the log's owner and retention in seconds. With
         `If-Match` the log must have this `version` (its `ETag`), otherwise 412 `version-conflict`
         returns the current `version`. A roll or a new owner also changes the version. A protected
         log can't be deleted, truncated or overwritten (409 `log-protected`); retention still

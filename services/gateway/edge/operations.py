@@ -96,7 +96,7 @@ LEDGER_ID: Final = parameters.path_id("ledger_id", "The ledger.")
 
 def _log_name(text: str, pointer: str) -> str:
     if parameters.matching(text, pointer, LOG_NAME) == POSITIONS_LOG:
-        raise parameters.invalid(pointer, "is a name of the cluster's own")
+        raise parameters.invalid(pointer, "is a name reserved for the cluster")
     return text
 
 

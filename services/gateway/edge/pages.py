@@ -65,11 +65,11 @@ class Pages(Followable[P]):
         max_bytes: int = TAIL_BYTES,
         wait_s: float = 0.0,
     ) -> P:
-        """Read the page at a number, maybe empty. At the end, wait up to `wait_s` for new items."""
+        """Read a page from `at` on. At the end, wait up to `wait_s`; the page may be empty."""
 
     @abstractmethod
     async def end(self, page: P) -> int:
-        """The number after the last item that was acknowledged when a page was read."""
+        """The number after the last item that is acknowledged; `page` is the last page read."""
 
     @abstractmethod
     def count(self, page: P) -> int:
@@ -101,7 +101,7 @@ class Pages(Followable[P]):
 
     @abstractmethod
     def ending(self, page: P) -> dict[str, int]:
-        """The JSON members of the `end` event, which a stream sends after its last page."""
+        """The JSON members of the `end` event that a stream sends after its last page."""
 
     def size(self, page: P) -> int:
         """How many bytes a page takes in memory."""

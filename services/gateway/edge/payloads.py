@@ -202,7 +202,7 @@ def check_count(count: int, item: Item = ENTRIES) -> None:
     if count == 0:
         raise invalid(f"/{item.many}", f"must have at least one {item.one}")
     if count > BATCH_ENTRIES_MAX:
-        raise TooLarge(f"a batch of more than {BATCH_ENTRIES_MAX} {item.many}")
+        raise TooLarge(f"a batch has more than {BATCH_ENTRIES_MAX} {item.many}")
 
 
 def from_frames(data: bytes, entry_bytes_max: int, item: Item = ENTRIES) -> list[bytes]:
@@ -232,7 +232,7 @@ def from_frames(data: bytes, entry_bytes_max: int, item: Item = ENTRIES) -> list
             )
         add(data[start:stop])
     else:
-        raise TooLarge(f"a batch of more than {BATCH_ENTRIES_MAX} {item.many}")
+        raise TooLarge(f"a batch has more than {BATCH_ENTRIES_MAX} {item.many}")
     check_count(len(payloads), item)
     return payloads
 

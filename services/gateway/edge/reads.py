@@ -93,7 +93,7 @@ class PageStream(Generic[P]):
         return self.room.is_ending or client_listens_only()
 
     async def page(self, wait_s: float = 0.0, *, bytes_max: int = STREAM_BYTES) -> P:
-        """Read the next page, which may be empty. At the end, wait up to `wait_s` for new items, or
+        """Read the next page, which may be empty. At the end, wait up to `wait_s` for new items or
         for the ledger or log to be closed.
         """
         pages = self.pages
@@ -105,7 +105,7 @@ class PageStream(Generic[P]):
 
         page = await read(self.at, 0.0)
         if wait_s > 0 and not pages.count(page) and not pages.is_end(page):
-            # A waiting request does not count among the requests in work.
+            # A waiting request does not count as a request in progress.
             news = await self.room.wait(read(page.next if self.is_sought else self.at, wait_s))
             page = page if news is None else news
         self.at = page.next
@@ -117,7 +117,8 @@ class PageStream(Generic[P]):
 
     async def tail(self) -> AsyncGenerator[SharedPage[P], None]:
         """Yield pages as items arrive, and an empty page after `comment_every_s` without an item.
-        Ends at the final end, at a limit, when the client has closed its side, or at shutdown.
+        Stops where the ledger or log is closed, at a limit, when the client closes its side, or at
+        shutdown.
         """
         wait_s = 0.0
         is_limited = (self._left, self._bytes_left, self.pages.last) != (None, None, None)
@@ -246,7 +247,7 @@ async def _parts(request: web.Request, room: Room, stream: PageStream[P], wait_s
             size = pages.size(page)
             room.keep(request, size)
         except QuorumLogError:
-            break  # the client's next read gets this part, or the error
+            break  # the client's next read gets this part or the error
         if pages.count(page):
             parts.append(page)
     return parts
@@ -303,10 +304,10 @@ async def send_lines(
 async def send_events(
     request: web.Request, stream: PageStream[P], encoding: str
 ) -> web.StreamResponse:
-    """Send each item as an event with the item's id, and follow the tail until its end is final.
+    """Send each item as an event with the item's id, and follow the tail until it is closed.
 
     If the start is `latest`, `-N` or a time, the id before the first item is sent at once, so that
-    a browser can resume there. A reader that resumes at a final end gets 204, which ends retries.
+    a browser can resume there. A reader that resumes at a closed end gets 204, which ends retries.
     """
     pages, is_sought = stream.pages, stream.is_sought
 

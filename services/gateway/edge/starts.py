@@ -14,7 +14,7 @@ NAMED: Final[Mapping[str, Start]] = {"earliest": "earliest", "latest": "latest"}
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MICROSECOND: Final = 253_402_300_799_999_999
-"""The last microsecond of the year 9999, where `datetime` ends, counted from 1970."""
+"""Maximum of `datetime`, in microseconds since 1970: the end of the year 9999."""
 _TIME: Final = re.compile(r"[0-9]{4}-", re.ASCII)
 _CHARS_MAX: Final = 40
 _FORMS: Final = "an offset, earliest, latest, -N or an RFC 3339 time"
@@ -66,7 +66,7 @@ def start_of(text: str, pointer: str) -> Start:
     if named is not None:
         return named
     if _TIME.match(text):
-        # Rounded up: a record appended in the time's own millisecond may be older than the time.
+        # Rounded up to milliseconds: a record with the time's own millisecond may be older.
         return Since(-(-microseconds_of(text, pointer) // 1000))
     if text.startswith("-"):
         return Last(-integer(text, pointer, -ID_MAX, -1))

@@ -100,7 +100,7 @@ class Jwts:
     def verified(self, text: str) -> IssuedToken:
         """Verify a JWT, and return its claims. Raises: Unauthenticated."""
         if not text.isascii():
-            raise Unauthenticated("the token is not a JWT")
+            raise Unauthenticated("the token is no JWT")
         try:
             key = self._key(jwt.get_unverified_header(text).get("kid"))
             claims = jwt.decode(
@@ -122,7 +122,7 @@ class Jwts:
             self.look()  # an issuer adds a new key to the file before its first use
         found = self._keys.get(key_id or "")
         if found is None:
-            raise Unauthenticated("the JWT names no key of the issuer (kid)")
+            raise Unauthenticated("the JWT names no key that the issuer has (kid)")
         return found
 
     def _said(self, claims: Mapping[str, Any], key: _Key) -> IssuedToken:
@@ -138,7 +138,9 @@ class Jwts:
         except ValidationError as error:
             place = error.errors()[0]["loc"][0]
             claim = {"subject": "sub", "quotas": QUOTAS_CLAIM}.get(str(place), str(place))
-            raise Unauthenticated(f"the JWT's {claim} is invalid (docs/guides/tokens.md)") from None
+            raise Unauthenticated(
+                f"the JWT's {claim} is not as docs/guides/tokens.md says"
+            ) from None
 
 
 def is_jwt(secret: str) -> bool:
@@ -157,7 +159,7 @@ def _grants(claim: object) -> tuple[str, ...]:
 def _why(error: jwt.PyJWTError) -> str:
     if isinstance(error, jwt.MissingRequiredClaimError):
         return f"the JWT lacks the claim {error.claim}"
-    return next((why for kind, why in _WHY if isinstance(error, kind)), "the token is not a JWT")
+    return next((why for kind, why in _WHY if isinstance(error, kind)), "the token is no JWT")
 
 
 def _read(file: Path) -> dict[str, _Key]:

@@ -89,7 +89,7 @@ async def _read_slowly(
     chunks: list[bytes] = []
     total = 0
     try:
-        # Counts only time awake: bytes that arrived while this process was suspended are in time.
+        # The timeout does not count time during which this process was suspended.
         async with awake_timeout(bounds.body_timeout_s) as limit:
             while chunk := await request.content.readany():
                 room.hold(request, len(chunk))
@@ -182,7 +182,7 @@ async def expect_nothing(request: web.Request, room: limits.Room) -> None:
 def expect_no_body(request: web.Request) -> None:
     """Refuse a DELETE request that has a body. Raises: BadRequest."""
     if request.body_exists:
-        raise BadRequest("DELETE takes no body")
+        raise BadRequest("DELETE accepts no body")
 
 
 async def read_model(request: web.Request, room: limits.Room, model: type[M]) -> M:

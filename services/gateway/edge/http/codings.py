@@ -70,7 +70,7 @@ def coding_of(request: web.Request) -> str | None:
     coding = _NAMES.get(named[0]) if len(named) == 1 else None
     if coding is None:
         raise UnsupportedMediaType(
-            f"the body's Content-Encoding is {given[:100]!r}: use {' or '.join(CODINGS)}, or none",
+            f"the body's Content-Encoding is {given[:100]!r}: use {', '.join(CODINGS)} or none",
             headers={hdrs.ACCEPT_ENCODING: ", ".join(CODINGS)},
         )
     return coding
@@ -214,7 +214,7 @@ _KEPT_BYTES: Final = {GZIP: 256 << 10, ZSTD: 1 << 20}
 
 
 def coding_for(request: web.Request, room: Room, response: web.StreamResponse) -> str | None:
-    """Choose the coding of a response of any length, or None. Updates its header `Vary`."""
+    """Choose a response's coding by all but its length; None: no coding. Updates `Vary`."""
     if not room.limits.compressed_answer_bytes_min or not _may_be_coded(request, response):
         return None
     vary = response.headers.get(hdrs.VARY)

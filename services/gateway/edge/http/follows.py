@@ -58,7 +58,7 @@ class Followable(ABC, Generic[P]):
 
     @abstractmethod
     async def read(self, at: int, *, wait_s: float = 0.0) -> P:
-        """Read the page at a position, maybe empty. At the end, wait up to `wait_s` for items."""
+        """Read a page from `at` on. At the end, wait up to `wait_s`; the page may be empty."""
 
     @abstractmethod
     def size(self, page: P) -> int:
@@ -66,7 +66,7 @@ class Followable(ABC, Generic[P]):
 
     @abstractmethod
     def rest(self, page: P, at: int) -> P:
-        """The part of a page from the position `at` on, which lies within the page."""
+        """The part of a page from the position `at` on; `at` must lie within the page."""
 
     @abstractmethod
     def is_end(self, page: P) -> bool:
@@ -74,7 +74,7 @@ class Followable(ABC, Generic[P]):
 
 
 class Follow(Generic[P]):
-    """The newest pages of one tail.
+    """Reads one tail continuously, and keeps a window of its newest pages for all readers.
 
     Invariants: the pages of the window are contiguous and end at `_at`. `_news` completes when the
     next page arrives or the follow ends.
@@ -142,7 +142,7 @@ class Follow(Generic[P]):
 
 
 class Follows:
-    """All follows, by tail. Invariant: a tail is followed only while it has readers."""
+    """The active follows, by tail. Invariant: a tail is followed only while it has readers."""
 
     def __init__(self) -> None:
         self._followed: dict[Hashable, tuple[Follow[Any], asyncio.Task[None]]] = {}
@@ -172,7 +172,7 @@ class Follows:
         return None if followed is None or followed[0].is_over else followed[0]
 
     def begin(self, key: Hashable, tail: Followable[P], at: int) -> Follow[P]:
-        """Start to follow a tail from its end, `at`. Must be called within `joined`."""
+        """Start to follow a tail whose end is `at`. Must be called within `joined`."""
         follow = Follow(tail, at)
         self._followed[key] = follow, asyncio.ensure_future(follow.run())
         return follow

@@ -43,7 +43,7 @@ None, is the entry id or offset that the first item must get.
 """
 
 _RUN_BYTES_MAX: Final = 2 << 20
-"""Maximum bytes of one append: enough for the disks, and a steady pace (chosen by judgement)."""
+"""Maximum bytes of one append: large for the disks, small for a steady pace (by judgement)."""
 _BUFFER_BYTES_MAX: Final = 4 << 20
 """Bytes that a stream may be ahead of its acknowledgements before the gateway stops reading it."""
 _ITEM_BYTES: Final = 64
@@ -51,7 +51,7 @@ _ITEM_BYTES: Final = 64
 
 _LINE_OVERHEAD: Final = 1024
 _LINE_WORK: Final = 100
-"""Work per line, expressed in bytes of a body."""
+"""Overhead of parsing one line, as the number of bytes whose parsing takes as long."""
 _ESCAPED: Final = 6
 """Maximum bytes of JSON per byte of a payload: \\u0000."""
 ParseLine = Callable[[bytes, int, int], T]
@@ -212,7 +212,7 @@ async def append_lines(
 
 
 async def _put_lines(request: web.Request, room: Room, pipe: Pipe[T], parse: ParseLine[T]) -> None:
-    """Put the item of each line of the body into the pipe."""
+    """Parse each line of the body, and put its item into the pipe."""
     number = turn = 0
 
     def item(line: bytes) -> T:
@@ -259,8 +259,8 @@ async def _lines(request: web.Request, room: Room) -> AsyncGenerator[list[bytes]
 async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[bytes], int]]:
     """Yield complete lines, and how many bytes are kept: of the incomplete line and of the decoder.
 
-    A line that has begun has a timeout. A stream may pause longer between lines. Both count only
-    time awake: bytes that arrived while this process was suspended are in time.
+    A line that has begun has a timeout; a stream may pause longer between lines. Neither counts
+    time during which this process was suspended.
     """
     limits, clock, unpacker = room.limits, awake(), codings.unpacker(request)
     line_bytes_max = _ESCAPED * limits.entry_bytes_max + _LINE_OVERHEAD
