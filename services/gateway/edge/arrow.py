@@ -43,8 +43,8 @@ def _columns() -> ModuleType | str:
         columns = importlib.import_module("quorumlog.wire.columns")
     except ImportError as error:
         return error.name or "pyarrow"
-    # pyarrow's own allocator keeps the memory of large pages. The C library frees it
-    # (net/memory.py).
+    # pyarrow's own allocator keeps the memory of large pages. The C library returns the memory to
+    # the system (net/memory.py).
     pyarrow = importlib.import_module("pyarrow")
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     # The first array imports pandas if it is installed. That takes 0.3 s, so do it in this thread.
@@ -55,7 +55,7 @@ def _columns() -> ModuleType | str:
 
 
 async def load(request: web.Request) -> None:
-    """Import pyarrow in a thread, since it takes a second, once a request names its media type."""
+    """Import pyarrow once a request names Arrow's media type; in a thread, as it takes a second."""
     if not _columns.cache_info().currsize and any(
         ARROW in request.headers.get(name, "") for name in (hdrs.ACCEPT, hdrs.CONTENT_TYPE)
     ):

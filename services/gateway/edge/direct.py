@@ -110,7 +110,7 @@ class DirectRequests:
         )
 
     def begin(self, message: RawRequestMessage, body: bytes, connection: DirectConnection) -> bool:
-        """Start a request if it is plain; returns whether it is. Otherwise has no side effects."""
+        """Start a request if it is plain, and return whether it is. Otherwise do nothing."""
         started = time.perf_counter()
         headers, method = message.headers, message.method
         if (

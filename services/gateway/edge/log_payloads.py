@@ -86,7 +86,7 @@ async def read_records(
     request: web.Request, room: Room, media: str, item: payloads.Item = payloads.RECORDS
 ) -> tuple[Record, ...]:
     """Read the records of a request that is one batch: JSON, frames, Arrow, or one record as bytes.
-    `item` names the records as the request's path does. Raises: as `body.read`; InvalidRequest.
+    `item` names the records as the path does. Raises: InvalidRequest, and as `body.read`.
     """
     limits = room.limits
     if media == JSON:

@@ -313,8 +313,8 @@ class RecordRoutes(op.Handlers, tag="Logs"):
     def _pipe(
         self, name: str, created_at: str, token: int | None, expect: int | None = None
     ) -> Pipe[Record]:
-        """Create a pipe that appends a stream of records to one log. A stream has no producer's
-        sequence, which counts requests, because its division into batches depends on timing.
+        """Create a pipe that appends a stream of records to one log. A producer's sequence counts
+        requests, so a stream can't have one: timing decides how it is divided into batches.
         """
 
         async def append(records: Sequence[Record], expect: int | None) -> EntriesAppended:

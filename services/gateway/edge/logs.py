@@ -182,7 +182,7 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def patch_log(self, request: web.Request, given: Given) -> web.Response:
         """Change a log's limits, or its protection from deletion.
 
-        Only the named limits change. They apply to the log's owner and retention in seconds. With
+        Only the named limits change. Owner and retention apply new limits within seconds. With
         `If-Match` the log must have this `version` (its `ETag`), otherwise 412 `version-conflict`
         returns the current `version`. A roll or a new owner also changes the version. A protected
         log can't be deleted, truncated or overwritten (409 `log-protected`); retention still
@@ -287,8 +287,8 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def mark_log_archived(self, request: web.Request, given: Given) -> web.Response:
         """Record that a log is archived up to an offset.
 
-        A compare-and-swap on `archived_through`. From then on, retention keeps records that are not
-        archived.
+        The change is a compare-and-swap on `archived_through`. From then on, retention keeps
+        records that are not archived.
         """
         wanted = await body.read_model(request, self._room, models.LogArchived)
         once = op.once_of(request, given, wanted, given[CREATED])

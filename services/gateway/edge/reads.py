@@ -304,10 +304,10 @@ async def send_lines(
 async def send_events(
     request: web.Request, stream: PageStream[P], encoding: str
 ) -> web.StreamResponse:
-    """Send each item as an event with the item's id, and follow the tail until it is closed.
+    """Send each item as an event with the item's id, and follow the tail until its final end.
 
     If the start is `latest`, `-N` or a time, the id before the first item is sent at once, so that
-    a browser can resume there. A reader that resumes at a closed end gets 204, which ends retries.
+    a browser can resume there. A reader that resumes at the final end gets 204 and stops retrying.
     """
     pages, is_sought = stream.pages, stream.is_sought
 

@@ -71,7 +71,8 @@ class SocketTarget(Generic[T, P]):
     append: Callable[[list[T]], Awaitable[bytes]]
     """Appends a message's items; returns the body of the HTTP response. Raises: QuorumLogError."""
     stream: Callable[[Start, str | None], PageStream[P]]
-    """Creates the pages from a start on, of the log created at a time (None: the socket's own)."""
+    """Creates the pages from a start on. The text is the log's `created_at`, if a client names it.
+    """
     start: Callable[[object, str], Start] = id_of_json
     """Parses where a tail begins, from a JSON value and its pointer. Raises: InvalidRequest."""
 
@@ -79,7 +80,7 @@ class SocketTarget(Generic[T, P]):
 async def serve(
     request: web.Request, room: Room, target: SocketTarget[T, P]
 ) -> web.WebSocketResponse:
-    """Serve a socket until either side closes it. Raises: BadRequest unless it is an upgrade."""
+    """Serve a socket until a side closes it. Raises: BadRequest if the request is no upgrade."""
     socket = web.WebSocketResponse(
         heartbeat=_HEARTBEAT_S,
         max_msg_size=room.limits.body_bytes_max,

@@ -121,8 +121,9 @@ class Guard:
         self, request: web.Request, access: scopes.Access
     ) -> tuple[scopes.Kind, str, QuorumLogError | None] | None:
         """Return the resource that the request names, and the error for a caller without any scope
-        on it. None: the handler checks. Raises: Forbidden, NoSuchLedger, NoSuchTransaction,
-        MetadataUnavailable.
+        on the resource; None if the handler checks access itself.
+
+        Raises: Forbidden, NoSuchLedger, NoSuchTransaction, MetadataUnavailable.
         """
         given, logs = request.match_info, scopes.Kind.LOGS
         match access.named:

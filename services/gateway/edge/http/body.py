@@ -155,7 +155,7 @@ async def send_continue(request: web.Request) -> None:
 
 
 async def ignore_expect(_request: web.Request) -> None:
-    """Do nothing at a route's `Expect` header: `send_continue` responds when the body is read."""
+    """Ignore the header `Expect` at first: `send_continue` responds to it when the body is read."""
 
 
 async def read_object(request: web.Request, room: limits.Room) -> dict[str, Any]:

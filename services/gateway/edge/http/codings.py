@@ -214,7 +214,7 @@ _KEPT_BYTES: Final = {GZIP: 256 << 10, ZSTD: 1 << 20}
 
 
 def coding_for(request: web.Request, room: Room, response: web.StreamResponse) -> str | None:
-    """Choose a response's coding by all but its length; None: no coding. Updates `Vary`."""
+    """Choose the coding of a response, or None, but ignore its length. Updates `Vary`."""
     if not room.limits.compressed_answer_bytes_min or not _may_be_coded(request, response):
         return None
     vary = response.headers.get(hdrs.VARY)

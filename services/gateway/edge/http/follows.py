@@ -27,7 +27,7 @@ F = TypeVar("F")
 
 
 class Positioned(Protocol):
-    """A page that has a position after its last item."""
+    """A page that knows the position after its last item."""
 
     @property
     def next(self) -> int:

@@ -18,7 +18,7 @@ BATCH_ENTRIES_MAX: Final = 10_000
 """Maximum entries of one append, and of one page (docs/guides/http.md, Bounds)."""
 
 CONTROL_BYTES_MAX: Final = 2 << 20
-"""Maximum JSON body, except for appends: three times the commit of a log's maximum ledger count."""
+"""Maximum JSON body except an append's: three times a commit of the most ledgers a log may have."""
 CONTROL_MARKS_MAX: Final = 1 << 16
 """Maximum commas, colons and opening brackets in a JSON body other than an append's."""
 INLINE_BYTES_MAX: Final = 256 << 10
@@ -28,7 +28,7 @@ WAIT_MS_MAX: Final = 60_000
 CUSTOM_KEYS_MAX: Final = 64
 CUSTOM_BYTES_MAX: Final = 16 * 1024
 PASSWORD_CHARS_MAX: Final = 1024
-"""Maximum password: enough for any secret, and fits in a header (chosen by judgement)."""
+"""Maximum length of a password: enough for any secret, and fits in a header (by judgement)."""
 READ_BYTES_MAX: Final = 64 << 20
 """Maximum `max_bytes` of a read: the default limit of a request body of frames."""
 
@@ -193,7 +193,7 @@ class Room:
             self.bodies.give(PEER.get(), count)
 
     def keep(self, request: web.Request, count: int, *, is_problem: bool = False) -> None:
-        """Charge `count` bytes of a response; a problem is never refused. Raises: Overloaded."""
+        """Charge `count` bytes of a response. Raises: Overloaded, except for a problem."""
         (self.answers.back if is_problem else self.answers.take)(PEER.get(), count)
         request[_KEPT] = request.get(_KEPT, 0) + count
 

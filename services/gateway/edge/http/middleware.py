@@ -68,7 +68,7 @@ _MAX_AGE_S: Final = "600"
 def allow_origins(
     origins: frozenset[str],
 ) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """Create an `on_response_prepare` handler that adds CORS headers for `origins`; `*` is all."""
+    """Create an `on_response_prepare` handler that adds CORS headers for `origins` (`*`: any)."""
 
     async def allow(request: web.Request, response: web.StreamResponse) -> None:
         response.headers.add(hdrs.VARY, hdrs.ORIGIN)

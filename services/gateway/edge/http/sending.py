@@ -17,7 +17,7 @@ LARGE_BYTES: Final = 64 << 10
 """Responses up to this size fit in the connection's buffer, which is bounded anyway."""
 
 _SLICE_BYTES: Final = 256 << 10
-"""Bytes passed to aiohttp at once; its buffer may exceed its own bound by as many bytes."""
+"""Bytes passed to aiohttp at once, by which the connection's buffer may exceed its limit."""
 
 
 def large_bytes(response: web.StreamResponse) -> int:
