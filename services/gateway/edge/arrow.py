@@ -1,8 +1,7 @@
 """`application/vnd.apache.arrow.stream` on the append and read routes, if pyarrow is installed.
 
 pyarrow has 170 MB, so it is optional for gateways: without it, the error says what to install.
-Reading an Arrow batch needs no Python call per record, and appending one costs a quarter of
-base64's time.
+Reading a batch needs no Python call per record; appending one costs a quarter of base64's time.
 """
 
 import asyncio

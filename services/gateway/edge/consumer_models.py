@@ -11,9 +11,7 @@ from services.gateway.edge.pages import time_text
 from services.gateway.logs.consumers import ConsumerView
 
 LEASE_MS_MAX: Final = 600_000
-"""Maximum length of a lease (chosen by judgement): after a takeover of the log of committed
-offsets, the new owner waits this long before another worker can get a lease.
-"""
+"""Maximum lease (by judgement). A new owner of the offsets' log waits as long to grant another."""
 HOLDER_CHARS_MAX: Final = 200
 
 _From = Annotated[

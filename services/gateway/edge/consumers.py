@@ -310,8 +310,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
     async def renew_lease(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """Renew a consumer's lease.
 
-        The lease is held for another `lease_ms` from now on. A commit with the token also renews
-        the lease.
+        The lease then ends `lease_ms` from now. A commit with the token renews the lease too.
         """
         token = _token(given)
         return self._positioned(await self._consumers.renew(given[op.NAME], given[CONSUMER], token))

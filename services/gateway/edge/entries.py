@@ -311,8 +311,7 @@ class EntryRoutes(op.Handlers, tag="Entries"):
     async def last_add_confirmed(self, request: web.Request, given: Given) -> web.Response:
         """Get a ledger's last-add-confirmed (LAC).
 
-        With `after` and `wait_ms` the response comes as soon as the LAC is above `after`, or the
-        ledger is closed.
+        With `after` and `wait_ms`, waits until the LAC is above `after` or the ledger is closed.
         """
         accepted(request)
         ledger_id, after, password = given[op.LEDGER_ID], given[AFTER], given[op.PASSWORD]

@@ -158,8 +158,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     async def list_ledgers(self, request: web.Request, given: Given) -> web.Response:
         """List ledgers.
 
-        Sorted by id. A ledger must match all conditions. `next` is the `after` of the next page, or
-        null at the end.
+        Sorted by id. A ledger must match all conditions. `next`: the next `after`, null at the end.
         """
         custom = given[METADATA]
         rows, following = await self._engine.metadata.list(
@@ -217,8 +216,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     async def recover_ledger(self, request: web.Request, given: Given) -> web.Response:
         """Close a ledger as a reader: fence it, find its end, close it.
 
-        All concurrent recoveries find the same end. Every acknowledged entry is kept. The writer
-        can no longer append.
+        All recoveries return the same end. Acknowledged entries are kept. The writer is fenced.
         """
         wanted = await body.read_model(request, self._room, models.Recover)
         if scopes.Scope.ADMIN not in (caller := scopes.caller_of(request)).everywhere:
@@ -274,9 +272,8 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     async def accept_loss(self, request: web.Request, given: Given) -> web.Response:
         """Accept the loss of entries that no bookie can serve any more.
 
-        Irrevocable, and for operators. The ledger must be CLOSED, and every bookie that could have
-        the entries must answer that it doesn't. From then on, reads of the entries get 410
-        `entry-lost`.
+        Irrevocable, and for operators. The ledger must be CLOSED, and all bookies that could have
+        the entries must deny having them. From then on, reads get 410 `entry-lost`.
         """
         wanted = await body.read_model(request, self._room, models.AcceptLoss)
         ledger = await self._engine.accept_loss(

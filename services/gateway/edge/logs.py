@@ -264,8 +264,7 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def truncate_log(self, request: web.Request, given: Given) -> web.Response:
         """Truncate a log.
 
-        Drops the ledgers that end below the offset `before`. The response has the new
-        `first_offset`.
+        Drops ledgers that end below the offset `before`. The response has the new `first_offset`.
         """
         wanted = await body.read_model(request, self._room, models.LogTruncate)
         once = op.once_of(request, given, wanted, given[CREATED])

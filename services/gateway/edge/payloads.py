@@ -1,8 +1,8 @@
 """Parse the payloads of append bodies, and encode payloads for readers as base64, text or JSON.
 
-This is the edge's hot path: it avoids pydantic, makes one pass over orjson's values, and counts the
-body's quotes once. One payload that isn't valid text or JSON must not stop readers, so it is
-encoded as base64 in another member.
+This is the edge's hot path: it avoids pydantic, passes over orjson's values once, and counts quotes
+once. A payload that isn't valid text or JSON must not stop readers, so `data_base64` has it
+instead.
 """
 
 import re

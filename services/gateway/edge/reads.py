@@ -93,9 +93,7 @@ class PageStream(Generic[P]):
         return self.room.is_ending or client_listens_only()
 
     async def page(self, wait_s: float = 0.0, *, bytes_max: int = STREAM_BYTES) -> P:
-        """Read the next page, which may be empty. At the end, wait up to `wait_s` for new items or
-        for the ledger or log to be closed.
-        """
+        """Read the next page, maybe empty. At the end, wait up to `wait_s` for items or a close."""
         pages = self.pages
         limit = BATCH_ENTRIES_MAX if self._left is None else self._left
         max_bytes = bytes_max if self._bytes_left is None else min(bytes_max, self._bytes_left)
@@ -117,8 +115,7 @@ class PageStream(Generic[P]):
 
     async def tail(self) -> AsyncGenerator[SharedPage[P], None]:
         """Yield pages as items arrive, and an empty page after `comment_every_s` without an item.
-        Stops where the ledger or log is closed, at a limit, when the client closes its side, or at
-        shutdown.
+        Stops at the final end, at a limit, when the client closes its side, or at shutdown.
         """
         wait_s = 0.0
         is_limited = (self._left, self._bytes_left, self.pages.last) != (None, None, None)
@@ -230,9 +227,8 @@ async def answer_read(
 
 
 async def _parts(request: web.Request, room: Room, stream: PageStream[P], wait_s: float) -> list[P]:
-    """Read the requested page in parts; most pages have one part. An error after the first part,
-    such as a full budget, only ends the page early. Raises: Overloaded, and what the first part
-    raises.
+    """Read the requested page in parts; most pages have one part. An error after the first part
+    only ends the page early. Raises: Overloaded, and what reading the first part raises.
     """
     pages = stream.pages
     room.answers.check(PEER.get(), 1)  # refuse a request early, before reading

@@ -1,8 +1,8 @@
 """One WebSocket for appends, with cumulative acknowledgements, and for the tail.
 
 The client sends binary messages (frames to append) and text messages: the JSON of an append, or
-`{"tail":{"from":0,"encoding":"base64"}}`, where the encoding `frames` selects binary messages. The
-gateway sends text messages:
+`{"tail":{"from":0,"encoding":"base64"}}`, where `frames` as the encoding selects binary messages.
+The gateway sends text messages:
 - a range of ids for each acknowledged run, which acknowledges all earlier runs too;
 - `{"tail":{"from":7}}`, where a tail from `latest`, `-N` or a time begins;
 - pages of the tail in the format of reads, and `{"end":…}` once nothing can follow;
@@ -71,8 +71,7 @@ class SocketTarget(Generic[T, P]):
     append: Callable[[list[T]], Awaitable[bytes]]
     """Appends a message's items; returns the body of the HTTP response. Raises: QuorumLogError."""
     stream: Callable[[Start, str | None], PageStream[P]]
-    """Creates the pages from a start on. The text is the log's `created_at`, if a client names it.
-    """
+    """Creates the pages from a start on, of the log with this `created_at` or the socket's own."""
     start: Callable[[object, str], Start] = id_of_json
     """Parses where a tail begins, from a JSON value and its pointer. Raises: InvalidRequest."""
 

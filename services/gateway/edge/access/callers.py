@@ -42,9 +42,7 @@ REFRESH_S: Final = 1.0
 _LIST_S: Final = 3.0
 """Timeout of reading the list: short, because requests wait for it (chosen by judgement)."""
 _PAUSE_S: Final = 0.05
-"""Minimum seconds between reads of the list for unknown tokens, which must not overload the
-metadata service (chosen by judgement).
-"""
+"""Minimum pause before a read for an unknown token, to limit the load (chosen by judgement)."""
 _TOKEN_CHARS_MAX: Final = 4096
 """Maximum length of a token; a longer one is refused without hashing it."""
 _NO_QUOTAS: Final = TokenQuotas()
@@ -64,8 +62,8 @@ def _caller_of(row: TokenRow) -> Caller:
 class Callers:
     """The known tokens, by the hash of their secrets.
 
-    Invariant: a token is refused as unknown only after a read of the list that began after the
-    request arrived.
+    Invariant: a token is refused only after a read of the list that began after its request
+    arrived.
     """
 
     def __init__(

@@ -205,8 +205,7 @@ _NO_QUOTAS: Final = TokenQuotas()
 
 
 class IssuedCallers:
-    """Caches callers by the hash of their JWT, to verify each signature once, or by a ticket's
-    claims.
+    """Caches callers by the hash of a JWT, to verify each signature once, or by a ticket's claims.
 
     Invariant: the entry of a ticket never authenticates a JWT, since a ticket allows less.
     """

@@ -20,9 +20,7 @@ _BURST_S: Final = 1.0
 
 
 class Bucket:
-    """A token bucket that refills at a rate per second. It keeps at most `_BURST_S` of unused
-    quota; use beyond the quota is a debt that the refill pays.
-    """
+    """A token bucket that holds at most `_BURST_S` of refill, and goes into debt when overused."""
 
     __slots__ = ("_at", "_clock", "_level", "_per_s")
 
@@ -124,9 +122,7 @@ class Usage:
 
     @contextlib.contextmanager
     def new_ledger(self, is_open: Callable[[int], bool]) -> Iterator[set[int]]:
-        """Reserve quota while the block creates a ledger, whose id the block adds to the set.
-        Raises: Overloaded.
-        """
+        """Reserve quota for a ledger, whose id the block adds to the set. Raises: Overloaded."""
         most = self._quotas.open_ledgers
         if most is None:
             yield set()

@@ -35,7 +35,7 @@ _FORM: Final = "application/x-www-form-urlencoded"
 
 
 def media_type(request: web.Request, known: tuple[str, ...]) -> str:
-    """Return the body's media type, one of `known`, without parameters. Without a body: the first.
+    """Return the body's media type, one of `known`, or the first of them if there is no body.
 
     Raises: UnsupportedMediaType, also for an unknown content coding.
     """
@@ -186,9 +186,7 @@ def expect_no_body(request: web.Request) -> None:
 
 
 async def read_model(request: web.Request, room: limits.Room, model: type[M]) -> M:
-    """Read the body as a JSON object and validate it as `model`. A missing body is read as `{}`.
-    Raises: InvalidRequest, and as `read`.
-    """
+    """Read the body (a missing one as `{}`) as `model`. Raises: InvalidRequest, and as `read`."""
     return parsed(await read_object(request, room), model)
 
 

@@ -1,8 +1,7 @@
 """Share the reads of a tail among its readers: each page is read once, and encoded once per format.
 
-A reader that keeps up gets each page from the follow's window. A reader that falls behind the
-window reads on its own until it has caught up, so a slow reader costs one page and its connection's
-buffer.
+A reader that keeps up gets each page from a window. A reader that falls behind the window reads on
+its own until it has caught up, so a slow reader costs one page and its connection's buffer.
 """
 
 import asyncio
@@ -90,9 +89,7 @@ class Follow(Generic[P]):
         self.is_over = False
 
     async def run(self) -> None:
-        """Read until the tail's end or an error. Each reader then reads on its own, and gets the
-        error.
-        """
+        """Read until the end or an error. Each reader then reads on its own, and gets the error."""
         try:
             with contextlib.suppress(QuorumLogError):
                 while not self.is_over:

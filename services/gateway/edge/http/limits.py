@@ -18,7 +18,7 @@ BATCH_ENTRIES_MAX: Final = 10_000
 """Maximum entries of one append, and of one page (docs/guides/http.md, Bounds)."""
 
 CONTROL_BYTES_MAX: Final = 2 << 20
-"""Maximum JSON body except an append's: three times a commit of the most ledgers a log may have."""
+"""Maximum JSON body other than an append's: three times the largest commit of a transaction."""
 CONTROL_MARKS_MAX: Final = 1 << 16
 """Maximum commas, colons and opening brackets in a JSON body other than an append's."""
 INLINE_BYTES_MAX: Final = 256 << 10

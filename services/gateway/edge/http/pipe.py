@@ -62,8 +62,7 @@ class Pipe(Generic[T]):
     """Appends the items of one stream: entries, or records of a log.
 
     Invariants: items are appended in the order in which they were put. After the first error
-    nothing more is appended. The budget counts all items in the buffer and items that wait for
-    space in it.
+    nothing more is appended. The budget counts items in the buffer and items waiting for it.
     """
 
     def __init__(
