@@ -1,7 +1,7 @@
-"""The gateway's public face: HTTP in, calls of the engine and of logs out. It knows nothing of quorums.
+"""The gateway's public API: translates HTTP requests to calls of the engine and of logs.
 
-A resource has one module that declares its operations and handles them; the larger ones have their models beside it
-(`…models.py`). `pages`, `reads` and `sockets` are the same for ledgers and logs. `http/` has what is HTTP and no
-resource, `access/` who may do what.
-May use `logs`, and of the engine only `interface`.
+Each resource has one module that declares its operations and handles them. A larger resource has a
+second module with its models (`…models.py`). Ledgers and logs share `pages`, `reads`, `sockets`.
+`http/` has the HTTP code that belongs to no resource; `access/` decides which caller may do what.
+This package may import `logs`, and of the engine only `interface`. It knows nothing of quorums.
 """

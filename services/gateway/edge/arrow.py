@@ -1,7 +1,7 @@
-"""`application/vnd.apache.arrow.stream` on the append and read routes, where pyarrow is installed.
+"""`application/vnd.apache.arrow.stream` on the append and read routes, if pyarrow is installed.
 
-pyarrow is 170 MB, so a gateway can do without it; the routes then say what to install. With it, reading a
-batch costs no Python call per record, and appending one costs a quarter of what base64 costs.
+pyarrow has 170 MB, so it is optional for gateways: without it, the error says what to install.
+Reading a batch needs no Python call per record; appending one costs a quarter of base64's time.
 """
 
 import asyncio
@@ -37,23 +37,24 @@ _LOG: Final = ("value", "key", "headers", "timestamp")
 
 @cache
 def _columns() -> ModuleType | str:
-    """The module that needs pyarrow and numpy, or the name of what is not installed."""
+    """Import the module that needs pyarrow and numpy, or return the name of the missing package."""
     try:
         columns = importlib.import_module("quorumlog.wire.columns")
     except ImportError as error:
         return error.name or "pyarrow"
-    # pyarrow's own allocator keeps the memory of a large page. The C library's returns it (net/memory.py).
+    # pyarrow's own allocator keeps the memory of large pages. The C library returns the memory to
+    # the system (net/memory.py).
     pyarrow = importlib.import_module("pyarrow")
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
-    # The first array imports pandas where it is installed: 0.3 s, which the event loop need not wait for.
+    # The first array imports pandas if it is installed. That takes 0.3 s, so do it in this thread.
     pyarrow.array(())
-    # The modules live as long as the process; the collector would look at all of their objects each time.
+    # The modules are never freed, so the garbage collector need not visit their objects each time.
     gc.freeze()
     return columns
 
 
 async def load(request: web.Request) -> None:
-    """Import pyarrow, in a thread, for the first request that names its media type: everybody else would wait for a second."""
+    """Import pyarrow once a request names Arrow's media type; in a thread, as it takes a second."""
     if not _columns.cache_info().currsize and any(
         ARROW in request.headers.get(name, "") for name in (hdrs.ACCEPT, hdrs.CONTENT_TYPE)
     ):
@@ -68,19 +69,19 @@ def _for_bodies() -> ModuleType:
 
 
 def check_acceptable(media: str) -> None:
-    """Raise NotAcceptable if the answer should be Arrow and pyarrow is not installed."""
+    """Raise NotAcceptable if the response must be Arrow and pyarrow is not installed."""
     if media == ARROW and isinstance(found := _columns(), str):
         raise NotAcceptable(f"this gateway can't write {ARROW} without {found}: {_INSTALL}")
 
 
 def check_supported(media: str) -> None:
-    """Raise UnsupportedMediaType if the body is Arrow and pyarrow is not installed."""
+    """Raise UnsupportedMediaType if the request body is Arrow and pyarrow is not installed."""
     if media == ARROW:
         _for_bodies()
 
 
 def payloads(data: bytes, entry_bytes_max: int) -> list[bytes]:
-    """The payloads of an append to a ledger: the column `value`."""
+    """Parse the payloads of an append to a ledger from the column `value` of an Arrow stream."""
     values: list[bytes] = _table(data, _LEDGER, ENTRIES).column("value").to_pylist()
     largest = max(map(len, values))
     if largest > entry_bytes_max:
@@ -90,7 +91,7 @@ def payloads(data: bytes, entry_bytes_max: int) -> list[bytes]:
 
 
 def records(data: bytes, item: Item = RECORDS) -> tuple[Record, ...]:
-    """The records of an append to a log."""
+    """Parse the records of an append to a log from an Arrow stream."""
     columns = _for_bodies()
     try:
         found: list[Record] = columns.records_of(_table(data, _LOG, item))
@@ -113,7 +114,7 @@ def _table(data: bytes, allowed: Sequence[str], item: Item) -> Any:
 
 
 def entries_stream(runs: Iterable[Run]) -> bytes:
-    """The entries of some runs: the columns `entry_id` and `value`."""
+    """Encode the entries of `runs` as an Arrow stream with the columns `entry_id` and `value`."""
     columns = _for_bodies()
     batches = [
         columns.entries(list(run.ids), [bytes(run.payload(at)) for at in range(run.count)])
@@ -124,7 +125,7 @@ def entries_stream(runs: Iterable[Run]) -> bytes:
 
 
 def records_stream(batches: Iterable[StoredBatch]) -> bytes:
-    """Records of a log with all their columns."""
+    """Encode records of a log as an Arrow stream with all their columns."""
     columns = _for_bodies()
     found = [
         columns.records(

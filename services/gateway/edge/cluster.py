@@ -1,4 +1,4 @@
-"""The resources /v1/bookies, /v1/cluster, /v1/audit and /problems."""
+"""The resources /v1/bookies, /v1/cluster, /v1/audit and /problems/{code}, and the start page."""
 
 import html
 import inspect
@@ -21,7 +21,7 @@ from services.gateway.engine import Engine
 
 
 def problem_json(cls: type[errors.QuorumLogError]) -> dict[str, Any]:
-    """The explanation of a code."""
+    """Build the JSON object that explains an error code."""
     return {
         "code": cls.code,
         "status": cls.status,
@@ -33,13 +33,13 @@ def problem_json(cls: type[errors.QuorumLogError]) -> dict[str, Any]:
 
 
 def problem_page(cls: type[errors.QuorumLogError]) -> str:
-    """The explanation of a code as HTML that loads nothing."""
+    """Build the page that explains an error code, as HTML without external resources."""
     shown = problem_json(cls)
-    retry = "It may be sent again as it is." if cls.retryable else "Sent again, it fails again."
+    retry = "The same request may be retried." if cls.retryable else "A retry would fail again."
     done = (
         "Nothing was done."
         if cls.outcome == errors.NOT_DONE
-        else "Nobody can say whether the request was done."
+        else "It is unknown whether the request was done."
     )
     return page(
         html.escape(cls.title),
@@ -49,7 +49,7 @@ def problem_page(cls: type[errors.QuorumLogError]) -> str:
 
 
 def page(title: str, body: str) -> str:
-    """A small page, of a title and a body that are HTML."""
+    """Build a small HTML page. `title` and `body` must be HTML already."""
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         f"<title>{title}</title>"
@@ -134,7 +134,7 @@ SHARED: Final = (
     _shared("/openapi.json", "getOpenApi", "This description", JSON, {"type": "object"}),
     _shared("/docs", "getDocs", "This description for people", HTML, _TEXT),
 )
-"""What every service has: the routes come from `net/service.py`."""
+"""Operations of every service. Their routes are in `net/service.py`."""
 
 
 _INDEX: Final = page(
@@ -154,7 +154,7 @@ _INDEX: Final = page(
 
 
 class ClusterRoutes(op.Handlers, tag="Cluster"):
-    """Handlers about the cluster, and the pages that explain problems."""
+    """HTTP handlers for the cluster's state, the audit log and the pages that explain errors."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._audit = engine, AuditClient(engine.metadata)
@@ -165,9 +165,10 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
         scope=on(Named.CLUSTER, Scope.READ),
     )
     async def list_bookies(self, _request: web.Request, _given: Given) -> web.Response:
-        """Every registered bookie with its state.
+        """List registered bookies and their states.
 
-        `lost`: no heartbeat in time. Liveness is advice: `stale` says that it can't be learned now.
+        A bookie is `lost` if its heartbeat is overdue. Liveness is only advice. `stale` means that
+        the current liveness is unknown.
         """
         found = await self._engine.directory.refresh()
         shown = {"bookies", "stale"} if found.stale else {"bookies"}
@@ -179,7 +180,7 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
         scope=on(Named.CLUSTER, Scope.READ),
     )
     async def get_cluster(self, _request: web.Request, _given: Given) -> web.Response:
-        """Every service with its state, and the ledgers that lack copies."""
+        """Get the state of every service, and the ledgers that lack copies."""
         return json_value(await self._engine.cluster())
 
     @op.operation(
@@ -199,10 +200,10 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
         scope=OPEN,
     )
     async def get_problem(self, request: web.Request, given: Given) -> web.Response:
-        """What a problem's code stands for."""
+        """Explain the code of a problem."""
         cls = errors.codes().get(given[CODE])
         if cls is None:
-            raise errors.RouteNotFound("there is no problem of this code")
+            raise errors.RouteNotFound("there is no problem with this code")
         if accepted(request, (HTML, JSON)) == JSON:
             return json_value(problem_json(cls))
         return html_response(problem_page(cls))
@@ -214,7 +215,7 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
         scope=OPEN,
     )
     async def get_index(self, _request: web.Request, _given: Given) -> web.Response:
-        """A start page for people."""
+        """Show a start page for people."""
         return html_response(_INDEX)
 
     @op.operation(
@@ -229,10 +230,10 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
         scope=on(Named.EVERYTHING, Scope.ADMIN),
     )
     async def list_audit(self, _request: web.Request, given: Given) -> web.Response:
-        """Who changed what.
+        """List audited requests.
 
-        Audited requests that changed something, by their numbers. `next` is the next `after`, null
-        at the end.
+        Lists requests that changed something, and who sent them, sorted by number. `next` is the
+        `after` of the next page, or null at the end.
         """
         page = await self._audit.page(
             after=given[AFTER], since=given[SINCE], target=given[TARGET], limit=given[LIMIT]

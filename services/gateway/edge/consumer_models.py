@@ -1,4 +1,4 @@
-"""The public bodies of consumers."""
+"""Pydantic models of the request and response bodies of consumers in the public API."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -11,7 +11,7 @@ from services.gateway.edge.pages import time_text
 from services.gateway.logs.consumers import ConsumerView
 
 LEASE_MS_MAX: Final = 600_000
-"""A new owner of the positions waits for as long before another worker gets a lease (taste)."""
+"""Maximum lease (by judgement). A new owner of the offsets' log waits as long to grant another."""
 HOLDER_CHARS_MAX: Final = 200
 
 _From = Annotated[
@@ -21,40 +21,41 @@ _From = Annotated[
 
 
 class ConsumerCommit(Model):
-    """A position: the first record that is not processed yet."""
+    """The offset to commit: that of the first record not processed yet."""
 
     offset: Id
 
 
 class ConsumerReset(Model):
-    """Where to go on."""
+    """Where a reset consumer continues."""
 
     to: _From
 
 
 class LeaseAcquire(Model):
-    """Who takes the lease, and for how long without a renewal or a commit."""
+    """Request for a lease: the holder, and how long it lasts without a renewal or a commit."""
 
     holder: Annotated[
         str,
         StringConstraints(min_length=1, max_length=HOLDER_CHARS_MAX, pattern=r"^[^\x00]*$"),
-        Field(description="The worker's name, the same one after a restart."),
+        Field(description="The worker's name, which stays the same when the worker restarts."),
     ]
     started: Id = Field(
         default=0,
-        description="When the worker was started, for example in microseconds since 1970. A worker takes a held lease over at"
-        " once if the holder has the same name and an earlier start. All others wait until the lease ends.",
+        description="When the worker started, for example in microseconds since 1970. A worker "
+        "takes over a held lease at once if the holder has the same name and an earlier start. "
+        "Other workers wait until the lease ends.",
     )
     lease_ms: Annotated[int, Field(ge=1000, le=LEASE_MS_MAX)] = 30_000
     start: _From = Field(
         default="earliest",
         alias="from",
-        description="Where a consumer begins that has no position yet: as `to` of a reset.",
+        description="Where a consumer without a committed offset begins: as `to` of a reset.",
     )
 
 
 class LeaseModel(Model):
-    """Who holds the lease, perhaps beyond its time."""
+    """The lease's last holder; the lease may have expired."""
 
     holder: str
     fencing_token: Id
@@ -62,8 +63,8 @@ class LeaseModel(Model):
 
 
 class LagModel(Model):
-    """What is not processed. `bytes` (of whole batches) and `ms` (the age of the first record) are null where they
-    can't be read now.
+    """A consumer's lag. `bytes` (of whole batches) and `ms` (the age of the first record not
+    processed) are null if they can't be read now.
     """
 
     records: Id
@@ -72,12 +73,12 @@ class LagModel(Model):
 
 
 class PositionModel(Model):
-    """A consumer's position."""
+    """A consumer's committed offset and lease."""
 
     log: str
     consumer: str
     offset: Id
-    """The first record that is not processed yet."""
+    """The offset of the first record that is not processed yet."""
     version: Id
     log_created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
     committed_at: Annotated[str, WithJsonSchema(DATE_TIME)] | None
@@ -85,29 +86,29 @@ class PositionModel(Model):
 
 
 class ConsumerModel(PositionModel):
-    """A consumer as it is now."""
+    """A consumer with its state and lag."""
 
     state: Literal["ok", "log-replaced", "offset-truncated"]
-    """`log-replaced`: the position is one of a log that was deleted. `offset-truncated`: the log begins beyond it."""
+    """`log-replaced`: the offset is of a deleted log. `offset-truncated`: the log begins later."""
     lag: LagModel | None
 
 
 class ConsumerList(Model):
-    """One page of consumers by name; `next` is the next `after`, null at the end."""
+    """A page of consumers, sorted by name. `next`: the next page's `after`, or null at the end."""
 
     consumers: list[ConsumerModel]
     next: Annotated[str, StringConstraints(pattern=f"^{LOG_NAME}$")] | None
 
 
 class PositionList(Model):
-    """One page of consumers, sorted by log and consumer, without lags; `next` is the next `after`, null at the end."""
+    """A page of consumers without lags, by log and name. `next`: `after` of the next page."""
 
     consumers: list[PositionModel]
     next: Annotated[str, StringConstraints(pattern=f"^{LOG_NAME}/{LOG_NAME}$")] | None
 
 
 def position_json(row: Position) -> dict[str, Any]:
-    """A position as the API shows it."""
+    """Build the JSON object of a consumer's committed offset and lease."""
     lease = {"holder": row.holder, "fencing_token": row.token, "lease_ms": row.lease_ms}
     return {
         "log": row.log,
@@ -121,7 +122,7 @@ def position_json(row: Position) -> dict[str, Any]:
 
 
 def consumer_json(view: ConsumerView) -> dict[str, Any]:
-    """A consumer as the API shows it."""
+    """Build the JSON object of a consumer with its state and lag."""
     lag = view.lag
     shown = None if lag is None else {"records": lag.records, "bytes": lag.bytes, "ms": lag.ms}
     return position_json(view.position) | {"state": view.state, "lag": shown}

@@ -1,4 +1,4 @@
-"""The resource /v1/logs/{name}/consumers: how far each has read, and who is its active worker."""
+"""The resource /v1/logs/{name}/consumers: each consumer's committed offset and its lease."""
 
 import re
 from typing import Any, Final
@@ -21,25 +21,30 @@ from services.gateway.edge.starts import start_of_json
 from services.gateway.logs.consumers import Consumers, ConsumerView
 
 PAGE_MAX: Final = 1000
-"""Consumers of a page: the lag of each takes some reads (taste)."""
+"""Maximum consumers of a page: computing a lag takes some reads (chosen by judgement)."""
 
 CONSUMER: Final = parameters.path_text("consumer", LOG_NAME, "The consumer.", "billing")
-LIMIT: Final = parameters.query_integer("limit", 1, PAGE_MAX, "Consumers of a page.", 100)
-AFTER: Final = parameters.query_text("after", LOG_NAME, "Consumers after this name.")
+LIMIT: Final = parameters.query_integer("limit", 1, PAGE_MAX, "Maximum consumers of a page.", 100)
+AFTER: Final = parameters.query_text("after", LOG_NAME, "List consumers after this name.")
 AFTER_ALL: Final = parameters.query_text(
-    "after", f"{LOG_NAME}/{LOG_NAME}", "Consumers after this one, as `log/consumer`."
+    "after", f"{LOG_NAME}/{LOG_NAME}", "List consumers after this one, given as `log/consumer`."
 )
-LOG: Final = parameters.query_text("log", LOG_NAME, "Consumers of this log, which may be deleted.")
-PREFIX: Final = parameters.query_text("prefix", LOG_NAME, "Consumers whose name begins with this.")
+LOG: Final = parameters.query_text(
+    "log", LOG_NAME, "List the consumers of this log, which may have been deleted."
+)
+PREFIX: Final = parameters.query_text(
+    "prefix", LOG_NAME, "List consumers whose names have this prefix."
+)
 FENCING_TOKEN: Final = parameters.header_integer(
-    header.FENCING_TOKEN, "Of the lease: the request counts only while no newer one was given out."
+    header.FENCING_TOKEN, "The lease's token. The request is refused once a newer token exists."
 )
 
 CONSUMERS_VERSION: Final = parameters.header_integer(
     header.CONSUMERS_VERSION,
-    "With `Idempotency-Key`: the highest `Consumers-Version` of the answers that the client had before it sent the change"
-    " for the first time. 0, or no header: it had none; the change is then refused with a `version` to send it with. So is"
-    " a copy so old that the cluster may have forgotten an earlier copy.",
+    "With `Idempotency-Key`: the highest `Consumers-Version` that a response had before the "
+    "client first sent this change. If the header is missing or 0, the change is refused with a "
+    "`version` to send. A retry so old that the cluster may have forgotten the first request is "
+    "refused too.",
 )
 COUNTS_ONCE: Final = (op.IDEMPOTENCY_KEY, CONSUMERS_VERSION)
 _VERSION: Final = r'"(0|[1-9][0-9]{0,18})"'
@@ -62,7 +67,7 @@ IF_MATCH: Final[parameters.Parameter[int | None]] = parameters.Parameter(
     "header",
     _version,
     {"type": "string", "pattern": f"^{_VERSION}$"},
-    "The consumer's version, as in `ETag`; another one is 412, and nothing is changed.",
+    "The consumer's expected version, as in `ETag`. Any other version: 412, and nothing changes.",
     None,
 )
 IF_NONE_MATCH: Final[parameters.Parameter[bool]] = parameters.Parameter(
@@ -70,7 +75,7 @@ IF_NONE_MATCH: Final[parameters.Parameter[bool]] = parameters.Parameter(
     "header",
     _star,
     {"enum": ["*"]},
-    "`*`: only where there is no such consumer.",
+    "`*`: only if the consumer does not exist.",
     default=False,
 )
 
@@ -87,12 +92,12 @@ _CONSUMER: Final = _POSITION | {"state": "ok", "lag": {"records": 3, "bytes": 21
 _AS_POSITION: Final = (models.PositionModel, {"a position": _POSITION})
 _AS_CONSUMER: Final = (models.ConsumerModel, {"a consumer": _CONSUMER})
 _KEPT: Final = (*TAKING_OVER, errors.QuorumTimeout, errors.NotTheOwner, errors.WriterLost)
-"""Errors of the log of positions, which this gateway may come to own."""
+"""Errors of the log that stores committed offsets, which this gateway may have to take over."""
 _ONE: Final = "/v1/logs/{name}/consumers/{consumer}"
 
 
 class ConsumerRoutes(op.Handlers, tag="Consumers"):
-    """Handlers of consumers."""
+    """HTTP handlers for consumers."""
 
     def __init__(self, consumers: Consumers, room: Room) -> None:
         self._consumers, self._room = consumers, room
@@ -111,7 +116,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
     async def list_consumers(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """List a log's consumers.
 
-        By name, with what each has not processed yet.
+        Sorted by name, each with its lag.
         """
         views, following = await self._consumers.page(
             given[op.NAME], after=given[AFTER] or "", limit=given[LIMIT], prefix=given[PREFIX] or ""
@@ -136,8 +141,8 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
     ) -> web.Response:
         """List the consumers of all logs.
 
-        Sorted by log and name, without lags: the consumers of all logs that the caller may read,
-        deleted logs included.
+        Lists the consumers of all logs that the caller may read, including deleted logs. Sorted by
+        log and name, without lags.
         """
         caller = caller_of(request)
         rows, following = await self._consumers.page_of_all(
@@ -157,14 +162,14 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         scope=on(Named.LOG, *LOOK),
     )
     async def get_consumer(self, _request: web.Request, given: parameters.Given) -> web.Response:
-        """Look at a consumer."""
+        """Get a consumer."""
         return self._viewed(await self._consumers.look(given[op.NAME], given[CONSUMER]))
 
     @op.operation(
         f"PUT {_ONE}",
         (op.NAME, CONSUMER, IF_MATCH, IF_NONE_MATCH, FENCING_TOKEN, *COUNTS_ONCE),
         body=op.takes(models.ConsumerCommit, {"eight": {"offset": 8}}),
-        replies=op.gives("The position.", *_AS_POSITION, op.ETAG),
+        replies=op.gives("The committed offset.", *_AS_POSITION, op.ETAG),
         errors=(
             *_KEPT,
             errors.NoSuchConsumer,
@@ -181,11 +186,11 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         needs_body=True,
     )
     async def commit_consumer(self, request: web.Request, given: parameters.Given) -> web.Response:
-        """Commit a position.
+        """Commit an offset.
 
-        By compare-and-swap: with `If-Match`, with `If-None-Match: *` for a new consumer, or with
-        the `Fencing-Token` of the lease, which a commit renews. Without one of them: 428. A
-        position goes back by a reset only.
+        A commit is a compare-and-swap and needs one of these headers, otherwise 428: `If-Match`;
+        `If-None-Match: *` for a new consumer; or the `Fencing-Token` of the lease, which the commit
+        renews. Only a reset can lower a committed offset.
         """
         wanted = await body.read_model(request, self._room, models.ConsumerCommit)
         token, version, is_new = (given[FENCING_TOKEN], given[IF_MATCH], given[IF_NONE_MATCH])
@@ -203,13 +208,13 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
             stamp=_stamp(request, given, wanted),
             caller=_maker(request),
         )
-        # As `edge/direct.py`, which answers most commits.
+        # Must be the same as in the fast path, `edge/direct.py`, which answers most commits.
         return json_value(models.position_json(position), headers={"ETag": f'"{position.version}"'})
 
     @op.operation(
         f"DELETE {_ONE}",
         (op.NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
-        replies={204: Reply("It is forgotten.")},
+        replies={204: Reply("The consumer is deleted.")},
         errors=(
             *_KEPT,
             errors.NoSuchConsumer,
@@ -221,9 +226,9 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         is_audited=True,
     )
     async def delete_consumer(self, request: web.Request, given: parameters.Given) -> web.Response:
-        """Forget a consumer.
+        """Delete a consumer.
 
-        Also one of a log that is no more. Not while its lease is held.
+        The consumer's log may have been deleted. Refused while the consumer's lease is held.
         """
         stamp = _stamp(request, given)
         await self._consumers.delete(given[op.NAME], given[CONSUMER], given[IF_MATCH], stamp)
@@ -240,10 +245,10 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         is_audited=True,
     )
     async def reset_consumer(self, request: web.Request, given: parameters.Given) -> web.Response:
-        """Put a consumer somewhere else.
+        """Reset a consumer to another offset.
 
-        Forwards or back, and into the log of this name as it is now. Whoever holds the lease has
-        lost it.
+        Moves the consumer forwards or back, in the log that has the name now. The holder of the
+        lease loses the lease.
         """
         wanted = await body.read_model(request, self._room, models.ConsumerReset)
         start, stamp = start_of_json(wanted.to, "/to"), _stamp(request, given, wanted)
@@ -270,10 +275,10 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         needs_body=True,
     )
     async def acquire_lease(self, request: web.Request, given: parameters.Given) -> web.Response:
-        """Become the active worker of a consumer.
+        """Acquire a consumer's lease.
 
-        A consumer that has no position yet begins at `from`. The answer's `fencing_token` is higher
-        than all before it.
+        The holder is the consumer's only active worker. A consumer without a committed offset
+        begins at `from`. The response's `fencing_token` is higher than all earlier tokens.
         """
         wanted = await body.read_model(request, self._room, models.LeaseAcquire)
         return self._positioned(
@@ -303,9 +308,9 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         scope=on(Named.LOG, Scope.READ),
     )
     async def renew_lease(self, _request: web.Request, given: parameters.Given) -> web.Response:
-        """Hold the lease for longer.
+        """Renew a consumer's lease.
 
-        For another `lease_ms` from now on. A commit with the token does the same.
+        The lease then ends `lease_ms` from now. A commit with the token renews the lease too.
         """
         token = _token(given)
         return self._positioned(await self._consumers.renew(given[op.NAME], given[CONSUMER], token))
@@ -313,7 +318,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
     @op.operation(
         f"DELETE {_ONE}/lease",
         (op.NAME, CONSUMER, FENCING_TOKEN, *COUNTS_ONCE),
-        replies={204: Reply("It is free.")},
+        replies={204: Reply("The lease is free.")},
         errors=(
             *_KEPT,
             errors.NoSuchConsumer,
@@ -324,16 +329,16 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         scope=on(Named.LOG, Scope.READ),
     )
     async def release_lease(self, request: web.Request, given: parameters.Given) -> web.Response:
-        """Let the lease go.
+        """Release a consumer's lease.
 
-        Another worker gets it at once.
+        Another worker can acquire the lease at once.
         """
         token, stamp = _token(given), _stamp(request, given)
         await self._consumers.release(given[op.NAME], given[CONSUMER], token, stamp)
         return self._done()
 
     def _headers(self, position: Position | None = None) -> dict[str, str]:
-        # A version that the client may say it has seen, with its next change.
+        # The client sends this version back as `Consumers-Version` with its next change.
         seen = {header.CONSUMERS_VERSION: str(self._consumers.positions.seen)}
         return seen if position is None else {"ETag": f'"{position.version}"', **seen}
 
@@ -355,13 +360,13 @@ def _token(given: parameters.Given) -> int:
 
 
 def _maker(request: web.Request) -> str:
-    """Whose share of consumers a new one takes; empty where no tokens are required."""
+    """The caller whose quota of consumers a new consumer uses; empty if no tokens are required."""
     caller = caller_of(request)
     return "" if caller is EVERYONE else caller.identity
 
 
 def _stamp(request: web.Request, given: parameters.Given, body: Any = None) -> Stamp | None:
-    """By what the keeper recognises copies of a change; None without `Idempotency-Key`."""
+    """Create the stamp by which retries are recognised; None without `Idempotency-Key`."""
     once = op.once_of(request, given, body)
     if once is None:
         return None

@@ -1,10 +1,13 @@
-"""Requests that are answered without a task: those of a client that sends one small request after another.
+"""The fast path: answers small requests without a task, for clients that send many of them.
 
-Only what is plain comes this way, in a short body that came with its head, from a caller whom no token has to name: an
-append to a ledger that this process writes, without a password, and a commit of a consumer with its fencing token, where
-this process owns the positions. Whatever else a request has or lacks, and whatever is wrong with it, goes the usual way
-(`EntryRoutes.append`, `ConsumerRoutes.put` behind `edge_middleware`), which says what the answer is. So this way has no
-rules of its own: what it answers, and what it counts, is what the usual way would.
+The fast path accepts only plain requests, whose short body arrived with the head, at a gateway that
+needs no tokens:
+- an append without a password to a ledger that this process writes;
+- a commit of a consumer with its fencing token, if this process owns the log of committed offsets.
+
+All other requests, including invalid ones, take the regular path (`EntryRoutes.append_entries` and
+`ConsumerRoutes.commit_consumer` behind `edge_middleware`). The fast path adds no behaviour: its
+responses and metrics are the same as the regular path's.
 """
 
 import asyncio
@@ -47,11 +50,11 @@ from services.gateway.logs.consumers import Consumers
 log = logging.getLogger(__name__)
 
 _SMALL_BYTES: Final = 256 << 10
-"""As much as one read brings. A longer body costs more than its way."""
+"""Maximum body, as much as one socket read returns. Longer bodies gain little from a fast path."""
 _APPEND: Final = re.compile(r"/v1/ledgers/(0|[1-9][0-9]{0,17})/entries", re.ASCII)
 _COMMIT: Final = re.compile(rf"/v1/logs/({LOG_NAME})/consumers/({LOG_NAME})", re.ASCII)
 _OFFSET: Final = re.compile(rb'\{"offset": ?(0|[1-9][0-9]{0,17})\}')
-"""The body of a commit as clients write it; any other one goes the usual way."""
+"""The usual form of a commit's body. A body of any other form takes the regular path."""
 _TOKEN: Final = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
 _TYPES: Final = frozenset((OCTETS, JSON, FRAMES))
 _OTHERS: Final = (
@@ -63,19 +66,19 @@ _OTHERS: Final = (
     hdrs.IF_NONE_MATCH,
     header.LEDGER_PASSWORD,
 )
-"""Headers of requests that go the usual way."""
+"""Headers whose requests take the regular path."""
 _HEAD: Final = (
     "HTTP/1.1 %s\r\nContent-Type: application/json\r\nVary: Accept\r\nCache-Control: no-store\r\n%s"
     "X-Request-Id: %s\r\nContent-Length: %d\r\nDate: %s\r\nServer: %s\r\n\r\n"
 )
 
 Said = tuple[int, str, str, bytes]
-"""An answer: status, with its reason, further headers' lines, body."""
+"""A response: status, status with reason phrase, lines of additional headers, body."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """A request that can be answered directly."""
+    """A request on the fast path: `begin` starts it, `say` converts its result to a response."""
 
     operation: Operation
     begin: Callable[[], asyncio.Future[Any]]
@@ -83,7 +86,7 @@ class _Plain:
 
 
 class DirectRequests:
-    """Takes plain appends and commits (`net/aiohttp_parts.py`)."""
+    """The fast path for plain appends and commits; `net/aiohttp_parts.py` calls it."""
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class DirectRequests:
         hosts: Hosts,
         is_usual: Callable[[], bool],
     ) -> None:
-        """`is_usual`: whether all requests go the usual way just now."""
+        """`is_usual`: whether all requests must currently take the regular path."""
         self._appends, self._consumers = appends, consumers
         self._room, self._metrics = room, metrics
         self._hosts, self._is_usual = hosts, is_usual
@@ -107,7 +110,7 @@ class DirectRequests:
         )
 
     def begin(self, message: RawRequestMessage, body: bytes, connection: DirectConnection) -> bool:
-        """Begin a request, if it is plain. Nothing is taken and nothing is done where it is not."""
+        """Start a request if it is plain, and return whether it is. Otherwise do nothing."""
         started = time.perf_counter()
         headers, method = message.headers, message.method
         if (
@@ -133,7 +136,7 @@ class DirectRequests:
             room.requests.check(peer, 1)
             room.bodies.check(peer, size)
             instance = request_id(headers.get(header.REQUEST_ID))
-            # Its own, as a task would have: timers and logs of what begins here are this request's.
+            # A separate context, as a task would have: timers and logs then belong to this request.
             begun = copy_context().run(
                 _begun, plain.begin, peer, instance, headers.get(trace.HEADER)
             )
@@ -195,7 +198,7 @@ class DirectRequests:
         started: float,
         done: asyncio.Future[Any],
     ) -> None:
-        """Give the answer, and give back what the request took."""
+        """Send the response, and give back the budgets that the request used."""
         room, operation, (peer, size) = self._room, plain.operation, taken
         room.requests.give(peer)
         room.bodies.give(peer, size)
@@ -234,7 +237,7 @@ def _begun(
 
 
 def _serialized(response: web.Response) -> bytes:
-    """A problem's answer as aiohttp sends it."""
+    """Serialize the response with a problem as aiohttp would send it."""
     body = response.body
     assert isinstance(body, bytes), "a problem is"
     lines = [f"HTTP/1.1 {response.status} {response.reason}"]

@@ -1,4 +1,4 @@
-"""The resource /v1/ledgers/{ledger_id}/entries: append and read."""
+"""The resource /v1/ledgers/{ledger_id}/entries: append entries to a ledger and read them."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
@@ -35,9 +35,9 @@ from services.gateway.interface import EntriesAppended
 from services.gateway.logs.transactions import Transactions
 
 ENTRY_ID: Final = path_id("entry_id", "The entry.")
-FROM: Final = query_integer("from", 0, ID_MAX, "The first entry.", 0)
-TO: Final = query_integer("to", 0, ID_MAX, "The last entry, inclusive.")
-AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "The LAC that is known already.")
+FROM: Final = query_integer("from", 0, ID_MAX, "The first entry to read.", 0)
+TO: Final = query_integer("to", 0, ID_MAX, "The last entry to read, inclusive.")
+AFTER: Final = query_integer("after", NO_ENTRY, ID_MAX, "The LAC that the client knows already.")
 
 _READING: Final = (
     errors.WrongPassword,
@@ -46,22 +46,22 @@ _READING: Final = (
     errors.EntryUnavailable,
 )
 _POSITION_HEADERS: Final = {
-    header.NEXT_ENTRY_ID: "With frames, Arrow and NDJSON: where to go on.",
-    header.LAST_ADD_CONFIRMED: "With frames, Arrow and NDJSON: how far the ledger is confirmed.",
+    header.NEXT_ENTRY_ID: "With frames, Arrow and NDJSON: the next entry to read.",
+    header.LAST_ADD_CONFIRMED: "With frames, Arrow and NDJSON: the ledger's LAC.",
     header.LEDGER_CLOSED: "With frames, Arrow and NDJSON: true or false.",
-    "Lac-Source": "With frames, Arrow and NDJSON: who said how far it is confirmed.",
+    "Lac-Source": "With frames, Arrow and NDJSON: the source of the LAC.",
 }
 
 
 T = TypeVar("T")
 
 FORWARDED: Final = web.RequestKey("forwarded", bool)
-"""The request's key for whether another gateway has passed it on."""
+"""Request key: set if another gateway forwarded the request."""
 _IMMUTABLE: Final = {"Cache-Control": "private, max-age=31536000, immutable"}
 
 
 class EntryRoutes(op.Handlers, tag="Entries"):
-    """Handlers of a ledger's entries."""
+    """HTTP handlers for the entries of a ledger."""
 
     def __init__(
         self, engine: Engine, room: Room, transactions: Transactions | None = None
@@ -88,8 +88,8 @@ class EntryRoutes(op.Handlers, tag="Entries"):
         ),
         replies={
             200: Reply(
-                "For NDJSON: a line for each acknowledged run, all before it included; an error is the "
-                "last line, a problem object.",
+                "For NDJSON: one line per acknowledged run, which acknowledges all earlier runs "
+                "too. An error is the last line, as a problem object.",
                 {NDJSON: Content({"type": "string"})},
             ),
             **op.gives(
@@ -127,8 +127,8 @@ class EntryRoutes(op.Handlers, tag="Entries"):
     async def append_entries(self, request: web.Request, given: Given) -> web.StreamResponse:
         """Append an entry or a batch.
 
-        The answer comes when everything is durable on Qa bookies. A batch gets contiguous ids;
-        after an unknown outcome a prefix of it may be there.
+        The response comes when all entries are durable on Qa bookies. A batch gets contiguous ids.
+        After an unknown outcome, a prefix of the batch may be stored.
         """
         ledger_id, expect, password = given[op.LEDGER_ID], given[op.EXPECT], given[op.PASSWORD]
         media = body.media_type(request, op.APPEND_TYPES)
@@ -156,7 +156,7 @@ class EntryRoutes(op.Handlers, tag="Entries"):
     async def _forward(
         self, request: web.Request, given: Given, media: str, transaction: str | None
     ) -> web.Response:
-        """Pass an append on to the ledger's writer, which parses the body."""
+        """Forward an append to the ledger's writer, which parses the body."""
         ledger_id, expect, password = given[op.LEDGER_ID], given[op.EXPECT], given[op.PASSWORD]
         bytes_max = self._room.limits.entry_bytes_max if transaction is None else BATCH_BYTES_MAX
         data = await self._data(request, media, bytes_max)
@@ -166,13 +166,13 @@ class EntryRoutes(op.Handlers, tag="Entries"):
             )
         except (errors.Superseded, errors.NotFound, errors.QuorumTimeout):
             if transaction is not None and self._transactions is not None:
-                # The end of the transaction explains more: its ledgers are fenced and deleted then.
+                # If the transaction has ended, its ledgers are fenced or deleted: report its end.
                 await self._transactions.check(transaction)
             raise
         return json_bytes(told, 201)
 
     async def _data(self, request: web.Request, media: str, entry_bytes_max: int) -> bytes:
-        """The body of an append, not parsed."""
+        """Read the body of an append without parsing it."""
         limits = self._room.limits
         if media == JSON:
             return await body.read(request, self._room, limits.body_bytes_max) or b"{}"
@@ -183,12 +183,12 @@ class EntryRoutes(op.Handlers, tag="Entries"):
             return await body.read(request, self._room, entry_bytes_max)
         bytes_max = limits.frames_bytes_max
         if FORWARDED in request:
-            # The payloads of a stream or socket, whatever form they came in, each with its length.
+            # A gateway forwards the payloads of a stream or socket as frames, with their lengths.
             bytes_max = max(bytes_max, limits.body_bytes_max) + 4 * BATCH_ENTRIES_MAX
         return await body.read(request, self._room, bytes_max)
 
     async def _payloads(self, request: web.Request, media: str) -> tuple[list[bytes], bool]:
-        """The payloads to append, and whether they came as a batch."""
+        """Read the payloads to append, and whether they are a batch."""
         bytes_max = self._room.limits.entry_bytes_max
         data = await self._data(request, media, bytes_max)
         if media == JSON:
@@ -200,7 +200,7 @@ class EntryRoutes(op.Handlers, tag="Entries"):
         return payloads.from_frames(data, bytes_max), True
 
     async def _made(self, request: web.Request, data: bytes, make: Callable[[bytes, int], T]) -> T:
-        """What a body is made into, given the most bytes of an entry."""
+        """Parse a body with `make`, which also gets the maximum bytes of an entry."""
         bytes_max = self._room.limits.entry_bytes_max
         return await body.in_turn(request, self._room, data, lambda given: make(given, bytes_max))
 
@@ -220,7 +220,7 @@ class EntryRoutes(op.Handlers, tag="Entries"):
         ),
         replies={
             200: Reply(
-                "Entries, maybe none.",
+                "Entries; the list may be empty.",
                 op.read_forms(
                     Content(
                         models.Entries,
@@ -250,15 +250,16 @@ class EntryRoutes(op.Handlers, tag="Entries"):
     async def read_entries(self, request: web.Request, given: Given) -> web.StreamResponse:
         """Read confirmed entries.
 
-        Sees every entry that was acknowledged before the read began. At or beyond the end the list
-        is empty. `next` is where to go on; the end is `closed` and a `next` above the last entry.
+        A read returns every entry that was acknowledged before the read began. At or beyond the end
+        the list is empty. The next read begins at `next`. Nothing follows once the ledger is
+        `closed` and `next` is above its last entry.
         """
         first, last = given[FROM], given[TO]
         if last is not None and last < first:
             raise invalid(TO.pointer, f"must not be below from, {first}")
         wanted = ReadRequest.of(request, given, first)
         if wanted.created_at is not None:
-            raise invalid(op.LAST_EVENT_ID.pointer, "is the id of a log's event, not of a ledger's")
+            raise invalid(op.LAST_EVENT_ID.pointer, "is an event id of a log, not of a ledger")
         pages = LedgerPages(
             self._reads, given[op.LEDGER_ID], last=last, password=given[op.PASSWORD]
         )
@@ -275,11 +276,9 @@ class EntryRoutes(op.Handlers, tag="Entries"):
                         models.OneEntry,
                         {"bytes": {"ledger_id": 1, "entry_id": 0, "data": "aGVsbG8="}},
                     ),
-                    OCTETS: Content(op.BYTES | {"description": "The payload alone."}),
+                    OCTETS: Content(op.BYTES | {"description": "Only the payload."}),
                 },
-                {
-                    "Cache-Control": "`private, immutable` where the ledger is closed, else `no-store`."
-                },
+                {"Cache-Control": "`private, immutable` if the ledger is closed, else `no-store`."},
             )
         },
         errors=(*_READING, errors.NoSuchEntry, errors.NotYetConfirmed),
@@ -302,7 +301,7 @@ class EntryRoutes(op.Handlers, tag="Entries"):
         "GET /v1/ledgers/{ledger_id}/last-add-confirmed",
         (op.LEDGER_ID, AFTER, op.WAIT_MS, op.PASSWORD),
         replies=op.gives(
-            "The last add confirmed; -1: nothing yet.",
+            "The last-add-confirmed; -1 if no entry is confirmed yet.",
             models.LastAddConfirmed,
             {"seven": {"ledger_id": 1, "last_add_confirmed": 7, "closed": False}},
         ),
@@ -310,9 +309,9 @@ class EntryRoutes(op.Handlers, tag="Entries"):
         scope=on(Named.LEDGER, Scope.READ, Scope.APPEND),
     )
     async def last_add_confirmed(self, request: web.Request, given: Given) -> web.Response:
-        """How far a ledger is confirmed.
+        """Get a ledger's last-add-confirmed (LAC).
 
-        With `after` and `wait_ms`: answers as soon as it is above `after`, or the ledger is closed.
+        With `after` and `wait_ms`, waits until the LAC is above `after` or the ledger is closed.
         """
         accepted(request)
         ledger_id, after, password = given[op.LEDGER_ID], given[AFTER], given[op.PASSWORD]
@@ -338,17 +337,17 @@ class EntryRoutes(op.Handlers, tag="Entries"):
         (op.LEDGER_ID, op.PASSWORD, op.TICKET),
         replies={101: Reply("The socket is open.")},
         errors=(errors.NoSuchLedger,),
-        # Each message of a socket needs its own scope.
+        # The scope that a message needs is checked for each message.
         scope=on(Named.LEDGER, Scope.READ, Scope.APPEND),
     )
     async def ledger_socket(self, request: web.Request, given: Given) -> web.StreamResponse:
         """Append and follow the tail over one WebSocket.
 
-        Send frames as binary messages, or the JSON of an append as text: each acknowledged run is
-        told, all before it included. `{"tail":{"from":0,"encoding":"base64"}}` asks for the tail
-        (encoding `frames` for binary messages). A problem object ends the socket. With the
-        subprotocol `quorumlog.appends` there is no tail, and each message is one append with the
-        answer of HTTP.
+        Send frames as binary messages, or the JSON of an append as text. Each acknowledgement of a
+        run acknowledges all earlier runs too. `{"tail":{"from":0,"encoding":"base64"}}` requests
+        the tail; the encoding `frames` selects binary messages. After a problem object the socket
+        closes. With the subprotocol `quorumlog.appends` there is no tail, and each message is one
+        append, answered as over HTTP.
         """
         ledger_id, password = given[op.LEDGER_ID], given[op.PASSWORD]
         await self._engine.get(ledger_id)
@@ -372,7 +371,7 @@ class EntryRoutes(op.Handlers, tag="Entries"):
         return await serve(request, self._room, target)
 
     async def _payloads_of(self, request: web.Request, message: WSMessage) -> list[bytes]:
-        """The payloads of a socket's message: frames, or the JSON of an append."""
+        """Parse the payloads of a WebSocket message: frames, or the JSON of an append."""
         if message.type == WSMsgType.BINARY:
             return payloads.from_frames(message.data, self._room.limits.entry_bytes_max)
         return (await self._made(request, message.data, payloads.from_json))[0]
@@ -385,7 +384,7 @@ class EntryRoutes(op.Handlers, tag="Entries"):
 
 
 def appended_body(ledger_id: int, done: EntriesAppended, *, is_batch: bool) -> bytes:
-    """The JSON that answers an append."""
+    """Build the JSON response to an append."""
     first, last, lac = done.first, done.last, done.last_add_confirmed
     if is_batch:
         form = b'{"ledger_id":%d,"first_entry":%d,"last_entry":%d,"last_add_confirmed":%d}'

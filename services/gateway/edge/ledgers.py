@@ -1,4 +1,4 @@
-"""The resource /v1/ledgers: create, look, list, close, recover, delete."""
+"""The resource /v1/ledgers: create, get, list, close, recover and delete ledgers."""
 
 from contextlib import nullcontext
 from typing import Any, Final
@@ -24,18 +24,18 @@ from services.gateway.edge.http.media import json_value, no_content
 from services.gateway.engine import Engine
 from services.gateway.logs.transactions import TransactionAttempt, Transactions
 
-STATE: Final = query_choice("state", tuple(State), "Only ledgers in this state.")
+STATE: Final = query_choice("state", tuple(State), "List only ledgers in this state.")
 BOOKIE: Final = query_text(
     "bookie",
     MEMBER_OR_NAME,
-    "Only ledgers with this bookie in an ensemble: a name, or a name and incarnation.",
+    "List only ledgers with this bookie in an ensemble: a name, or a name and incarnation.",
 )
-LOG: Final = query_text("log", LOG_NAME, "Only this log's ledgers.")
+LOG: Final = query_text("log", LOG_NAME, "List only this log's ledgers.")
 METADATA: Final = query_pairs(
-    "metadata", "Only ledgers with these custom metadata: `metadata[key]=value`."
+    "metadata", "List only ledgers with this custom metadata: `metadata[key]=value`."
 )
-LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Ledgers of a page.", 100)
-AFTER: Final = query_integer("after", 0, ID_MAX, "Ledgers above this id.")
+LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Maximum ledgers of a page.", 100)
+AFTER: Final = query_integer("after", 0, ID_MAX, "List ledgers above this id.")
 
 _EXAMPLE: Final[dict[str, Any]] = {
     "ledger_id": 1,
@@ -71,7 +71,7 @@ _ENDING: Final = (
 
 
 class LedgerRoutes(op.Handlers, tag="Ledgers"):
-    """Handlers of ledgers as a whole."""
+    """HTTP handlers for whole ledgers."""
 
     def __init__(
         self, engine: Engine, room: Room, transactions: Transactions | None = None
@@ -104,9 +104,9 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     async def create_ledger(self, request: web.Request, given: Given) -> web.Response:
         """Create a ledger.
 
-        The gateway that answers is the ledger's writer. Any gateway takes appends and forwards
-        them. A transaction's ledger is like the ledgers of its log: each append is one entry, a
-        batch of records in the log's forms; `close` seals the ledger, and the commit names it.
+        The gateway that creates a ledger is its writer. Other gateways forward appends to the
+        writer. A ledger of a transaction is like the ledgers of its log: each append is one entry,
+        which is a batch of records. `close` seals the ledger, and the commit must name it.
         """
         value = await body.read_object(request, self._room)
         once = op.once_of(request, given, value)
@@ -158,7 +158,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     async def list_ledgers(self, request: web.Request, given: Given) -> web.Response:
         """List ledgers.
 
-        Ascending by id; all conditions hold. `next` is the next `after`, null at the end.
+        Sorted by id. A ledger must match all conditions. `next`: the next `after`, null at the end.
         """
         custom = given[METADATA]
         rows, following = await self._engine.metadata.list(
@@ -181,7 +181,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
         scope=scopes.on(scopes.Named.LEDGER, *scopes.LOOK),
     )
     async def get_ledger(self, _request: web.Request, given: Given) -> web.Response:
-        """Look at a ledger."""
+        """Get a ledger."""
         return _shown(await self._engine.get(given[op.LEDGER_ID]))
 
     @op.operation(
@@ -195,8 +195,8 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     async def close_ledger(self, _request: web.Request, given: Given) -> web.Response:
         """Close a ledger as its writer.
 
-        The end is the writer's last acknowledged entry. If another process closed the ledger: 200
-        if the end is the same, else 409 with the real end (`last_entry`).
+        The ledger ends at the writer's last acknowledged entry. If another process has closed the
+        ledger: 200 if the end is the same, otherwise 409 with the actual end (`last_entry`).
         """
         ledger = await self._engine.close(given[op.LEDGER_ID], password=given[op.PASSWORD])
         return _shown(ledger)
@@ -209,19 +209,19 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
         ),
         replies=op.gives("The closed ledger.", models.Ledger, {"closed": _CLOSED}, op.ETAG),
         errors=(*_ENDING, errors.NotEnoughBookies),
-        # With `declare_lost`: admin.
+        # A recovery with `declare_lost` needs the scope `admin`.
         scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.APPEND, scopes.Scope.MANAGE),
         is_audited=True,
     )
     async def recover_ledger(self, request: web.Request, given: Given) -> web.Response:
         """Close a ledger as a reader: fence it, find its end, close it.
 
-        All who ask get the same end. Every acknowledged entry is kept; the writer can't go on.
+        All recoveries return the same end. Acknowledged entries are kept. The writer is fenced.
         """
         wanted = await body.read_model(request, self._room, models.Recover)
         if scopes.Scope.ADMIN not in (caller := scopes.caller_of(request)).everywhere:
             kind, name = scopes.place_of(await self._engine.rows.row(given[op.LEDGER_ID]))
-            # A recovery fences the ledger's writer: of the log of positions, the writer for all consumers.
+            # Recovering a ledger of committed offsets would fence the writer for all consumers.
             if wanted.declare_lost or name == POSITIONS_LOG:
                 caller.check(scopes.Scope.ADMIN, kind, name)
         ledger = await self._engine.recover(
@@ -242,8 +242,8 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     async def change_password(self, request: web.Request, given: Given) -> web.Response:
         """Change a ledger's password.
 
-        Whoever has the present one sets another. Within seconds all gateways refuse the old one;
-        entries of before verify as before. A repeat succeeds.
+        The request must have the current password. Within seconds all gateways refuse the old
+        password. Entries written before the change stay readable. A retry succeeds.
         """
         wanted = await body.read_model(request, self._room, models.PasswordChange)
         ledger = await self._engine.change_password(
@@ -270,10 +270,10 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
         is_audited=True,
     )
     async def accept_loss(self, request: web.Request, given: Given) -> web.Response:
-        """Give up entries that no bookie can serve any more.
+        """Accept the loss of entries that no bookie can serve any more.
 
-        Irrevocable, and for operators. Only for a CLOSED ledger, and only if all bookies that could
-        hold the entries answer that they do not; from then on the entries are 410 `entry-lost`.
+        Irrevocable, and for operators. The ledger must be CLOSED, and all bookies that could have
+        the entries must deny having them. From then on, reads get 410 `entry-lost`.
         """
         wanted = await body.read_model(request, self._room, models.AcceptLoss)
         ledger = await self._engine.accept_loss(
@@ -288,7 +288,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     @op.operation(
         "DELETE /v1/ledgers/{ledger_id}",
         (op.LEDGER_ID, op.PASSWORD),
-        replies={204: Reply("It is deleted.")},
+        replies={204: Reply("The ledger is deleted.")},
         errors=_ENDING,
         scope=scopes.on(scopes.Named.LEDGER, scopes.Scope.MANAGE),
         is_audited=True,
@@ -296,7 +296,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     async def delete_ledger(self, _request: web.Request, given: Given) -> web.Response:
         """Delete a ledger.
 
-        An open one is recovered first. Its id is never used again.
+        An open ledger is recovered first. The id of a deleted ledger is never used again.
         """
         await self._engine.delete(given[op.LEDGER_ID], password=given[op.PASSWORD])
         return no_content()

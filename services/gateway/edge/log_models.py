@@ -1,4 +1,4 @@
-"""The public bodies of logs as pydantic models."""
+"""Pydantic models of the request and response bodies of logs in the public API."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -24,41 +24,41 @@ from services.gateway.edge.models import (
 from services.gateway.logs.views import LogView
 
 Digest = Literal["crc32c", "none"]
-"""A log's ledgers have no password, so there is no key for a MAC."""
+"""Digests that a log may use. No MAC: a log's ledgers have no password to derive a key from."""
 BatchCompression = Literal["none", "zstd"]
 
 
 class LogCreate(Model):
-    """A log to create. Everything is optional, and 0 switches a limit off."""
+    """A log to create. Every setting is optional, and 0 switches a limit off."""
 
     ensemble_size: Size | None = None
-    """E of each of its ledgers: 3, or Qw where that is larger."""
+    """Ensemble size E of each of the log's ledgers. Default: 3, or Qw if Qw is larger."""
     write_quorum: Size | None = None
-    """Qw: 3, or E where smaller."""
+    """Write quorum Qw of each ledger. Default: 3, or E if E is smaller."""
     ack_quorum: Size | None = None
-    """Qa: Qw // 2 + 1."""
+    """Ack quorum Qa of each ledger. Default: Qw // 2 + 1."""
     digest: Digest = "crc32c"
     """How readers verify entries."""
     metadata: Custom = Field(default_factory=dict)
     allow_degraded: Literal[True] = True
-    """Always: a takeover must work while a bookie is away."""
+    """Must be true: a takeover must succeed while a bookie is unavailable."""
     roll_bytes: Id = 256 << 20
-    """Bytes after which a ledger is closed."""
+    """Size in bytes at which the log closes its open ledger and starts the next one."""
     roll_entries: Id = 0
-    """Append requests after which a ledger is closed."""
+    """Append requests after which the log closes its open ledger and starts the next one."""
     roll_seconds: Id = 0
-    """Age at which a ledger is closed."""
+    """Age in seconds at which the log closes its open ledger and starts the next one."""
     retention_bytes: Id = 0
-    """Bytes that are kept at least; older ledgers beyond are dropped."""
+    """The log keeps at least this many of its newest bytes; it drops older ledgers beyond them."""
     retention_seconds: Id = 0
-    """For how long a closed ledger is kept."""
+    """Seconds for which the log keeps a closed ledger."""
     batch_compression: BatchCompression = "none"
-    """`zstd`: record batches are stored compressed where they shrink; readers get them as before."""
+    """`zstd` stores a record batch compressed if it shrinks. Readers get the same records."""
 
     deletion_protection: bool | None = Field(
         default=None,
-        description="true: the log can't be deleted, truncated or overwritten until `PATCH` says false; its retention"
-        " goes on. Of a log that exists: null takes what it has.",
+        description="true: the log can't be deleted, truncated or overwritten until `PATCH` sets"
+        " false; retention still applies. null accepts the current value of an existing log.",
     )
 
     @model_validator(mode="after")
@@ -67,7 +67,7 @@ class LogCreate(Model):
         return self
 
     def settings(self) -> LogSettings:
-        """The protocol's value. Raises: ValueError unless E >= Qw >= Qa."""
+        """Convert to the protocol's `LogSettings`. Raises: ValueError unless E >= Qw >= Qa."""
         return LogSettings(
             quorum=Quorum.of(self.ensemble_size, self.write_quorum, self.ack_quorum),
             digest=DigestKind(self.digest),
@@ -78,7 +78,7 @@ class LogCreate(Model):
 
 
 class LogPatch(Model):
-    """What of a log is to be changed; what is null or left out stays. 0 switches a limit off."""
+    """Settings of a log to change. A null or missing member stays unchanged; 0 disables a limit."""
 
     roll_bytes: Id | None = None
     roll_entries: Id | None = None
@@ -86,12 +86,12 @@ class LogPatch(Model):
     retention_bytes: Id | None = None
     retention_seconds: Id | None = None
     deletion_protection: bool | None = None
-    """false: the log may be deleted, truncated and overwritten again."""
+    """true: the log can't be deleted, truncated or overwritten; false: it can."""
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
         if not self.limits and self.deletion_protection is None:
-            raise ValueError("names nothing to change")
+            raise ValueError("must name at least one limit, or deletion_protection")
         return self
 
     @property
@@ -122,9 +122,9 @@ class LogLedger(Model):
 
     ledger_id: Id
     first_offset: Id | None
-    """null while a roll waits for the end before it."""
+    """Offset of the ledger's first record; null while the end of the previous ledger is unknown."""
     last_offset: IdOrNone | None
-    """null while the ledger may grow."""
+    """Offset of the ledger's last record; null while the ledger may grow."""
     state: Literal["OPEN", "IN_RECOVERY", "CLOSED"]
 
 
@@ -138,18 +138,18 @@ class Log(Model):
     next_offset: Id
     """The next record's offset; all records before it are durable."""
     archived_through: Id | None
-    """Records below it are kept elsewhere too; null if the log is not archived."""
+    """Records below this offset are archived elsewhere too; null if the log is not archived."""
     deletion_protection: bool
-    """The log can't be deleted, truncated or overwritten."""
+    """Whether the log is protected: it can't be deleted, truncated or overwritten."""
     ledgers: list[LogLedger]
     owner: WriterModel | None
-    """The gateway that writes the log; null while none does."""
+    """The gateway that owns the log; null while the log has no owner."""
     version: Annotated[int, Field(ge=1)]
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
 
 
 def log_json(view: LogView) -> dict[str, Any]:
-    """A log as the API shows it."""
+    """Build the JSON object of a log."""
     ledgers = [
         {
             "ledger_id": item.ledger_id,
@@ -163,7 +163,7 @@ def log_json(view: LogView) -> dict[str, Any]:
 
 
 class LogList(Model):
-    """One page of logs by name; `next` is the next `after`, null at the end."""
+    """A page of logs, sorted by name. `next`: the next page's `after`, or null at the end."""
 
     logs: list[Log]
     next: str | None
@@ -172,32 +172,32 @@ class LogList(Model):
 class _RecordIn(Model):
     headers: dict[str, str] | None = None
     timestamp: Annotated[str, WithJsonSchema(DATE_TIME)] | None = None
-    """The record's own time; by default the time of its append."""
+    """Time of the record. Default: the time of its append."""
 
 
 class RecordData(_RecordIn):
-    """A record as base64."""
+    """A record whose value and key are base64."""
 
     data: Annotated[str, WithJsonSchema(BASE64)]
     key: Annotated[str, WithJsonSchema(BASE64)] | None = None
 
 
 class RecordText(_RecordIn):
-    """A record that is text."""
+    """A record whose value and key are text."""
 
     text: str
     key: str | None = None
 
 
 class RecordJson(_RecordIn):
-    """A record that is JSON, stored compact."""
+    """A record whose value is JSON, which is stored without whitespace."""
 
     value: Any = Field(alias="json")
     key: str | None = None
 
 
 class RecordBatch(Model):
-    """Several records; all of them are appended, or none."""
+    """A batch of records, appended atomically."""
 
     records: list[RecordData | RecordText | RecordJson] = Field(
         min_length=1, max_length=BATCH_ENTRIES_MAX
@@ -205,7 +205,7 @@ class RecordBatch(Model):
 
 
 class LogAppendedModel(Model):
-    """All records of the request are durable, in one entry."""
+    """Response to an append: all records of the request are durable, in one entry."""
 
     log: str
     first_offset: Id
@@ -215,7 +215,9 @@ class LogAppendedModel(Model):
 
 
 class RecordOut(PayloadOut):
-    """A record with its place. `key` is base64 beside `data`, else text, or `key_base64` if the key is no text."""
+    """A record with its offset and entry. With `encoding=base64`, `key` is base64. With the other
+    encodings, `key` is text, or `key_base64` has the key if it isn't UTF-8.
+    """
 
     offset: Id
     timestamp: Annotated[str, WithJsonSchema(DATE_TIME)]
@@ -227,39 +229,39 @@ class RecordOut(PayloadOut):
 
 
 class LogRecords(Model):
-    """Records, in order; go on at `next`."""
+    """A page of records in order. The next page begins at the offset `next`."""
 
     log: str
     records: list[RecordOut]
     next: Id
     first_offset: Id
     closed: bool
-    """The log is closed, and `next` is its end."""
+    """Whether the log is closed and `next` is its end."""
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
 
 
 class LogOpen(Model):
-    """The only writer that the log should have."""
+    """Request to open a log for one writer."""
 
     owner: Annotated[Text, Field(min_length=1, max_length=1024)]
 
 
 class LogOpened(Model):
-    """Appends need `Writer-Token: writer_token` from now on."""
+    """Response to opening a log. Appends now need the header `Writer-Token` with `writer_token`."""
 
     writer_token: Id
     next_offset: Id
 
 
 class LogArchived(Model):
-    """Records below `through` are kept elsewhere too, durably and checked."""
+    """Report that records below the offset `through` are stored elsewhere, durably and checked."""
 
     through: Id
     expect: Id | None = None
-    """`archived_through` as it was when the archiving began; else 412."""
+    """Value of `archived_through` when archiving began; if it has changed, the error is 412."""
 
 
 class LogTruncate(Model):
-    """Ledgers that end below `before` are dropped."""
+    """Request to truncate a log: drop the ledgers that end below the offset `before`."""
 
     before: Id

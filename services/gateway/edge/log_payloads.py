@@ -1,6 +1,6 @@
-"""The records of an append request, whatever its form, to a log or to a transaction's ledger.
+"""Parse the records of an append to a log or to a transaction's ledger, in any media type.
 
-In JSON a record's key is base64 beside `data`, else text, as in `payloads.py`.
+In JSON, a record's key is base64 if the record has `data`, otherwise text, as in `payloads.py`.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ _FIELDS: Final = frozenset((*payloads.FORMS, "key", "headers", "timestamp"))
 
 
 def records_from_json(data: bytes, item: payloads.Item = payloads.RECORDS) -> tuple[Record, ...]:
-    """The records of a JSON body: one, or those of the member `item.many`."""
+    """Parse the records of a JSON body: one record, or a batch in the member `item.many`."""
     return strict.kept(data, lambda body: _records(data, body, item))
 
 
@@ -39,7 +39,7 @@ def _records(data: bytes, body: Any, item: payloads.Item) -> tuple[Record, ...]:
 
 
 def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> Record:
-    """The record of one line of NDJSON; its errors point to /lines/<number>."""
+    """Parse a line of NDJSON to a record. Errors point to /lines/<number>."""
     pointer = f"/lines/{number}"
 
     def checked(record: Any) -> Record:
@@ -56,10 +56,10 @@ def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> Record:
 
 
 def check_size(records: Iterable[Record]) -> None:
-    """Raise TooLarge where the records do not fit into one batch."""
+    """Raise TooLarge if the records do not fit into one batch."""
     size = sum(record.size for record in records)
     if size > BATCH_BYTES_MAX:
-        raise TooLarge(f"a record batch of {size} bytes; the limit is {BATCH_BYTES_MAX}")
+        raise TooLarge(f"the record batch has {size} bytes; the limit is {BATCH_BYTES_MAX}")
 
 
 def _record(record: object, pointer: str) -> Record:
@@ -85,8 +85,8 @@ def _record(record: object, pointer: str) -> Record:
 async def read_records(
     request: web.Request, room: Room, media: str, item: payloads.Item = payloads.RECORDS
 ) -> tuple[Record, ...]:
-    """The records of a request that is one batch: JSON, frames, Arrow, or one record as it is. `item` is what the
-    request's path calls them.
+    """Read the records of a request that is one batch: JSON, frames, Arrow, or one record as bytes.
+    `item` names the records as the path does. Raises: InvalidRequest, and as `body.read`.
     """
     limits = room.limits
     if media == JSON:

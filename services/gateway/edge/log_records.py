@@ -1,4 +1,4 @@
-"""The resource /v1/logs/{name}/records: append records to a log and read them."""
+"""The resource /v1/logs/{name}/records: append records to a log, and read its records."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -36,7 +36,7 @@ from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import Start
 
 _PRODUCER_BYTES_MAX: Final = 255
-"""A producer's id is stored with its length in one byte."""
+"""Maximum bytes of a producer's id: one byte stores the id's length."""
 
 
 def _producer(text: str, pointer: str) -> str:
@@ -50,17 +50,18 @@ PRODUCER_ID: Final[Parameter[str | None]] = Parameter(
     "header",
     _producer,
     {"type": "string", "minLength": 1, "maxLength": _PRODUCER_BYTES_MAX},
-    "Who sends; goes with `Producer-Epoch` and `Producer-Seq`.",
+    "The producer's id; required with `Producer-Epoch` and `Producer-Seq`.",
     None,
 )
 PRODUCER_SINCE: Final = header_integer(
     header.PRODUCER_SINCE,
-    "The log's `next_offset`, as it was read before this producer (id and epoch) had sent "
-    "anything; the same in all of its requests. Without it, or below the offset up to which the log has "
-    "forgotten producers, an unknown producer is 409 `expired-producer`; beyond the log's end 422.",
+    "The log's `next_offset`, read before this producer (id and epoch) sent its first request; "
+    "the same in all of its requests. If it is missing, or below the offset up to which the log "
+    "has forgotten producers, an unknown producer gets 409 `expired-producer`. Beyond the log's "
+    "end: 422.",
 )
 PRODUCER_EPOCH: Final = header_integer(
-    header.PRODUCER_EPOCH, "A higher epoch ends the lower ones of this producer."
+    header.PRODUCER_EPOCH, "A higher epoch ends this producer's lower epochs."
 )
 PRODUCER_SEQ: Final = header_integer(
     header.PRODUCER_SEQ, "Counts this producer's requests from 0 in each epoch."
@@ -73,16 +74,17 @@ FROM: Final[Parameter[Start]] = Parameter(
         "anyOf": [{"enum": list(NAMED)}, int64(-ID_MAX), {"type": "string", "format": "date-time"}],
         "default": "earliest",
     },
-    "The first offset; `-N` is N offsets before the end, or where the log begins. A time (RFC 3339) is the first "
-    "record that was appended then or later, by the log's append times: before the log's first record that is where "
-    "the log begins, after its last record (in the future too) its end. A `+` is `%2B` in a query: a time with a "
+    "Where to begin: an offset; `-N`, which is N offsets before the end, or the first offset if "
+    "the log is shorter; or an RFC 3339 time. A time means the first record whose append time is "
+    "equal or later: the log's beginning if the time is before the first record, its end if the "
+    "time is after the last record or in the future. Write `+` as `%2B` in a query: a time with a "
     "space is 422.",
     "earliest",
 )
 
 
 class RecordRoutes(op.Handlers, tag="Logs"):
-    """Handlers of a log's records."""
+    """HTTP handlers for the records of a log."""
 
     def __init__(self, logs: LogManager, room: Room) -> None:
         self._logs = logs
@@ -116,13 +118,13 @@ class RecordRoutes(op.Handlers, tag="Logs"):
                 },
             ),
             "record",
-            "the column `value` (binary or string), and maybe `key`, `headers` (map of strings) and `timestamp` "
-            "(with a zone).",
+            "the column `value` (binary or string), and optionally `key`, `headers` (map of "
+            "strings) and `timestamp` (with a zone).",
         ),
         replies={
             200: Reply(
-                "For NDJSON: a line for each acknowledged batch, all before it included; an error is "
-                "the last line, a problem object.",
+                "For NDJSON: one line per acknowledged batch, which acknowledges all earlier "
+                "batches too. An error is the last line, as a problem object.",
                 {NDJSON: Content({"type": "string"})},
             ),
             **op.gives(
@@ -137,7 +139,7 @@ class RecordRoutes(op.Handlers, tag="Logs"):
                         "entry_id": 3,
                     }
                 },
-                {header.PRODUCER_DUPLICATE: "true: this is the answer that the first request got."},
+                {header.PRODUCER_DUPLICATE: "true: a retry; this is the first request's response."},
                 status=201,
             ),
         },
@@ -155,9 +157,9 @@ class RecordRoutes(op.Handlers, tag="Logs"):
     async def append_records(self, request: web.Request, given: Given) -> web.StreamResponse:
         """Append records.
 
-        One request is one atomic record batch. With the `Producer-` headers a repeat is harmless,
-        through any gateway and for ever: it gets the first answer, or 409 `expired-producer` once
-        that answer is forgotten.
+        One request is one atomic record batch. With the `Producer-` headers a retry never appends
+        twice, through any gateway and at any time: it gets the first response, or 409
+        `expired-producer` once the log has forgotten that response.
         """
         name, expect, token = given[op.NAME], given[op.EXPECT], given[op.WRITER_TOKEN]
         media = body.media_type(request, op.APPEND_TYPES)
@@ -166,7 +168,7 @@ class RecordRoutes(op.Handlers, tag="Logs"):
         if media == NDJSON:
             accepted(request, (NDJSON,))
             if producer is not None:
-                raise invalid(PRODUCER_SEQ.pointer, "counts requests, not what is streamed")
+                raise invalid(PRODUCER_SEQ.pointer, "can't be sent with an NDJSON stream")
             created_at = given[CREATED] or (await self._logs.rows.row(name)).created_at
             pipe = self._pipe(name, created_at, token, expect)
             names = ("first_offset", "last_offset")
@@ -199,7 +201,7 @@ class RecordRoutes(op.Handlers, tag="Logs"):
         ),
         replies={
             200: Reply(
-                "Records, maybe none.",
+                "Records; the list may be empty.",
                 op.read_forms(
                     Content(
                         models.LogRecords,
@@ -227,15 +229,16 @@ class RecordRoutes(op.Handlers, tag="Logs"):
                     "record",
                     "offset",
                     "`offset`, `timestamp`, `key`, `headers`, `value`, `ledger_id`, `entry_id`",
-                    "`event: end` once the log is closed. From `latest`, `-N` or a time the id before the first record "
-                    "comes at once, without an event.",
+                    "`event: end` once the log is closed. A read from `latest`, `-N` or a time "
+                    "first gets the id before the first record, without an event.",
                 ),
                 {
-                    header.NEXT_OFFSET: "With frames and Arrow: where to go on; with NDJSON where that was when "
-                    "the head was sent.",
+                    header.NEXT_OFFSET: "With frames and Arrow: the next offset to read. With "
+                    "NDJSON: the next offset when the head was sent.",
                     "First-Offset": "With frames, Arrow and NDJSON: the log's first offset.",
                     "Log-Closed": "With frames, Arrow and NDJSON: true or false.",
-                    "Log-Created-At": "With frames, Arrow and NDJSON: the log's `created_at`, to be sent as `created`.",
+                    "Log-Created-At": "With frames, Arrow and NDJSON: the log's `created_at`, to "
+                    "send as `created`.",
                 },
             ),
             204: op.NOTHING_FOLLOWS,
@@ -254,8 +257,8 @@ class RecordRoutes(op.Handlers, tag="Logs"):
     async def read_records(self, request: web.Request, given: Given) -> web.StreamResponse:
         """Read records.
 
-        Sees every record that was acknowledged before the read began. At the end the list is empty;
-        `next` is where to go on.
+        A read returns every record that was acknowledged before the read began. At the log's end
+        the list is empty. `next` is the offset at which the next read begins.
         """
         wanted = ReadRequest.of(request, given, given[FROM], given[CREATED])
         pages = LogPages(self._logs, given[op.NAME], wanted.created_at)
@@ -271,14 +274,14 @@ class RecordRoutes(op.Handlers, tag="Logs"):
     async def log_socket(self, request: web.Request, given: Given) -> web.StreamResponse:
         """Append and follow the tail over one WebSocket.
 
-        Send frames as binary messages, or the JSON of an append as text. The answer has the offsets
-        of each acknowledged batch, all earlier ones included.
-        `{"tail":{"from":0,"encoding":"base64"}}` asks for the tail. Its `from` may be `earliest`,
-        `latest`, -N or a time, as in a read; `created` may name the log; encoding `frames` gives
-        binary messages. From `latest`, -N or a time, the first answer is `{"tail":{"from":7}}`, the
-        offset where the tail begins. A problem object ends the socket. With the subprotocol
-        `quorumlog.appends` there is no tail, and each message is one append with the answer of
-        HTTP.
+        Send frames as binary messages, or the JSON of an append as text. The response has the
+        offsets of each acknowledged batch, which acknowledges all earlier batches too.
+        `{"tail":{"from":0,"encoding":"base64"}}` requests the tail. `from` may be `earliest`,
+        `latest`, -N or a time, as in a read; `created` may be the log's `created_at`; the encoding
+        `frames` selects binary messages. From `latest`, -N or a time, the first message is
+        `{"tail":{"from":7}}`, the offset where the tail begins. After a problem object the socket
+        closes. With the subprotocol `quorumlog.appends` there is no tail, and each message is one
+        append, answered as over HTTP.
         """
         name, token = given[op.NAME], given[op.WRITER_TOKEN]
         created_at = (await self._logs.get(name)).log.created_at
@@ -299,7 +302,7 @@ class RecordRoutes(op.Handlers, tag="Logs"):
         return await serve(request, self._room, target)
 
     async def _records_of(self, request: web.Request, message: WSMessage) -> list[Record]:
-        """The records of a socket's message: frames, or the JSON of an append."""
+        """Parse the records of a WebSocket message: frames, or the JSON of an append."""
         if message.type == WSMsgType.TEXT:
             made = await body.in_turn(request, self._room, message.data, records_from_json)
             return list(made)
@@ -310,8 +313,8 @@ class RecordRoutes(op.Handlers, tag="Logs"):
     def _pipe(
         self, name: str, created_at: str, token: int | None, expect: int | None = None
     ) -> Pipe[Record]:
-        """The pipe of a stream, all of whose records go to one log. Its batches depend on timing, so a producer's sequence,
-        which counts requests, has no place in a stream.
+        """Create a pipe that appends a stream of records to one log. A producer's sequence counts
+        requests, so a stream can't have one: timing decides how it is divided into batches.
         """
 
         async def append(records: Sequence[Record], expect: int | None) -> EntriesAppended:
@@ -333,18 +336,18 @@ def _appended(name: str, done: RecordsAppended) -> bytes:
 
 
 def _producer_of(given: Given) -> ProducerSeq | None:
-    """The headers `Producer-Id`, `Producer-Epoch` and `Producer-Seq`: all, or none; with them
-    `Producer-Since`.
+    """Parse the headers `Producer-Id`, `Producer-Epoch` and `Producer-Seq`, which must be sent
+    together or not at all. `Producer-Since` requires them.
     """
     name, epoch, seq = given[PRODUCER_ID], given[PRODUCER_EPOCH], given[PRODUCER_SEQ]
     if name is None and epoch is None and seq is None:
         if given[PRODUCER_SINCE] is not None:
-            detail = "says since when a producer is: Producer-Id is missing"
+            detail = "requires Producer-Id, Producer-Epoch and Producer-Seq"
             raise invalid(PRODUCER_SINCE.pointer, detail)
         return None
     if name is None or epoch is None or seq is None:
         three = ((PRODUCER_ID, name), (PRODUCER_EPOCH, epoch), (PRODUCER_SEQ, seq))
         missing = next(header for header, value in three if value is None)
-        detail = "is missing: the three Producer- headers go together"
+        detail = "is missing: send Producer-Id, Producer-Epoch and Producer-Seq together"
         raise invalid(missing.pointer, detail)
     return ProducerSeq(name, epoch, seq)

@@ -1,4 +1,4 @@
-"""The resource /v1/logs: named logs, each as a whole."""
+"""The resource /v1/logs: create, read, change, roll, truncate, close and delete named logs."""
 
 from typing import Any, Final
 
@@ -18,17 +18,18 @@ from services.gateway.edge.starts import created_at_of
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import CREATED_AT, STREAM_PREFIX
 
-LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Logs of a page.", 100)
-AFTER: Final = query_text("after", LOG_NAME, "Logs after this name.")
-PREFIX: Final = query_text("prefix", LOG_NAME, "Logs whose name begins with this.")
+LIMIT: Final = query_integer("limit", 1, BATCH_ENTRIES_MAX, "Maximum logs of a page.", 100)
+AFTER: Final = query_text("after", LOG_NAME, "List logs after this name.")
+PREFIX: Final = query_text("prefix", LOG_NAME, "List logs whose names have this prefix.")
 
 CREATED: Final[Parameter[str | None]] = Parameter(
     "created",
     "query",
     created_at_of,
     {"type": "string", "pattern": f"^{CREATED_AT}$"},
-    "Which log the request is for: its `created_at` from an earlier response, or the part behind the point in an event id. If"
-    " the log was deleted and created again since, the response is 409 `log-replaced`, and nothing is done.",
+    "Which log of this name is meant: its `created_at` from an earlier response, or the part of "
+    "an event id after the dot. If the log has been deleted and created again, the response is "
+    "409 `log-replaced`, and nothing is done.",
     None,
 )
 
@@ -74,7 +75,7 @@ TAKING_OVER: Final = (
     errors.EntryUnavailable,
     errors.LogFull,
 )
-"""Errors of a request to a log's owner, which this gateway may become."""
+"""Errors of a request for a log's owner, including those of a takeover by this gateway."""
 WRITING: Final = (
     *TAKING_OVER,
     errors.LogClosed,
@@ -82,11 +83,11 @@ WRITING: Final = (
     errors.QuorumTimeout,
     errors.WriterLost,
 )
-"""Errors of a request that appends to a log, or has the owner begin a ledger."""
+"""Errors of a request that appends to a log, or makes its owner begin a ledger."""
 
 
 class LogRoutes(op.Handlers, tag="Logs"):
-    """Handlers of logs."""
+    """HTTP handlers for whole logs."""
 
     def __init__(self, logs: LogManager, room: Room) -> None:
         self._logs = logs
@@ -104,7 +105,7 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def list_logs(self, request: web.Request, given: Given) -> web.Response:
         """List logs.
 
-        By name. `next` is the next `after`, null at the end.
+        Sorted by name. `next` is the `after` of the next page, or null at the end.
         """
         views, following = await self._logs.views.page(
             after=given[AFTER],
@@ -120,7 +121,7 @@ class LogRoutes(op.Handlers, tag="Logs"):
         body=op.takes(models.LogCreate, {"default": {}, "small": {"roll_entries": 1000}}),
         replies={
             **op.gives("The new log.", *_LOG, {"Location": "The log's path."}, status=201),
-            **op.gives("The log that was there.", *_LOG),
+            **op.gives("The existing log.", *_LOG),
         },
         errors=(*TAKING_OVER, errors.LogExists),
         scope=on(Named.LOG, Scope.MANAGE),
@@ -129,11 +130,11 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def put_log(self, request: web.Request, given: Given) -> web.Response:
         """Create a log.
 
-        A repeat with the same settings gets the same log; with other settings 409.
+        If the log exists: 200 with the log if its settings are the same, otherwise 409.
         """
         if given[op.NAME].startswith(STREAM_PREFIX):
             raise invalid(
-                op.NAME.pointer, f"{STREAM_PREFIX} begins the names of streams: PUT /v1/stream/…"
+                op.NAME.pointer, f"{STREAM_PREFIX} is reserved for streams: use PUT /v1/stream/…"
             )
         wanted = await body.read_model(request, self._room, models.LogCreate)
         view, is_new = await self._logs.put(
@@ -155,7 +156,7 @@ class LogRoutes(op.Handlers, tag="Logs"):
         scope=on(Named.LOG, *LOOK),
     )
     async def get_log(self, _request: web.Request, given: Given) -> web.Response:
-        """Look at a log."""
+        """Get a log."""
         view = await self._logs.get(given[op.NAME])
         return json_value(models.log_json(view), headers={"ETag": f'"{view.log.version}"'})
 
@@ -181,11 +182,11 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def patch_log(self, request: web.Request, given: Given) -> web.Response:
         """Change a log's limits, or its protection from deletion.
 
-        Limits that are named get new values, and hold within seconds for its owner and its
-        retention. With `If-Match` only if the log has this `version` (its `ETag`): else 412
-        `version-conflict`, whose `version` is the log's; a roll or a new owner changes it too. A
-        protected log can't be deleted, truncated or overwritten: 409 `log-protected`. Its retention
-        goes on.
+        Only the named limits change. Owner and retention apply new limits within seconds. With
+        `If-Match` the log must have this `version` (its `ETag`), otherwise 412 `version-conflict`
+        returns the current `version`. A roll or a new owner also changes the version. A protected
+        log can't be deleted, truncated or overwritten (409 `log-protected`); retention still
+        applies.
         """
         wanted = await body.read_model(request, self._room, models.LogPatch)
         view = await self._logs.change(
@@ -201,7 +202,7 @@ class LogRoutes(op.Handlers, tag="Logs"):
     @op.operation(
         "DELETE /v1/logs/{name}",
         (op.NAME, CREATED),
-        replies={204: Reply("It is deleted, and the name is free.")},
+        replies={204: Reply("The log is deleted, and its name is free.")},
         errors=(errors.NoSuchLog, errors.LogProtected, errors.RecoveryBlocked),
         scope=on(Named.LOG, Scope.MANAGE),
         is_audited=True,
@@ -209,8 +210,8 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def delete_log(self, _request: web.Request, given: Given) -> web.Response:
         """Delete a log with its ledgers.
 
-        With `created` only that log is deleted. If another log has the name since, the response is
-        404 `no-such-log`.
+        `created` says which log of the name to delete. If another log has the name now, the
+        response is 404 `no-such-log`.
         """
         await self._logs.delete(given[op.NAME], created_at=given[CREATED])
         return no_content()
@@ -230,7 +231,7 @@ class LogRoutes(op.Handlers, tag="Logs"):
     async def open_log(self, request: web.Request, given: Given) -> web.Response:
         """Open a log for one writer.
 
-        Earlier writers are fenced off. From then on appends need `Writer-Token`.
+        Earlier writers are fenced. From then on, appends must send `Writer-Token`.
         """
         wanted = await body.read_model(request, self._room, models.LogOpen)
         token, next_offset = await self._logs.open(
@@ -247,7 +248,7 @@ class LogRoutes(op.Handlers, tag="Logs"):
         scope=on(Named.LOG, Scope.MANAGE),
     )
     async def roll_log(self, _request: web.Request, given: Given) -> web.Response:
-        """Go on in a new ledger."""
+        """Start a new ledger for a log."""
         return json_value(models.log_json(await self._logs.roll(given[op.NAME])))
 
     @op.operation(
@@ -261,9 +262,9 @@ class LogRoutes(op.Handlers, tag="Logs"):
         is_audited=True,
     )
     async def truncate_log(self, request: web.Request, given: Given) -> web.Response:
-        """Drop old ledgers.
+        """Truncate a log.
 
-        Whole ledgers that end below `before`; `first_offset` tells the result.
+        Drops ledgers that end below the offset `before`. The response has the new `first_offset`.
         """
         wanted = await body.read_model(request, self._room, models.LogTruncate)
         once = op.once_of(request, given, wanted, given[CREATED])
@@ -283,10 +284,10 @@ class LogRoutes(op.Handlers, tag="Logs"):
         is_audited=True,
     )
     async def mark_log_archived(self, request: web.Request, given: Given) -> web.Response:
-        """Note that records are archived.
+        """Record that a log is archived up to an offset.
 
-        By compare-and-swap on `archived_through`. From then on retention keeps what is not
-        archived.
+        The change is a compare-and-swap on `archived_through`. From then on, retention keeps
+        records that are not archived.
         """
         wanted = await body.read_model(request, self._room, models.LogArchived)
         once = op.once_of(request, given, wanted, given[CREATED])
@@ -309,7 +310,7 @@ class LogRoutes(op.Handlers, tag="Logs"):
         is_audited=True,
     )
     async def close_log(self, request: web.Request, given: Given) -> web.Response:
-        """Close a log for good."""
+        """Close a log permanently."""
         once = op.once_of(request, given, given[CREATED])
         view = await self._logs.close(given[op.NAME], created_at=given[CREATED], once=once)
         return json_value(models.log_json(view))

@@ -1,8 +1,7 @@
-"""The public bodies of ledgers as pydantic models, of which the OpenAPI description is made.
+"""Pydantic models of the request and response bodies of ledgers, for parsing and for OpenAPI.
 
-The models parse requests about ledgers as a whole. Appends and reads never pass through them; tests hold the
-hand-made JSON of appends and reads to these models. The names of the classes are those of the description's
-schemas, which clients see.
+The models parse requests about whole ledgers. Appends and reads bypass the models for speed; tests
+check their JSON against the models. The class names are the OpenAPI schema names that clients see.
 """
 
 from typing import Annotated, Any, Final, Literal, Self
@@ -35,7 +34,7 @@ BASE64: Final = {
     "contentEncoding": "base64",
     "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=|[A-Za-z0-9+/][AQgw]==)?$",
 }
-"""Canonical base64 (RFC 4648, 4)."""
+"""JSON schema of canonical base64 (RFC 4648, 4)."""
 
 _INT64: Final = {"format": "int64"}
 Id = Annotated[int, Field(ge=0, le=ID_MAX, json_schema_extra=_INT64)]
@@ -46,7 +45,7 @@ Size = Annotated[int, Field(ge=1, le=QUORUM_MAX)]
 
 
 def _storable(text: str) -> str:
-    """Postgres keeps every character but this one."""
+    """Refuse NUL, the only character that Postgres can't store."""
     if "\0" in text:
         raise ValueError("must not contain NUL")
     return text
@@ -58,7 +57,7 @@ Text = Annotated[
 
 
 class Model(BaseModel):
-    """A public body: frozen, strict, and without unknown fields."""
+    """Base class of public bodies: frozen, strict, and without unknown fields."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -70,8 +69,8 @@ class Model(BaseModel):
 
 
 def members_of(model: type[Model], *values: object, **given: object) -> dict[str, Any]:
-    """The required members of a public body: `given` ones, else the fields of these names of the last
-    value that has them.
+    """Collect the required members of a public body by name: from `given`, otherwise from the last
+    of `values` that has an attribute with the name.
     """
     names = [name for name, field in model.model_fields.items() if field.is_required()]
     found = {name: getattr(one, name) for one in values for name in names if hasattr(one, name)}
@@ -86,7 +85,7 @@ def _within_limits(custom: dict[str, str]) -> dict[str, str]:
 
 
 def _few(custom: Any) -> Any:
-    """Before any of them is looked at, and each is a fault of its own."""
+    """Refuse too many members before pydantic validates, and reports, each of them."""
     if isinstance(custom, dict) and len(custom) > limits.CUSTOM_KEYS_MAX:
         raise ValueError(f"must have at most {limits.CUSTOM_KEYS_MAX} members")
     return custom
@@ -96,7 +95,7 @@ Custom = Annotated[
     dict[Text, Text],
     Field(
         max_length=limits.CUSTOM_KEYS_MAX,
-        description=f"For the caller's use: {limits.CUSTOM_BYTES_MAX} bytes at most, keys included.",
+        description=f"For the caller's use: at most {limits.CUSTOM_BYTES_MAX} bytes with keys.",
     ),
     AfterValidator(_within_limits),
     BeforeValidator(_few),
@@ -108,33 +107,33 @@ Members = Annotated[
     FailFast(),
     Field(
         max_length=QUORUM_MAX,
-        description="Members that will never come back: an operator's word, kept with the ledger.",
+        description="Members that an operator declares lost for ever; stored with the ledger.",
     ),
 ]
 
 
 class LedgerCreate(Model):
-    """A ledger to create. Everything is optional."""
+    """A ledger to create. Every member is optional."""
 
     ensemble_size: Size | None = None
-    """E, bookies that store the ledger: 3, or Qw where that is larger."""
+    """E, the number of bookies that store the ledger. Default: 3, or Qw if Qw is larger."""
     write_quorum: Size | None = None
-    """Qw, bookies that store each entry: 3, or E where that is smaller."""
+    """Qw, the number of bookies that store each entry. Default: 3, or E if E is smaller."""
     ack_quorum: Size | None = None
-    """Qa, bookies that must have it on disk: Qw // 2 + 1."""
+    """Qa, the number of bookies that must have an entry on disk. Default: Qw // 2 + 1."""
     digest: Literal["crc32c", "hmac-sha256", "none"] = "crc32c"
     """How readers verify entries; the MAC needs a password."""
     password: (
         Annotated[str, StringConstraints(min_length=1, max_length=limits.PASSWORD_CHARS_MAX)] | None
     ) = None
-    """The value that `Ledger-Password` must have from then on."""
+    """Password that later requests must send in the header `Ledger-Password`."""
     metadata: Custom = Field(default_factory=dict)
     ledger_id: ChosenId | None = Field(
         default=None,
-        description=f"An id that the caller chooses, from {ASSIGNED_ID_END} on; the service assigns the lower ids.",
+        description=f"An id chosen by the caller, from {ASSIGNED_ID_END} on. Default: a lower id.",
     )
     allow_degraded: bool = False
-    """Name absent bookies too, while each write set reaches Qa."""
+    """Whether the ensemble may include absent bookies, if each write set still has Qa live ones."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -144,11 +143,11 @@ class LedgerCreate(Model):
         return self
 
     def quorum(self) -> Quorum:
-        """The sizes, omitted ones filled in. Raises: ValueError unless E >= Qw >= Qa."""
+        """The quorum sizes with defaults filled in. Raises: ValueError unless E >= Qw >= Qa."""
         return Quorum.of(self.ensemble_size, self.write_quorum, self.ack_quorum)
 
     def options(self, once: Once | None) -> LedgerOptions:
-        """The options for the engine."""
+        """Convert to the engine's options."""
         return LedgerOptions(
             quorum=self.quorum(),
             digest=DigestKind(self.digest),
@@ -161,37 +160,39 @@ class LedgerCreate(Model):
 
 
 class TransactionLedgerCreate(Model):
-    """A ledger to create in a transaction: in all else like the ledgers of its log."""
+    """A ledger to create in a transaction, with the settings of the transaction's log."""
 
-    transaction: Annotated[str, Field(pattern=f"^{TRANSACTION_ID}$", description="Its id.")]
+    transaction: Annotated[
+        str, Field(pattern=f"^{TRANSACTION_ID}$", description="The transaction's id.")
+    ]
     partition: Id | None = None
-    """The part of the work for which it is created."""
+    """The part of the client's job that writes the ledger."""
     attempt: Id | None = None
-    """The number of the try at that part."""
+    """The attempt number of the partition's task."""
     metadata: Custom = Field(default_factory=dict)
 
 
 class FragmentModel(Model):
-    """The entries from `first_entry` to the next fragment live on these bookies."""
+    """A fragment: the bookies that store the entries from `first_entry` to the next fragment."""
 
     first_entry: Id
     bookies: list[str]
 
 
 class LostRange(Model):
-    """Entries `first` to `last`."""
+    """A range of lost entries, from `first` to `last`, inclusive."""
 
     first: Id
     last: Id
 
 
 class WriterModel(Model):
-    """The process that created the ledger, its only writer ever."""
+    """The gateway process that writes a ledger or log."""
 
     id: str
     url: str
     internal_url: str
-    """Where the cluster's own processes reach it."""
+    """The URL at which the cluster's own processes reach the gateway."""
 
 
 class Ledger(Model):
@@ -204,9 +205,9 @@ class Ledger(Model):
     ack_quorum: Size
     digest: Literal["crc32c", "hmac-sha256", "none"]
     last_entry: IdOrNone | None
-    """null until it is closed; -1: it is empty."""
+    """The last entry's id, or -1 if the ledger is empty; null until the ledger is closed."""
     length: Id | None
-    """Payload bytes; null until it is closed."""
+    """Total payload bytes; null until the ledger is closed."""
     fragments: list[FragmentModel]
     metadata: dict[str, str]
     log: str | None
@@ -214,19 +215,19 @@ class Ledger(Model):
     version: Annotated[int, Field(ge=1)]
     writer: WriterModel | None
     degraded: bool = False
-    """Created with absent members."""
+    """Whether the ledger was created with absent bookies in its ensemble."""
     may_lack_entries: bool = False
-    """An operator declared members lost at its recovery, or gave entries up."""
+    """Whether an operator declared members lost during recovery, or accepted lost entries."""
     lost_entries: list[LostRange] = Field(default_factory=list)
-    """Entries that no bookie can serve any more, as an operator has accepted: 410 `entry-lost`."""
+    """Entries that an operator has accepted as lost; reads of them get 410 `entry-lost`."""
     transaction: str | None = None
-    """The transaction in which it was written."""
+    """The transaction in which the ledger was written."""
     partition: Id | None = None
     attempt: Id | None = None
 
 
 def ledger_json(metadata: LedgerMetadata) -> dict[str, Any]:
-    """A ledger's row as the public API shows it, without its keys; orjson writes dataclasses as objects."""
+    """Build a ledger's public JSON object without its keys. orjson encodes its dataclasses."""
     shown = members_of(Ledger, metadata, metadata.quorum, metadata=dict(metadata.custom))
     tags = dict(metadata.extra)
     if tags.get(DEGRADED) == "true":
@@ -244,32 +245,32 @@ def ledger_json(metadata: LedgerMetadata) -> dict[str, Any]:
 
 
 class LedgerList(Model):
-    """One page of ledgers; `next` is the next `after`, null at the end."""
+    """A page of ledgers. `next` is the `after` of the next page, or null at the end."""
 
     ledgers: list[Ledger]
     next: Id | None
 
 
 class EntryData(Model):
-    """An entry as base64."""
+    """An entry to append, as base64."""
 
     data: Annotated[str, WithJsonSchema(BASE64)]
 
 
 class EntryText(Model):
-    """An entry that is text, stored as UTF-8."""
+    """An entry to append as text, which is stored as UTF-8."""
 
     text: str
 
 
 class EntryJson(Model):
-    """An entry that is JSON, stored compact."""
+    """An entry to append as JSON, which is stored without whitespace."""
 
     value: Any = Field(alias="json")
 
 
 class Batch(Model):
-    """Several entries; they get contiguous ids."""
+    """A batch of entries to append, which get contiguous ids."""
 
     entries: list[EntryData | EntryText | EntryJson] = Field(
         min_length=1, max_length=limits.BATCH_ENTRIES_MAX
@@ -277,7 +278,7 @@ class Batch(Model):
 
 
 class AppendedEntry(Model):
-    """One entry is durable on Qa bookies."""
+    """Response to an append of one entry, which is durable on Qa bookies."""
 
     ledger_id: Id
     entry_id: Id
@@ -285,7 +286,7 @@ class AppendedEntry(Model):
 
 
 class AppendedBatch(Model):
-    """All entries of a batch are durable on Qa bookies."""
+    """Response to an append of a batch, all of whose entries are durable on Qa bookies."""
 
     ledger_id: Id
     first_entry: Id
@@ -294,8 +295,8 @@ class AppendedBatch(Model):
 
 
 class PayloadOut(Model):
-    """A payload in one of four forms: `data`; with `encoding=text` or `json` that, or `data_base64` where the
-    payload is not readable so.
+    """A payload. It is in `data` by default, in `text` or `json` with that `encoding`, and in
+    `data_base64` if it isn't valid text or JSON.
     """
 
     data: Annotated[str, WithJsonSchema(BASE64)] | None = None
@@ -311,7 +312,7 @@ class EntryOut(PayloadOut):
 
 
 class Entries(Model):
-    """Confirmed entries, in order; go on at `next`."""
+    """A page of confirmed entries in order. The next page begins at the entry id `next`."""
 
     ledger_id: Id
     entries: list[EntryOut]
@@ -322,13 +323,13 @@ class Entries(Model):
 
 
 class OneEntry(EntryOut):
-    """One confirmed entry."""
+    """One confirmed entry with its ledger."""
 
     ledger_id: Id
 
 
 class LastAddConfirmed(Model):
-    """How far a ledger is confirmed."""
+    """The last-add-confirmed (LAC) of a ledger, and whether the ledger is closed."""
 
     ledger_id: Id
     last_add_confirmed: IdOrNone
@@ -336,20 +337,20 @@ class LastAddConfirmed(Model):
 
 
 class Recover(Model):
-    """How to recover a ledger."""
+    """Parameters of a ledger's recovery."""
 
     declare_lost: Members = Field(default_factory=list)
 
 
 class PasswordChange(Model):
-    """A ledger's next password."""
+    """Request to change a ledger's password."""
 
     password: Annotated[str, StringConstraints(min_length=1, max_length=limits.PASSWORD_CHARS_MAX)]
-    """The value that `Ledger-Password` must have from then on."""
+    """New password, which later requests must send in the header `Ledger-Password`."""
 
 
 class AcceptLoss(Model):
-    """Which entries are given up."""
+    """Request to accept the loss of the entries `first` to `last`, inclusive."""
 
     first: Id
     last: Id
@@ -373,7 +374,7 @@ class Bookie(Model):
 
 
 class BookieListModel(Model):
-    """Every registered bookie; `stale` where liveness can't be learned now."""
+    """All registered bookies. `stale` is true if their liveness is currently unknown."""
 
     bookies: list[Bookie]
     stale: bool = False

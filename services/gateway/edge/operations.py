@@ -1,7 +1,8 @@
-"""What the gateway's operations have in common: their errors, the parameters that several of them take, the checks
-that follow from a declaration, and requests that are carried out once, however often they arrive (rule 6a).
+"""Shared parts of the gateway's operations: common errors and parameters, checks that follow from a
+declaration, and idempotency keys, by which retries are carried out once (rule 6a).
 
-Each operation is declared above its handler (`operation`, `Handlers`), those of streams in `streams/operations.py`.
+Each operation is declared above its handler (`operation`, `Handlers`). `streams/operations.py`
+declares the operations of streams.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,24 +36,24 @@ class PublicOperation(Operation):
     """An operation of the public API."""
 
     scope: Access = field(kw_only=True)
-    """What a token must allow, where tokens are required."""
+    """The access that a token must grant, if tokens are required."""
 
 
 class Handlers:
-    """The handlers of a resource, each below the declaration of its operation.
+    """Base class of a resource's handlers, each of which stands below its operation's declaration.
 
-    `operations` has them by the handlers' names, in the order of the API's description.
+    `operations` maps the handlers' names to operations, in the order of the OpenAPI document.
     """
 
     operations: ClassVar[Mapping[str, PublicOperation]]
 
     def __init_subclass__(cls, *, tag: str) -> None:
-        """`tag` is the resource's name in the API's description."""
+        """`tag` is the resource's name in the OpenAPI document."""
         declared = ((name, getattr(each, _DECLARED, None)) for name, each in vars(cls).items())
         cls.operations = {name: replace(one, tag=one.tag or tag) for name, one in declared if one}
 
     def routes(self) -> list[Route]:
-        """The operations with their handlers."""
+        """Pair each operation with its handler."""
         return [Route(one, getattr(self, name)) for name, one in self.operations.items()]
 
 
@@ -69,7 +70,7 @@ ALWAYS: Final[Errors] = (
     errors.HeadersTooLarge,
     errors.Overloaded,
 )
-"""Errors of every operation."""
+"""Errors that every operation may return."""
 
 ANSWERING: Final[Errors] = (errors.NotAcceptable,)
 WITH_BODY: Final[Errors] = (errors.TooLarge, errors.UnsupportedMediaType)
@@ -78,24 +79,24 @@ OF_TRANSACTION: Final[Errors] = (
     errors.TransactionAborted,
     errors.TransactionCommitted,
 )
-"""Further errors of a transaction's ledger."""
+"""Additional errors of operations on a ledger of a transaction."""
 
 BYTES: Final[dict[str, Any]] = {"type": "string", "format": "binary"}
 NOTHING: Final = {JSON: Content({"type": "object", "additionalProperties": False}, {"nothing": {}})}
-"""The body of a request without parameters in its body."""
-ETAG: Final = {"ETag": "The row's version, in quotes."}
-IF_MATCH: Final = parameters.header_version("Only if the row's version, its `ETag`, is this one.")
+"""The body of a request that needs none: no body, or `{}`."""
+ETAG: Final = {"ETag": "The metadata's version, in quotes."}
+IF_MATCH: Final = parameters.header_version("The expected version of the metadata, its `ETag`.")
 
 PAGE_ENTRIES: Final = 100
 PAGE_BYTES: Final = 1 << 20
-"""The limits of a page for a read that names none; a stream has no such limit."""
+"""Default limits of a page, in entries and in bytes. A stream has no default limit."""
 
 LEDGER_ID: Final = parameters.path_id("ledger_id", "The ledger.")
 
 
 def _log_name(text: str, pointer: str) -> str:
     if parameters.matching(text, pointer, LOG_NAME) == POSITIONS_LOG:
-        raise parameters.invalid(pointer, "is a name of the cluster's own")
+        raise parameters.invalid(pointer, "is a name reserved for the cluster")
     return text
 
 
@@ -105,25 +106,25 @@ PASSWORD: Final = parameters.header_text(
     "The ledger's password, if it has one.",
     chars_max=limits.PASSWORD_CHARS_MAX,
 )
-"""Header values can't hold every character: a password should be printable."""
+"""A password should be printable, because header values can't hold every character."""
 WAIT_MS: Final = parameters.query_integer(
-    "wait_ms", 0, limits.WAIT_MS_MAX, "At the tail: wait for that long for something new.", 0
+    "wait_ms", 0, limits.WAIT_MS_MAX, "How long to wait for new data at the tail.", 0
 )
 LIMIT: Final = parameters.query_integer(
-    "limit", 1, limits.BATCH_ENTRIES_MAX, "Entries, or records, at most.", PAGE_ENTRIES
+    "limit", 1, limits.BATCH_ENTRIES_MAX, "Maximum number of entries or records.", PAGE_ENTRIES
 )
 MAX_BYTES: Final = parameters.query_integer(
     "max_bytes",
     1,
     limits.READ_BYTES_MAX,
-    "Bytes, roughly; the first entry or record always comes.",
+    "Approximate maximum of bytes. The first entry or record is always returned.",
     PAGE_BYTES,
 )
 ENCODING: Final = parameters.query_choice(
     "encoding",
     ("base64", "text", "json"),
-    "How JSON carries payloads: as `data`, `text` or `json`. A payload that is no text, or no JSON, comes as "
-    "`data_base64` among the others.",
+    "How JSON represents payloads: base64 in `data`, or as `text` or `json`. A payload that isn't "
+    "valid text or JSON is returned as `data_base64`.",
     "base64",
 )
 LAST_EVENT_ID: Final[parameters.Parameter[tuple[int, str | None] | None]] = parameters.Parameter(
@@ -131,11 +132,12 @@ LAST_EVENT_ID: Final[parameters.Parameter[tuple[int, str | None] | None]] = para
     "header",
     event_id_of,
     {"type": "string", "pattern": f"^{EVENT_ID}$"},
-    "With events: the id of the last event that the client has seen, instead of `from`; -1: none. The id of a log's event"
-    " identifies the log: if the log was deleted and created again since, the response is 409 `log-replaced`.",
+    "With events, instead of `from`: the id of the last event that the client has received, or -1 "
+    "for none. The id of a log's event identifies the log: if the log has been deleted and "
+    "created again, the response is 409 `log-replaced`.",
     None,
 )
-"""Where a stream of events goes on after it was cut off."""
+"""The event after which a stream of events resumes when its client reconnects."""
 NOTHING_FOLLOWS: Final = Reply(
     "With events and `Last-Event-ID`: no event follows, so a browser stops reconnecting."
 )
@@ -144,31 +146,32 @@ CONTENT_ENCODING: Final[parameters.Parameter[str]] = parameters.Parameter(
     "header",
     lambda text, _pointer: text,
     {"enum": ["zstd", "gzip", "identity"]},
-    "How the body is compressed; its limit holds for what it unpacks to. Other codings, and several, are a 415 "
-    "with `Accept-Encoding`.",
+    "How the body is compressed. Size limits apply to the decompressed body. Any other coding, or "
+    "several, get a 415 with `Accept-Encoding`.",
     "identity",
 )
-"""Of each operation with a body; `edge/http/body.py` reads it."""
+"""Parameter of each operation with a body; `edge/http/body.py` reads it."""
 EXPECT: Final = parameters.query_integer(
     "expect",
     0,
     ID_MAX,
-    "The entry id, or offset, that the first item must get; else 412, nothing written. The items of a stream "
-    "must follow on without a gap.",
+    "The entry id or offset that the first item must get; otherwise 412, and nothing is written. "
+    "The other items of a stream must follow without a gap.",
 )
 WRITER_TOKEN: Final = parameters.header_integer(
-    header.WRITER_TOKEN, "From `open`, where the log was opened for one writer."
+    header.WRITER_TOKEN, "The token from `open`; required if the log is open for one writer."
 )
 
 TICKET: Final = parameters.query_text(
     "ticket",
     callers.TICKET,
-    "In place of the header `Authorization`, which browsers can't send here: of `POST /v1/tickets`.",
+    "A ticket from `POST /v1/tickets`, for browsers, which can't send the header `Authorization` "
+    "here.",
 )
 
 
 def takes(schema: Schema, examples: dict[str, Any]) -> dict[str, Content]:
-    """A JSON request body."""
+    """Declare a JSON request body."""
     return {JSON: Content(schema, examples)}
 
 
@@ -180,7 +183,7 @@ def gives(
     *,
     status: int = 200,
 ) -> dict[int | Literal["default"], Reply]:
-    """A success whose body is JSON."""
+    """Declare a successful response whose body is JSON."""
     return {status: Reply(description, {JSON: Content(schema, examples)}, headers or {})}
 
 
@@ -196,8 +199,9 @@ def operation(
     needs_body: bool = False,
     is_audited: bool = False,
 ) -> Callable[[_H], _H]:
-    """Declare the operation of the handler below. Its name is the handler's, its summary the first line of the
-    handler's docstring, its description the rest. `errors` are those that do not follow from the declaration.
+    """Declare the operation of the handler below. The operation's name comes from the handler's,
+    its summary is the first line of the handler's docstring, and its description is the rest.
+    `errors` are the errors that do not follow from the declaration.
     """
     usual = ALWAYS if scope is OPEN else (*ALWAYS, MetadataUnavailable)
     if any(JSON in reply.content for reply in replies.values()):
@@ -229,32 +233,32 @@ def operation(
 
 
 APPEND_TYPES: Final = (JSON, OCTETS, FRAMES, NDJSON, ARROW)
-"""The media types of an append, the default one first."""
+"""Media types of an append's body, the default first."""
 
 
 def append_forms(json: Content, item: str, arrow: str) -> dict[str, Content]:
-    """The bodies of an append of entries or records."""
+    """Declare the request bodies of an append of entries or records."""
     return {
         JSON: json,
         OCTETS: Content(BYTES | {"description": f"The body is one {item}."}),
         FRAMES: Content(
             BYTES | {"description": "A batch: (u32 length, payload) repeated, big-endian."}
         ),
-        NDJSON: Content({"type": "string", "description": f"One JSON {item} a line, streamed."}),
+        NDJSON: Content({"type": "string", "description": f"One JSON {item} per line, streamed."}),
         ARROW: Content(
-            BYTES | {"description": f"A batch: an Arrow stream, not compressed: {arrow}"}
+            BYTES | {"description": f"A batch: an uncompressed Arrow stream with {arrow}"}
         ),
     }
 
 
 READ_TYPES: Final = (JSON, FRAMES, ARROW, NDJSON, EVENTS)
-"""The media types of a read's response, the default one first."""
+"""Media types of a read's response, the default first."""
 
 
 def read_forms(
     json: Content, item: str, number: str, arrow: str, events: str
 ) -> dict[str, Content]:
-    """The forms of a page or stream of entries or records."""
+    """Declare the response bodies of a read of entries or records: a page or a stream."""
     return {
         JSON: json,
         FRAMES: Content(
@@ -262,20 +266,20 @@ def read_forms(
         ),
         ARROW: Content(BYTES | {"description": f"An Arrow stream of {arrow}."}),
         NDJSON: Content(
-            {"type": "string", "description": f"One {item} a line; an error is the last line."}
+            {"type": "string", "description": f"One {item} per line; an error is the last line."}
         ),
         EVENTS: Content(
             {
                 "type": "string",
-                "description": f"One {item} an event, `id` its {number}; follows the tail, {events}",
+                "description": f"One event per {item}, `id`: {number}; follows the tail, {events}",
             }
         ),
     }
 
 
 def checked(route: Route, room: limits.Room) -> Route:
-    """A route that first refuses what its operation does not declare: a form of answer other than JSON where
-    all successes are JSON, and a body where the operation has none.
+    """Wrap a route to refuse requests that its operation does not declare: requests that don't
+    accept JSON if all successes are JSON, and requests with a body if the operation has no body.
     """
     operation = route.operation
     is_json = {media for reply in operation.replies.values() for media in reply.content} == {JSON}
@@ -301,22 +305,22 @@ IDEMPOTENCY_KEY: Final[parameters.Parameter[str | None]] = parameters.Parameter(
     "header",
     lambda text, pointer: parameters.matching(text, pointer, _KEY),
     {"type": "string", "pattern": f"^{_KEY}$"},
-    "Identifies the request, so that retries with the same key carry it out once. Each caller has keys of its own. The"
-    " same key with another body gets 422.",
+    "Identifies the request: retries with the same key are carried out once. Keys of different "
+    "callers are independent. The same key with another body gets 422.",
     None,
 )
 
 
 def once_of(request: web.Request, given: parameters.Given, *asked: Any) -> Once | None:
-    """The name of a request that has a key; None for one without. `asked`: everything that it asks for besides its
-    method and path.
+    """Derive the name of a request from its `Idempotency-Key`; None if it has no key. `asked`: all
+    inputs of the request besides its method and path.
     """
     key = given[IDEMPOTENCY_KEY]
     if key is None:
         return None
     named = orjson.dumps([caller_of(request).identity, request.method, request.path, key])
     token = UUID(bytes=blake2b(named, digest_size=16).digest())
-    # Keyed: a body may have a password, which nobody must guess by the digest that the database keeps.
+    # Keyed: a password in a body must not be guessable from the digest that the database stores.
     secret = blake2b(key.encode()).digest()
     data = orjson.dumps(asked, default=_fields, option=orjson.OPT_SORT_KEYS)
     content = blake2b(data, digest_size=16, key=secret).hexdigest()

@@ -1,6 +1,6 @@
-"""Pages of a ledger or of a log, and the forms of a page.
+"""Read pages of a ledger or of a log, and encode a page in each response format.
 
-The differences between the two (who is asked, and the members of a page) are in `LedgerPages` and `LogPages`.
+`LedgerPages` and `LogPages` differ in the component that they read from and in a page's members.
 """
 
 import struct
@@ -25,34 +25,34 @@ from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import LogBatches, Start, StoredBatch
 
 TAIL_BYTES: Final = 256 << 10
-"""What a tail reads ahead of its client: hundreds of slow readers, each with a page in hand, must fit into memory."""
+"""Bytes that a tail reads ahead: pages for hundreds of slow readers must fit in memory."""
 _ITEM_BYTES: Final = 64
-"""What an entry or a record takes in memory besides its payload."""
+"""Memory overhead of an entry or a record, besides its payload."""
 _FRAME: Final = struct.Struct(">QI")
 
 
 class Pages(Followable[P]):
-    """A ledger or a log that is read page by page and followed, and the forms of its pages.
+    """A ledger or a log that is read page by page and followed, with the encodings of its pages.
 
     An item is an entry or a record; its number is its entry id or offset.
     """
 
     noun = b"entries"
-    """The JSON member of the items."""
+    """The JSON member that has the items."""
     headers: tuple[str, ...]
-    """The headers for `members`, in the same order, for formats whose body has only items."""
+    """Headers for the values of `members`, in the same order; used if the body has only items."""
 
     def __init__(self, name: bytes, last: int | None = None) -> None:
-        """`name` is the JSON member that names the ledger or log; `last` the last number to be read."""
+        """`name`: the JSON member that names the ledger or log. `last`: the last item to read."""
         self.name, self.last = name, last
 
     @property
     def key(self) -> Hashable | None:
-        """What all readers have in common who read the same; None until a page was read that says it."""
+        """Key that all readers of one ledger or log have in common. None until it is known."""
         return self.name
 
     def id_end(self, page: P) -> bytes:
-        """The second half of an event's id, after the item's number. A client sends the id to continue (`Last-Event-ID`)."""
+        """The part of an event's id after the item's number. A client sends the id to resume."""
         del page
         return b""
 
@@ -65,50 +65,50 @@ class Pages(Followable[P]):
         max_bytes: int = TAIL_BYTES,
         wait_s: float = 0.0,
     ) -> P:
-        """The page at a position, maybe empty. At the end waits for news for `wait_s`."""
+        """Read a page from `at` on. At the end, wait up to `wait_s`; the page may be empty."""
 
     @abstractmethod
     async def end(self, page: P) -> int:
-        """The position after all that was acknowledged when a page was read."""
+        """The number after the last item that is acknowledged; `page` is the last page read."""
 
     @abstractmethod
     def count(self, page: P) -> int:
-        """Items of a page."""
+        """How many items a page has."""
 
     @abstractmethod
     def payload_bytes(self, page: P) -> int:
-        """Bytes of their payloads."""
+        """Total bytes of the payloads in a page."""
 
     @abstractmethod
     def numbers(self, page: P) -> Iterable[int]:
-        """The items' numbers."""
+        """The numbers of the items in a page."""
 
     @abstractmethod
     def payloads(self, page: P) -> Iterable[tuple[int, bytes | memoryview]]:
-        """The items' numbers with their payloads."""
+        """The numbers of the items in a page, each with its payload."""
 
     @abstractmethod
     def arrow(self, page: P) -> bytes:
-        """A page as an Arrow stream."""
+        """Encode a page as an Arrow stream."""
 
     @abstractmethod
     def items(self, page: P, encoding: str) -> Iterable[bytes]:
-        """Each item as a JSON object."""
+        """Encode each item of a page as a JSON object."""
 
     @abstractmethod
     def members(self, page: P) -> dict[str, int | str]:
-        """The members of a page besides its items: `next` and `closed` among others."""
+        """The JSON members of a page besides its items, such as `next` and `closed`."""
 
     @abstractmethod
     def ending(self, page: P) -> dict[str, int]:
-        """What a stream says after its last page."""
+        """The JSON members of the `end` event that a stream sends after its last page."""
 
     def size(self, page: P) -> int:
-        """Bytes of a page in memory."""
+        """How many bytes a page takes in memory."""
         return self.payload_bytes(page) + _ITEM_BYTES * self.count(page)
 
     def frames(self, page: P) -> bytes:
-        """A page as (u64 number, u32 length, payload), repeated."""
+        """Encode a page as frames: (u64 number, u32 length, payload) for each item."""
         parts: list[bytes | memoryview] = []
         for number, payload in self.payloads(page):
             parts.append(_FRAME.pack(number, len(payload)))
@@ -116,19 +116,19 @@ class Pages(Followable[P]):
         return b"".join(parts)
 
     def message(self, page: P, encoding: str) -> bytes:
-        """A page as the JSON object of a socket."""
+        """Encode a page as the JSON object that a WebSocket sends."""
         items, members = b",".join(self.items(page, encoding)), self.members(page)
         members.pop("lac_source", None)
         return b'{"%b":[%b],%b' % (self.noun, items, orjson.dumps(members)[1:])
 
     def position(self, page: P) -> dict[str, str]:
-        """The members of a page as headers."""
+        """The values of `members` as response headers."""
         values = self.members(page).values()
         texts = (str(value).lower() if isinstance(value, bool) else str(value) for value in values)
         return dict(zip(self.headers, texts, strict=True))
 
     def document(self, pages: Iterable[P], last: P, encoding: str) -> Iterator[bytes]:
-        """Pages up to `last` as the JSON object of one read, which names what was read too."""
+        """Encode pages up to `last` as one JSON object, which also names the ledger or log."""
         end = orjson.dumps(self.members(last))[1:]
         before = b'{%b,"%b":[' % (self.name, self.noun)
         for page in pages:
@@ -138,7 +138,7 @@ class Pages(Followable[P]):
 
 
 class LedgerPages(Pages[ReadResult]):
-    """Entries of one ledger up to `last`, which is inclusive."""
+    """Pages of one ledger's entries, up to and including the entry `last`."""
 
     headers = header.NEXT_ENTRY_ID, header.LAST_ADD_CONFIRMED, header.LEDGER_CLOSED, "Lac-Source"
 
@@ -161,7 +161,7 @@ class LedgerPages(Pages[ReadResult]):
         max_bytes: int = TAIL_BYTES,
         wait_s: float = 0.0,
     ) -> ReadResult:
-        """The entries from an id on. Raises: what the engine raises."""
+        """Read the entries from an id on. Raises: what the engine raises."""
         assert isinstance(at, int), "a ledger's pages begin at an id"
         if wait_s > 0:
             await self._reads.last_add_confirmed(
@@ -177,19 +177,19 @@ class LedgerPages(Pages[ReadResult]):
         )
 
     async def end(self, page: ReadResult) -> int:
-        """The id after the LAC."""
+        """The entry id after the LAC."""
         return page.last_add_confirmed + 1
 
     def count(self, page: ReadResult) -> int:
-        """Entries of a page."""
+        """How many entries a page has."""
         return sum(run.count for run in page.runs)
 
     def payload_bytes(self, page: ReadResult) -> int:
-        """Bytes of their payloads."""
+        """Total bytes of the payloads in a page."""
         return sum(run.payload_bytes for run in page.runs)
 
     def rest(self, page: ReadResult, at: int) -> ReadResult:
-        """The entries from an id on."""
+        """The part of a page from an entry id on."""
         parts = (run.where(lambda entry_id: entry_id >= at) for run in page.runs)
         return replace(page, runs=tuple(part for part in parts if part is not None))
 
@@ -198,26 +198,26 @@ class LedgerPages(Pages[ReadResult]):
         return page.closed and page.next > page.last_add_confirmed
 
     def numbers(self, page: ReadResult) -> Iterable[int]:
-        """The entry ids."""
+        """The entry ids of a page."""
         return chain.from_iterable(run.ids for run in page.runs)
 
     def payloads(self, page: ReadResult) -> Iterable[tuple[int, memoryview]]:
-        """The entry ids with their payloads."""
+        """The entry ids of a page, each with the entry's payload."""
         return chain.from_iterable(zip(run.ids, run.payloads(), strict=True) for run in page.runs)
 
     def arrow(self, page: ReadResult) -> bytes:
-        """The columns `entry_id` and `value`."""
+        """Encode a page as an Arrow stream with the columns `entry_id` and `value`."""
         return arrow.entries_stream(page.runs)
 
     def items(self, page: ReadResult, encoding: str) -> Iterable[bytes]:
-        """Each entry as a JSON object."""
+        """Encode each entry of a page as a JSON object."""
         return (
             b'{"entry_id":%d,%b}' % (entry_id, encoded(payload, encoding))
             for entry_id, payload in self.payloads(page)
         )
 
     def members(self, page: ReadResult) -> dict[str, int | str]:
-        """Where to go on, and how far the ledger is confirmed; a socket leaves `lac_source` out."""
+        """The next entry id to read, the LAC and its source, and whether the ledger is closed."""
         return {
             "next": page.next,
             "last_add_confirmed": page.last_add_confirmed,
@@ -226,13 +226,13 @@ class LedgerPages(Pages[ReadResult]):
         }
 
     def ending(self, page: ReadResult) -> dict[str, int]:
-        """The ledger's last entry."""
+        """The id of the ledger's last entry."""
         return {"last_entry": page.last_add_confirmed}
 
 
 class LogPages(Pages[LogBatches]):
-    """Records of one log: of that which was created at `created_at`, else of that which the first page is of. Pages of a
-    later log of this name are never among them (rule 27b).
+    """Pages of the records of one log, never of a later log with its name (rule 27b). Without
+    `created_at`, all pages are of the log that the first page was read from.
     """
 
     noun = b"records"
@@ -244,11 +244,11 @@ class LogPages(Pages[LogBatches]):
 
     @property
     def key(self) -> Hashable | None:
-        """The log and its creation."""
+        """The log's name and creation time; None until a page has been read."""
         return None if self._created_at is None else (self.name, self._created_at)
 
     def id_end(self, page: LogBatches) -> bytes:
-        """The log's creation."""
+        """The token of the log's creation, after a dot."""
         return b".%b" % token_of(page.created_at).encode()
 
     async def read(
@@ -259,7 +259,7 @@ class LogPages(Pages[LogBatches]):
         max_bytes: int = TAIL_BYTES,
         wait_s: float = 0.0,
     ) -> LogBatches:
-        """The records from an offset on. Raises: what the log raises."""
+        """Read the records from an offset on. Raises: what the log raises."""
         page = await self._logs.reader.read(
             self._log,
             at,
@@ -276,40 +276,40 @@ class LogPages(Pages[LogBatches]):
         return (await self._logs.reader.tail(self._log, created_at=page.created_at))[0]
 
     def count(self, page: LogBatches) -> int:
-        """Records of a page."""
+        """How many records a page has."""
         return page.next - page.first
 
     def payload_bytes(self, page: LogBatches) -> int:
-        """Bytes of their values, keys and headers."""
+        """Total bytes of the values, keys and headers in a page."""
         return sum(found.columns.size for found in page.batches)
 
     def rest(self, page: LogBatches, at: int) -> LogBatches:
-        """The records from an offset on."""
+        """The part of a page from an offset on."""
         batches = [found for found in page.batches if found.first_offset + found.count > at]
         return replace(page, batches=(batches[0].since(at), *batches[1:]), first=at)
 
     def is_end(self, page: LogBatches) -> bool:
-        """Whether the log is closed, and this is its end."""
+        """Whether the log is closed and a page reaches its end."""
         return page.closed
 
     def numbers(self, page: LogBatches) -> Iterable[int]:
-        """The offsets."""
+        """The offsets of a page."""
         return range(page.first, page.next)
 
     def payloads(self, page: LogBatches) -> Iterable[tuple[int, memoryview]]:
-        """The offsets with the records' values."""
+        """The offsets of a page, each with the record's value."""
         return enumerate(page.values, page.first)
 
     def arrow(self, page: LogBatches) -> bytes:
-        """All columns of the records."""
+        """Encode a page as an Arrow stream with all columns of the records."""
         return arrow.records_stream(page.batches)
 
     def items(self, page: LogBatches, encoding: str) -> Iterable[bytes]:
-        """Each record as a JSON object."""
+        """Encode each record of a page as a JSON object."""
         return chain.from_iterable(_records_json(found, encoding) for found in page.batches)
 
     def members(self, page: LogBatches) -> dict[str, int | str]:
-        """Where to go on, and where the log begins."""
+        """The next offset to read, and the log's first offset, state and creation time."""
         return {
             "next": page.next,
             "first_offset": page.first_offset,
@@ -318,7 +318,7 @@ class LogPages(Pages[LogBatches]):
         }
 
     def ending(self, page: LogBatches) -> dict[str, int]:
-        """The offset after the last record."""
+        """The offset after the log's last record."""
         return {"next_offset": page.next}
 
 
@@ -338,7 +338,7 @@ def _records_json(found: StoredBatch, encoding: str) -> Iterator[bytes]:
 
 
 def time_text(milliseconds: int) -> str:
-    """A time as the API writes it; a time outside the calendar is cut to the calendar's first or last."""
+    """Format a time as the API does. Times outside the years 1 to 9999 are clamped."""
     at = min(max(milliseconds, -62_135_596_800_000), 253_402_300_799_999)
     seconds, rest = divmod(at, 1000)
     text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -1,7 +1,8 @@
-"""The bodies of an append as payloads, and payloads in the JSON form that a reader asks for: base64, text or JSON.
+"""Parse the payloads of append bodies, and encode payloads for readers as base64, text or JSON.
 
-The edge's hot path. No pydantic here: one pass over orjson's values, and one count of quotes for the whole body. One record
-must not stop the readers of many: a payload that is no text, or no JSON, is given as base64 in a member of its own.
+This is the edge's hot path: it avoids pydantic, passes over orjson's values once, and counts quotes
+once. A payload that isn't valid text or JSON must not stop readers, so `data_base64` has it
+instead.
 """
 
 import re
@@ -21,9 +22,9 @@ from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 
 FORMS: Final = ("data", "text", "json")
 _LAST_CANONICAL: Final = (frozenset("AEIMQUYcgkosw048"), frozenset("AQgw"))
-"""The letters before one and before two `=` in canonical base64: other letters have bits that are lost."""
+"""Letters allowed before `=` and `==` in canonical base64; others have bits that get lost."""
 _CANONICAL_ENDS: Final = re.compile("(?:[^=]{4}|[^=]{2}[AEIMQUYcgkosw048]=|[^=][AQgw]==)*")
-"""The last four letters of each of several texts."""
+"""Matches the concatenated last four letters of several base64 texts, if all are canonical."""
 
 _SIZE: Final = struct.Struct(">I")
 _HEADER_BYTES_MAX: Final = 65_535
@@ -31,11 +32,11 @@ _HEADERS_MAX: Final = 1_000
 
 _BATCH_BYTES: Final = len(b'{"entries":[]}') - 1
 _ENTRY_BYTES: Final = len(b'{"data":""},')
-"""Of JSON as short as it can be, without the text of `data`; the last entry has no comma."""
+"""Bytes of an entry in the shortest JSON, without the text of `data`. The last has no comma."""
 
 
 class Item(NamedTuple):
-    """What a batch consists of, as requests and errors name one and several of them."""
+    """The singular and plural by which requests and errors name the items of a batch."""
 
     one: str
     many: str
@@ -46,12 +47,12 @@ RECORDS: Final = Item("record", "records")
 
 
 def from_json(data: bytes, entry_bytes_max: int) -> tuple[list[bytes], bool]:
-    """The payloads of a JSON body, and whether it was a batch."""
+    """Parse the payloads of a JSON body; also returns whether the body is a batch."""
     return strict.kept(data, lambda body: _payloads(data, body, entry_bytes_max))
 
 
 def batch_of(body: Any, item: Item = ENTRIES) -> list[Any] | None:
-    """The items of a JSON body; None if the body is one item by itself."""
+    """Return the items of a JSON batch, or None if the body is a single item."""
     if type(body) is not dict:
         raise invalid("", "must be a JSON object")
     if item.many not in body:
@@ -82,9 +83,9 @@ def _payloads(data: bytes, body: Any, entry_bytes_max: int) -> tuple[list[bytes]
 
 
 def _alike(data: bytes, entries: list[Any], entry_bytes_max: int) -> list[bytes] | None:
-    """The payloads of a batch whose entries are all `{"data":…}` and valid, without a Python call per
-    entry, which halves the cost of such a batch. None for any other batch, whose entries are parsed one by
-    one: then errors say what is wrong, and where. Raises: BadRequest for a body with two equal keys.
+    """Parse a batch whose entries are all valid `{"data":…}`, without a Python call per entry,
+    which halves the cost. Returns None for any other batch: parsing its entries one by one gives
+    precise errors. Raises: BadRequest for a body with two equal keys.
     """
     try:
         texts = [entry["data"] for entry in entries]
@@ -101,14 +102,14 @@ def _alike(data: bytes, entries: list[Any], entry_bytes_max: int) -> list[bytes]
         return None
     if max(map(len, payloads)) > entry_bytes_max:
         return None
-    # The shortest text of these entries has no room for another key, and need not be searched for one.
+    # A body of the minimal length has no room for a repeated key, so it needs no search for one.
     if len(data) != _BATCH_BYTES + len(entries) * _ENTRY_BYTES + sum(map(len, texts)):
         strict.check_strings(data, 1 + 2 * len(entries))
     return payloads
 
 
 def from_line(line: bytes, number: int, entry_bytes_max: int) -> bytes:
-    """The payload of one line of NDJSON; its errors point to /lines/<number>."""
+    """Parse a line of NDJSON to a payload. Errors point to /lines/<number>."""
     pointer = f"/lines/{number}"
     try:
         return strict.kept(line, lambda entry: _one_payload(line, entry, pointer, entry_bytes_max))
@@ -123,7 +124,7 @@ def _one_payload(data: bytes, entry: Any, pointer: str, entry_bytes_max: int) ->
 
 
 def _payload(entry: Any, pointer: str, entry_bytes_max: int) -> tuple[bytes, int]:
-    """The payload of one entry, and how many strings its JSON has."""
+    """Parse one entry; returns its payload, and the number of strings in its JSON."""
     if type(entry) is not dict:
         raise invalid(pointer, "must be an object with data, text or json")
     if len(entry) != 1:
@@ -139,7 +140,7 @@ def _payload(entry: Any, pointer: str, entry_bytes_max: int) -> tuple[bytes, int
 
 
 def value_of(form: str, value: object, pointer: str) -> bytes:
-    """The bytes that one of the FORMS stands for."""
+    """Convert the JSON value of a member in `FORMS` to the payload's bytes."""
     if form == "data":
         return base64_of(value, pointer)
     if form == "json":
@@ -150,7 +151,7 @@ def value_of(form: str, value: object, pointer: str) -> bytes:
 
 
 def base64_of(value: object, pointer: str) -> bytes:
-    """The bytes of canonical base64 (RFC 4648, 4)."""
+    """Decode canonical base64 (RFC 4648, 4). Raises: InvalidRequest."""
     if type(value) is not str:
         raise invalid(pointer, "must be a string of base64")
     padding = 0 if not value.endswith("=") else 2 if value.endswith("==") else 1
@@ -161,12 +162,12 @@ def base64_of(value: object, pointer: str) -> bytes:
     if len(value) % 4 or len(payload) != len(value) // 4 * 3 - padding:
         raise invalid(pointer, "is not base64")
     if padding and value[-padding - 1] not in _LAST_CANONICAL[padding - 1]:
-        raise invalid(pointer, "is not canonical base64: its last letter has bits to spare")
+        raise invalid(pointer, "is not canonical base64: the unused bits of its end must be 0")
     return payload
 
 
 def _unknown(entry: dict[str, Any], known: tuple[str, ...], pointer: str) -> InvalidRequest:
-    """The error for an object that is not exactly one of the known forms."""
+    """Create the error for an object that doesn't have exactly one of the `known` members."""
     for name in entry:
         if name not in known:
             return invalid(f"{pointer}/{escaped(name)}", "is not a field of this request")
@@ -174,7 +175,7 @@ def _unknown(entry: dict[str, Any], known: tuple[str, ...], pointer: str) -> Inv
 
 
 def headers_of(value: object, pointer: str) -> tuple[tuple[str, str], ...]:
-    """The headers of one record."""
+    """Parse the headers of one record. Raises: InvalidRequest."""
     if value is None:
         return ()
     if not isinstance(value, dict):
@@ -191,21 +192,21 @@ def headers_of(value: object, pointer: str) -> tuple[tuple[str, str], ...]:
 
 
 def too_large(size: int, bytes_max: int, pointer: str, item: Item = ENTRIES) -> TooLarge:
-    """The error for one item that is too large."""
+    """Create the error for an item that is too large."""
     where = f" at {pointer}" if pointer else ""
     return TooLarge(f"the {item.one}{where} has {size} bytes; the limit is {bytes_max}")
 
 
 def check_count(count: int, item: Item = ENTRIES) -> None:
-    """Raise InvalidRequest for an empty batch, and TooLarge for one of too many items."""
+    """Raise InvalidRequest for an empty batch, and TooLarge for a batch with too many items."""
     if count == 0:
         raise invalid(f"/{item.many}", f"must have at least one {item.one}")
     if count > BATCH_ENTRIES_MAX:
-        raise TooLarge(f"a batch of more than {BATCH_ENTRIES_MAX} {item.many}")
+        raise TooLarge(f"a batch has more than {BATCH_ENTRIES_MAX} {item.many}")
 
 
 def from_frames(data: bytes, entry_bytes_max: int, item: Item = ENTRIES) -> list[bytes]:
-    """The payloads of a body of (u32 length, payload), repeated."""
+    """Parse the payloads of a body of frames: (u32 length, payload), repeated."""
     alike = _of_one_size(data, entry_bytes_max)
     if alike is not None:
         return alike
@@ -219,7 +220,7 @@ def from_frames(data: bytes, entry_bytes_max: int, item: Item = ENTRIES) -> list
             (size,) = size_at(data, stop)
         except struct.error:
             raise BadRequest(
-                f"the frames are cut short: {end - stop} bytes at {stop} are too few for a length"
+                f"the frames are cut short: {end - stop} bytes at {stop}, but a length has 4 bytes"
             ) from None
         start = stop + 4
         stop = start + size
@@ -227,18 +228,18 @@ def from_frames(data: bytes, entry_bytes_max: int, item: Item = ENTRIES) -> list
             raise too_large(size, entry_bytes_max, f"/{item.many}/{index}", item)
         if stop > end:
             raise BadRequest(
-                f"the frames are cut short: {size} bytes at {start}, {end - start} are there"
+                f"the frames are cut short: of {size} bytes at {start}, {end - start} arrived"
             )
         add(data[start:stop])
     else:
-        raise TooLarge(f"a batch of more than {BATCH_ENTRIES_MAX} {item.many}")
+        raise TooLarge(f"a batch has more than {BATCH_ENTRIES_MAX} {item.many}")
     check_count(len(payloads), item)
     return payloads
 
 
 def _of_one_size(data: bytes, entry_bytes_max: int) -> list[bytes] | None:
-    """The payloads of frames that have one length, cut by one call, which takes a third of the time. None for any
-    other frames, which are cut one by one: then errors say what is wrong, and where.
+    """Parse frames of equal length with one call, which takes a third of the time. Returns None for
+    other frames: parsing frames one by one gives precise errors.
     """
     if len(data) < 2 * _SIZE.size:
         return None
@@ -258,14 +259,14 @@ def _cutter(size: int, count: int) -> struct.Struct:
 
 
 _AROUND: Final = 254 - DEPTH_MAX
-"""So many lists around a value make orjson refuse a value that nests deeper than DEPTH_MAX: orjson's own limit is
-254 (a test holds it to that). Quicker than any walk in Python."""
+"""With this many lists around a value, orjson refuses the value if it nests deeper than DEPTH_MAX:
+orjson's own limit is 254 (checked by a test). The check is faster than a walk in Python."""
 _ON_ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
 def encoded(payload: bytes | memoryview, encoding: str) -> bytes:
-    """A payload as a JSON member: `"data":"…"`, `"text":"…"` or `"json":…`; `"data_base64":"…"` if the payload
-    is not readable in this encoding.
+    """Encode a payload as a JSON member: `"data":"…"`, `"text":"…"` or `"json":…`, or as
+    `"data_base64":"…"` if the payload isn't valid in this encoding.
     """
     if encoding == "base64":
         return b'"data":"%b"' % pybase64.b64encode(payload)
@@ -274,15 +275,15 @@ def encoded(payload: bytes | memoryview, encoding: str) -> bytes:
         if text is not None:
             return b'"text":' + text
     elif _is_json(data := bytes(payload)):
-        # As stored, so that no number changes, but on one line, since some forms are made of lines. JSON has
-        # line ends between its tokens only.
+        # The text is sent as stored, so that no number changes, but on one line, as NDJSON and
+        # events need it. Valid JSON has line ends only between tokens.
         has_lines = b"\n" in data or b"\r" in data
         return b'"json":' + (data.translate(_ON_ONE_LINE) if has_lines else data)
     return b'"data_base64":"%b"' % pybase64.b64encode(payload)
 
 
 def encoded_key(key: bytes | None, encoding: str) -> bytes:
-    """A key as JSON members: base64 for `base64`, else text, or `key_base64` if the key is no text."""
+    """Encode a key as JSON: with `base64` as base64, otherwise as text, or as `key_base64`."""
     if key is None:
         return b'"key":null'
     if encoding == "base64":
@@ -294,7 +295,7 @@ def encoded_key(key: bytes | None, encoding: str) -> bytes:
 
 
 def _text(data: bytes | memoryview) -> bytes | None:
-    """Bytes as a JSON string; None unless they are UTF-8."""
+    """Encode UTF-8 bytes as a JSON string; None if they aren't UTF-8."""
     try:
         return orjson.dumps(str(data, "utf-8"))
     except UnicodeDecodeError:
@@ -302,8 +303,8 @@ def _text(data: bytes | memoryview) -> bytes | None:
 
 
 def _is_json(data: bytes) -> bool:
-    """Whether a payload is JSON that parsers accept within a page too: it has no more values, and nests no deeper, than a
-    request may.
+    """Whether a payload is JSON that parsers also accept inside a page: it has at most as many
+    values and levels of nesting as a request may have.
     """
     try:
         check_marks(data)

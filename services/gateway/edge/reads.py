@@ -1,6 +1,6 @@
-"""Read pages of a ledger or a log one after another, and answer in the form that the client takes: one page, or a stream of pages.
+"""Read pages of a ledger or a log, and send one page or a stream of pages in the client's format.
 
-Until the first byte of a response an error is a status; after that it is the stream's last line.
+An error before the response's first byte sets the status. A later error is the stream's last line.
 """
 
 import random
@@ -37,21 +37,21 @@ from services.gateway.edge.pages import Pages
 from services.gateway.logs.values import Start
 
 STREAM_BYTES: Final = 1 << 20
-"""What a stream reads ahead of its client (taste)."""
+"""How many bytes a stream reads ahead of its client (chosen by judgement)."""
 WHOLE_BYTES_MAX: Final = 8 << 20
-"""The most of a page that is made whole (Arrow), whatever the client would take: the page is in memory
-several times while it is made (taste).
+"""Maximum bytes of a page that is encoded as a whole (Arrow), even if the client asks for more. The
+page is in memory several times while it is encoded (chosen by judgement).
 """
 _RETRY_MS: Final = 1000, 5000
-"""When readers of events come again after a disconnect: each at another time, not all at once with the rest (chosen by
-judgement; browsers wait 3 to 5 s by themselves).
+"""Range of the random delay after which a disconnected reader of events reconnects, so that readers
+do not all reconnect at once (chosen by judgement; browsers wait 3 to 5 s by default).
 """
 
 
 class PageStream(Generic[P]):
-    """Reads pages one after another, within limits, and follows the tail together with its other readers.
+    """Reads pages in sequence, within limits. Readers of the same tail share its reads.
 
-    Invariant: `at` is the next position that the caller was not given.
+    Invariant: `at` is where the next page begins.
     """
 
     def __init__(
@@ -63,24 +63,24 @@ class PageStream(Generic[P]):
         limit: int | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        """A limit that is None never ends the pages."""
+        """`limit` and `max_bytes` bound all pages together. None means no limit."""
         self.pages, self.room, self.at = pages, room, at
         self._left, self._bytes_left = limit, max_bytes
 
     @property
     def is_sought(self) -> bool:
-        """Whether the next page is where the log's end, or a time, is now. A client must learn the place early: if
-        it is cut off before, it begins again at a later end, and misses the records in between.
+        """Whether the start is `latest`, `-N` or a time, and not yet resolved to an offset. A
+        client that reconnected without the resolved offset would miss the records in between.
         """
         return not isinstance(self.at, int) and self.at != "earliest"
 
     def begin(self, page: P) -> int:
-        """The position at which a page begins."""
+        """The offset or entry id at which a page begins."""
         return next(iter(self.pages.numbers(page)), page.next)
 
     @property
     def is_over(self) -> bool:
-        """Whether a limit is reached, or the last position that was asked for."""
+        """Whether a limit, or the last requested item, has been reached."""
         last = self.pages.last
         is_past = last is not None and isinstance(self.at, int) and self.at > last
         return is_past or any(
@@ -89,11 +89,11 @@ class PageStream(Generic[P]):
 
     @property
     def _is_ending(self) -> bool:
-        # A client that is gone also looks like one that only listens: its place is given back at once.
+        # `client_listens_only` also covers a client that is gone, whose request then ends at once.
         return self.room.is_ending or client_listens_only()
 
     async def page(self, wait_s: float = 0.0, *, bytes_max: int = STREAM_BYTES) -> P:
-        """The next page, maybe empty. At the end waits for news, or for the end to be final."""
+        """Read the next page, maybe empty. At the end, wait up to `wait_s` for items or a close."""
         pages = self.pages
         limit = BATCH_ENTRIES_MAX if self._left is None else self._left
         max_bytes = bytes_max if self._bytes_left is None else min(bytes_max, self._bytes_left)
@@ -103,7 +103,7 @@ class PageStream(Generic[P]):
 
         page = await read(self.at, 0.0)
         if wait_s > 0 and not pages.count(page) and not pages.is_end(page):
-            # Without a place among the requests in work.
+            # A waiting request does not count as a request in progress.
             news = await self.room.wait(read(page.next if self.is_sought else self.at, wait_s))
             page = page if news is None else news
         self.at = page.next
@@ -114,8 +114,8 @@ class PageStream(Generic[P]):
         return page
 
     async def tail(self) -> AsyncGenerator[SharedPage[P], None]:
-        """Pages without an end, an empty one whenever nothing came for a while. Ends after the page
-        that nothing can follow, at the limits, when the client sends no more, or when this process is about to end.
+        """Yield pages as items arrive, and an empty page after `comment_every_s` without an item.
+        Stops at the final end, at a limit, when the client closes its side, or at shutdown.
         """
         wait_s = 0.0
         is_limited = (self._left, self._bytes_left, self.pages.last) != (None, None, None)
@@ -142,7 +142,7 @@ class PageStream(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """What a read asks for. A limit that is None is a page's default, and none for a stream."""
+    """The parameters of a read. A limit of None means a page's default; for a stream, no limit."""
 
     media: str
     start: Start
@@ -151,13 +151,13 @@ class ReadRequest:
     limit: int | None
     max_bytes: int | None
     created_at: str | None = None
-    """Of the log that is meant; None: whichever has the name."""
+    """The log's expected `created_at`. None means any log with the name."""
 
     @classmethod
     def of(
         cls, request: web.Request, given: Given, start: Start, created_at: str | None = None
     ) -> Self:
-        """What a request asks for. Raises: NotAcceptable."""
+        """Parse the parameters of a read request. Raises: NotAcceptable."""
         chosen = accepted(request, op.READ_TYPES)
         arrow.check_acceptable(chosen)
         seen = given[op.LAST_EVENT_ID] if chosen == EVENTS else None
@@ -175,7 +175,7 @@ class ReadRequest:
         )
 
     def stream(self, room: Room, pages: Pages[P]) -> PageStream[P]:
-        """The pages of a stream, or of one page with a page's limits."""
+        """Create the stream of pages; for a read of one page, with a page's default limits."""
         limit, max_bytes = self.limit, self.max_bytes
         if self.media not in (EVENTS, NDJSON):
             limit, max_bytes = limit or op.PAGE_ENTRIES, max_bytes or op.PAGE_BYTES
@@ -183,8 +183,8 @@ class ReadRequest:
 
 
 def _left(given: Given, start: Start, seen: int) -> int | None:
-    """What is left of the limit of a reader of events that goes on after `seen`: each connection would have the whole
-    limit again. Raises: InvalidRequest where that can't be counted.
+    """Return what is left of `limit` for a reader of events that resumes after `seen`; otherwise
+    each connection would get the whole limit again. Raises: InvalidRequest if it can't be computed.
     """
     limit = given.get(op.LIMIT)
     if limit is None and given.get(op.MAX_BYTES) is None:
@@ -192,7 +192,7 @@ def _left(given: Given, start: Start, seen: int) -> int | None:
     if limit is None or not isinstance(start, int) or given.get(op.MAX_BYTES) is not None:
         raise invalid(
             op.LAST_EVENT_ID.pointer,
-            "goes with limit only where from is a number, and not with max_bytes: what came before can't be counted",
+            "can be combined with limit only if from is a number, and never with max_bytes",
         )
     return max(0, limit - max(0, seen + 1 - start))
 
@@ -200,7 +200,7 @@ def _left(given: Given, start: Start, seen: int) -> int | None:
 async def answer_read(
     request: web.Request, room: Room, pages: Pages[P], wanted: ReadRequest
 ) -> web.StreamResponse:
-    """A read as events, lines, Arrow, frames or JSON."""
+    """Answer a read as events, NDJSON, Arrow, frames or JSON, as the client accepts."""
     stream = wanted.stream(room, pages)
     if wanted.media == EVENTS:
         if stream.is_over:
@@ -227,11 +227,11 @@ async def answer_read(
 
 
 async def _parts(request: web.Request, room: Room, stream: PageStream[P], wait_s: float) -> list[P]:
-    """What a read asks for, part by part; less of it where the room for answers ends before. Most
-    reads have one part. Raises: Overloaded, and what the first part raises.
+    """Read the requested page in parts; most pages have one part. An error after the first part
+    only ends the page early. Raises: Overloaded, and what reading the first part raises.
     """
     pages = stream.pages
-    room.answers.check(PEER.get(), 1)  # before the work of reading what there is no room for
+    room.answers.check(PEER.get(), 1)  # refuse a request early, before reading
     page = await stream.page(wait_s)
     size = pages.size(page)
     if size > sending.LARGE_BYTES:
@@ -243,14 +243,14 @@ async def _parts(request: web.Request, room: Room, stream: PageStream[P], wait_s
             size = pages.size(page)
             room.keep(request, size)
         except QuorumLogError:
-            break  # the next read gets this part, or the error
+            break  # the client's next read gets this part or the error
         if pages.count(page):
             parts.append(page)
     return parts
 
 
 def _taken(request: web.Request, room: Room, pages: Pages[P], parts: list[P]) -> Iterator[P]:
-    """The parts. Each is forgotten, and its room given back, once the next one is asked for."""
+    """Yield the parts of a page. Each iteration first frees the previous part and its budget."""
     parts.reverse()
     while parts:
         size = pages.size(parts[-1])
@@ -261,8 +261,8 @@ def _taken(request: web.Request, room: Room, pages: Pages[P], parts: list[P]) ->
 async def send_lines(
     request: web.Request, stream: PageStream[P], encoding: str, wait_s: float
 ) -> web.StreamResponse:
-    """Send items as lines, up to the end as it is now; an error in between is the last line. For a read from
-    the end the head is sent before any wait, since it says where the end is.
+    """Send items as lines, up to the current end. An error after the head is the last line. A read
+    from `latest`, `-N` or a time gets the head before any wait: the head has the resolved offset.
     """
     pages = stream.pages
     later_s, wait_s = (wait_s, 0.0) if stream.is_sought else (0.0, wait_s)
@@ -300,9 +300,10 @@ async def send_lines(
 async def send_events(
     request: web.Request, stream: PageStream[P], encoding: str
 ) -> web.StreamResponse:
-    """Send each item as an event whose id is the item's; follow the tail until its end is final. For a tail from
-    the end the id before its first item is sent at once: a browser resumes there. A reader that resumes at a final end
-    gets 204, which ends a browser's attempts.
+    """Send each item as an event with the item's id, and follow the tail until its final end.
+
+    If the start is `latest`, `-N` or a time, the id before the first item is sent at once, so that
+    a browser can resume there. A reader that resumes at the final end gets 204 and stops retrying.
     """
     pages, is_sought = stream.pages, stream.is_sought
 

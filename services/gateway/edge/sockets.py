@@ -1,14 +1,16 @@
 """One WebSocket for appends, with cumulative acknowledgements, and for the tail.
 
-From the client: a binary message is frames to append; a text message is the JSON of an append, or
-`{"tail":{"from":0,"encoding":"base64"}}` (encoding `frames` for binary messages).
-To the client, as text: a range of ids for each acknowledged run, all before it included; where a tail from the
-end or from a time begins, in the form of the question; pages of the tail as reads give them, and `{"end":…}` once nothing
-can follow; a problem object, after which the socket ends.
+The client sends binary messages (frames to append) and text messages: the JSON of an append, or
+`{"tail":{"from":0,"encoding":"base64"}}`, where `frames` as the encoding selects binary messages.
+The gateway sends text messages:
+- a range of ids for each acknowledged run, which acknowledges all earlier runs too;
+- `{"tail":{"from":7}}`, where a tail from `latest`, `-N` or a time begins;
+- pages of the tail in the format of reads, and `{"end":…}` once nothing can follow;
+- a problem object, after which the socket closes.
 
-A client that asks for the subprotocol `quorumlog.appends` gets no tail. Each of its messages is one append, whose answer
-is that of HTTP: the next message is taken after it. A problem is the answer to the first message that has none; what the
-client sent after that one is not done.
+With the subprotocol `quorumlog.appends` there is no tail. Each message is one append, answered as
+over HTTP before the next message is processed. A problem answers the first unanswered message;
+later messages are not carried out.
 """
 
 import asyncio
@@ -42,9 +44,9 @@ from services.gateway.logs.values import Start
 log = logging.getLogger(__name__)
 
 _HEARTBEAT_S: Final = 20.0
-"""Pings: below the 60 s after which proxies commonly cut what is silent."""
+"""Interval of pings: below the 60 s after which proxies commonly close a silent connection."""
 _CONTROL_BYTES_MAX: Final = 300
-"""A question for the tail is short: a longer message is an append."""
+"""Maximum length of a request for the tail; a longer message is an append."""
 _TAIL: Final = {"from", "encoding", "created"}
 _ENCODINGS: Final = ("base64", "text", "json", "frames")
 
@@ -56,38 +58,38 @@ Tail = AsyncGenerator[Message, None]
 
 @dataclass(frozen=True, slots=True)
 class SocketTarget(Generic[T, P]):
-    """What a socket appends to and follows."""
+    """The ledger or log that a socket appends to and follows."""
 
     pipe: Pipe[T]
     items: Callable[[WSMessage], Awaitable[list[T]]]
-    """Parses a message into the items to append. `message.data` is bytes in text messages too.
+    """Parses a message to the items to append. `message.data` is bytes, also in text messages.
 
     Raises: BadRequest, InvalidRequest, TooLarge.
     """
     acknowledged: Callable[[EntriesAppended], dict[str, int]]
-    """The answer to an acknowledged run."""
+    """Builds the JSON members that acknowledge a run."""
     append: Callable[[list[T]], Awaitable[bytes]]
-    """Append a message's items; returns the body that HTTP would answer. Raises: QuorumLogError."""
+    """Appends a message's items; returns the body of the HTTP response. Raises: QuorumLogError."""
     stream: Callable[[Start, str | None], PageStream[P]]
-    """The pages from a position on, of the log that was created then (None: of the ledger or log of this socket)."""
+    """Creates the pages from a start on, of the log with this `created_at` or the socket's own."""
     start: Callable[[object, str], Start] = id_of_json
-    """Where a tail begins: reads the JSON value at a pointer. Raises InvalidRequest."""
+    """Parses where a tail begins, from a JSON value and its pointer. Raises: InvalidRequest."""
 
 
 async def serve(
     request: web.Request, room: Room, target: SocketTarget[T, P]
 ) -> web.WebSocketResponse:
-    """Serve a socket until either side ends it. Raises: BadRequest if the request asks for no socket."""
+    """Serve a socket until a side closes it. Raises: BadRequest if the request is no upgrade."""
     socket = web.WebSocketResponse(
         heartbeat=_HEARTBEAT_S,
         max_msg_size=room.limits.body_bytes_max,
         compress=False,
         autoping=False,  # `Arrivals` answers pings
-        decode_text=False,  # the JSON parser reads bytes, and refuses what is no UTF-8
+        decode_text=False,  # the JSON parser reads bytes, and refuses invalid UTF-8
         protocols=(header.APPENDS_PROTOCOL,),
     )
     if not wants_socket(socket, request):
-        raise BadRequest("this route is for WebSockets: the request asks for no upgrade")
+        raise BadRequest("this route is for WebSockets, but the request has no Upgrade header")
     socket.headers["X-Request-Id"] = request[REQUEST_ID]
     await socket.prepare(request)
     if socket.ws_protocol == header.APPENDS_PROTOCOL:
@@ -114,13 +116,13 @@ async def serve(
 async def _refuse(
     request: web.Request, socket: web.WebSocketResponse, error: QuorumLogError
 ) -> None:
-    """End a socket with a problem."""
+    """Send a problem and close the socket."""
     await socket.send_str(problems.to_bytes(error, request[REQUEST_ID]).decode())
     await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"problem")
 
 
 class _Appends(Generic[T, P]):
-    """A socket of appends alone, one at a time. Invariant: after an error no message is taken."""
+    """A socket for appends only, one at a time. Invariant: an error ends all processing."""
 
     def __init__(
         self,
@@ -136,13 +138,13 @@ class _Appends(Generic[T, P]):
         self._arrivals = Arrivals(request, socket, room, self._end_by)
 
     def _end_by(self, error: QuorumLogError) -> None:
-        """There is no room for the message that comes: wait for it no more."""
+        """Stop waiting for the next message, because it exceeds a limit."""
         self._refused = error
         if self._limit is not None:
             end_limits([self._limit])
 
     async def serve(self) -> None:
-        """Append until either side ends the socket."""
+        """Append messages until either side closes the socket."""
         with contextlib.closing(self._arrivals):
             try:
                 check_scope(self._request, Scope.APPEND)
@@ -159,12 +161,12 @@ class _Appends(Generic[T, P]):
             await self._socket.close(code=WSCloseCode.GOING_AWAY)
 
     def _check_going_on(self) -> None:
-        """Raises: ShuttingDown."""
+        """Raise ShuttingDown if this process shuts down."""
         if self._room.is_ending:
-            raise ShuttingDown("this gateway is about to end; ask another one")
+            raise ShuttingDown("this gateway is shutting down: use another one")
 
     async def _next(self) -> WSMessage | None:
-        """The next message, None if the client ends or this gateway. Raises: Overloaded, ShuttingDown."""
+        """Receive the next message, None at the end. Raises: Overloaded, TooLarge, ShuttingDown."""
         self._check_going_on()
         try:
             async with asyncio.timeout(None) as self._limit:
@@ -178,7 +180,7 @@ class _Appends(Generic[T, P]):
         raise self._refused
 
     async def _append_next(self) -> bool:
-        """Append the next message; tell whether there was one."""
+        """Append the next message; returns whether there was one."""
         message = await self._next()
         if message is None or message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
             return False
@@ -193,7 +195,7 @@ class _Appends(Generic[T, P]):
 
 
 class _Session(Generic[T, P]):
-    """Messages in and the tail out, beside the acknowledgements. Invariant: at most one tail."""
+    """A socket for appends and at most one tail, beside acknowledgements."""
 
     def __init__(
         self,
@@ -209,7 +211,7 @@ class _Session(Generic[T, P]):
         self._tail: asyncio.Future[Tail] = asyncio.get_running_loop().create_future()
 
     async def receive(self) -> None:
-        """Take messages until the client ends, or one of them is wrong."""
+        """Receive messages until the client closes the socket or sends an invalid message."""
         pipe = self._target.pipe
         with pipe.failing():
             while True:
@@ -226,7 +228,7 @@ class _Session(Generic[T, P]):
             pipe.finish()
 
     def _is_for_the_tail(self, message: WSMessage) -> bool:
-        """Whether a message asks for the tail, which then starts."""
+        """Start the tail if a message requests it; returns whether. Raises: InvalidRequest."""
         data = message.data
         if message.type != WSMsgType.TEXT or len(data) > _CONTROL_BYTES_MAX or b"tail" not in data:
             return False
@@ -236,14 +238,14 @@ class _Session(Generic[T, P]):
         asked = value["tail"]
         if len(value) > 1 or not isinstance(asked, dict) or asked.keys() - _TAIL:
             raise invalid(
-                "/tail", "must be an object with from, encoding and created, and stand alone"
+                "/tail", "must be the only member, an object with from, encoding or created"
             )
         encoding = asked.get("encoding", "base64")
         if encoding not in _ENCODINGS:
             raise invalid("/tail/encoding", f"must be one of {', '.join(_ENCODINGS)}")
         check_scope(self._request, Scope.READ)
         if self._tail.done():
-            raise invalid("/tail", "this socket has a tail already")
+            raise invalid("/tail", "must be sent only once: this socket has a tail already")
         start = self._target.start(asked.get("from", 0), "/tail/from")
         created_at = asked.get("created")
         if created_at is not None:
@@ -252,19 +254,19 @@ class _Session(Generic[T, P]):
         return True
 
     async def follow(self) -> None:
-        """Send the tail, once it was asked for."""
+        """Send the tail once it has been requested."""
         tail = await self._tail
         with self._target.pipe.failing():
             async with contextlib.aclosing(tail):
                 async for message in tail:
                     is_large = len(message) > LARGE_BYTES
-                    # Twice: the message's page is held as long.
+                    # Twice the size: the message's page stays in memory as long.
                     with self._room.kept(2 * len(message)) if is_large else nullcontext():
                         await self.send(message)
 
     async def send(self, message: Message) -> None:
-        """Send a message."""
-        # aiohttp counts the bytes of an answer, and of a socket's messages none.
+        """Send a message, and charge it to the token's quotas."""
+        # aiohttp counts the bytes of responses, but not those of WebSocket messages.
         if self._usage is not None:
             self._usage.charge(len(message))
         if isinstance(message, bytes):
@@ -274,7 +276,7 @@ class _Session(Generic[T, P]):
 
 
 async def _messages(stream: PageStream[P], encoding: str) -> Tail:
-    """Pages as messages, then the end. A tail from the end begins with the position where that is."""
+    """Yield the pages as messages, then the end; first the resolved offset of a relative start."""
     pages, is_sought = stream.pages, stream.is_sought
 
     def message(page: P) -> Message:

@@ -1,4 +1,4 @@
-"""Where a read of a log begins, as clients write it: an offset, `earliest`, `latest`, `-N`, or a time."""
+"""Parse where a client's read of a log begins: an offset, `earliest`, `latest`, `-N`, or a time."""
 
 import re
 from collections.abc import Mapping
@@ -14,44 +14,44 @@ NAMED: Final[Mapping[str, Start]] = {"earliest": "earliest", "latest": "latest"}
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MICROSECOND: Final = 253_402_300_799_999_999
-"""Of the calendar's last year, in which no log is created."""
+"""Maximum of `datetime`, in microseconds since 1970: the end of the year 9999."""
 _TIME: Final = re.compile(r"[0-9]{4}-", re.ASCII)
 _CHARS_MAX: Final = 40
 _FORMS: Final = "an offset, earliest, latest, -N or an RFC 3339 time"
 
 
 _TOKEN_DIGITS: Final = 14
-"""Of microseconds since 1970, in hexadecimal: until the year 4253."""
+"""Digits of a creation token: microseconds since 1970 in hexadecimal, enough until year 4253."""
 EVENT_ID: Final = rf"(-1|0|[1-9][0-9]{{0,18}})(\.[0-9a-f]{{{_TOKEN_DIGITS}}})?"
-"""Of an event of a log: the record's offset, and the log's creation."""
+"""Regular expression of a log event's id: the record's offset and a token of the log's creation."""
 _TOKEN: Final = re.compile(rf"[0-9a-f]{{{_TOKEN_DIGITS}}}", re.ASCII)
 _CREATED_AT: Final = re.compile(CREATED_AT, re.ASCII)
 
 
 def token_of(created_at: str) -> str:
-    """A log's `created_at` as a short text of one length, for offsets and ids of events."""
+    """Encode a log's `created_at` as a short token of fixed length, for offsets and event ids."""
     return f"{microseconds_of(created_at, '/created_at'):0{_TOKEN_DIGITS}x}"
 
 
 def created_of(token: str) -> str:
-    """The `created_at` that `token_of` made a token of."""
+    """Decode a creation token, as `token_of` encodes it, to the log's `created_at`."""
     at = _EPOCH + timedelta(microseconds=min(int(token, 16), _LAST_MICROSECOND))
     return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
 
 
 def created_at_of(text: str, pointer: str) -> str:
-    """The `created_at` of a log, or the token of it that ids of events have. Raises: InvalidRequest."""
+    """Parse a log's `created_at`, or a creation token from an event id. Raises: InvalidRequest."""
     if _TOKEN.fullmatch(text):
         return created_of(text)
     if not _CREATED_AT.fullmatch(text):
-        raise invalid(pointer, "must be the `created_at` of a log as an answer has told it")
+        raise invalid(pointer, "must be the `created_at` of a log, as a response returned it")
     return text
 
 
 def event_id_of(text: str, pointer: str) -> tuple[int, str | None]:
-    """The offset of the last event that a client has seen, and the `created_at` of its log if the id has it.
+    """Parse an event id: the record's offset, and the log's `created_at` if the id has a token.
 
-    Raises: BadRequest for what is no id, InvalidRequest for a number that is none.
+    Raises: BadRequest if the id is malformed, InvalidRequest if the offset is out of range.
     """
     number, _, token = text.partition(".")
     if number != text and not _TOKEN.fullmatch(token):
@@ -61,12 +61,12 @@ def event_id_of(text: str, pointer: str) -> tuple[int, str | None]:
 
 
 def start_of(text: str, pointer: str) -> Start:
-    """The start that a query names. Raises: BadRequest for what is no start, InvalidRequest."""
+    """Parse a query parameter that says where a read begins. Raises: BadRequest, InvalidRequest."""
     named = NAMED.get(text)
     if named is not None:
         return named
     if _TIME.match(text):
-        # Rounded up: a record of the millisecond in which the time lies may be older than the time.
+        # Rounded up to milliseconds: a record with the time's own millisecond may be older.
         return Since(-(-microseconds_of(text, pointer) // 1000))
     if text.startswith("-"):
         return Last(-integer(text, pointer, -ID_MAX, -1))
@@ -74,7 +74,7 @@ def start_of(text: str, pointer: str) -> Start:
 
 
 def start_of_json(value: object, pointer: str) -> Start:
-    """The start that a JSON value names: a number, or the text of a query. Raises: InvalidRequest."""
+    """Parse a read's start from JSON: an integer, a name or a time. Raises: InvalidRequest."""
     if isinstance(value, str) and (value in NAMED or _TIME.match(value)):
         return start_of(value, pointer)
     if type(value) is not int or not -ID_MAX <= value <= ID_MAX:
@@ -83,14 +83,14 @@ def start_of_json(value: object, pointer: str) -> Start:
 
 
 def id_of_json(value: object, pointer: str) -> Start:
-    """The first entry of a ledger that a JSON value names. Raises: InvalidRequest."""
+    """Parse from JSON the entry id at which a read of a ledger begins. Raises: InvalidRequest."""
     if type(value) is not int or not 0 <= value <= ID_MAX:
         raise invalid(pointer, f"must be an integer from 0 to {ID_MAX}")
     return value
 
 
 def microseconds_of(value: object, pointer: str) -> int:
-    """An RFC 3339 time in microseconds since 1970. Raises: InvalidRequest."""
+    """Convert an RFC 3339 time to microseconds since 1970. Raises: InvalidRequest."""
     if not isinstance(value, str) or len(value) > _CHARS_MAX:
         raise invalid(pointer, "must be an RFC 3339 time")
     if " " in value[len("2026-01-02T") :]:

@@ -1,4 +1,4 @@
-"""The resources /v1/tokens and /v1/tickets: access tokens are made, listed and revoked; browsers get tickets."""
+"""The resources /v1/tokens and /v1/tickets: access tokens, and tickets for browsers."""
 
 from typing import Annotated, Any, Final
 
@@ -25,26 +25,26 @@ Grant = Annotated[str, StringConstraints(pattern=rf"^{token_bodies.GRANT}$")]
 
 
 class AccessTokenCreate(Model):
-    """A token to make."""
+    """An access token to create."""
 
     name: token_bodies.TokenName
-    """For people: who has it, or what for."""
+    """Label for people: who uses the token, or for what."""
     grants: Annotated[list[Grant], FailFast()] = Field(
         min_length=1,
         max_length=token_bodies.GRANTS_MAX,
-        description="`read`, `append`, `manage` or `admin`, then `:`, and what for: `logs/NAME`, `ledgers/NAMESPACE`"
-        " (each with `*` for any rest), `cluster`, or `*` for everything.",
+        description="`read`, `append`, `manage` or `admin`, then `:`, then the resource:"
+        " `logs/NAME` or `ledgers/NAMESPACE` (`*` matches any rest), `cluster`, or `*` for all.",
     )
     quotas: token_bodies.TokenQuotas = Field(
         default=token_bodies.TokenQuotas(),
-        description="What the token may use of each gateway, in requests and bytes per second, connections with"
-        " requests under way, and open ledgers; beyond: 429 overloaded.",
+        description="Limits at each gateway: requests and bytes per second, connections with "
+        "requests in progress, and open ledgers. Beyond a limit the error is 429 overloaded.",
     )
     expires_in_s: int | None = Field(default=None, ge=1, le=token_bodies.EXPIRES_IN_S_MAX)
-    """Without it: valid until revoked."""
+    """Lifetime of the token in seconds. Default: valid until revoked."""
 
     def drawn(self) -> tuple[str, token_bodies.TokenFields]:
-        """A new secret, and what is stored of it."""
+        """Draw a new secret; returns the secret and the fields to store, with its hash."""
         drawn = draw_token()
         return drawn.secret, token_bodies.TokenFields(
             id=drawn.id,
@@ -56,7 +56,7 @@ class AccessTokenCreate(Model):
 
 
 class AccessToken(Model):
-    """A token without its secret."""
+    """An access token without its secret."""
 
     id: Annotated[str, StringConstraints(pattern=rf"^{token_bodies.TOKEN_ID}$")]
     name: str
@@ -67,19 +67,19 @@ class AccessToken(Model):
 
 
 class NewAccessToken(AccessToken):
-    """A token with its secret, which is shown this once."""
+    """A new access token with its secret, which no later response shows."""
 
     token: str
 
 
 class AccessTokenList(Model):
-    """All tokens, by creation."""
+    """All access tokens, sorted by creation time."""
 
     tokens: list[AccessToken]
 
 
 class TicketCreate(Model):
-    """A ticket to make."""
+    """A ticket to create."""
 
     path: Annotated[
         str,
@@ -88,24 +88,24 @@ class TicketCreate(Model):
             r"stream/[!-\"$->@-~]{1,600})$"
         ),
     ]
-    """The path of what is read, as its URL has it, without a query."""
+    """The path that the browser will open, escaped as in its URL, without a query."""
 
     @property
     def named(self) -> str:
-        """The path as a request names it, however the URL was escaped."""
+        """The unescaped path, as requests have it."""
         return URL(self.path, encoded=True).path
 
 
 class NewTicket(Model):
-    """A ticket."""
+    """A new ticket, and for how many seconds it is valid."""
 
     ticket: str
-    """Goes into the query: `?ticket=…`."""
+    """The ticket, to be sent in the query: `?ticket=…`."""
     expires_in_s: int
 
 
 def token_json(row: token_bodies.TokenRow) -> dict[str, Any]:
-    """A token as clients see it."""
+    """Build the JSON object of a token, without its hash."""
     return row.model_dump(mode="json", exclude={"hash"})
 
 
@@ -122,10 +122,10 @@ _EXAMPLE: Final[dict[str, Any]] = {
 
 
 class TokenRoutes(op.Handlers, tag="Tokens"):
-    """Handlers of access tokens."""
+    """HTTP handlers for access tokens and tickets."""
 
     def __init__(self, client: TokenClient, room: Room, callers: Callers | None) -> None:
-        """`callers`: those who are let in; without it everyone."""
+        """`callers` authenticates requests. None: every request is allowed."""
         self._client, self._callers = client, callers
         self._room = room
 
@@ -143,9 +143,9 @@ class TokenRoutes(op.Handlers, tag="Tokens"):
         is_audited=True,
     )
     async def create_token(self, request: web.Request, _given: Given) -> web.Response:
-        """Make an access token.
+        """Create an access token.
 
-        The answer has the secret, which nobody can show again: only its hash is stored.
+        The response has the secret, which can't be shown again: only its hash is stored.
         """
         wanted = await body.read_model(request, self._room, AccessTokenCreate)
         secret, token = wanted.drawn()
@@ -161,7 +161,7 @@ class TokenRoutes(op.Handlers, tag="Tokens"):
     async def list_tokens(self, _request: web.Request, _given: Given) -> web.Response:
         """List access tokens.
 
-        By creation, without their secrets; an expired one for a week after its end.
+        Sorted by creation time, without secrets. Expired tokens are listed for a week.
         """
         rows = (await self._client.list()).tokens or ()
         return json_value({"tokens": [token_json(row) for row in rows]})
@@ -169,7 +169,7 @@ class TokenRoutes(op.Handlers, tag="Tokens"):
     @op.operation(
         "DELETE /v1/tokens/{id}",
         (ID,),
-        replies={204: Reply("It is gone.")},
+        replies={204: Reply("The token is revoked.")},
         errors=(errors.NoSuchToken,),
         scope=on(Named.EVERYTHING, Scope.ADMIN),
         is_audited=True,
@@ -177,7 +177,7 @@ class TokenRoutes(op.Handlers, tag="Tokens"):
     async def revoke_token(self, _request: web.Request, given: Given) -> web.Response:
         """Revoke an access token.
 
-        Within seconds all gateways refuse it, and cut its requests that are under way.
+        Within seconds all gateways refuse the token and end its requests in progress.
         """
         await self._client.revoke(given[ID])
         return no_content()
@@ -195,11 +195,11 @@ class TokenRoutes(op.Handlers, tag="Tokens"):
         needs_body=True,
     )
     async def create_ticket(self, request: web.Request, _given: Given) -> web.Response:
-        """Make a ticket for a page in a browser.
+        """Create a ticket for a page in a browser.
 
-        `EventSource` and `WebSocket` of browsers send no headers: they open the path with the
-        ticket in its query, within half a minute, through any gateway. The ticket allows what the
-        token allows there.
+        `EventSource` and `WebSocket` in browsers can't send headers. Instead, a page opens the path
+        with the ticket in its query, within half a minute, through any gateway. The ticket allows
+        what the caller's token allows on that path.
         """
         wanted = await body.read_model(request, self._room, TicketCreate)
         ticket = NO_TICKET

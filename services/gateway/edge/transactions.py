@@ -1,4 +1,4 @@
-"""The resource /v1/transactions: sealed ledgers that are published onto a log together."""
+"""The resource /v1/transactions: publish sealed ledgers to a log atomically."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -25,21 +25,22 @@ from services.gateway.logs.transactions import Transactions
 
 def _a_clients(name: str) -> str:
     if name == POSITIONS_LOG:
-        raise ValueError("is a name of the cluster's own")
+        raise ValueError("is a name reserved for the cluster")
     return name
 
 
 _TargetLog = Annotated[
     LogName,
     AfterValidator(_a_clients),
-    Field(description="The log on which its records will be published."),
+    Field(description="The log to which the transaction's records will be published."),
 ]
 _ExpiresInS = Annotated[
     int,
     Field(
         ge=EXPIRES_IN_S[0],
         le=EXPIRES_IN_S[1],
-        description="The transaction ends after so many seconds without a begin, a new ledger or an append.",
+        description="The transaction ends after this many seconds without a begin, a new ledger "
+        "or an append.",
     ),
 ]
 
@@ -54,32 +55,32 @@ class TransactionBegin(Model):
 
 
 class VersionBegin(Model):
-    """A transaction to begin for one commit of an app, which must come onto the log once."""
+    """A transaction to begin for one commit of an app, which is published only once."""
 
     log: _TargetLog
     app: Annotated[
         Text, Field(min_length=1, max_length=APP_CHARS_MAX, description="The app that writes.")
     ]
-    version: Annotated[Id, Field(description="The number of the app's commit; numbers ascend.")]
+    version: Annotated[Id, Field(description="The number of the app's commit; must ascend.")]
     expires_in_s: _ExpiresInS = EXPIRES_IN_S_DEFAULT
 
 
 class SealedLedger(Model):
-    """A closed ledger to publish; with `last_entry` only if it ends there (-1: it is empty)."""
+    """A closed ledger to publish. `last_entry`: the end that it must have (-1: empty)."""
 
     ledger_id: Id
     last_entry: IdOrNone | None = None
 
 
 class TransactionCommit(Model):
-    """What to publish, in this order. Ledgers that are not named are deleted."""
+    """Request to publish ledgers in this order. The transaction's other ledgers are deleted."""
 
     ledgers: Annotated[list[Id | SealedLedger], FailFast()] = Field(max_length=LOG_LEDGERS_MAX)
     overwrite: bool = False
-    """Drop what was on the log before; offsets go on."""
+    """Whether to drop the log's earlier records. Offsets continue."""
 
     def sealed(self) -> tuple[Sealed, ...]:
-        """The protocol's values."""
+        """Convert the ledgers to the protocol's values."""
         return tuple(
             Sealed(ledger)
             if isinstance(ledger, int)
@@ -89,7 +90,7 @@ class TransactionCommit(Model):
 
 
 class LedgerOfTransaction(Model):
-    """A ledger that was created in a transaction; with offsets once it is on the log."""
+    """A ledger of a transaction. It has offsets once it is published to the log."""
 
     ledger_id: Id
     partition: Id | None
@@ -99,27 +100,27 @@ class LedgerOfTransaction(Model):
 
 
 class TransactionModel(Model):
-    """A transaction as it is now."""
+    """The current state of a transaction."""
 
     transaction: str
-    """Its id."""
+    """The transaction's id."""
     log: str
     app: str | None
     version: Id | None
     state: Literal["OPEN", "COMMITTED", "ABORTED"]
     duplicate: bool
-    """COMMITTED, but by another commit of this version: nothing new was published."""
+    """Whether another transaction committed this version, so that this one published nothing."""
     first_offset: Id | None
-    """The offset of the first record that it published."""
+    """The offset of the first record that the transaction published."""
     last_offset: Id | None
     ledgers: list[LedgerOfTransaction]
-    """While OPEN those created in it; once COMMITTED those published, in the log's order."""
+    """While OPEN: the ledgers created in it. Once COMMITTED: the published ledgers in log order."""
     created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
     expires_at: Annotated[str, WithJsonSchema(DATE_TIME)]
 
 
 def transaction_json(found: Transaction) -> dict[str, Any]:
-    """A transaction as the API shows it."""
+    """Build the JSON object of a transaction."""
     return members_of(TransactionModel, found, transaction=found.id, duplicate=found.is_duplicate)
 
 
@@ -157,7 +158,7 @@ _LOCATION: Final = {"Location": "The transaction's path."}
 
 
 class TransactionRoutes(op.Handlers, tag="Transactions"):
-    """Handlers of transactions."""
+    """HTTP handlers for transactions."""
 
     def __init__(self, transactions: Transactions, room: Room) -> None:
         self._transactions = transactions
@@ -170,8 +171,8 @@ class TransactionRoutes(op.Handlers, tag="Transactions"):
             {"plain": {"log": "events"}, "once": {"log": "events", "app": "nightly", "version": 7}},
         ),
         replies={
-            **op.gives("It is new.", *_AS_OPEN, _LOCATION, status=201),
-            **op.gives("There was a transaction of this app and version.", *_AS_OPEN, _LOCATION),
+            **op.gives("The new transaction.", *_AS_OPEN, _LOCATION, status=201),
+            **op.gives("The existing transaction of this version.", *_AS_OPEN, _LOCATION),
         },
         errors=(errors.NoSuchLog, errors.LogClosed),
         scope=on(Named.SOME, Scope.APPEND),
@@ -180,9 +181,9 @@ class TransactionRoutes(op.Handlers, tag="Transactions"):
     async def begin_transaction(self, request: web.Request, _given: Given) -> web.Response:
         """Begin a transaction on a log.
 
-        With the same `app` and `version` all callers get the same transaction while it is OPEN; if
-        this version, or a later one, is on the log, it is COMMITTED and there is nothing to do. Its
-        ledgers are created by `POST /v1/ledgers` with `transaction`.
+        With the same `app` and `version`, all callers get the same transaction while it is OPEN. If
+        this version or a later one is on the log, the returned transaction is COMMITTED, and there
+        is nothing to do. `POST /v1/ledgers` with `transaction` creates a ledger of the transaction.
         """
         value = await body.read_object(request, self._room)
         wanted: TransactionBegin | VersionBegin
@@ -205,7 +206,7 @@ class TransactionRoutes(op.Handlers, tag="Transactions"):
         scope=on(Named.TRANSACTION, Scope.READ, Scope.APPEND),
     )
     async def get_transaction(self, _request: web.Request, given: Given) -> web.Response:
-        """Look at a transaction."""
+        """Get a transaction."""
         return json_value(transaction_json(await self._transactions.get(given[TRANSACTION])))
 
     @op.operation(
@@ -218,7 +219,7 @@ class TransactionRoutes(op.Handlers, tag="Transactions"):
                 "ends": {"ledgers": [{"ledger_id": 8, "last_entry": 99}], "overwrite": True},
             },
         ),
-        replies=op.gives("It is committed.", TransactionModel, {"a transaction": _DONE}),
+        replies=op.gives("The committed transaction.", TransactionModel, {"a transaction": _DONE}),
         errors=(
             *op.OF_TRANSACTION,
             errors.NoSuchLog,
@@ -233,17 +234,17 @@ class TransactionRoutes(op.Handlers, tag="Transactions"):
             errors.NotTheOwner,
             errors.WriterLost,
         ),
-        # With `overwrite`: manage too.
+        # A commit with `overwrite` also needs the scope `manage`.
         scope=on(Named.TRANSACTION, Scope.APPEND),
         needs_body=True,
         is_audited=True,
     )
     async def commit_transaction(self, request: web.Request, given: Given) -> web.Response:
-        """Put its closed ledgers onto the log, all at once.
+        """Publish a transaction's closed ledgers to its log, atomically.
 
-        The records get dense offsets after those of the log, ledger by ledger. The same request
-        again gets the same answer, through any gateway: repeat it until there is one. Where the log
-        was opened for one writer, `Writer-Token` is needed.
+        The records get contiguous offsets after the log's last record, ledger by ledger. A retry
+        through any gateway gets the same response: retry until one arrives. If the log is open for
+        one writer, `Writer-Token` is required.
         """
         wanted = await body.read_model(request, self._room, TransactionCommit)
         if wanted.overwrite:
@@ -265,7 +266,7 @@ class TransactionRoutes(op.Handlers, tag="Transactions"):
         (TRANSACTION,),
         body=op.NOTHING,
         replies=op.gives(
-            "It is aborted.",
+            "The aborted transaction.",
             TransactionModel,
             {"a transaction": _OPEN | {"state": "ABORTED", "ledgers": []}},
         ),
@@ -274,9 +275,9 @@ class TransactionRoutes(op.Handlers, tag="Transactions"):
         is_audited=True,
     )
     async def abort_transaction(self, _request: web.Request, given: Given) -> web.Response:
-        """End a transaction without a trace.
+        """Abort a transaction.
 
-        Its ledgers are fenced and deleted. A COMMITTED transaction stays so: 409, nothing is
-        changed.
+        The transaction's ledgers are fenced and deleted. If it is COMMITTED already: 409, and
+        nothing changes.
         """
         return json_value(transaction_json(await self._transactions.abort(given[TRANSACTION])))

@@ -275,7 +275,7 @@ async def test_reads_make_no_log_of_positions_and_it_is_hidden_from_clients() ->
 
 def test_no_transaction_begins_on_the_log_of_positions() -> None:
     TransactionBegin.model_validate({"log": "log"})
-    with pytest.raises(ValueError, match="cluster's own"):
+    with pytest.raises(ValueError, match="reserved for the cluster"):
         TransactionBegin.model_validate({"log": POSITIONS_LOG})
 
 

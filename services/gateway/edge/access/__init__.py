@@ -1,4 +1,4 @@
-"""Who may do what at the public listener: scopes and grants, callers by token, JWT or ticket, quotas, and the guard.
+"""Access control of the public listener: callers by token, JWT or ticket, grants and quotas.
 
-May use the declarations of operations, and `logs` for the log of a transaction.
+This package may import the declarations of operations, and `logs` for the log of a transaction.
 """

@@ -1,16 +1,17 @@
-"""The callers that this gateway knows by their tokens, as the metadata service last listed them.
+"""Authenticates callers by token, from a list that the metadata service keeps, or by ticket.
 
-The list is read every second, and once more before an unknown token is refused: a token that any gateway made is
-known at once, and one that was revoked is refused within seconds, without a request to the metadata service for
-each request. While the metadata service is away, known tokens go on until they expire, and an unknown one may be
-new: 503, not 401.
+A gateway reads the list every second, and again before it refuses an unknown token. So a new token
+works at once at every gateway, a revoked token is refused within seconds, and most requests need no
+request to the metadata service. While that service is unavailable, known tokens work until they
+expire. An unknown token may be new, so it gets 503 instead of 401.
 
-Where an issuer is set, its JWTs are known too (`edge/access/jwts.py`), which needs no metadata service.
+If an issuer is configured, its JWTs are accepted too (`edge/access/jwts.py`), without that service.
 
-A page in a browser can't send headers when it opens a stream or a socket, and puts a ticket into the URL instead. A ticket
-stands for a token on one path for half a minute. It may end up in the log of a proxy, and is worth nothing by then. Gateways
-share the key, so each of them knows the tickets of all. The ticket of a token that this cluster made has the token's id. That
-of a JWT has what the JWT says, since the other gateways may not know the JWT.
+A page in a browser can't send headers when it opens a stream or a socket. It puts a ticket into the
+URL instead, which stands for a token on one path for half a minute; by the time it is in a proxy's
+log, it is worthless. Gateways share the signing key, so every gateway accepts the tickets of all. A
+ticket of the cluster's own token has the token's id. A ticket of a JWT has the claims of the JWT,
+because other gateways may not have seen the JWT.
 """
 
 import asyncio
@@ -37,19 +38,19 @@ from services.gateway.edge.access.scopes import Caller
 log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 1.0
-"""A revoked token is refused after this and one request to the metadata service."""
+"""Interval of reading the list: a revoked token is refused after this and one request's time."""
 _LIST_S: Final = 3.0
-"""For one list: longer than an answer takes, short for who waits with an unknown token (taste)."""
+"""Timeout of reading the list: short, because requests wait for it (chosen by judgement)."""
 _PAUSE_S: Final = 0.05
-"""Between lists that unknown tokens ask for: strangers must not occupy the metadata service (taste)."""
+"""Minimum pause before a read for an unknown token, to limit the load (chosen by judgement)."""
 _TOKEN_CHARS_MAX: Final = 4096
-"""A longer one is not worth hashing."""
+"""Maximum length of a token; a longer one is refused without hashing it."""
 _NO_QUOTAS: Final = TokenQuotas()
 _MAY_BE_NEW: Final = "the token is not known here, and may be a new one"
 
 
 def _caller_of(row: TokenRow) -> Caller:
-    """The caller that a token stands for."""
+    """Create the caller of a token."""
     ends = row.expires_at
     ends_at = None if ends is None else datetime.fromisoformat(ends).timestamp()
     caller = Caller(f"the token {row.name} ({row.id})", row.grants, row.id, ends_at=ends_at)
@@ -59,9 +60,10 @@ def _caller_of(row: TokenRow) -> Caller:
 
 
 class Callers:
-    """The known tokens by the hash of their secrets.
+    """The known tokens, by the hash of their secrets.
 
-    Invariant: a token is refused as unknown only by a list that was asked for after its request had come.
+    Invariant: a token is refused only after a read of the list that began after its request
+    arrived.
     """
 
     def __init__(
@@ -71,8 +73,8 @@ class Callers:
         jwts: Jwts | None = None,
         now: Callable[[], float] | None = None,
     ) -> None:
-        """`jwts`: those of an issuer that count too. `now`: this machine's clock, in seconds since 1970; the end of a
-        token is an instant of it.
+        """`jwts`: verifies the JWTs of an issuer, if one is configured. `now`: this machine's clock
+        in seconds since 1970, against which the expiry of tokens is checked.
         """
         self._client = client
         self._now = now or _wall
@@ -84,7 +86,7 @@ class Callers:
         self._version: str | None = None
         self._lists = asyncio.Lock()
         self._begun = self._done = 0
-        """How many lists were asked for, and which of them was the last with an answer."""
+        """How many reads of the list have begun, and the number of the last successful one."""
         self._listed_at = -math.inf
         self._is_away = False
 
@@ -93,7 +95,7 @@ class Callers:
     async def running(
         cls, client: TokenClient, jwts: Jwts | None = None
     ) -> AsyncIterator["Callers"]:
-        """The callers, while their list is followed."""
+        """Create the callers, and keep their list fresh within the block."""
         callers, tasks = cls(client, jwts=jwts), Tasks()
         tasks.start(restarted(callers.follow))
         try:
@@ -102,7 +104,7 @@ class Callers:
             await tasks.close()
 
     async def follow(self) -> None:
-        """Keep the list fresh, for ever."""
+        """Read the list every `REFRESH_S` seconds, and end callers whose tokens have expired."""
         while True:
             with contextlib.suppress(QuorumLogError):
                 async with self._lists:
@@ -112,10 +114,10 @@ class Callers:
             await asyncio.sleep(REFRESH_S)
 
     async def identify(self, secret: str) -> Caller:
-        """Who calls with a token. Raises: Unauthenticated, MetadataUnavailable."""
+        """Return the caller of a token or JWT. Raises: Unauthenticated, MetadataUnavailable."""
         if len(secret) > _TOKEN_CHARS_MAX:
-            raise Unauthenticated("the token is too long to be one")
-        # By the hash of the secret: the time of an answer says nothing of the secret.
+            raise Unauthenticated("the token is too long to be valid")
+        # Looked up by the secret's hash, so that the response time reveals nothing of the secret.
         digest = _digest(secret)
         known = self._known.get(digest)
         if known is None:
@@ -126,13 +128,13 @@ class Callers:
         return self._valid(known)
 
     async def ticket(self, caller: Caller, path: str) -> str:
-        """A ticket for a path that stands for the caller's token. Raises: MetadataUnavailable."""
+        """Create a ticket for the caller's token on `path`. Raises: MetadataUnavailable."""
         holder = caller.id if caller.issued is None else holder_of(caller.issued)
         ends_at = int(self._now()) + TICKET_S
         return Ticket(holder, path, ends_at).signed(await self._known_ticket_key())
 
     async def identify_by_ticket(self, text: str, path: str) -> Caller:
-        """Who calls a path with a ticket. Raises: Unauthenticated, MetadataUnavailable."""
+        """Find the caller of a ticket for `path`. Raises: Unauthenticated, MetadataUnavailable."""
         key = await self._known_ticket_key()
         holder = Ticket.checked(text, path, key, self._now()).holder
         known = self._by_id.get(holder)
@@ -145,23 +147,24 @@ class Callers:
         return self._valid(known)
 
     async def _known_ticket_key(self) -> bytes:
-        """Raises: MetadataUnavailable."""
+        """Return the key that signs tickets. Raises: MetadataUnavailable."""
         if not self._ticket_key:
             await self._learn()
         return self._ticket_key
 
     def _valid(self, caller: Caller | None) -> Caller:
         if caller is None:
-            raise Unauthenticated("the token is unknown: it was revoked, or never made")
+            raise Unauthenticated("the token is unknown: it was revoked or never created")
         if caller.ends_at is not None and caller.ends_at <= self._now():
             ended = datetime.fromtimestamp(caller.ends_at, UTC).isoformat()
             raise Unauthenticated(f"{caller.who} has expired: {ended}")
         return caller
 
     async def _learn(self) -> None:
-        """Return after a list that was asked for after this call. Raises: MetadataUnavailable."""
+        """Wait for a read of the list that began after this call. Raises: MetadataUnavailable."""
         seen = self._begun
-        # Not even the list that is asked for now is waited for: strangers must not fill the places of requests.
+        # While the service is unavailable, fail at once: waiting strangers must not use up the
+        # budget of requests.
         self._check_away()
         async with self._lists:
             if self._done > seen:
@@ -174,12 +177,12 @@ class Callers:
                 raise MetadataUnavailable(f"{_MAY_BE_NEW}: {error.detail}") from error
 
     def _check_away(self) -> None:
-        """Raises: MetadataUnavailable after a list that had no answer."""
+        """Raise MetadataUnavailable if the last read of the list failed."""
         if self._is_away:
             raise MetadataUnavailable(_MAY_BE_NEW)
 
     async def _list(self) -> None:
-        """Read the list. The caller holds the lock. Raises: QuorumLogError."""
+        """Read the list. The caller must hold the lock. Raises: QuorumLogError."""
         self._begun += 1
         try:
             async with asyncio.timeout(_LIST_S):
@@ -207,7 +210,7 @@ class Callers:
         before, self._rows = self._rows, {row.hash: row for row in rows}
         old, self._known = self._known, {}
         for digest, row in self._rows.items():
-            # Absent where an earlier list could not be taken to its end.
+            # Absent if an earlier list could not be processed completely.
             same = old.pop(digest, None) if before.get(digest) == row else None
             self._known[digest] = same or _caller_of(row)
         self._by_id = {caller.id: caller for caller in self._known.values()}
@@ -235,41 +238,41 @@ def _digest(secret: str) -> bytes:
 
 
 def _wall() -> float:
-    """The clock of this machine."""
+    """Read this machine's clock, in seconds since 1970."""
     return datetime.now(UTC).timestamp()
 
 
 TICKET_S: Final = 30
-"""Long enough to connect over a slow line (taste)."""
+"""Lifetime of a ticket: enough to connect over a slow line (chosen by judgement)."""
 NO_TICKET: Final = "anonymous"
-"""The ticket of a gateway that asks nobody."""
+"""The ticket of a gateway that requires no tokens."""
 TICKET: Final = rf"([A-Za-z0-9_-]{{16,6000}}\.[0-9]{{1,12}}\.[0-9a-f]{{64}}|{NO_TICKET})"
-"""What a JWT of 4,096 characters says fits."""
+"""Regular expression of a ticket, with space for the claims of a JWT of 4,096 characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """For a token, on a path, until an instant (seconds since 1970)."""
+    """A ticket for one path, valid until `ends_at` (seconds since 1970)."""
 
     holder: str
-    """A token's id, or what a JWT says."""
+    """The token's id, or the encoded claims of a JWT."""
     path: str
     ends_at: int
 
     def signed(self, key: bytes) -> str:
-        """The ticket as it stands in a URL."""
+        """Encode and sign the ticket for a URL."""
         return f"{self.holder}.{self.ends_at}.{self._mac(key)}"
 
     @classmethod
     def checked(cls, text: str, path: str, key: bytes, now: float) -> "Ticket":
-        """The ticket of a URL's text. Raises: Unauthenticated."""
+        """Decode and verify the ticket of a URL. Raises: Unauthenticated."""
         holder, _, rest = text.partition(".")
         ends_at, _, mac = rest.partition(".")
         if not (ends_at.isascii() and ends_at.isdecimal() and len(ends_at) <= 12 and mac.isascii()):
-            raise Unauthenticated("this is no ticket")
+            raise Unauthenticated("the ticket is malformed: get another one (POST /v1/tickets)")
         ticket = cls(holder, path, int(ends_at))
         if not hmac.compare_digest(mac, ticket._mac(key)):
-            raise Unauthenticated("the ticket is not of this cluster, or for another path")
+            raise Unauthenticated("the ticket is of another cluster, or for another path")
         if ticket.ends_at <= now:
             raise Unauthenticated("the ticket has expired: get another one (POST /v1/tickets)")
         return ticket
@@ -280,17 +283,17 @@ class Ticket:
 
 
 def holder_of(issued: IssuedToken) -> str:
-    """What a ticket says of a JWT."""
+    """Encode the claims of a JWT as the holder of a ticket."""
     said = base64.urlsafe_b64encode(issued.model_dump_json().encode())
     return said.rstrip(b"=").decode()
 
 
 def issued_to(holder: str) -> IssuedToken | None:
-    """What the ticket of a JWT says of it; None for a ticket of a token that has an id. Raises: Unauthenticated."""
+    """Decode the claims of a JWT from a ticket; None for a token's id. Raises: Unauthenticated."""
     if re.fullmatch(TOKEN_ID, holder):
         return None
     padding = "=" * (-len(holder) % 4)
     try:
         return IssuedToken.model_validate_json(base64.urlsafe_b64decode(holder + padding))
     except ValueError:
-        raise Unauthenticated("the ticket is of a gateway of another version") from None
+        raise Unauthenticated("the ticket was made by a gateway of another version") from None

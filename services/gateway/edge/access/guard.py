@@ -1,4 +1,4 @@
-"""Checks each public request before a byte of its body is read: who sends it, and whether they may."""
+"""Authenticate and authorize each public request before any byte of its body is read."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -18,19 +18,19 @@ from services.gateway.logs.transactions import Transactions
 
 _BEARER: Final = "bearer"
 _CONNECTION: Final = web.RequestKey("connection", asyncio.Transport)
-"""Where a request came from, which does not know any more once the client is gone."""
+"""Request key: the request's connection. aiohttp's request loses it once the client is gone."""
 _FLOW: Final = web.RequestKey("flow", Flow)
-"""Where the token has quotas."""
+"""Request key: the request's byte counter, if the token has quotas."""
 
 
 class Unguarded(Exception):
-    """A route belongs to no operation, so nothing says what it needs."""
+    """A route has no declared operation, so the access that it requires is unknown."""
 
 
 def table_of(
     app: web.Application, operations: Iterable[PublicOperation]
 ) -> Mapping[tuple[str, str], scopes.Access]:
-    """What each route needs, by its method and path. Raises: Unguarded for a route of no operation."""
+    """Map each route's method and path to its required access. Raises: Unguarded."""
     declared = {(operation.method, operation.path): operation.scope for operation in operations}
     table = {}
     for route in app.router.routes():
@@ -44,7 +44,7 @@ def table_of(
 
 
 class Guard:
-    """Asks for a token, and for the scope that the route needs."""
+    """Requires of each request a token with the scope that its route needs."""
 
     def __init__(
         self,
@@ -56,26 +56,27 @@ class Guard:
         stream_log: Callable[[str], str],
         body_bytes_max: int,
     ) -> None:
-        """`ledger`: a ledger's row, of which only what never changes is used. `stream_log`: the name of the log of a
-        stream's path. `body_bytes_max`: of a body that is
-        taken whole; a longer one is refused, or taken as it comes.
+        """`ledger` returns a ledger's metadata, of which only immutable fields are used.
+        `stream_log` returns the name of the log for a stream's path. `body_bytes_max`: the largest
+        body that is read as a whole; a longer body is refused or streamed.
         """
         self._table, self._callers, self._body_bytes_max = table, callers, body_bytes_max
         self._ledger, self._transactions, self._stream_log = ledger, transactions, stream_log
 
     async def admit(self, request: web.Request, path: str) -> None:
-        """Note the caller of a request to a route (its path as declared).
+        """Identify and check the caller of a request to the route with the declared `path`.
 
-        Raises: Unauthenticated, Forbidden; NoSuchLedger, NoSuchTransaction; MetadataUnavailable; ConnectionError.
+        Raises: Unauthenticated, Forbidden, NoSuchLedger, NoSuchTransaction, MetadataUnavailable,
+        Overloaded, ConnectionError.
         """
         access = self._table.get((request.method, path))
         if access is None or access.named is scopes.Named.NOTHING:
-            return  # no such route, or one for all
+            return  # no such route, or a route without access control
         caller = await self._identify(request)
         request[scopes.CALLER] = caller
         audit.identified(caller.who)
         if (connection := request.transport) is None:
-            raise ConnectionResetError  # the client left meanwhile
+            raise ConnectionResetError  # the client has disconnected
         announced = min(request.content_length or 0, self._body_bytes_max)
         if caller.usage is not None:
             caller.usage.begin(announced)
@@ -92,21 +93,21 @@ class Guard:
             if (place := await self._place(request, access)) is not None:
                 request[scopes.SCOPES] = caller.check_found(access.scopes, *place)
             if connection.is_closing():
-                raise ConnectionResetError  # the client left, or its token ended meanwhile
+                raise ConnectionResetError  # the client has disconnected, or its token has ended
 
     async def _identify(self, request: web.Request) -> scopes.Caller:
-        """Raises: Unauthenticated, MetadataUnavailable."""
+        """Find the caller by token or ticket. Raises: Unauthenticated, MetadataUnavailable."""
         given = request.headers.get(hdrs.AUTHORIZATION)
         ticket = request.query.get(TICKET.name) if request.method == hdrs.METH_GET else None
         if given is None and ticket is not None:
             return await self._callers.identify_by_ticket(ticket, request.path)
         scheme, _, secret = (given or "").partition(" ")
         if scheme.lower() != _BEARER or not secret:
-            raise Unauthenticated("this gateway needs a token: Authorization: Bearer …")
+            raise Unauthenticated("this gateway needs a token: send Authorization: Bearer …")
         return await self._callers.identify(secret.strip())
 
     def leave(self, request: web.Request, response: web.StreamResponse | None) -> None:
-        """The request is over, with an answer that was sent or is about to be."""
+        """Charge and forget a request that has ended; its response may still have to be sent."""
         if (connection := request.get(_CONNECTION)) is None:
             return
         caller = request[scopes.CALLER]
@@ -119,7 +120,8 @@ class Guard:
     async def _place(
         self, request: web.Request, access: scopes.Access
     ) -> tuple[scopes.Kind, str, QuorumLogError | None] | None:
-        """What the request names, and the error for a caller without any scope on it; None where the handler itself checks.
+        """Return the resource that the request names, and the error for a caller without any scope
+        on the resource; None if the handler checks access itself.
 
         Raises: Forbidden, NoSuchLedger, NoSuchTransaction, MetadataUnavailable.
         """
@@ -131,7 +133,7 @@ class Guard:
                 return logs, self._stream_log(given["path"]), None
             case scopes.Named.LEDGER:
                 ledger_id = LEDGER_ID.parse(given[LEDGER_ID.name], LEDGER_ID.pointer)
-                # The same error whether or not the ledger exists.
+                # The error must be the same whether or not the ledger exists.
                 detail = f"there is no ledger {ledger_id} for this token"
                 absent = NoSuchLedger(detail, ledger_id=ledger_id)
                 try:
@@ -152,7 +154,7 @@ class Guard:
 
 
 async def log_of_transaction(transactions: Transactions, asked: str) -> str:
-    """The log of a transaction. Raises: NoSuchTransaction, as of one that is another's; MetadataUnavailable."""
+    """Return the name of a transaction's log. Raises: NoSuchTransaction, MetadataUnavailable."""
     try:
         return (await transactions.get(asked)).log
     except NoSuchTransaction as error:
@@ -160,7 +162,7 @@ async def log_of_transaction(transactions: Transactions, asked: str) -> str:
 
 
 def _unsent_bytes(request: web.Request, response: web.StreamResponse | None) -> int:
-    """The bytes of an answer that is about to be sent."""
+    """Number of bytes of a response that is still to be sent."""
     if not isinstance(response, web.Response) or request.method == hdrs.METH_HEAD:
         return 0
     return len(response.body) if isinstance(response.body, bytes) else 0

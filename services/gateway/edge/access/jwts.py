@@ -1,8 +1,8 @@
-"""JWTs of an issuer, the second way to be known beside the tokens that the cluster makes itself (RFC 7519, RFC 8725).
+"""Authentication by JWTs of an issuer (RFC 7519, RFC 8725), beside the cluster's own tokens.
 
-The issuer's public keys are in a file (a JWKS, RFC 7517), which is read again when it changes. The key says with
-which algorithm it verifies; the header of a JWT names the key and has no other say.
-`IssuedCallers` are the callers that this gateway knows by their JWTs; no service is asked for that.
+The issuer's public keys are in a file (a JWKS, RFC 7517), which is read again when it changes. The
+key determines the algorithm; the header of a JWT only names the key. `IssuedCallers` caches the
+callers that this gateway has verified by JWT, without a request to any service.
 """
 
 import base64
@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 QUOTAS_CLAIM: Final = "quorumlog_quotas"
 _ALGORITHMS: Final = frozenset(("RS256", "ES256", "EdDSA"))
-"""Their keys verify and do not sign. With HS256 whoever reads the file could make JWTs."""
+"""Algorithms with public keys. With HS256, anyone who can read the file could sign JWTs."""
 _REQUIRED: Final = ("exp", "iss", "aud", "sub")
 _MATERIAL: Final = ("crv", "e", "kty", "n", "x", "y")
-"""The members of a public key that make its thumbprint (RFC 7638)."""
+"""Members of a public key that its thumbprint is computed from (RFC 7638)."""
 _GRANT: Final = re.compile(GRANT)
 
 _WHY: Final[tuple[tuple[type[jwt.PyJWTError], str], ...]] = (
@@ -42,16 +42,16 @@ _WHY: Final[tuple[tuple[type[jwt.PyJWTError], str], ...]] = (
     (jwt.InvalidAlgorithmError, "the JWT is not signed with the algorithm of its key (alg)"),
     (jwt.InvalidSignatureError, "the JWT's signature is not of the key that it names"),
 )
-"""The first that fits. No text has anything of the JWT, nor of what would be right."""
+"""Messages by error class; the first match counts. They reveal neither the JWT nor valid values."""
 
 
 class KeysUnusable(ValueError):
-    """The file with the issuer's keys can't be used; says why."""
+    """The file with the issuer's keys can't be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class JwtRules:
-    """Which JWTs count, and where they say what they allow."""
+    """Which JWTs are valid, and which claim has their grants."""
 
     keys_file: Path
     issuer: str
@@ -67,20 +67,20 @@ class _Key:
 
 
 class Jwts:
-    """Verifies JWTs by the keys of a file.
+    """Verifies JWTs by the keys in a file.
 
-    Invariant: a file that can't be used changes nothing.
+    Invariant: an unusable file does not replace the current keys.
     """
 
     def __init__(self, rules: JwtRules) -> None:
-        """Raises: KeysUnusable."""
+        """Read the keys. Raises: KeysUnusable."""
         self._rules = rules
         self._seen = stamp_of(rules.keys_file)
         self._keys = _read(rules.keys_file)
         self._thumbprints = {key.thumbprint for key in self._keys.values()}
 
     def look(self) -> None:
-        """Take the keys of the file if it has changed."""
+        """Load the keys again if the file has changed."""
         file = self._rules.keys_file
         if (found := stamp_of(file)) == self._seen:
             return
@@ -94,13 +94,13 @@ class Jwts:
         log.info("jwt-keys-loaded", extra={"keys": sorted(self._keys)})
 
     def has(self, thumbprint: str) -> bool:
-        """Whether the issuer still has a key."""
+        """Whether the file still has the key with a thumbprint."""
         return thumbprint in self._thumbprints
 
     def verified(self, text: str) -> IssuedToken:
-        """What a JWT says. Raises: Unauthenticated."""
+        """Verify a JWT, and return its claims. Raises: Unauthenticated."""
         if not text.isascii():
-            raise Unauthenticated("this is no JWT")
+            raise Unauthenticated("the token is no JWT")
         try:
             key = self._key(jwt.get_unverified_header(text).get("kid"))
             claims = jwt.decode(
@@ -117,16 +117,16 @@ class Jwts:
         return self._said(claims, key)
 
     def _key(self, key_id: str | None) -> _Key:
-        """Raises: Unauthenticated."""
+        """Find the key that a JWT names. Raises: Unauthenticated."""
         if key_id not in self._keys:
-            self.look()  # an issuer that begins to use a new key puts it into the file first
+            self.look()  # an issuer adds a new key to the file before its first use
         found = self._keys.get(key_id or "")
         if found is None:
             raise Unauthenticated("the JWT names no key that the issuer has (kid)")
         return found
 
     def _said(self, claims: Mapping[str, Any], key: _Key) -> IssuedToken:
-        """Raises: Unauthenticated."""
+        """Convert verified claims to a token. Raises: Unauthenticated if a claim is malformed."""
         try:
             return IssuedToken(
                 subject=claims["sub"],
@@ -138,16 +138,18 @@ class Jwts:
         except ValidationError as error:
             place = error.errors()[0]["loc"][0]
             claim = {"subject": "sub", "quotas": QUOTAS_CLAIM}.get(str(place), str(place))
-            raise Unauthenticated(f"the JWT's {claim} is not as the guide of tokens says") from None
+            raise Unauthenticated(
+                f"the JWT's {claim} is not as docs/guides/tokens.md says"
+            ) from None
 
 
 def is_jwt(secret: str) -> bool:
-    """Whether a secret looks like a JWT: a token of this cluster has no full stop."""
+    """Whether a secret looks like a JWT: the cluster's own tokens contain no dot."""
     return secret.count(".") == 2
 
 
 def _grants(claim: object) -> tuple[str, ...]:
-    """The grants of a claim, a list or words; an issuer's scopes for others are passed over."""
+    """Parse the grants of a claim, a list or words; scopes for other systems are ignored."""
     words = claim.split() if isinstance(claim, str) else claim
     if not isinstance(words, list):
         return ()
@@ -157,11 +159,11 @@ def _grants(claim: object) -> tuple[str, ...]:
 def _why(error: jwt.PyJWTError) -> str:
     if isinstance(error, jwt.MissingRequiredClaimError):
         return f"the JWT lacks the claim {error.claim}"
-    return next((why for kind, why in _WHY if isinstance(error, kind)), "this is no JWT")
+    return next((why for kind, why in _WHY if isinstance(error, kind)), "the token is no JWT")
 
 
 def _read(file: Path) -> dict[str, _Key]:
-    """The keys of a file by their ids. Raises: KeysUnusable."""
+    """Read the keys of a file, by key id. Raises: KeysUnusable."""
     try:
         keys = list(json.loads(file.read_bytes())["keys"])
     except OSError as error:
@@ -178,7 +180,7 @@ def _read(file: Path) -> dict[str, _Key]:
 
 
 def _usable(data: object) -> _Key | None:
-    """A key of the file; None for one that is for something else, or too weak."""
+    """Parse a key of the file; None if the key is for another use, or too weak."""
     if not isinstance(data, dict) or not isinstance(data.get("kid"), str):
         return None
     is_for_signatures = data.get("use", "sig") == "sig"
@@ -188,7 +190,7 @@ def _usable(data: object) -> _Key | None:
         jwk = jwt.PyJWK(data)
     except (jwt.PyJWTError, ValueError, TypeError, KeyError):
         return None
-    # A key that names no algorithm has the one that the library takes for its type.
+    # For a key without `alg`, the library has chosen the default algorithm of the key's type.
     if jwk.algorithm_name not in _ALGORITHMS or jwk.Algorithm.check_key_length(jwk.key) is not None:
         return None
     material = {name: data[name] for name in _MATERIAL if name in data}
@@ -198,39 +200,39 @@ def _usable(data: object) -> _Key | None:
 
 
 ISSUED_MAX: Final = 10_000
-"""JWTs that are remembered, and subjects whose use is (taste)."""
+"""Maximum cached JWTs, and subjects whose use of quotas is counted (chosen by judgement)."""
 _NO_QUOTAS: Final = TokenQuotas()
 
 
 class IssuedCallers:
-    """Callers by the hash of their JWTs, so that a signature is verified once, or by what a ticket says of a JWT.
+    """Caches callers by the hash of a JWT, to verify each signature once, or by a ticket's claims.
 
-    Invariant: a ticket is no key of a JWT, which it is not worth.
+    Invariant: the entry of a ticket never authenticates a JWT, since a ticket allows less.
     """
 
     def __init__(self, jwts: Jwts, now: Callable[[], float]) -> None:
         self._jwts, self._now = jwts, now
         self._known: dict[bytes | IssuedToken, Caller] = {}
         self._usages: dict[tuple[str, TokenQuotas], Usage] = {}
-        """By subject: who gets many JWTs gets no more than one of them allows."""
+        """By subject and quotas, so that several JWTs of one subject share the quotas of one."""
 
     def identify(self, digest: bytes, text: str) -> Caller:
-        """Who calls with a JWT that has this hash. Raises: Unauthenticated."""
+        """Return the caller of the JWT `text`, whose hash is `digest`. Raises: Unauthenticated."""
         known = self._known.get(digest)
         return known or self._note(digest, self._jwts.verified(text))
 
     def identify_by_ticket(self, issued: IssuedToken) -> Caller:
-        """Who calls with a ticket that a gateway has signed. Raises: Unauthenticated."""
+        """Return the caller of a verified ticket with these claims. Raises: Unauthenticated."""
         if (known := self._known.get(issued)) is not None:
             return known
         if not self._jwts.has(issued.key):
             self._jwts.look()
         if not self._jwts.has(issued.key):
-            raise Unauthenticated("the issuer of the ticket's JWT has its key no longer")
+            raise Unauthenticated("the issuer no longer has the key of the ticket's JWT")
         return self._note(issued, issued)
 
     def refresh(self) -> None:
-        """Take changed keys, and end the callers whose JWT has expired or whose key is gone."""
+        """Load changed keys, and end callers whose JWT has expired or whose key is gone."""
         self._jwts.look()
         now = self._now()
         for key, caller in list(self._known.items()):
@@ -240,7 +242,7 @@ class IssuedCallers:
                 caller.end()
 
     def charge_flows(self) -> None:
-        """Charge subjects what has come and was sent of their requests that are under way."""
+        """Charge to each subject the new bytes of its requests in progress."""
         for usage in self._usages.values():
             usage.charge_flows()
 
@@ -250,7 +252,8 @@ class IssuedCallers:
         if issued.quotas != _NO_QUOTAS:
             caller.usage = self._usage(who, issued)
         if len(self._known) >= ISSUED_MAX:
-            # Those that are forgotten are verified once more. Who is connected must be ended at the end of the JWT.
+            # Evicted JWTs are verified again on their next use. Callers with connections stay,
+            # because `refresh` must end them when their JWT expires.
             self._known = {one: known for one, known in self._known.items() if known.connections}
         self._known[key] = caller
         return caller

@@ -1,6 +1,6 @@
-"""What a token may use of this gateway: requests and bytes per second, connections, open ledgers.
+"""Quotas of a token at this gateway: requests and bytes per second, connections, open ledgers.
 
-Each gateway counts for itself, so a token gets as much as its quotas at each gateway that it asks.
+Each gateway counts on its own, so a token may use its whole quotas at each gateway.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from quorumlog.wire.token_bodies import TokenQuotas
 from services.gateway.edge.http.codings import SAVED, UNPACKED
 
 _BURST_S: Final = 1.0
-"""A caller that was idle may use as much at once as it may in this time (taste)."""
+"""A caller that was idle may use this many seconds' quota at once (chosen by judgement)."""
 
 
 class Bucket:
-    """So much a second. What was not used is kept for a moment; what was used beyond is a debt, which time pays."""
+    """A token bucket that holds at most `_BURST_S` of refill, and goes into debt when overused."""
 
     __slots__ = ("_at", "_clock", "_level", "_per_s")
 
@@ -29,29 +29,29 @@ class Bucket:
         self._level, self._at = per_s * _BURST_S, clock()
 
     def wait_s(self, count: float) -> float:
-        """How long until `count` may be used; 0: now."""
+        """How many seconds until `count` may be used; 0 means now."""
         now = self._clock()
         filled = self._level + (now - self._at) * self._per_s
         self._level, self._at = min(filled, self._per_s * _BURST_S), now
         return max(0.0, (count - self._level) / self._per_s)
 
     def use(self, count: float) -> None:
-        """Use `count`, whatever is there."""
+        """Use `count`, even if the level becomes negative."""
         self._level -= count
 
 
 class Flow:
-    """A request under way, as its bytes come and go."""
+    """Counts the bytes of one request in progress, received and sent."""
 
     __slots__ = ("_announced", "_charged", "_request", "connection")
 
     def __init__(self, request: web.Request, connection: asyncio.Transport, announced: int) -> None:
-        """`announced`: what of the body is charged already."""
+        """`announced`: bytes of the request's body that are charged already."""
         self._request, self.connection = request, connection
         self._announced = self._charged = announced
 
     def more(self) -> int:
-        """The bytes that came and were sent since the last call, none of them compressed."""
+        """Return the bytes received and sent since the last call, counted uncompressed."""
         came = max(
             self._request.content.total_bytes, self._announced, self._request.get(UNPACKED, 0)
         )
@@ -61,7 +61,7 @@ class Flow:
 
 
 class Usage:
-    """What one token uses here, or the JWTs of one subject together."""
+    """The use of quotas at this gateway by one token, or by all JWTs of one subject together."""
 
     __slots__ = ("_begun_ledgers", "_bytes", "_ledgers", "_quotas", "_requests", "_who", "flows")
 
@@ -74,16 +74,16 @@ class Usage:
         self._requests = None if requests is None else Bucket(requests, clock)
         self._bytes = None if count is None else Bucket(count, clock)
         self._ledgers: set[int] = set()
-        """Those that were created here."""
+        """Ids of ledgers that the token created at this gateway."""
         self._begun_ledgers = 0
-        """Those that are being created."""
+        """How many ledgers are being created now."""
         self.flows: set[Flow] = set()
-        """Those of the requests that are under way."""
+        """The byte counters of requests in progress."""
 
     def begin(self, announced: int) -> None:
-        """A request comes, with a body of so many bytes. Raises: Overloaded, and nothing is used."""
+        """Charge a new request and its `announced` bytes. Raises: Overloaded, charging nothing."""
         most = self._quotas.connections
-        # A tail whose client is gone notices that when it has something to send.
+        # Closing connections don't count: a tail whose client is gone ends only at its next write.
         if (
             most is not None
             and sum(not flow.connection.is_closing() for flow in self.flows) >= most
@@ -98,13 +98,13 @@ class Usage:
         self.charge(announced)
 
     def charge(self, count: int) -> None:
-        """So many bytes have come, or were sent."""
+        """Charge `count` bytes, received or sent."""
         if self._bytes is not None:
             self._bytes.use(count)
 
     def take_message(self, count: int) -> float:
-        """A socket brings a message of so many bytes, which counts as a request. How long it has to wait: a refusal
-        would end the socket.
+        """Charge a WebSocket message of `count` bytes as a request. Returns how many seconds the
+        socket must wait, because a refusal would end the socket.
         """
         wait_s = 0.0
         if self._requests is not None:
@@ -116,13 +116,13 @@ class Usage:
         return wait_s
 
     def charge_flows(self) -> None:
-        """Charge what has come and was sent of the requests that are under way."""
+        """Charge the bytes that requests in progress have received and sent since the last call."""
         for flow in self.flows:
             self.charge(flow.more())
 
     @contextlib.contextmanager
     def new_ledger(self, is_open: Callable[[int], bool]) -> Iterator[set[int]]:
-        """Around the creation of a ledger, whose id goes into the set. Raises: Overloaded."""
+        """Reserve quota for a ledger, whose id the block adds to the set. Raises: Overloaded."""
         most = self._quotas.open_ledgers
         if most is None:
             yield set()

@@ -1,7 +1,8 @@
-"""Who may do what: the scopes that public operations declare (`edge/operations.py`), and what a caller's grants allow.
+"""The scopes that public operations declare (`edge/operations.py`), and the grants of callers.
 
-docs/security.md shows the scopes of all operations. A ledger of a log is judged by the log, any other ledger by its namespace, which is what its maker
-put into its metadata under `namespace` (docs/adr/0021-access-tokens.md).
+docs/security.md lists the scopes of all operations. Access to a ledger of a log depends on grants
+for the log. Access to any other ledger depends on grants for its namespace, which its creator sets
+as `namespace` in the ledger's metadata (docs/adr/0021-access-tokens.md).
 """
 
 import asyncio
@@ -20,17 +21,17 @@ from services.gateway.edge.access.quotas import Usage
 
 
 class Scope(StrEnum):
-    """What a grant allows on what it names."""
+    """The kind of access that a grant allows on its resource."""
 
     READ = "read"
     APPEND = "append"
     MANAGE = "manage"
     ADMIN = "admin"
-    """All of the above, and to give up entries and bookies."""
+    """All other scopes, and accepting the loss of entries and bookies."""
 
 
 class Kind(StrEnum):
-    """What grants name."""
+    """The kind of resource that a grant names."""
 
     LOGS = "logs"
     LEDGERS = "ledgers"
@@ -38,29 +39,29 @@ class Kind(StrEnum):
 
 
 class Named(StrEnum):
-    """What an operation needs its scope on."""
+    """The resource on which an operation requires its scope."""
 
     NOTHING = "nothing"
-    """Answered without a token."""
+    """The operation needs no token."""
     LOG = "the log"
     STREAM = "the stream's log"
     LEDGER = "the ledger"
     TRANSACTION = "the transaction's log"
     SOME = "what is named or listed"
-    """The handler judges what the body names, or leaves out of a list what the caller may not read."""
+    """The handler checks resources that the body names, or lists only those the caller may read."""
     CLUSTER = "the cluster"
     EVERYTHING = "everything"
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What an operation needs: one of the scopes, on what it names."""
+    """The access that an operation requires: one of `scopes` on the resource `named`."""
 
     named: Named
     scopes: frozenset[Scope] = frozenset()
 
     def __str__(self) -> str:
-        """For people."""
+        """Text for documentation, such as "`read` or `append` on the log"."""
         if self.named is Named.NOTHING:
             return "no token"
         scopes = [scope for scope in Scope if scope in self.scopes]
@@ -68,19 +69,19 @@ class Access:
 
 
 def on(named: Named, *scopes: Scope) -> Access:
-    """What an operation needs: one of the scopes on what it names."""
+    """Declare that an operation requires one of `scopes` on the resource `named`."""
     return Access(named, frozenset(scopes))
 
 
 OPEN: Final = Access(Named.NOTHING)
-"""Anybody may."""
+"""Access without a token."""
 LOOK: Final = frozenset((Scope.READ, Scope.APPEND, Scope.MANAGE))
-"""Any of them lets a caller look at something."""
+"""Scopes each of which allows a caller to get a resource's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Scopes on everything (no kind), on the cluster, or on the logs and namespaces of a name or a prefix."""
+    """Scopes on everything (no kind), on the cluster, or on logs or namespaces (name or prefix)."""
 
     scopes: frozenset[Scope]
     kind: Kind | None
@@ -89,7 +90,7 @@ class Grant:
 
     @classmethod
     def parsed(cls, text: str) -> "Grant":
-        """A grant as it is written (`wire/token_bodies.py`, GRANT)."""
+        """Parse the text of a grant (`wire/token_bodies.py`, GRANT)."""
         scope, _, where = text.partition(":")
         scopes = frozenset(Scope) if scope == Scope.ADMIN else frozenset((Scope(scope),))
         if where == "*":
@@ -98,7 +99,7 @@ class Grant:
         return cls(scopes, Kind(kind), name.removesuffix("*"), name.endswith("*"))
 
     def covers(self, kind: Kind, name: str) -> bool:
-        """Whether the grant is for something."""
+        """Whether the grant applies to a resource."""
         if self.kind is None:
             return True
         if self.kind is not kind:
@@ -111,7 +112,7 @@ def _union(grants: Iterable[Grant]) -> frozenset[Scope]:
 
 
 class Caller:
-    """Who sends a request, and what they may do."""
+    """The sender of a request, with its grants."""
 
     __slots__ = (
         *("connections", "ends_at", "everywhere", "grants", "id"),
@@ -127,43 +128,43 @@ class Caller:
         ends_at: float | None = None,
         issued: IssuedToken | None = None,
     ) -> None:
-        """`who`: for messages; it is no secret. `ends_at`: when the token expires, in seconds since 1970. `issued`:
-        what the caller's JWT says; such a caller has no `token_id`.
+        """`who`: a name for messages, not secret. `ends_at`: the token's expiry in seconds since
+        1970. `issued`: the claims of the caller's JWT; such a caller has no `token_id`.
         """
         self.who, self.id, self.ends_at, self.issued = who, token_id, ends_at, issued
         self.grants = tuple(map(Grant.parsed, grants))
         self.everywhere = _union(grant for grant in self.grants if grant.kind is None)
-        """The scopes on everything."""
+        """The caller's scopes on everything."""
         self.somewhere = _union(self.grants)
         self.usage: Usage | None = None
-        """Where the token has quotas."""
+        """The use of the token's quotas; None if the token has no quotas."""
         self.connections: set[asyncio.Transport] = set()
-        """Those of the requests that are under way."""
+        """Connections of the caller's requests in progress."""
 
     @property
     def identity(self) -> str:
-        """The same for all requests of one caller, and for no other caller's. A JWT is one of many of its subject."""
+        """Unique id of the caller. All JWTs of one subject have the same identity."""
         return f"jwt:{self.issued.subject}" if self.issued is not None else f"token:{self.id}"
 
     def scopes(self, kind: Kind, name: str) -> frozenset[Scope]:
-        """The scopes on a log, a namespace, or the cluster. The log of positions is the cluster's own: no name of a grant
-        stands for it.
+        """The caller's scopes on a log, a namespace, or the cluster. Only grants on everything
+        apply to the cluster's log of committed offsets.
         """
         if kind is Kind.LOGS and name == POSITIONS_LOG:
             return self.everywhere
         return _union(grant for grant in self.grants if grant.covers(kind, name))
 
     def check(self, scope: Scope, kind: Kind, name: str) -> None:
-        """Raises: Forbidden unless the caller has a scope on something that it has named."""
+        """Raise Forbidden unless the caller has `scope` on a resource that the request names."""
         self.check_found((scope,), kind, name, None)
 
     def check_found(
         self, needed: Iterable[Scope], kind: Kind, name: str, absent: QuorumLogError | None
     ) -> frozenset[Scope]:
-        """The caller's scopes on a log or namespace, with at least one of `needed`. `absent`: the answer for an id that does not
-        exist. A caller without any scope gets it too, because it has named an id, and must not learn that it exists.
+        """Return the caller's scopes on a log or namespace if they include one of `needed`.
 
-        Raises: Forbidden, `absent`.
+        `absent`: the error for an id that doesn't exist. A caller without any scope also gets this
+        error, because it must not learn whether the id exists. Raises: Forbidden, `absent`.
         """
         scopes = self.scopes(kind, name)
         if scopes.isdisjoint(needed):
@@ -175,7 +176,7 @@ class Caller:
         return scopes
 
     def listed(self, scope: Scope) -> tuple[str, ...] | None:
-        """The logs and namespaces on which the caller has a scope, as lists take them (`wire/bodies.py`, SHOWN); None: all."""
+        """Names and prefixes that lists may show (SHOWN in `wire/bodies.py`). None means all."""
         if scope in self.everywhere:
             return None
         return tuple(
@@ -185,49 +186,49 @@ class Caller:
         )
 
     def lacks(self, scopes: Iterable[Scope], where: str) -> Forbidden:
-        """The refusal of a caller without any of some scopes."""
+        """Create the error for a caller that has none of `scopes`."""
         return Forbidden(f"{self.who} has no grant of {' or '.join(sorted(scopes))} on {where}")
 
     def end(self) -> None:
-        """Cut the requests that are under way: the caller is not known any more."""
+        """Abort the connections of the caller's requests, because its token is no longer valid."""
         for connection in self.connections:
             connection.abort()
 
 
 EVERYONE: Final = Caller("everyone", ("admin:*",))
-"""Any caller of a gateway that needs no tokens."""
+"""The caller of every request to a gateway that requires no tokens."""
 
 CALLER: Final = web.RequestKey("caller", Caller)
 SCOPES: Final = web.RequestKey("scopes", frozenset[Scope])
-"""The caller's scopes on what the request names."""
+"""Request key: the caller's scopes on the resource that the request names."""
 
 
 def caller_of(request: web.Request) -> Caller:
-    """Who sends a request."""
+    """Return the caller of a request; EVERYONE if no tokens are required."""
     caller: Caller = request.get(CALLER, EVERYONE)
     return caller
 
 
 def check_scope(request: web.Request, scope: Scope) -> None:
-    """Raises: Forbidden unless the caller has a scope on what the request's path names."""
+    """Raise Forbidden unless the caller has `scope` on the resource in the request's path."""
     if scope not in request.get(SCOPES, caller_of(request).everywhere):
         raise caller_of(request).lacks((scope,), "what the request names")
 
 
 def place_of(row: LedgerMetadata) -> tuple[Kind, str]:
-    """What grants name a ledger by: its log, else its namespace."""
+    """The resource by which grants apply to a ledger: its log, otherwise its namespace."""
     if row.log is not None:
         return Kind.LOGS, row.log
     return Kind.LEDGERS, dict(row.custom).get(NAMESPACE, "")
 
 
 def no_transaction(transaction: str) -> NoSuchTransaction:
-    """The answer to a caller without any grant on the transaction's log. It does not show whether the transaction exists."""
+    """Create the error for a caller without a grant, which hides whether the transaction exists."""
     return NoSuchTransaction(f"there is no transaction {transaction} for this token")
 
 
 def told(kind: Kind, name: str) -> str:
-    """A place, for people."""
+    """Describe a resource for an error message."""
     if kind is Kind.CLUSTER:
         return "the cluster"
     if kind is Kind.LOGS:

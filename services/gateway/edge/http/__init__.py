@@ -1,4 +1,4 @@
-"""HTTP of the public listener, without any resource: bodies in and out, their codings, and the room for them.
+"""HTTP code that no resource owns: request and response bodies, content codings, and budgets.
 
-May use `edge/access` for the caller of a request, and no other module of `edge`.
+This package may import `edge/access` for a request's caller, and no other module of `edge`.
 """

@@ -1,7 +1,7 @@
-"""Bytes of WebSocket messages that have come and that no stream has taken yet, counted in the room.
+"""Charge received WebSocket bytes that are not processed yet to the budget for request bodies.
 
-aiohttp reads messages by itself and hands out whole ones. A message may have as many bytes as a body,
-so the bytes of an incomplete message count as a body's do.
+aiohttp buffers a WebSocket message until the message is complete. A message may be as large as a
+request body, so the bytes of an incomplete message count as those of a body do.
 """
 
 import asyncio
@@ -18,28 +18,27 @@ from services.gateway.edge.access.scopes import caller_of
 from services.gateway.edge.http.limits import Room
 
 _CONTROL_HEAD_BYTES: Final = 6
-"""What a control frame of a client has besides its payload: its head and its mask (RFC 6455, 5.2)."""
+"""Bytes of a client's control frame besides its payload: head and mask (RFC 6455, 5.2)."""
 TURN_MESSAGES: Final = 16
-"""Taken in one turn of the event loop: less than a millisecond of pings (measured)."""
+"""Messages per iteration of the event loop: under a millisecond for pings (measured)."""
 _CONTROL: Final = frozenset((WSMsgType.PING, WSMsgType.PONG))
 _DATA: Final = frozenset((WSMsgType.TEXT, WSMsgType.BINARY))
 _FREE_BYTES: Final = 1 << 20
-"""Bytes that may wait in front of the parser on top of twice the longest message: control frames that have arrived and are not
-parsed yet."""
+"""Unparsed bytes allowed beyond twice the maximum message, for control frames that have arrived."""
 
 LARGE_BYTES: Final = 1 << 20
-"""The end of a message with so many bytes takes 3 ms, and 40 ms with the most that a message may have (measured): it is joined,
-unmasked, copied and decoded at once."""
+"""A message of this size takes 3 ms when it becomes complete, because it is joined, unmasked,
+copied and decoded at once. The largest message takes 40 ms (measured)."""
 
 
 class Arrivals:
-    """The bytes that one socket holds.
+    """Counts the bytes that one WebSocket holds in memory.
 
-    Stands in front of aiohttp's parser, which offers no hook. A chunk in which a message ends counts with
-    that message only, so a socket may hold one read of its connection more than is counted. Control
-    frames may come between the fragments of a message, which they do not end, and count nothing.
+    It wraps aiohttp's parser, which has no hook. A chunk in which a message ends counts only with
+    that message, so a socket may hold one read of its connection more than is counted. Control
+    frames between the fragments of a message do not end the message, and count nothing.
 
-    Invariant: the room counts `_held` bytes for this socket, none once it is closed.
+    Invariant: the budget counts `_held` bytes for this socket, and 0 once the socket is closed.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Arrivals:
         room: Room,
         refuse: Callable[[QuorumLogError], None],
     ) -> None:
-        """`socket` is prepared; `refuse` gets the error once there is no room for more."""
+        """`socket` must be prepared. `refuse` is called with the error once a limit is exceeded."""
         self._protocol = request.protocol
         self._parser, self._queue = take_parser(socket, self._protocol, self, TURN_MESSAGES)
         self._socket, self._room, self._bodies = socket, room, room.bodies
@@ -57,16 +56,16 @@ class Arrivals:
         self._usage = caller_of(request).usage
         self._incomplete_max = 2 * room.limits.body_bytes_max + _FREE_BYTES
         self._looked = 0
-        """How many messages at the head of the queue `_look` has counted."""
+        """How many messages at the head of the queue `_look` has already counted."""
         self._late: list[bytes] = []
-        """Chunks that came and wait for their turn."""
+        """Chunks that wait for their turn in `LargeMessages`."""
         self._peer = PEER.get()  # aiohttp calls `feed_data` in another context
         self._partial = 0
         self._taken = 0
         self._held = 0
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Parse a chunk, or keep it until its turn. True ends the reading."""
+        """Parse a chunk, or keep it until its turn. Returns True if reading must end."""
         if self._parser is None:
             return True, b""
         self._partial += len(data)
@@ -77,29 +76,29 @@ class Arrivals:
         return self._is_over(data), b""
 
     def _parse_late(self) -> None:
-        """Parse what waited for its turn."""
+        """Parse the chunks that waited for their turn."""
         data, self._late = b"".join(self._late), []
         try:
             is_over = bool(data) and self._parser is not None and self._is_over(data)
         except Exception:
-            # As the event loop does for an error of `data_received`: the peer must not wait for ever.
+            # Close the connection, as after an error of `data_received`: the peer must not hang.
             self._protocol.close()
             raise
         if is_over:
             self._protocol.close()
 
     def _is_over(self, data: bytes) -> bool:
-        """Parse; tell whether no more is to be read."""
+        """Parse a chunk, and return whether reading must end."""
         is_over, _ = self._parser.feed_data(data)
         self._look()
         return self._is_refused() or is_over
 
     def _is_refused(self) -> bool:
-        """Count what is held, and refuse the socket where that is too much."""
+        """Update the count of bytes, and refuse the socket if a limit is exceeded."""
         try:
             if self._partial > self._incomplete_max:
                 raise TooLarge(
-                    "a message in fragments whose heads have more bytes than its data may"
+                    "the fragments of a message have more bytes of heads than its data may have"
                 )
             self._count()
         except (Overloaded, TooLarge) as error:
@@ -110,7 +109,7 @@ class Arrivals:
         return False
 
     def _look(self) -> None:
-        """Subtract the messages that became complete from the bytes of the incomplete message."""
+        """Subtract messages that have become complete from the bytes of the incomplete message."""
         messages = messages_in(self._queue)
         for message, size in islice(messages, self._looked, None):
             is_data = message.type in _DATA
@@ -118,31 +117,31 @@ class Arrivals:
         self._looked = len(messages)
 
     def feed_eof(self) -> None:
-        """End the queue after what came: the connection is lost."""
+        """Parse the waiting chunks and end the queue, because the connection is lost."""
         self._parse_late()
         self._queue.feed_eof()
 
     def _drop(self) -> None:
-        """Free what came of an incomplete message, and read no further."""
+        """Free the bytes of an incomplete message, and stop reading."""
         self._parser = None
         drop_parser(self._socket)
         self._partial = 0
         self._late.clear()
 
     async def receive(self) -> WSMessage | None:
-        """The next message that is no ping or pong; None if the wait for it was cut short. Others have their turn however
-        many messages have come. Raises: Overloaded.
+        """Return the next message other than a ping or pong, or None if the wait was cut short.
+        Other requests are served in between, however many messages wait. Raises: Overloaded.
         """
         while True:
             if messages_in(self._queue):
-                # At once: no wait that could be cut short, nor a place for one.
+                # A message is available, so this does not wait, and needs no place in `waiters`.
                 message = await self._socket.receive()
             else:
                 found = await self._room.wait(self._socket.receive())
                 if found is None:
                     return None
                 message = found
-            # The parser stops while its queue is full, and goes on as messages are taken.
+            # The parser stops while its queue is full, and resumes as messages are received.
             self._looked = max(self._looked - 1, 0)
             self._look()
             if message.type not in _CONTROL:
@@ -153,23 +152,23 @@ class Arrivals:
             await self.paced(message.data)
 
     async def paced(self, data: bytes | str) -> None:
-        """Charge a message or control frame that came, and wait until the token's quotas have made up for those before."""
+        """Charge a message or control frame to the token's quotas, and wait if they require it."""
         if self._usage is not None and (wait_s := self._usage.take_message(len(data))):
             await self._room.wait(asyncio.sleep(wait_s))
 
     def take(self, count: int) -> None:
-        """Count a whole message of `count` bytes, taken from the queue, until the next call."""
+        """Count the `count` bytes of a message received from the queue, until the next call."""
         self._taken = count
         self._count()
 
     def close(self) -> None:
-        """Give the room back."""
+        """Stop reading, and give back all bytes to the budget."""
         self._drop()
         self._bodies.give(self._peer, self._held)
         self._held = 0
 
     def _count(self) -> None:
-        """Bring the room's count up to date. Raises: Overloaded; the bytes are in memory and count."""
+        """Update the budget's count. Raises: Overloaded, but counts the bytes nevertheless."""
         held = self._partial + self._taken + bytes_in(self._queue)
         more, self._held = held - self._held, held
         if more <= 0:

@@ -1,6 +1,6 @@
-"""Read a request's body: of the right type, in time, and within the room for bodies.
+"""Read request bodies: check the media type, the time they take, and the budget for bodies.
 
-A request that its headers alone rule out is refused before a byte of its body is read.
+A request whose headers already make it invalid is refused before any byte of its body is read.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 _PAUSE_S_MAX: Final = 0.5
-"""The longest pause between two large bodies (seconds), even if the process was suspended while it parsed the first one."""
+"""Maximum pause in seconds after parsing a large body, even if the process was suspended."""
 _MARK_BYTES: Final = 80
-"""Memory of a JSON value for each mark of its text, at most (measured)."""
+"""Maximum memory of a JSON value per mark that `strict.marks` counts in its text (measured)."""
 _EXPANDED_BYTES_MAX: Final = 1 << 20
-"""A body may unpack to so many bytes from a few; one that unpacks to more pays with bytes that come."""
+"""Decompressed bytes of a body beyond which `codings.check_expansion` limits the ratio."""
 _MEMBERS_MAX: Final = 100
-"""No operation has so many fields: the faults of a hundred are enough."""
+"""Maximum members of a JSON object. No operation has so many fields, and error lists stay short."""
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
 def media_type(request: web.Request, known: tuple[str, ...]) -> str:
-    """The body's media type without its parameters, one of `known`; without a body the first of these.
+    """Return the body's media type, one of `known`, or the first of them if there is no body.
 
-    Raises: UnsupportedMediaType, also of the body's coding; its detail says what to add to a curl command.
+    Raises: UnsupportedMediaType, also for an unknown content coding.
     """
     codings.coding_of(request)
     given = request.headers.get(hdrs.CONTENT_TYPE)
@@ -55,14 +55,13 @@ def media_type(request: web.Request, known: tuple[str, ...]) -> str:
     elif not media:
         hint = f"the request has no Content-Type; {hint}"
     raise UnsupportedMediaType(
-        f"this route takes {', '.join(known)}: {hint}", headers={"Accept": ", ".join(known)}
+        f"this route accepts {', '.join(known)}: {hint}", headers={"Accept": ", ".join(known)}
     )
 
 
 async def read(request: web.Request, room: limits.Room, bytes_max: int) -> bytes:
-    """The whole body, unpacked: both what comes and what it unpacks to have `bytes_max` at most.
-
-    Raises: TooLarge, RequestTimeout, Overloaded, BadRequest, UnsupportedMediaType.
+    """Read and decompress the whole body. `bytes_max` bounds both the received and the decompressed
+    bytes. Raises: TooLarge, RequestTimeout, Overloaded, BadRequest, UnsupportedMediaType.
     """
     length = request.content_length
     if length is not None and length > bytes_max:
@@ -71,13 +70,13 @@ async def read(request: web.Request, room: limits.Room, bytes_max: int) -> bytes
         return b""
     content, unpacker = request.content, codings.unpacker(request)
     if unpacker is None and content.is_eof():
-        # The body came together with the headers: nothing to wait for.
+        # The body arrived with the headers, so there is no need to wait.
         data = content.read_nowait(-1)
         if length is None:
             _check_total(len(data), bytes_max)
         room.hold(request, len(data))
         return data
-    # Announced bytes take no room, since they may never come; a body that would not fit is refused at once.
+    # Announced bytes may never arrive, so they are only checked against the budget, not charged.
     room.bodies.check(PEER.get(), length or 0)
     return await _read_slowly(request, room, bytes_max, unpacker)
 
@@ -90,7 +89,7 @@ async def _read_slowly(
     chunks: list[bytes] = []
     total = 0
     try:
-        # In time awake: bytes that came while this process stood still came in time.
+        # The timeout does not count time during which this process was suspended.
         async with awake_timeout(bounds.body_timeout_s) as limit:
             while chunk := await request.content.readany():
                 room.hold(request, len(chunk))
@@ -109,7 +108,7 @@ async def _read_slowly(
                 room.drop(request, len(chunk))
     except TimeoutError as error:
         raise RequestTimeout(
-            f"the body was not complete within {bounds.body_timeout_s:g} s: {total} bytes came"
+            f"the body was not complete within {bounds.body_timeout_s:g} s: {total} bytes arrived"
         ) from error
     except web.RequestPayloadError as error:
         raise BadRequest("the body's transfer encoding is broken, or it was cut short") from error
@@ -121,9 +120,8 @@ async def _read_slowly(
 async def in_turn(
     request: web.Request, room: limits.Room, data: bytes, use: Callable[[bytes], T]
 ) -> T:
-    """Return `use(data)`. A large body is parsed in a thread, so that the event loop serves other requests meanwhile. One large
-    body is parsed at a time, with a pause after each, because `room` has space for the values of one.
-
+    """Return `use(data)`. A large body is parsed in a thread, so that the event loop serves other
+    requests. Only one large body is parsed at a time, with a pause after each, to bound the memory.
     Raises: Overloaded, and what `use` raises.
     """
     if len(data) <= limits.INLINE_BYTES_MAX:
@@ -139,7 +137,7 @@ async def in_turn(
         finally:
             room.drop(request, count)
     finally:
-        # A parser holds the interpreter, so other requests get as much time before the next large body is parsed.
+        # Parsing holds the interpreter lock, so other requests then get as much time as it took.
         loop.call_later(min(loop.time() - began_at, _PAUSE_S_MAX), room.parsing.release)
 
 
@@ -149,19 +147,19 @@ def _check_total(total: int, bytes_max: int, does: str = "has") -> None:
 
 
 async def send_continue(request: web.Request) -> None:
-    """Ask for the body if the client waits for that (`Expect: 100-continue`)."""
+    """Send `100 Continue` if the client waits for it before it sends the body."""
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        # The interim response is no part of the response, which has not begun.
+        # The interim response must not count as a part of the response, which has not begun.
         request.writer.output_size = 0
 
 
 async def ignore_expect(_request: web.Request) -> None:
-    """Handle `Expect` for a route: the body is asked for only when it is read."""
+    """Ignore the header `Expect` at first: `send_continue` responds to it when the body is read."""
 
 
 async def read_object(request: web.Request, room: limits.Room) -> dict[str, Any]:
-    """A JSON object; no body is `{}`."""
+    """Read the body as a JSON object. A missing body is read as `{}`. Raises: as `read`."""
     media_type(request, (JSON,))
     data = await read(request, room, min(room.limits.body_bytes_max, limits.CONTROL_BYTES_MAX))
     if not data:
@@ -175,25 +173,25 @@ async def read_object(request: web.Request, room: limits.Room) -> dict[str, Any]
 
 
 async def expect_nothing(request: web.Request, room: limits.Room) -> None:
-    """Refuse a body that has a member: no body and `{}` say the same."""
+    """Refuse a JSON body with any member. A missing body and `{}` are allowed."""
     if request.body_exists:
         for name in await read_object(request, room):
             raise invalid(f"/{escaped(name)}", "is not a field of this request")
 
 
 def expect_no_body(request: web.Request) -> None:
-    """Refuse any body: DELETE has none."""
+    """Refuse a DELETE request that has a body. Raises: BadRequest."""
     if request.body_exists:
-        raise BadRequest("DELETE takes no body")
+        raise BadRequest("DELETE accepts no body")
 
 
 async def read_model(request: web.Request, room: limits.Room, model: type[M]) -> M:
-    """A JSON object as a model; no body is `{}`. Raises: InvalidRequest."""
+    """Read the body (a missing one as `{}`) as `model`. Raises: InvalidRequest, and as `read`."""
     return parsed(await read_object(request, room), model)
 
 
 def parsed(value: dict[str, Any], model: type[M]) -> M:
-    """A JSON object as a model. Raises: InvalidRequest, which lists what pydantic found wrong."""
+    """Validate a JSON object as `model`. Raises: InvalidRequest, which lists pydantic's errors."""
     if len(value) > _MEMBERS_MAX:
         raise invalid("", f"has more than {_MEMBERS_MAX} members")
     try:

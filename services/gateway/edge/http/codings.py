@@ -1,12 +1,14 @@
-"""Content codings (RFC 9110, 8.4) of request bodies and responses (docs/guides/http.md, Compression).
+"""Content codings (RFC 9110, 8.4) of requests and responses (docs/guides/http.md, Compression).
 
-A few bytes may unpack to gigabytes. So no body is unpacked whole: `Unpacker` gives pieces of a bounded size, and
-whoever takes a piece counts it against its bounds before the next one is made.
+A few bytes may decompress to gigabytes, so no body is decompressed as a whole: `Unpacker` yields
+pieces of bounded size, and its caller charges each piece to its limits before the next piece.
 
-Responses to reads are compressed if they are long enough and of a form that shrinks. Never: the responses about tokens and
-tickets (what a page chose beside a secret would reveal the secret by its length), responses with an ETag (another coding
-is another representation, RFC 9110, 8.8.3, and this one is for `If-Match`), events (each would need a flush of its own,
-and each idle tail a compressor), and errors.
+Responses to reads are compressed if they are long enough and have a compressible media type. These
+responses are never compressed:
+- responses about tokens and tickets: the length could reveal a secret next to text of an attacker;
+- responses with an ETag for `If-Match`, which identifies one representation (RFC 9110, 8.8.3);
+- events: each event would need its own flush, and each idle tail its own compressor;
+- errors.
 """
 
 import asyncio
@@ -26,23 +28,23 @@ from services.gateway.edge.http.media import ARROW, FRAMES, HTML, NDJSON, OCTETS
 GZIP: Final = "gzip"
 ZSTD: Final = "zstd"
 CODINGS: Final = (ZSTD, GZIP)
-"""The better one first: a third of the CPU for the same size (docs/performance.md)."""
+"""Codings, best first: zstd takes a third of gzip's CPU for the same size (docs/performance.md)."""
 
 _EXPANSION_MAX: Final = 100
-"""Lines of JSON shrink to a tenth, rarely to a fiftieth (docs/performance.md); gzip can shrink to a thousandth, zstd to
-a thirty-thousandth.
+"""Maximum ratio of decompressed to received bytes. JSON lines have a ratio of 10, rarely 50
+(docs/performance.md). gzip can reach 1,000, and zstd 30,000.
 """
 
 PIECE_BYTES: Final = 128 << 10
-"""Unpacked at once: a third of a millisecond at most (docs/performance.md), after which others have their turn."""
+"""Bytes decompressed before other requests are served: at most 0.33 ms (docs/performance.md)."""
 
 MEMBER_BYTES: Final = 4 << 10
-"""What a member (gzip) or frame (zstd) counts for at least: an empty one has nine bytes, and costs as much as
-unpacking so many.
+"""Minimum charge for a member (gzip) or frame (zstd): an empty one has nine bytes, but costs as
+much CPU as decompressing this many bytes.
 """
 
 WINDOW_BYTES_MAX: Final = 8 << 20
-"""How far a frame of zstd may refer back, and so what its decoder keeps (RFC 9659, 3)."""
+"""Maximum window of a zstd frame, which its decoder keeps in memory (RFC 9659, 3)."""
 
 _GZIP_BACK_BYTES: Final = 32 << 10
 _ZSTD_OPTIONS: Final = {
@@ -51,16 +53,16 @@ _ZSTD_OPTIONS: Final = {
 _NAMES: Final = {"gzip": GZIP, "x-gzip": GZIP, "zstd": ZSTD}
 
 UNPACKED: Final = web.RequestKey("unpacked_bytes", int)
-"""What has come of a request's body by now, unpacked: quotas charge it."""
+"""Request key: decompressed bytes of the body that have arrived so far; quotas charge them."""
 SAVED: Final = web.RequestKey("saved_bytes", int)
-"""By how much a request's answer was shorter than what it says, until now: quotas charge that too."""
+"""Request key: bytes that compression has saved in the response so far; quotas charge them too."""
 
 
 def coding_of(request: web.Request) -> str | None:
-    """The coding of the request's body; None where it came as it is. Raises: UnsupportedMediaType."""
+    """Return the content coding of a request's body, or None. Raises: UnsupportedMediaType."""
     if hdrs.CONTENT_ENCODING not in request.headers:
         return None
-    # A header may come in several lines, which are one list.
+    # A header may be sent in several lines, which form one list.
     given = ",".join(request.headers.getall(hdrs.CONTENT_ENCODING))
     named = [name for part in given.split(",") if (name := part.strip().lower()) != "identity"]
     if not any(named):
@@ -68,22 +70,22 @@ def coding_of(request: web.Request) -> str | None:
     coding = _NAMES.get(named[0]) if len(named) == 1 else None
     if coding is None:
         raise UnsupportedMediaType(
-            f"the body's Content-Encoding is {given[:100]!r}: this gateway takes one of {', '.join(CODINGS)}, or none",
+            f"the body's Content-Encoding is {given[:100]!r}: use {', '.join(CODINGS)} or none",
             headers={hdrs.ACCEPT_ENCODING: ", ".join(CODINGS)},
         )
     return coding
 
 
 def unpacker(request: web.Request) -> "Unpacker | None":
-    """What unpacks the request's body; None where it came as it is. Raises: UnsupportedMediaType."""
+    """Create the decompressor of a request's body, or None. Raises: UnsupportedMediaType."""
     coding = coding_of(request)
     return None if coding is None else Unpacker(coding)
 
 
 class Unpacker:
-    """Unpacks one body: members (gzip) or frames (zstd), one after another.
+    """Decompresses one body: a sequence of members (gzip) or frames (zstd).
 
-    Invariant: between two pieces it keeps what is left of one chunk, and one decoder.
+    Invariant: between two pieces it keeps only the rest of one chunk, and one decoder.
     """
 
     __slots__ = ("_decoder", "_least", "_new", "_produced", "_window", "coding")
@@ -97,20 +99,19 @@ class Unpacker:
         self._window = WINDOW_BYTES_MAX if is_zstd else _GZIP_BACK_BYTES
         self._decoder: _Gzip | zstd.ZstdDecompressor | None = None
         self._produced = 0
-        """Bytes of the member that is being unpacked, or was last."""
+        """Decompressed bytes of the current or last member."""
         self._least = 0
-        """What that member counts for at least; 0 where there was none."""
+        """Minimum charge for the current or last member; 0 if there was none."""
 
     @property
     def kept_bytes(self) -> int:
-        """What the decoder keeps to refer back to, at most."""
+        """Maximum bytes that the decoder keeps in its window."""
         return min(self._produced, self._window) if self._decoder is not None else 0
 
     def pieces(self, chunk: bytes) -> Iterator[tuple[bytes, int]]:
-        """What a chunk of the body unpacks to, in pieces of PIECE_BYTES at most, maybe empty, each with what it counts
-        for: its bytes, and where a further member begins what the one before lacks of MEMBER_BYTES.
-
-        Raises: BadRequest.
+        """Decompress a chunk of the body to pieces of at most PIECE_BYTES, maybe empty. Yields each
+        piece with its charge: its length and, at the start of a further member, the bytes by which
+        the previous member was shorter than MEMBER_BYTES. Raises: BadRequest.
         """
         while chunk:
             cost = 0
@@ -136,16 +137,16 @@ class Unpacker:
                 chunk, self._decoder = decoder.unused_data, None
 
     def finish(self) -> None:
-        """The body has ended. Raises: BadRequest where a part of it is missing. No bytes at all are no body."""
+        """End the body, which may be empty. Raises: BadRequest if the last member is incomplete."""
         if self._decoder is not None:
-            raise BadRequest(f"the body is cut short: its {self.coding} does not end")
+            raise BadRequest(f"the body is cut short: its {self.coding} data is incomplete")
 
 
 async def unpacked(
     request: web.Request, unpacker: Unpacker | None, chunk: bytes
 ) -> AsyncGenerator[bytes, None]:
-    """What a chunk of a request's body unpacks to, piece by piece, counted in `UNPACKED` before it is given. Others
-    have their turn in between. Without an unpacker the chunk as it is. Raises: BadRequest.
+    """Decompress a chunk to pieces, which `UNPACKED` counts; other requests are served in between.
+    Without an unpacker, yields the chunk itself. Raises: BadRequest.
     """
     if unpacker is None:
         yield chunk
@@ -161,17 +162,17 @@ async def unpacked(
 
 
 def check_expansion(request: web.Request, came: int, first_bytes: int) -> None:
-    """Raise TooLarge where a body unpacks to far more than a sender of such a body would have sent: each byte that came
-    must pay for the work on what it unpacks to, beyond the first ones.
+    """Raise TooLarge if a body decompresses to more than `first_bytes` plus 100 times the `came`
+    received bytes. A small body must not cause far more work than its size suggests.
     """
     if request[UNPACKED] > first_bytes + _EXPANSION_MAX * came:
         raise TooLarge(
-            f"the body unpacks to more than {_EXPANSION_MAX} times what came, and {first_bytes} bytes"
+            f"the body unpacks to over {_EXPANSION_MAX} times its size plus {first_bytes} bytes"
         )
 
 
 class _Gzip:
-    """Unpacks a member of gzip as `ZstdDecompressor` unpacks a frame, whose interface zlib lacks."""
+    """Decompresses a gzip member with the interface of `ZstdDecompressor`, which zlib lacks."""
 
     __slots__ = ("_decoder",)
 
@@ -179,7 +180,7 @@ class _Gzip:
         self._decoder = zlib.decompressobj(wbits=31)
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """A piece of what is left and `data` unpack to. Raises: zlib.error."""
+        """Decompress input to at most `max_length` bytes, and keep the rest. Raises: zlib.error."""
         return self._decoder.decompress(data or self._decoder.unconsumed_tail, max_length)
 
     @property
@@ -196,24 +197,24 @@ class _Gzip:
 
 
 SLICE_BYTES: Final = 64 << 10
-"""Compressed at once: a third of a millisecond (docs/performance.md), after which others have their turn."""
+"""Bytes compressed before other requests are served: 0.33 ms (docs/performance.md)."""
 
 PACKS: Final = web.RequestKey("packs_answers", bool)
-"""True for requests of clients: the cluster's own processes are near, and ask for nothing that they have to unpack."""
+"""Request key: whether the response may be compressed. False for the cluster's own processes."""
 
 _FORMS: Final = frozenset((JSON, NDJSON, FRAMES, ARROW, OCTETS, HTML, "text/plain"))
 _SECRET: Final = ("/v1/tokens", "/v1/tickets")
 _LEVEL: Final = 1
-"""Of both codings: the next ones take half as much CPU again for a tenth fewer bytes (docs/performance.md)."""
+"""Level of gzip and zstd. The next levels take 50 % more CPU to save 10 % (docs/performance.md)."""
 _IDENTITY: Final = "identity"
 _WORTH: Final = 8
-"""A slice that shrinks by less than one part of so many is no reason to compress what follows."""
+"""A response is compressed only if its first slice shrinks by more than one part in this many."""
 _KEPT_BYTES: Final = {GZIP: 256 << 10, ZSTD: 1 << 20}
-"""What a compressor keeps (measured)."""
+"""Memory that a compressor keeps (measured)."""
 
 
 def coding_for(request: web.Request, room: Room, response: web.StreamResponse) -> str | None:
-    """The coding of an answer whose length does not matter; None: as it is. Notes that the answer depends on it."""
+    """Choose the coding of a response, or None, but ignore its length. Updates `Vary`."""
     if not room.limits.compressed_answer_bytes_min or not _may_be_coded(request, response):
         return None
     vary = response.headers.get(hdrs.VARY)
@@ -235,10 +236,10 @@ def _may_be_coded(request: web.Request, response: web.StreamResponse) -> bool:
 
 @lru_cache(maxsize=256)
 def chosen(accept: str) -> tuple[str | None, bool]:
-    """The coding that a client likes best, None for none, and whether an answer may also come as it is (RFC 9110, 12.5.3).
+    """Return the coding that a client prefers, or None, and whether it accepts plain responses.
 
-    A coding that the client does not name is not chosen for its `*`, unless it refuses answers as they are. A client
-    that takes nothing of ours gets answers as they are: it may know what to do with them.
+    A coding that matches only `*` is chosen only if the client refuses plain responses. A client
+    that accepts no supported coding gets plain responses in any case (RFC 9110, 12.5.3).
     """
     given = dict(weighted(part) for part in accept.split(",") if part.strip())
     if "x-gzip" in given:
@@ -255,7 +256,7 @@ def chosen(accept: str) -> tuple[str | None, bool]:
 
 
 def pack(request: web.Request, room: Room, response: web.Response) -> None:
-    """Compress an answer that is short enough to be compressed at once, where it shrinks."""
+    """Compress a response that is small enough to compress at once, if it shrinks."""
     coding, body = coding_for(request, room, response), response.body
     if coding is None or not isinstance(body, bytes) or not body:
         return
@@ -275,7 +276,7 @@ def _shrinks(sample: bytes) -> bool:
 
 
 class Packer:
-    """Compresses an answer that is sent part by part."""
+    """Compresses a response that is sent in parts."""
 
     __slots__ = ("_packed", "_request", "_sync")
 
@@ -289,8 +290,8 @@ class Packer:
             self._packed, self._sync = zlib.compressobj(_LEVEL, wbits=31), zlib.Z_SYNC_FLUSH
 
     async def parts(self, data: bytes, *, is_flushed: bool = False) -> AsyncIterator[bytes]:
-        """What `data` adds to the answer; others have their turn in between. `is_flushed`: all of it, so that the
-        client can read it before more comes.
+        """Compress `data`; other requests are served in between. `is_flushed`: flush the
+        compressor, so that the client can decode all of `data` at once.
         """
         view = memoryview(data)
         for start in range(0, len(view), SLICE_BYTES):
@@ -307,7 +308,7 @@ class Packer:
             yield packed
 
     def end(self) -> bytes:
-        """What ends the answer."""
+        """Return the last compressed bytes of the response."""
         end: bytes = self._packed.flush()
         return end
 
@@ -320,9 +321,8 @@ def begin(
     size: int | None = None,
     sample: bytes = b"",
 ) -> Packer | None:
-    """What compresses an answer whose head is not sent yet; None where it goes as it is: so does one of too few
-    bytes (`size`, where it is known), one whose beginning, the `sample`, does not shrink, and one for whose compressor
-    there is no room.
+    """Create a compressor for a response whose head is not sent yet. Returns None if `size` is
+    small, if the `sample` of the beginning does not shrink, or if the budget for responses is full.
     """
     coding = coding_for(request, room, response)
     if coding is None:

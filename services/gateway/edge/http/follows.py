@@ -1,7 +1,7 @@
-"""One follow of a tail for all of its readers: a page is read once and put into each form once.
+"""Share the reads of a tail among its readers: each page is read once, and encoded once per format.
 
-A reader that keeps up takes each page from the follow's window. A reader that falls behind the window reads for
-itself until it has caught up, so a slow reader costs one page and its connection's buffer.
+A reader that keeps up gets each page from a window. A reader that falls behind the window reads on
+its own until it has caught up, so a slow reader costs one page and its connection's buffer.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from quorumlog.errors import QuorumLogError
 log = logging.getLogger(__name__)
 
 _WINDOW_BYTES: Final = 4 << 20
-"""Pages kept for readers that are a little behind (taste); one page at least."""
+"""Bytes of pages, at least one page, kept for readers slightly behind (chosen by judgement)."""
 _READ_S: Final = 30.0
-"""How long one read of a follow waits for news."""
+"""How many seconds one read of a follow waits for new items."""
 
 F = TypeVar("F")
 
 
 class Positioned(Protocol):
-    """A page that says where to go on."""
+    """A page that knows the position after its last item."""
 
     @property
     def next(self) -> int:
@@ -39,13 +39,13 @@ P = TypeVar("P", bound=Positioned)
 
 @dataclass(slots=True)
 class SharedPage(Generic[P]):
-    """A page for many readers, with the forms that were made of it so far."""
+    """A page for many readers, with a cache of its encodings."""
 
     page: P
     _forms: dict[Hashable, Any] = field(default_factory=dict)
 
     def form(self, key: Hashable, make: Callable[[P], F]) -> F:
-        """The page in a form, made once."""
+        """Return the page's encoding `key`; `make` encodes the page at the first call."""
         if key not in self._forms:
             self._forms[key] = make(self.page)
         made: F = self._forms[key]
@@ -53,43 +53,43 @@ class SharedPage(Generic[P]):
 
 
 class Followable(ABC, Generic[P]):
-    """A ledger or a log, of which a tail can be followed."""
+    """A ledger or a log whose tail can be followed."""
 
     @abstractmethod
     async def read(self, at: int, *, wait_s: float = 0.0) -> P:
-        """The page at a position, maybe empty. At the end waits for news for `wait_s`."""
+        """Read a page from `at` on. At the end, wait up to `wait_s`; the page may be empty."""
 
     @abstractmethod
     def size(self, page: P) -> int:
-        """Bytes of a page in memory."""
+        """How many bytes a page takes in memory."""
 
     @abstractmethod
     def rest(self, page: P, at: int) -> P:
-        """The part of a page from a position within the page on."""
+        """The part of a page from the position `at` on; `at` must lie within the page."""
 
     @abstractmethod
     def is_end(self, page: P) -> bool:
-        """Whether nothing can ever follow a page."""
+        """Whether a page ends where the ledger or log is closed, so that nothing can follow."""
 
 
 class Follow(Generic[P]):
-    """The newest pages of one tail.
+    """Reads one tail continuously, and keeps a window of its newest pages for all readers.
 
-    Invariants: the pages of the window are contiguous and end at `_at`; `_news` is done with the next
-    page, or with the end of the follow.
+    Invariants: the pages of the window are contiguous and end at `_at`. `_news` completes when the
+    next page arrives or the follow ends.
     """
 
     def __init__(self, tail: Followable[P], at: int) -> None:
         self._tail = tail
         self._window: deque[tuple[int, int, SharedPage[P]]] = deque()
-        """Where a page begins, its bytes, and the page."""
+        """For each page of the window: where the page begins, its bytes, and the page itself."""
         self._bytes = 0
         self._at = at
         self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_over = False
 
     async def run(self) -> None:
-        """Read on until the end, or the first error: each reader then reads for itself, and learns why."""
+        """Read until the end or an error. Each reader then reads on its own, and gets the error."""
         try:
             with contextlib.suppress(QuorumLogError):
                 while not self.is_over:
@@ -120,13 +120,13 @@ class Follow(Generic[P]):
             self._news = asyncio.get_running_loop().create_future()
 
     async def after(self, at: int, wait_s: float) -> SharedPage[P] | None:
-        """The page that begins at `at`, waiting for it. None if the reader must read for itself: the page left
-        the window, the follow is over, or nothing came in time.
+        """Wait for the page that begins at `at`. Returns None if the reader must read on its own:
+        the page has left the window, the follow is over, or no page arrived within `wait_s`.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while at >= self._at and not self.is_over:
-                    # Shielded: a reader that gives up must not cancel the others' future.
+                    # Shielded: a reader that gives up must not cancel the future of other readers.
                     await asyncio.shield(self._news)
         if not self._window or not self._window[0][0] <= at < self._at:
             return None
@@ -139,19 +139,19 @@ class Follow(Generic[P]):
 
 
 class Follows:
-    """The tails that are followed. Invariant: a tail is followed only while it has readers."""
+    """The active follows, by tail. Invariant: a tail is followed only while it has readers."""
 
     def __init__(self) -> None:
         self._followed: dict[Hashable, tuple[Follow[Any], asyncio.Task[None]]] = {}
         self._readers: dict[Hashable, int] = {}
 
     def __len__(self) -> int:
-        """Tails that are followed."""
+        """How many tails are followed."""
         return len(self._followed)
 
     @contextlib.asynccontextmanager
     async def joined(self, key: Hashable) -> AsyncIterator[None]:
-        """Be a reader of the tail that `key` names for a block; the last reader ends the follow."""
+        """Count as a reader of the tail `key` within the block. The last reader ends the follow."""
         self._readers[key] = self._readers.get(key, 0) + 1
         try:
             yield
@@ -164,12 +164,12 @@ class Follows:
                     followed[1].cancel()
 
     def found(self, key: Hashable) -> Follow[Any] | None:
-        """The follow of a tail, unless it is over or there is none."""
+        """Return the active follow of a tail, or None."""
         followed = self._followed.get(key)
         return None if followed is None or followed[0].is_over else followed[0]
 
     def begin(self, key: Hashable, tail: Followable[P], at: int) -> Follow[P]:
-        """Follow a tail from its end, `at`; call it within `joined`."""
+        """Start to follow a tail whose end is `at`. Must be called within `joined`."""
         follow = Follow(tail, at)
         self._followed[key] = follow, asyncio.ensure_future(follow.run())
         return follow
@@ -184,14 +184,14 @@ async def shared_tail(
     wait_s: float,
     waited: Callable[[Awaitable[SharedPage[P] | None]], Awaitable[SharedPage[P] | None]],
 ) -> AsyncGenerator[SharedPage[P], None]:
-    """Pages from `at` on, an empty one whenever nothing came for `wait_s`; ends with the tail. `waited`
-    wraps each wait for a page, which is no work.
+    """Yield pages from `at` on, and an empty page after `wait_s` without items, until the tail's
+    end. `waited` wraps each wait for a page, so that a waiting request doesn't count as work.
 
     Raises: what `tail.read` raises.
     """
     async with follows.joined(key):
         while True:
-            # The first page, each page while this reader is behind, and after a wait without news.
+            # The reader reads on its own at first, while it is behind, and after an idle wait.
             shared: SharedPage[P] | None = SharedPage(await tail.read(at))
             while shared is not None:
                 yield shared

@@ -1,4 +1,4 @@
-"""The edge's limits, for one request and for all requests together, and what of them is in use."""
+"""Limits per request and per gateway, and the budgets that count what requests use."""
 
 import asyncio
 import contextlib
@@ -15,80 +15,80 @@ from quorumlog.net.connections import end_limits, ending_with_the_connection
 from services.gateway.edge.http.follows import Follows
 
 BATCH_ENTRIES_MAX: Final = 10_000
-"""Entries of one append, and of one page (docs/guides/http.md, Bounds)."""
+"""Maximum entries of one append, and of one page (docs/guides/http.md, Bounds)."""
 
 CONTROL_BYTES_MAX: Final = 2 << 20
-"""A JSON body other than an append's: three times a commit of as many ledgers as a log may have."""
+"""Maximum JSON body other than an append's: three times the largest commit of a transaction."""
 CONTROL_MARKS_MAX: Final = 1 << 16
-"""Values of such a body (`strict.MARKS_MAX`)."""
+"""Maximum commas, colons and opening brackets in a JSON body other than an append's."""
 INLINE_BYTES_MAX: Final = 256 << 10
-"""A body up to this size is parsed at once: less than 50 ms of work in the worst case (measured)."""
+"""A body up to this size is parsed inline: less than 50 ms of work in the worst case (measured)."""
 
 WAIT_MS_MAX: Final = 60_000
 CUSTOM_KEYS_MAX: Final = 64
 CUSTOM_BYTES_MAX: Final = 16 * 1024
 PASSWORD_CHARS_MAX: Final = 1024
-"""Long enough for any secret; short enough for a header (taste)."""
+"""Maximum length of a password: enough for any secret, and fits in a header (by judgement)."""
 READ_BYTES_MAX: Final = 64 << 20
-"""The greatest `max_bytes`: as much as a body of frames."""
+"""Maximum `max_bytes` of a read: the default limit of a request body of frames."""
 
 
 class Limits(BaseModel):
-    """Limits that an operator may set. Sizes in bytes, times in seconds."""
+    """Limits that an operator may set. Sizes are in bytes, times in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     entry_bytes_max: int = Field(default=1 << 20, ge=1, le=64 << 20)
-    """One entry."""
+    """Maximum size of one entry of a ledger."""
     body_bytes_max: int = Field(default=16 << 20, ge=1, le=1 << 30)
-    """A JSON body."""
+    """Maximum size of a JSON request body."""
     frames_bytes_max: int = Field(default=64 << 20, ge=1, le=1 << 30)
-    """A body of frames, which need no decoding."""
+    """Maximum size of a request body of frames, which need no decoding."""
     body_timeout_s: float = Field(default=10.0, gt=0, le=3600)
-    """For a body to come; longer while it comes at a fair rate."""
+    """Timeout for receiving a request body, extended while bytes arrive at the minimum rate."""
     body_rate_bytes_s_min: int = Field(default=256 << 10, ge=1)
-    """The fair rate: so many bytes earn a body one second more."""
+    """Minimum rate of a request body: this many bytes extend its timeout by one second."""
     stream_idle_s: float = Field(default=300.0, gt=0, le=86_400)
-    """For the next line of a streamed append."""
+    """How long a streamed append may pause before its next line."""
     comment_every_s: float = Field(default=15.0, gt=0, le=3600)
-    """Between the comments that keep an idle tail's connection open."""
+    """Interval of the comments that keep the connection of an idle tail open."""
     stalled_answer_s: float = Field(default=30.0, gt=0, le=3600)
-    """For a client to go on reading its answer."""
+    """How long a client may pause while it reads a response."""
     connections_max: int = Field(default=10_000, ge=1)
-    """Connections at once; beyond: 429 overloaded."""
+    """Maximum number of connections; beyond it: 429 overloaded."""
     peer_connections_max: int = Field(default=1250, ge=1)
-    """Of one address, once seven eighths of all are taken."""
+    """Maximum connections of one address, once seven eighths of `CONNECTIONS_MAX` are in use."""
     requests_max: int = Field(default=4096, ge=1)
-    """Requests in work at once; beyond: 429 overloaded."""
+    """Maximum number of requests in progress; beyond it: 429 overloaded."""
     peer_requests_max: int = Field(default=512, ge=1)
-    """Of one address, once seven eighths of all are taken."""
+    """Maximum requests of one address, once seven eighths of `REQUESTS_MAX` are in use."""
     held_bytes_max: int = Field(default=512 << 20, ge=1)
-    """Bodies in memory at once; beyond: 429 overloaded."""
+    """Maximum bytes of request bodies in memory; beyond it: 429 overloaded."""
     peer_held_bytes_max: int = Field(default=64 << 20, ge=1)
-    """Of one address, once seven eighths of all are taken."""
+    """Maximum body bytes of one address, once seven eighths of `HELD_BYTES_MAX` are in use."""
     answers_bytes_max: int = Field(default=256 << 20, ge=1)
-    """Answers that wait for their readers; beyond: 429."""
+    """Maximum bytes of responses that clients have not read yet; beyond it: 429 overloaded."""
     peer_answers_bytes_max: int = Field(default=32 << 20, ge=1)
-    """Of one address, once seven eighths of all are taken."""
+    """Maximum for one address, once seven eighths of `ANSWERS_BYTES_MAX` are in use."""
     compressed_answer_bytes_min: int = Field(default=0, ge=0)
-    """Answers to reads are compressed from this length on, say 1024; 0: none is (docs/guides/http.md)."""
+    """Size from which responses to reads are compressed; 0 means never (docs/guides/http.md)."""
     waiters_max: int = Field(default=10_000, ge=1)
-    """Long polls and tails at once; they cost no work."""
+    """Maximum number of long polls and tails, which cost no work; beyond it: 429 overloaded."""
     peer_waiters_max: int = Field(default=1250, ge=1)
-    """Of one address, once seven eighths of all are taken."""
+    """Maximum for one address, once seven eighths of `WAITERS_MAX` are in use."""
 
 
 T = TypeVar("T")
 
 _HELD: Final = web.RequestKey("held_bytes", int)
-"""The request's key for the bytes of its body that the room counts."""
+"""Request key: how many bytes of the request's body the budget `Room.bodies` counts."""
 _KEPT: Final = web.RequestKey("kept_bytes", int)
-"""The same for the bytes of its answer."""
+"""Request key: how many bytes of the request's response the budget `Room.answers` counts."""
 
 
 class LargeMessages:
-    """Parses one chunk of a large message in each iteration of the event loop; other chunks wait in order. Otherwise large
-    messages that end together would be parsed in one iteration, and delay all other requests by their sum.
+    """Orders the parsing of large messages: one chunk per iteration of the event loop. Otherwise
+    large messages that end at the same time would delay all other requests by their sum.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class LargeMessages:
         self._is_taken = False
 
     def has_turn(self, parse: Callable[[], None]) -> bool:
-        """Whether the caller may parse now; otherwise `parse` is called in a later turn."""
+        """Whether the caller may parse now. If not, `parse` is called in a later iteration."""
         if self._is_taken:
             self._waiting.append(parse)
             return False
@@ -112,7 +112,7 @@ class LargeMessages:
 
 
 class Room:
-    """The budgets of the edge. Invariant: whatever is taken from a budget is given back once."""
+    """The budgets of a gateway's edge. Invariant: whatever is taken is given back exactly once."""
 
     __slots__ = (
         "_waits", "answers", "bodies", "follows", "is_ending", "large_messages", "limits", "parsing", "requests", "waiters",
@@ -131,7 +131,7 @@ class Room:
             limits.peer_held_bytes_max,
         )
         self.answers = Budget(
-            "bytes of answers that nobody has read yet",
+            "bytes of responses that clients have not read yet",
             "ANSWERS_BYTES_MAX",
             limits.answers_bytes_max,
             limits.peer_answers_bytes_max,
@@ -141,15 +141,13 @@ class Room:
         )
         self.is_ending = False
         self.parsing = asyncio.Semaphore(1)
-        """Held while a large body is parsed: several at once would take no less time, and the memory of all."""
+        """Held while a large body is parsed: several at once would only use more memory."""
         self.large_messages = LargeMessages()
         self._waits: set[asyncio.Timeout] = set()
 
     async def wait(self, work: Awaitable[T]) -> T | None:
-        """The result of `work`, which only waits: meanwhile the request gives up its place among those in
-        work. None if the wait was cut short because the client went away or sends no more, or this process is about to
-        end.
-        Raises: Overloaded.
+        """Await `work`, which only waits; meanwhile the request does not count as in progress.
+        None: the client has closed its side, or this process shuts down. Raises: Overloaded.
         """
         peer = PEER.get()
         try:
@@ -175,32 +173,32 @@ class Room:
             self.requests.back(peer)
 
     def end_waits(self) -> None:
-        """End all waits, now and from now on: this process is about to end."""
+        """End all waits, present and future, because this process is shutting down."""
         self.is_ending = True
         end_limits(self._waits)
 
     def hold(self, request: web.Request, count: int) -> None:
-        """Take room for `count` more bytes of a request's body, until the request is done. Raises: Overloaded."""
+        """Charge `count` bytes of a request's body to the budget. Raises: Overloaded."""
         self.bodies.take(PEER.get(), count)
         request[_HELD] = request.get(_HELD, 0) + count
 
     def drop(self, request: web.Request, count: int) -> None:
-        """Give back a part of what a request's body took."""
+        """Give back `count` bytes that were charged for a request's body."""
         self.bodies.give(PEER.get(), count)
         request[_HELD] -= count
 
     def release(self, request: web.Request) -> None:
-        """Give back what a request's body took."""
+        """Give back all bytes that were charged for a request's body."""
         if count := request.get(_HELD, 0):
             self.bodies.give(PEER.get(), count)
 
     def keep(self, request: web.Request, count: int, *, is_problem: bool = False) -> None:
-        """Take room for `count` bytes of an answer; that of a problem is always there. Raises: Overloaded."""
+        """Charge `count` bytes of a response. Raises: Overloaded, except for a problem."""
         (self.answers.back if is_problem else self.answers.take)(PEER.get(), count)
         request[_KEPT] = request.get(_KEPT, 0) + count
 
     def let_go(self, request: web.Request, count: int | None = None) -> None:
-        """Give back what a request's answer took: all of it, or the part that was read."""
+        """Give back `count` bytes that were charged for a request's response. None means all."""
         if self.answers.used and _KEPT in request:
             count = request[_KEPT] if count is None else count
             self.answers.give(PEER.get(), count)
@@ -208,7 +206,7 @@ class Room:
 
     @contextlib.contextmanager
     def kept(self, count: int) -> Iterator[None]:
-        """Take room for bytes of an answer while a block writes them. Raises: Overloaded."""
+        """Charge `count` bytes of a response while the block writes them. Raises: Overloaded."""
         peer = PEER.get()
         self.answers.take(peer, count)
         try:

@@ -1,4 +1,4 @@
-"""Media types, the choice of an answer's, and answers: JSON, bytes, and none."""
+"""Negotiate media types, and create JSON, binary and empty responses."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -21,16 +21,16 @@ _JSON_ONLY: Final = (JSON,)
 
 
 def check_charset(content_type: str) -> None:
-    """Refuse JSON in another charset than the one it has (RFC 8259, 8.1). Raises: UnsupportedMediaType."""
+    """Raise UnsupportedMediaType if JSON declares a charset other than UTF-8 (RFC 8259, 8.1)."""
     media, *parameters = content_type.lower().split(";")
     for name, _, value in (each.partition("=") for each in parameters):
         is_other = name.strip() == "charset" and value.strip().strip('"') != "utf-8"
         if is_other and media.strip() in (JSON, NDJSON):
-            raise UnsupportedMediaType(f"JSON is in UTF-8, not in charset={value.strip()[:100]}")
+            raise UnsupportedMediaType(f"JSON must be UTF-8, not charset={value.strip()[:100]}")
 
 
 def accepted(request: web.Request, offers: tuple[str, ...] = _JSON_ONLY) -> str:
-    """The media type to answer with: the first of `offers` unless the client prefers another.
+    """Choose the response's media type: the first of `offers` unless the client prefers another.
 
     Raises: NotAcceptable.
     """
@@ -40,14 +40,14 @@ def accepted(request: web.Request, offers: tuple[str, ...] = _JSON_ONLY) -> str:
     chosen = _negotiated(accept, offers)
     if chosen is None:
         raise NotAcceptable(
-            f"this route answers with {', '.join(offers)}, and the header Accept takes none of them"
+            f"this route can send {', '.join(offers)}, but the header Accept allows none of them"
         )
     return chosen
 
 
 @lru_cache(maxsize=256)
 def _negotiated(accept: str, offers: tuple[str, ...]) -> str | None:
-    """RFC 9110, 12.5.1: the most specific range of each type decides, then the highest quality."""
+    """Choose an offer by RFC 9110, 12.5.1: by the most specific range, then the highest quality."""
     best, best_quality = None, 0.0
     ranges = [weighted(part) for part in accept.split(",") if part.strip()]
     if not ranges:
@@ -66,7 +66,7 @@ def _negotiated(accept: str, offers: tuple[str, ...]) -> str | None:
 
 
 def weighted(part: str) -> tuple[str, float]:
-    """A member of `Accept` or `Accept-Encoding`, and its quality; 0 where that is none."""
+    """Parse a member of `Accept` or `Accept-Encoding`: its name and quality, 0 if malformed."""
     media, *parameters = part.split(";")
     quality = 1.0
     for parameter in parameters:
@@ -85,7 +85,7 @@ _JSON_HEADERS: Final = {"Content-Type": JSON, "Vary": "Accept", "Cache-Control":
 def json_bytes(
     body: bytes, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """A response whose body is JSON already."""
+    """Create a response from a body that is already JSON."""
     return web.Response(
         body=body,
         status=status,
@@ -96,17 +96,17 @@ def json_bytes(
 def json_value(
     value: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """A response with a JSON value."""
+    """Create a response with a value encoded as JSON."""
     return json_bytes(orjson.dumps(value), status, headers)
 
 
 def no_content() -> web.Response:
-    """The response to a DELETE that is done."""
+    """Create the response 204, for a successful DELETE."""
     return web.Response(status=204, headers={"Cache-Control": "no-store"})
 
 
 def octets(body: bytes, media: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """A response with bytes that browsers must not guess about."""
+    """Create a response with bytes whose media type browsers must not guess."""
     return web.Response(
         body=body,
         headers={

@@ -1,6 +1,8 @@
-"""The middleware of every request: its id, its place among the requests in work, errors as problem documents,
-metrics. Handlers contain no `try`: the errors that they raise become answers here. CORS headers are added when an answer is about to be sent, so that every
-answer has them: errors, and streams and sockets, whose handlers send the head.
+"""The middleware of every request: request id, budgets, errors as problem documents, metrics.
+
+Handlers contain no `try`: the middleware converts the errors that they raise to responses. CORS
+headers are added just before a response is sent, so that every response has them: also errors, and
+streams and sockets, whose handlers send the head themselves.
 """
 
 import asyncio
@@ -57,7 +59,7 @@ EXPOSED: Final = (
     "Stream-Up-To-Date",
     hdrs.WWW_AUTHENTICATE,
 )
-"""The headers that a page may read besides those that browsers always show."""
+"""Response headers that a browser shows to a page of another origin, besides the default ones."""
 
 _EXPOSED: Final = ", ".join(EXPOSED)
 _MAX_AGE_S: Final = "600"
@@ -66,7 +68,7 @@ _MAX_AGE_S: Final = "600"
 def allow_origins(
     origins: frozenset[str],
 ) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """A handler of `on_response_prepare` that lets pages of some origins, or of all (`*`), read."""
+    """Create an `on_response_prepare` handler that adds CORS headers for `origins` (`*`: any)."""
 
     async def allow(request: web.Request, response: web.StreamResponse) -> None:
         response.headers.add(hdrs.VARY, hdrs.ORIGIN)
@@ -77,7 +79,7 @@ def allow_origins(
         response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
         asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
         if request.method == hdrs.METH_OPTIONS and asked is not None:
-            # A preflight: a page may send whatever the path takes.
+            # A preflight request: a page may send every method and header that the path accepts.
             allowed = response.headers.get(hdrs.ALLOW, "")
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_METHODS] = allowed
             if wanted := request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS):
@@ -96,37 +98,37 @@ _BUCKET_NAMES: Final = (*(str(float(end)) for end in _BUCKETS), "+Inf")
 
 
 class Metrics(Collector):
-    """Metrics of requests: their count, their time, and what is in work."""
+    """Request metrics: counts, latencies, and the use of the budgets."""
 
     def __init__(self, registry: CollectorRegistry, room: Room) -> None:
         for name, text, read in (
-            ("requests_in_work", "Requests in work.", lambda: room.requests.used),
+            ("requests_in_work", "Requests in progress.", lambda: room.requests.used),
             ("waiters", "Long polls and tails.", lambda: room.waiters.used),
-            ("held_bytes", "Bodies in memory.", lambda: room.bodies.used),
-            ("answers_bytes", "Answers that wait for readers.", lambda: room.answers.used),
+            ("held_bytes", "Bytes of request bodies in memory.", lambda: room.bodies.used),
+            ("answers_bytes", "Bytes of responses not yet read.", lambda: room.answers.used),
         ):
             gauge = Gauge(f"quorumlog_http_{name}", text, registry=registry)
             gauge.set_function(read)
         zeros = [0] * len(_BUCKET_NAMES)
         self._counts = defaultdict[tuple[str, str, int], list[int]](zeros.copy)
-        """How many answers took how long, by method, route and status."""
+        """Latency histogram by method, route and status."""
         self._sums_s = defaultdict[tuple[str, str, int], float](float)
         registry.register(self)
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an answered request."""
+        """Record the status and latency of a request."""
         key = (method if method in _KNOWN else "other", route, status)
         self._counts[key][bisect_left(_BUCKETS, seconds)] += 1
         self._sums_s[key] += seconds
 
     def collect(self) -> Iterable[Metric]:
-        """The present numbers."""
+        """Yield the current values of the request counter and the latency histogram."""
         requests = CounterMetricFamily(
             "quorumlog_http_requests", "Answered requests.", labels=("method", "route", "status")
         )
         seconds = HistogramMetricFamily(
             "quorumlog_http_request_seconds",
-            "From a request's head to its answer.",
+            "Seconds from a request's head to its response.",
             labels=("method", "route"),
         )
         routes = defaultdict[tuple[str, str], list[tuple[str, str, int]]](list)
@@ -152,8 +154,8 @@ def edge_middleware(
     is_internal: bool = False,
     guard: Guard | None = None,
 ) -> Middleware:
-    """The one middleware of a gateway's listener, the public or the internal one. Without a guard everyone may do
-    everything.
+    """Create the only middleware of a gateway's listener, public or internal. `guard` checks
+    access; without it, all requests are allowed.
     """
 
     @web.middleware
@@ -176,12 +178,12 @@ def edge_middleware(
                 hosts.check(request)
                 hosts.check_origin(request, cors_origins)
                 if is_internal:
-                    # Takes no place: it must not starve behind those of clients.
+                    # Internal requests have no budget: they must not starve behind clients.
                     check_caller(request)
                 else:
-                    # Before a byte of the body is read.
+                    # All these checks come before any byte of the body is read.
                     if is_draining() and request.method not in _SAFE:
-                        raise errors.ShuttingDown("this gateway is about to end; ask another one")
+                        raise errors.ShuttingDown("this gateway is shutting down: use another one")
                     if not request.path.startswith("/health"):
                         room.requests.take(peer)
                         place = 1
@@ -197,7 +199,8 @@ def edge_middleware(
             except errors.QuorumLogError as error:
                 response = responses.problem_response(error, instance)
                 if isinstance(error, errors.MetadataUnavailable):
-                    # A balancer of connections may give the next one to a gateway that reaches the service.
+                    # A load balancer may send the next connection to a gateway that can reach
+                    # metadata.
                     response.force_close()
             except web.HTTPException as error:
                 response = _answer_to(request, error, instance)
@@ -237,7 +240,7 @@ def edge_middleware(
 
 
 def _answer_to(request: web.Request, error: web.HTTPException, instance: str) -> web.StreamResponse:
-    """The answer to an error of aiohttp's: a problem, and for OPTIONS the methods of the path."""
+    """Convert an error of aiohttp to a problem, or for OPTIONS to a response with the methods."""
     problem = responses.error_of_http(error, request.method, request.path)
     is_server = request.raw_path == "*"  # the server as a whole (RFC 9110, 9.3.7)
     if request.method == hdrs.METH_OPTIONS and (

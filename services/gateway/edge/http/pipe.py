@@ -1,7 +1,7 @@
-"""Appends that come in a stream: gathered while one append is in flight, acknowledged in order.
+"""Append the items of a stream: gather items while one append is in flight, acknowledge in order.
 
-One append at a time keeps the order of the stream, whichever gateway is the writer. Items that come meanwhile
-are the next append: a fast stream makes large runs by itself, and a slow one is not held up.
+One append at a time keeps the stream's order, whichever gateway is the writer. Items that arrive
+meanwhile form the next append: a fast stream makes large runs, and a slow stream is not delayed.
 """
 
 import asyncio
@@ -38,31 +38,31 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 AppendItems = Callable[[Sequence[T], int | None], Awaitable[EntriesAppended]]
-"""Append items to a ledger or to a log; returns when they are acknowledged. The number, where there is one, is
-the id or offset that the first item must get.
+"""Appends items to a ledger or log, and returns once they are acknowledged. The number, unless
+None, is the entry id or offset that the first item must get.
 """
 
 _RUN_BYTES_MAX: Final = 2 << 20
-"""One append: large enough for the disks, small enough for a steady rhythm (taste)."""
+"""Maximum bytes of one append: large for the disks, small for a steady pace (by judgement)."""
 _BUFFER_BYTES_MAX: Final = 4 << 20
-"""How far a stream may be ahead of its acknowledgements before it is read no further."""
+"""Bytes that a stream may be ahead of its acknowledgements before the gateway stops reading it."""
 _ITEM_BYTES: Final = 64
-"""What an item takes besides its own bytes, so that a buffer of empty items has an end too."""
+"""Overhead charged per item, so that a buffer of empty items is bounded too."""
 
 _LINE_OVERHEAD: Final = 1024
 _LINE_WORK: Final = 100
-"""A line's own work, as bytes of a body."""
+"""Overhead of parsing one line, as the number of bytes whose parsing takes as long."""
 _ESCAPED: Final = 6
-"""Bytes of JSON for one byte of a payload, at most: \\u0000."""
+"""Maximum bytes of JSON per byte of a payload: \\u0000."""
 ParseLine = Callable[[bytes, int, int], T]
-"""The item of a line, of its text, its number, and the most bytes that a payload may have."""
+"""Parses a line to an item. Arguments: the line, its number, and a payload's maximum bytes."""
 
 
 class Pipe(Generic[T]):
-    """The appends of one stream: of entries, or of a log's records.
+    """Appends the items of one stream: entries, or records of a log.
 
-    Invariants: items are appended in the order in which they were put; after the first error nothing
-    more is appended; the room counts all items in the buffer, and those that wait for a place in it.
+    Invariants: items are appended in the order in which they were put. After the first error
+    nothing more is appended. The budget counts items in the buffer and items waiting for it.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Pipe(Generic[T]):
         size: Callable[[T], int],
         expect: int | None = None,
     ) -> None:
-        """`size` gives an item's bytes; `expect` is the id or offset that the first item must get."""
+        """`size` returns an item's bytes. `expect`: the id or offset the first item must get."""
         self._append = append
         self._room = room
         self._peer = PEER.get()
@@ -86,14 +86,14 @@ class Pipe(Generic[T]):
         self._filled = asyncio.Event()
         self._drained = asyncio.Event()
         self.error: QuorumLogError | None = None
-        """What ended the stream too early."""
+        """The error that ended the stream early, if any."""
 
     async def put(self, items: Sequence[T]) -> None:
-        """Append items in their turn. Waits while the stream is too far ahead; once the appends are over
-        the items are dropped.
+        """Queue items to be appended. Waits while the buffer is full. Items that are put after the
+        appends have ended are dropped. Raises: Overloaded.
         """
         size = sum(map(self._size, items)) + _ITEM_BYTES * len(items)
-        # Before the wait: these items are in memory already.
+        # Charged before the wait, because these items are already in memory.
         self._room.bodies.take(self._peer, size)
         try:
             while self._bytes and self._bytes + size > _BUFFER_BYTES_MAX:
@@ -108,10 +108,10 @@ class Pipe(Generic[T]):
         self._filled.set()
 
     def finish(self, error: QuorumLogError | None = None) -> None:
-        """End the stream: all items that were put are still appended."""
+        """End the stream. All items that were put before are still appended."""
         if error is not None:
-            # Its frames hold this pipe, in a cycle, and the message that was wrong, up to 16 MiB of it
-            # in three forms; the next full collection may be hours away.
+            # The error's frames hold this pipe, in a cycle, and three forms of the faulty message
+            # of up to 16 MiB. The next full garbage collection may be hours away.
             error.__traceback__ = error.__cause__ = error.__context__ = None
         self.error = self.error or error
         self._is_finished = True
@@ -119,7 +119,7 @@ class Pipe(Generic[T]):
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """End the stream with the error of a block, if it has one."""
+        """End the stream with the error that the block raises, if any."""
         try:
             yield
         except QuorumLogError as error:
@@ -131,7 +131,7 @@ class Pipe(Generic[T]):
             self.finish(QuorumLogError())
 
     async def acknowledged(self) -> AsyncGenerator[EntriesAppended, None]:
-        """Append, and give each acknowledgement; ends with the stream, or at its first error."""
+        """Append items and yield each acknowledgement, until the stream's end or first error."""
         try:
             while True:
                 while not self._items:
@@ -146,8 +146,8 @@ class Pipe(Generic[T]):
                     self.error = error
                     return
                 if self._expect is not None:
-                    # The expectation holds for the whole stream: a broken stream may still be appending
-                    # here while its client goes on in another one.
+                    # The expected id applies to the whole stream: a broken stream may still append
+                    # here while its client continues in another stream.
                     self._expect = appended.last + 1
                 yield appended
         finally:
@@ -157,7 +157,7 @@ class Pipe(Generic[T]):
             self._is_over = True
 
     def _take(self) -> list[T]:
-        """The next run. The room counts its bytes no more: the engine does."""
+        """Remove the next run from the buffer. From now on the engine counts its bytes."""
         run: list[T] = []
         size = 0
         while self._items and len(run) < BATCH_ENTRIES_MAX:
@@ -174,7 +174,7 @@ class Pipe(Generic[T]):
 
 @contextlib.asynccontextmanager
 async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
-    """Run work beside a block, and end it with the block."""
+    """Run work concurrently with the block, and cancel it when the block ends."""
     task = asyncio.ensure_future(work)
     try:
         yield task
@@ -186,8 +186,8 @@ async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[
 async def append_lines(
     request: web.Request, room: Room, pipe: Pipe[T], *, parse: ParseLine[T], names: tuple[str, str]
 ) -> web.StreamResponse:
-    """Append one item a line; answer one line for each acknowledged run, cumulative. `names` are the members
-    for a run's first and last item.
+    """Append one item per line, and respond with one line per acknowledged run, which acknowledges
+    all earlier runs too. `names` are the JSON members for a run's first and last item.
     """
     response: web.StreamResponse | None = None
     async with (
@@ -211,7 +211,7 @@ async def append_lines(
 
 
 async def _put_lines(request: web.Request, room: Room, pipe: Pipe[T], parse: ParseLine[T]) -> None:
-    """Put the item of each line of the body into the pipe."""
+    """Parse each line of the body, and put its item into the pipe."""
     number = turn = 0
 
     def item(line: bytes) -> T:
@@ -238,7 +238,7 @@ async def _put_lines(request: web.Request, room: Room, pipe: Pipe[T], parse: Par
 
 
 async def _lines(request: web.Request, room: Room) -> AsyncGenerator[list[bytes], None]:
-    """The lines of a body, as many as come at once. The room counts what has come of the next line.
+    """Yield the lines of a body, as many as arrive at once. The budget counts the incomplete line.
 
     Raises: RequestTimeout, TooLarge, Overloaded.
     """
@@ -256,10 +256,10 @@ async def _lines(request: web.Request, room: Room) -> AsyncGenerator[list[bytes]
 
 
 async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[bytes], int]]:
-    """Whole lines, and how many bytes of what follows are kept: of the next line, and of a decoder.
+    """Yield complete lines, and how many bytes are kept: of the incomplete line and of the decoder.
 
-    A line that has begun must be complete in time; between lines a stream may rest for longer. Both in
-    time awake: bytes that came while this process stood still came in time.
+    A line that has begun has a timeout; a stream may pause longer between lines. Neither counts
+    time during which this process was suspended.
     """
     limits, clock, unpacker = room.limits, awake(), codings.unpacker(request)
     line_bytes_max = _ESCAPED * limits.entry_bytes_max + _LINE_OVERHEAD
@@ -271,7 +271,7 @@ async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[b
         except TimeoutError as error:
             raise RequestTimeout("the next line was not complete in time") from error
         if chunk is None:
-            raise RequestTimeout("this gateway is about to end")
+            raise RequestTimeout("this gateway is shutting down: continue at another gateway")
         if not chunk:
             if unpacker is not None:
                 unpacker.finish()
@@ -295,5 +295,5 @@ async def _split(request: web.Request, room: Room) -> AsyncIterator[tuple[list[b
                 deadline += len(part) / limits.body_rate_bytes_s_min
             rest += last
             if len(rest) > line_bytes_max:
-                raise TooLarge(f"a line of more than {line_bytes_max} bytes")
+                raise TooLarge(f"a line has more than {line_bytes_max} bytes")
             yield lines, len(rest) + (0 if unpacker is None else unpacker.kept_bytes)

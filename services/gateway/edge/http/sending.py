@@ -1,7 +1,7 @@
-"""Send answers to clients that may read slowly, or not at all.
+"""Send responses to clients that may read slowly, or not at all.
 
-aiohttp takes an answer whole and keeps it until the client has read it. Here aiohttp gets a large answer in
-slices, and the answer counts in `Room.answers` until it is sent.
+aiohttp buffers a whole response until the client has read it. This module passes a large response
+to aiohttp in slices, and the response counts in the budget `Room.answers` until it is sent.
 """
 
 from collections.abc import Iterable
@@ -14,14 +14,14 @@ from services.gateway.edge.http.codings import Packer, begin
 from services.gateway.edge.http.limits import Room
 
 LARGE_BYTES: Final = 64 << 10
-"""Up to this size an answer costs no more than its connection's buffer, which is bounded anyway."""
+"""Responses up to this size fit in the connection's buffer, which is bounded anyway."""
 
 _SLICE_BYTES: Final = 256 << 10
-"""Of an answer that aiohttp gets at once: the connection's buffer has one slice at most besides what it bounds itself."""
+"""Bytes passed to aiohttp at once, by which the connection's buffer may exceed its limit."""
 
 
 def large_bytes(response: web.StreamResponse) -> int:
-    """The bytes of a large answer that is not yet sent; 0 for any other answer."""
+    """Size in bytes of a large response that is not yet sent; 0 for any other response."""
     body = response.body if isinstance(response, web.Response) else None
     return len(body) if isinstance(body, bytes) and len(body) > LARGE_BYTES else 0
 
@@ -29,27 +29,26 @@ def large_bytes(response: web.StreamResponse) -> int:
 async def write(
     response: web.StreamResponse, room: Room, data: bytes, packer: Packer | None = None
 ) -> None:
-    """Write a part of a streamed answer, at the client's pace; compressed it can be read before more comes.
-
-    Raises: Overloaded.
+    """Write a part of a streamed response at the client's pace. A compressed part is flushed, so
+    that the client can decode it at once. Raises: Overloaded.
     """
     if len(data) <= LARGE_BYTES:
         await _write_slices(response, data, packer, is_flushed=True)
         return
-    # Twice: the page from which these bytes were made is held as long.
+    # Twice the size: the page that was encoded to these bytes stays in memory as long.
     with room.kept(2 * len(data)):
         await _write_slices(response, data, packer, is_flushed=True)
 
 
 async def write_end(response: web.StreamResponse, packer: Packer | None = None) -> None:
-    """End a streamed answer."""
+    """End a streamed response."""
     await response.write_eof(b"" if packer is None else packer.end())
 
 
 async def send_whole(
     request: web.Request, room: Room, response: web.Response
 ) -> web.StreamResponse:
-    """Send a large answer, for which there is room, at the client's pace."""
+    """Send a large response at the client's pace. The caller has reserved its budget."""
     assert isinstance(response.body, bytes), "it is large"
     sent = web.StreamResponse(status=response.status, headers=response.headers)
     packer = begin(request, room, sent, size=len(response.body), sample=response.body)
@@ -65,7 +64,7 @@ async def send_whole(
 async def send_parts(
     request: web.Request, room: Room, head: web.Response, parts: Iterable[bytes]
 ) -> web.StreamResponse:
-    """Send a large answer whose parts are made while it is sent; each part is held until it is sent."""
+    """Send a large response in generated parts, of which only one is in memory at a time."""
     sent = web.StreamResponse(status=head.status, headers=head.headers)
     sent.headers.popall(hdrs.CONTENT_LENGTH, None)
     rest = iter(parts)
@@ -100,7 +99,7 @@ async def _write_slices(
 async def opened(
     request: web.Request, media: str, headers: dict[str, str] | None = None
 ) -> web.StreamResponse:
-    """A streamed answer whose head is sent."""
+    """Create a streamed response and send its head."""
     response = stream_head(request, media, headers)
     await response.prepare(request)
     return response
@@ -109,7 +108,7 @@ async def opened(
 def stream_head(
     request: web.Request, media: str, headers: dict[str, str] | None = None
 ) -> web.StreamResponse:
-    """A streamed answer whose head is not sent yet."""
+    """Create a streamed response without sending its head."""
     return web.StreamResponse(
         headers={
             "Content-Type": media,
