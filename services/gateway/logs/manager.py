@@ -59,7 +59,7 @@ class LogManager:
         wall_ms: Callable[[], int] | None = None,
         awake_s: Callable[[], float] | None = None,
     ) -> None:
-        """`wall_ms` is this machine's clock, `awake_s` the time for which this process was awake."""
+        """`wall_ms` is this machine's clock, `awake_s` the time for which the process was awake."""
         self._engine, self._store = engine, store
         self.times = times or LogTimes()
         loop, self._wall_ms = asyncio.get_running_loop(), wall_ms or _wall_ms
@@ -153,7 +153,7 @@ class LogManager:
         return self._begun(*await self._store.create(wanted))
 
     def draft(self, name: str, settings: LogSettings, *, idle_s: int | None = None) -> LogMetadata:
-        """Metadata for a log that this process will create. With `idle_s` it is the expiry keeper."""
+        """Metadata for a log to create here. With `idle_s`, this process is its expiry keeper."""
         expiry = None if idle_s is None else Expiry(idle_s, self.me, str(uuid4()))
         return LogMetadata(name, settings, expiry=expiry)
 
@@ -420,7 +420,7 @@ class LogManager:
     async def open(
         self, name: str, owner: str, *, created_at: str | None = None
     ) -> tuple[int, int]:
-        """Open the log for one writer, by a takeover. Returns the writer token and the next offset.
+        """Open the log for one writer by a takeover: its token, and the next offset.
 
         Raises: LogReplaced.
         """
