@@ -487,7 +487,7 @@ def _cut(page: Page, error: errors.EntryUnavailable) -> None:
 
 
 def _without_row(name: str, ledger_id: int | None, at: int) -> errors.EntryUnavailable:
-    """The error for an undeleted ledger without metadata, which a rebuild may restore (rule 18f)."""
+    """The error for a ledger without metadata that was not deleted: rebuild it (rule 18f)."""
     return errors.EntryUnavailable(
         f"records from the offset {at} on cannot be read now: the database lacks the metadata of ledger {ledger_id}."
         " A rebuild restores it once a bookie that holds a copy answers",
