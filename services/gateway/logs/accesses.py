@@ -19,7 +19,7 @@ from quorumlog.protocol.log import Expiry, LogMetadata
 from quorumlog.protocol.metadata import Writer
 
 _TRIES_MAX: Final = 5
-"""Keepers tried per check before the check fails. Races replace fewer keepers in a row."""
+"""Attempts per check to find a log's current expiry keeper. Races need fewer."""
 
 
 class Verdict(StrEnum):
@@ -39,7 +39,7 @@ Raises: WriterLost, TimeoutError."""
 
 @dataclass(slots=True)
 class _Use:
-    """A log in use here. All its `during` blocks share one timer and one pending keeper request."""
+    """A log in use. Its `during` blocks share one timer and one pending request to the keeper."""
 
     row: LogMetadata
     every_s: float
@@ -54,7 +54,7 @@ class _Use:
 
 
 class Accesses:
-    """Reports this gateway's accesses to keepers, and tracks the logs whose keeper it is."""
+    """Reports accesses to the logs' expiry keepers, and is the keeper of some logs itself."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Accesses:
         """Keyed by the log's name and creation time."""
 
     async def lives(self, row: LogMetadata, *, is_access: bool) -> bool:
-        """Whether a log has not expired, by metadata that was just read. Returns False once an
+        """Check that a log has not expired, by metadata that was just read. Returns False once an
         expired log is deleted.
 
         Raises: EntryUnavailable while the keeper does not answer; the deletion's error if an
@@ -124,7 +124,7 @@ class Accesses:
         return verdict
 
     async def here(self, name: str, expiry: Expiry, *, is_access: bool) -> Verdict:
-        """The verdict as the expiry keeper. `expiry` was read after the request began."""
+        """This process's verdict as the expiry keeper. `expiry` is newer than the request."""
         if self._kept.lives(expiry.term, expiry.idle_s, self._awake_s(), is_access=is_access):
             return Verdict.LIVES
         removal = self._removals.get(expiry.term)
@@ -170,7 +170,7 @@ class Accesses:
             self._let_go(use)
 
     def _let_go(self, use: _Use) -> None:
-        """Forget an unused log, unless a keeper request that a new block would share is pending."""
+        """Forget an unused log, unless its request to the keeper is still pending."""
         if not use.blocks and use.question is None:
             del self._uses[use.row.name, use.row.created_at]
             if use.timer is not None:
@@ -180,7 +180,7 @@ class Accesses:
         use.timer = self._loop.call_later(delay_s, self._ask_again, use)
 
     def _ask_again(self, use: _Use) -> None:
-        """Count an access now, and again after `every_s` or when the keeper has answered."""
+        """Count an access. The next one follows after `every_s`, or later if the keeper is slow."""
         began_s = self._loop.time()
 
         def settled(question: asyncio.Task[bool]) -> None:
@@ -199,7 +199,7 @@ class Accesses:
     async def _count(self, use: _Use) -> bool:
         """Count an access to a log in use; False if the log is deleted. Raises: as `lives`."""
         try:
-            if use.row.deletion_protection:  # may be lifted by now
+            if use.row.deletion_protection:  # the protection may be lifted by now
                 row = await self._read(use.row.name)
                 if row.created_at != use.row.created_at:
                     return False

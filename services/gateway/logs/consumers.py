@@ -38,7 +38,7 @@ _ROW_S: Final = 2.0
 _ROWS_MAX: Final = 10_000
 _SCANNED: Final = 2000
 """Committed offsets per request to their owner, chosen by judgement. The owner scans all offsets
-for each request, so small pages would make a list that shows few of them expensive."""
+for each request, so small pages would make sparse lists expensive."""
 _AT_ONCE: Final = 16
 """Consumers of a page whose lag is looked up concurrently."""
 
@@ -120,9 +120,9 @@ class Consumers:
     async def page_of_all(
         self, log: str, *, prefix: str, after: str, limit: int, is_shown: Callable[[str], bool]
     ) -> tuple[Sequence[Position], str | None]:
-        """Committed offsets of one log, which may be deleted, or of all logs (`log` is empty),
-        ordered by log and consumer. Filtered by the `prefix` of consumers' names and by `is_shown`
-        for logs. Also returns the `after` of the next page.
+        """Consumers of one log, even a deleted one, or of all logs if `log` is empty, by log and
+        name. `prefix` filters the names of consumers, `is_shown` the logs. Also returns the next
+        page's `after`.
         """
         found: list[Position] = []
         while len(found) <= limit:
@@ -166,7 +166,7 @@ class Consumers:
     def commit_at_hand(
         self, name: str, consumer: str, offset: int, token: int
     ) -> Callable[[], asyncio.Future[Position]] | None:
-        """Return a function that begins a commit with a token and has the result of `commit`.
+        """Return a function that begins a commit with a token and returns a future of its result.
         Returns None unless everything that the commit needs is in memory.
         """
         known = self._known.get(name)
@@ -236,7 +236,7 @@ class Consumers:
         return await self.positions.ask(asked, row, stamp)
 
     async def renew(self, name: str, consumer: str, token: int) -> Position:
-        """Extend the lease by its full length from now on."""
+        """Extend the lease to its full length from now."""
         row = (await self._recent(name)).row
         asked = Renew(name, consumer, row.created_at, token)
         try:
@@ -261,7 +261,7 @@ class Consumers:
         version: int | None,
         stamp: Stamp | None = None,
     ) -> ConsumerView:
-        """Set the committed offset to any offset of the current log."""
+        """Set the committed offset to `start`, forwards or backwards."""
         row = await self._reader.rows.row(name)
         offset = await self._offset(row, start)
         if offset < row.first_offset:
@@ -293,7 +293,7 @@ class Consumers:
         if known is not None and now_s - known.read_s <= _ROW_S and not is_fresh:
             return known
         if known is not None:
-            known.read_s = now_s  # concurrent callers don't read it too
+            known.read_s = now_s  # concurrent callers use the cached value
         try:
             row = await self._reader.rows.row(name)
         except errors.MetadataUnavailable:
@@ -374,13 +374,13 @@ class Consumers:
         return None if entry_id is None else (item, view, entry_id)
 
     async def _came_ms(self, item: LogItem, view: LedgerView, entry_id: int) -> int:
-        """When an entry was appended, or published with its ledger (rule 26b)."""
+        """When an entry was appended, or when its ledger was published (rule 26b)."""
         if item.published_ms:
             return item.published_ms
         return (await read_head(self._engine, item.ledger_id, entry_id, view)).append_time_ms
 
     async def _beyond(self, row: LogMetadata, at: int) -> tuple[int | None, int | None]:
-        """The bytes from the entry of an offset on, and the age of that entry in ms."""
+        """The bytes of all entries from the one at an offset on, and that entry's age in ms."""
         found = await self._entry(row, at)
         if found is None:
             return None, None

@@ -35,7 +35,7 @@ _ROLL_AGAIN_S: Final = 2.0
 """Pause before an automatic roll that failed is retried."""
 
 _SUBMIT_BYTES: Final = 1 << 20
-"""Bytes submitted, and so acknowledged, together: what the ledger's handle sends at once."""
+"""Bytes submitted and acknowledged as one group: what the ledger's handle sends at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class LogDriver:
     - `step` is never reentered.
     - Each question gets one answer, or the machine gets `Stopped`.
     - A machine that raised an exception gets no more events.
-    - The owner acknowledges no entry of a ledger before the log's metadata, read once the
-      ledger's first entry is on disk, names the ledger (rule 18f).
+    - The owner acknowledges a ledger's entries only after it has read, with the first one on
+      disk, that the log names the ledger (rule 18f).
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class LogDriver:
                 self._perform(effect)
         except Exception:
             log.exception("log-machine-broke", extra={"log": self._name})
-        self._report(Broke(errors.QuorumLogError("the log's machine broke", log=self._name)))
+        self._report(Broke(errors.QuorumLogError("the log's state machine failed", log=self._name)))
 
     def _perform(self, effect: messages.Effect) -> None:
         match effect:
@@ -204,7 +204,7 @@ class LogDriver:
         self.post(messages.Answered(number, value))
 
     def _asked(self, task: asyncio.Task[None]) -> None:
-        """Stop the machine if a question was cancelled, which may precede its task's first step."""
+        """Stop the machine if a question's task was cancelled, maybe before its first step."""
         if task.cancelled():
             self.post(messages.Stopped())
 
@@ -306,7 +306,9 @@ async def _read(engine: Engine, asked: messages.ReadBatches) -> messages.Batches
         return messages.BatchesRead((), error.members["next"], is_lost=True)
     if found.next <= asked.first:
         raise errors.EntryUnavailable(
-            "an entry of a closed ledger", ledger_id=asked.ledger_id, entry_id=asked.first
+            "an entry of a closed ledger can't be read now",
+            ledger_id=asked.ledger_id,
+            entry_id=asked.first,
         )
     entries = tuple(
         (entry_id, bytes(run.payload(index)))
@@ -331,7 +333,7 @@ def _cut(payloads: Sequence[bytes], bytes_max: int) -> list[Sequence[bytes]]:
 
 
 def options_of(log: LogMetadata) -> LedgerOptions:
-    """Options for a log's new ledgers, from which a rebuild learns its settings (rule 18f)."""
+    """Options of a log's ledgers, which tell a rebuild the log's settings (rule 18f)."""
     packs = log.settings.batch_compression != "none"
     return LedgerOptions(
         quorum=log.settings.quorum,

@@ -1,6 +1,6 @@
 """One log in this process: its machine (`protocol/log/route.py`) and the machine's driver.
 
-The machine gets appends that arrive in one turn of the event loop in one step.
+Appends that arrive in one turn of the event loop reach the machine in one step.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 
 LOGS_COUNTED_MAX: Final = 100
-"""Logs that a gateway counts by name, the first ones that get appends. The number of metric labels
-must be bounded, whatever names clients choose (chosen by judgement)."""
+"""Logs with metrics of their own: the first ones that get appends. The number of metric labels must
+be bounded, whatever names clients choose. The bound is chosen by judgement."""
 
 OTHER_LOGS: Final = "_other"
-"""The label of all further logs. No log has this name."""
+"""The metrics label of all other logs. No log has this name."""
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class LogHandle:
         return None if owner is None or owner.is_ended else owner
 
     def append(self, call: messages.Append) -> asyncio.Future[messages.RecordsAppended]:
-        """Append records. Calls are appended in their order."""
+        """Append records. Requests are appended in the order of the calls."""
         future: asyncio.Future[messages.RecordsAppended] = self._promise(len(call.data))
         if not self._gathered:
             self._loop.call_soon(self._flush)
@@ -118,8 +118,8 @@ class LogHandle:
         *,
         is_forwarded: bool,
     ) -> asyncio.Future[Any]:
-        """Ask the log's owner to publish a transaction (rule 28), to answer a Consult, or, with
-        None, to roll (rule 23); an empty ledger is not rolled. `sizes` are those of the
+        """Ask the log's owner to publish a transaction (rule 28), to answer a Consult, or to roll
+        if `call` is None (rule 23). An empty ledger is not rolled. `sizes` are those of the
         transaction's ledgers. A transaction that has ended gets its first answer.
         """
         return self._ask(lambda future: messages.LogRequest(future, call, sizes, is_forwarded))
@@ -181,7 +181,7 @@ class LogHandle:
             self._driver.post(messages.Abandoned(future))
 
     def hear(self, event: messages.Event) -> None:
-        """Pass new metadata or the passing of time to the machine."""
+        """Notify the machine of new metadata or of the time."""
         self._driver.post(event)
 
     def stop(self) -> None:

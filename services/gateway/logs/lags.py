@@ -1,10 +1,10 @@
 """Consumer lag for metrics. The owner of the log of committed offsets measures it with each sweep.
 A scrape returns the last measurement and sends no requests.
 
-A measurement appends nothing. It reads only log metadata that the sweep has read anyway, and one
-more if not all consumers are shown by name. Committed offsets come from this process's memory. The
-ends of logs come from their owners, with one request to each gateway per thousand logs. The append
-time of a record is read from its entry, once for each record that is a consumer's next one.
+A measurement appends nothing. It reads only log metadata that the sweep has read anyway, and that
+of one log if not all consumers are shown by name. Committed offsets come from this process's
+memory. The ends of logs come from their owners, with one request to each gateway per thousand logs.
+Append times come from entries: each is read once per record that a consumer processes next.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from services.gateway.logs.views import LogViews, head_to_ask
 
 CONSUMERS_SHOWN_MAX: Final = 100
 """Consumers whose lag has its own metric labels: the first ones that this gateway knows. The number
-of labels must be bounded, whatever names clients choose (chosen by judgement)."""
+of labels must be bounded, whatever names clients choose. The bound is chosen by judgement."""
 
 OTHER_CONSUMERS: Final = "_other"
-"""Labels for the further consumer with the most unprocessed records. No log has this name."""
+"""Labels of the consumer furthest behind among those without labels. No log has this name."""
 
 _HEADS: Final = 1000
 """Logs per request for the ends of logs."""
@@ -135,7 +135,7 @@ class Lags:
     # --- the sweep -------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Note that a sweep over all logs begins."""
+        """Start a new round when a sweep over all logs begins."""
         if not self._is_owner:
             self._measured = None
             self._round = _Round(frozenset())
@@ -153,7 +153,7 @@ class Lags:
         self._round = _Round(frozenset(log for log, _ in kept))
 
     def see(self, rows: Sequence[LogMetadata]) -> None:
-        """Note some of the sweep's log metadata, read from the primary."""
+        """Record some of the sweep's log metadata, which was read from the primary."""
         named = {log for log, _ in self._named}
         for row in rows:
             if row.name in self._round.wanted:
@@ -176,8 +176,8 @@ class Lags:
 
     async def _measure(self, seen: _Round) -> None:
         if seen.has_no_owner:
-            # A sealed log gets an owner by this request: without an owner no lag is measured, and
-            # workers that are gone would not show.
+            # This request gives the sealed log an owner. Without an owner no lag is measured, and
+            # lost workers would go unnoticed.
             with contextlib.suppress(QuorumLogError):
                 await self._positions.page(POSITIONS_LOG, after="", limit=1)
             return
@@ -216,7 +216,7 @@ class Lags:
         self._measured = Measured(lags, states, asyncio.get_running_loop().time())
 
     async def _learn_ends(self, seen: _Round) -> None:
-        """Get the ends of the logs, after their metadata so that no end is too low for it."""
+        """Learn the logs' ends. They are read after the metadata, so no end is older than it."""
         heads = [log.head for log in seen.logs.values() if log.head is not None]
         known = {
             name: (log.created, log.end) for name, log in seen.logs.items() if log.end is not None

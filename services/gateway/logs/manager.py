@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FORK_TRIES: Final = 5
-"""Rolls per creation of a fork; takeovers and truncations may undo some (chosen by judgement)."""
+"""Attempts per fork, chosen by judgement. A takeover or truncation can undo an attempt's roll."""
 
 
 class LogManager:
@@ -118,8 +118,8 @@ class LogManager:
         once: Once | None = None,
     ) -> tuple[LogView, bool]:
         """Create a log if there is none. Returns the log, and whether this call created it. A
-        `deletion_protection` of None matches any. `once` is the client's request, here and below: a
-        late copy of it changes nothing (rule 6a).
+        `deletion_protection` of None accepts an existing log's value. `once` identifies the
+        client's request, so that a late copy of it changes nothing (rule 6a).
 
         Raises: LogExists if the log has other settings; NoSuchLog for a late copy if the log was
         deleted since.
@@ -153,7 +153,7 @@ class LogManager:
         return self._begun(*await self._store.create(wanted))
 
     def draft(self, name: str, settings: LogSettings, *, idle_s: int | None = None) -> LogMetadata:
-        """Metadata for a log to create here. With `idle_s`, this process is its expiry keeper."""
+        """Metadata for a new log. With `idle_s`, this process becomes its expiry keeper."""
         expiry = None if idle_s is None else Expiry(idle_s, self.me, str(uuid4()))
         return LogMetadata(name, settings, expiry=expiry)
 
@@ -167,8 +167,8 @@ class LogManager:
         self, wanted: LogMetadata, source: LogMetadata, at: int
     ) -> tuple[LogMetadata, bool]:
         """Create a fork (rule 27a) of the log of `source` with its records below the offset `at`.
-        `wanted` comes from `draft`. Returns the metadata of the log that has the name, which may be
-        any log, and whether this call created it.
+        `wanted` comes from `draft`. Returns the metadata of the log of this name, which may be
+        another log, and whether this call created it.
 
         Raises: NoSuchLog, LogReplaced or OffsetTruncated for the source; InvalidRequest beyond its
         end; the errors of a roll.
@@ -181,7 +181,7 @@ class LogManager:
                     first_offset=source.first_offset,
                 )
             if source.is_sealed_below(at):
-                with contextlib.suppress(errors.InvalidRequest):  # truncated since
+                with contextlib.suppress(errors.InvalidRequest):  # the source was truncated
                     made, is_new = await self._store.fork(wanted, source, at)
                     if is_new:
                         await self.keep_fork(made)
@@ -198,7 +198,9 @@ class LogManager:
             source = now
         if (end := await self.reader.end(source.name, source)) < at:
             raise errors.InvalidRequest(f"the log {source.name} ends at {end}", log=source.name)
-        raise errors.Overloaded(f"the log {source.name} changes all the time", log=source.name)
+        raise errors.Overloaded(
+            f"the log {source.name} changed at every attempt to fork it: retry", log=source.name
+        )
 
     async def keep_fork(self, fork: LogMetadata) -> None:
         """Create a fork's first own ledger, whose copies tell a rebuild what the fork shares (rule
@@ -261,7 +263,7 @@ class LogManager:
 
         Raises: NoSuchLog, LogProtected, RecoveryBlocked.
         """
-        # Checked before the log's writer is fenced. The metadata service checks again.
+        # Check the protection before the writer is fenced. The metadata service checks it again.
         found = await self._store.get(name)
         check_unprotected(found)
         try:
@@ -298,8 +300,8 @@ class LogManager:
     ) -> LogView:
         """Release whole ledgers that end below the offset that `begin` returns for the current
         metadata. If nothing is released, `tells_again` informs the members of ledgers that were
-        released earlier: the attempt that released them may have ended before it informed the
-        members, and now the client gets a success (rule 18e, clause 7).
+        released earlier (rule 18e, clause 7). The attempt that released them may have ended before
+        it did so.
         """
         dropped: Sequence[LedgerMetadata] = ()
 
@@ -310,11 +312,10 @@ class LogManager:
             return changed
 
         row, new = await self._change(name, truncated, once)
-        # Late copies do this too: they don't know what the first copy released.
+        # A late copy also comes here, because it doesn't know what the first copy released.
         if tells_again and not dropped:
             dropped = await self.orphans.of_log(name)
-        # Their release is final, even if the sweep deletes them later (rule 18e); forks may name
-        # some.
+        # The release of these ledgers is final, even if the sweep deletes them later (rule 18e).
         await self._engine.tell_deleted(await self._store.unshared(dropped))
         if dropped:
             await self._store.require(name, lambda now: now is None or _is_past(now, new))
@@ -348,7 +349,7 @@ class LogManager:
                 is_lifted = row.deletion_protection and not deletion_protection
                 row = row.protected(is_on=deletion_protection)
                 if is_lifted and row.expiry is not None:
-                    # Accesses to a protected log don't count: the idle time starts anew (ADR 40).
+                    # Accesses were not counted under protection: idle time starts anew (ADR 40).
                     row = row.kept_by(self.me, str(uuid4()))
             return row.with_limits(limits)
 
@@ -383,9 +384,14 @@ class LogManager:
             end = (await self.views.view(row)).next_offset
             if not (row.archived_through or 0) <= through <= end:
                 raise errors.InvalidRequest(
-                    f"the log's end is {end}, and what is archived stays archived",
+                    f"the log ends at {end}, and archived records stay archived",
                     log=name,
-                    errors=[{"pointer": "/through", "detail": f"at most {end}, never back"}],
+                    errors=[
+                        {
+                            "pointer": "/through",
+                            "detail": f"must be at most {end}, and not below the archived offset",
+                        }
+                    ],
                 )
             return row.archived(through)
 
@@ -399,8 +405,9 @@ class LogManager:
         once: Once | None = None,
     ) -> tuple[LogMetadata, LogMetadata]:
         """Change the log's metadata by compare-and-swap. Returns the metadata before and after. An
-        owner here learns of the change and stays owner. With `once`, even unchanged metadata is
-        swapped, to store the request's name: a late copy might find something to change (rule 6a).
+        owner in this process learns of the change and stays owner. With `once`, even unchanged
+        metadata is swapped to store the request's name, because a late copy might find a change to
+        make (rule 6a).
         """
         while True:
             row = await self._store.get(name)
@@ -420,7 +427,7 @@ class LogManager:
     async def open(
         self, name: str, owner: str, *, created_at: str | None = None
     ) -> tuple[int, int]:
-        """Open the log for one writer by a takeover: its token, and the next offset.
+        """Open the log for one writer by a takeover. Returns its token and the next offset.
 
         Raises: LogReplaced.
         """
@@ -435,7 +442,7 @@ class LogManager:
         self, name: str, *, created_at: str | None = None, once: Once | None = None
     ) -> LogView:
         """Close the log for ever. Raises: LogReplaced."""
-        # A late copy must not end the owner either.
+        # A late copy of the request must not even end the owner.
         if once is None or not await self._store.is_done(once):
             await self.finish(name, created_at, once=once)
         return await self.get(name)
@@ -526,7 +533,7 @@ class LogManager:
         *,
         is_forwarded: bool = False,
     ) -> Any:
-        """Send a request to the log's owner; None: roll. A retried publication gets the first
+        """Send a request to the owner, or roll if it is None. A retried publication gets the first
         answer.
 
         Raises: QuorumTimeout, and the log's errors.
@@ -556,7 +563,7 @@ class LogManager:
             raise
 
     def _limited(self, handle: LogHandle, future: asyncio.Future[T]) -> asyncio.Future[T]:
-        """The same future, which fails with QuorumTimeout if the log does not answer in time."""
+        """Return `future`, which fails with QuorumTimeout if the log does not answer in time."""
 
         def late() -> None:
             detail = f"the log did not answer within {self.times.append_s:g} s"
@@ -586,11 +593,11 @@ def _wall_ms() -> int:
 
 
 def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
-    """Whether the log begins at or above the start in `new`, or is another log of its name."""
+    """Whether `now` begins no earlier than `new`, or is the metadata of another log."""
     return now.created_at != new.created_at or now.first_offset >= new.first_offset
 
 
 def _let_go(before: LogMetadata, after: LogMetadata) -> list[int]:
-    """This log's own ledgers that it no longer names. A fork owns no shared ledger (rule 27a)."""
+    """The log's own ledgers that `after` doesn't name. Shared ledgers are not own (rule 27a)."""
     kept = {item.ledger_id for item in after.items}
     return [item.ledger_id for item in before.own if item.ledger_id not in kept]

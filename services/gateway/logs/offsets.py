@@ -50,11 +50,11 @@ ReadAnyHead = Callable[[int, int], Awaitable[BatchHead]]
 
 
 class Points:
-    """Known points of one ledger: an entry and the number of records before it; both ascend."""
+    """Points of one ledger, ascending: each is an entry and the number of records before it."""
 
     def __init__(self) -> None:
         self.named_s = float("-inf")
-        """When the ledger was last known to exist: the time at which the question was asked."""
+        """The time of the last request whose answer was that the ledger exists."""
         self._places: list[int] = [0]
         self._entries: list[int] = [0]
 
@@ -199,7 +199,7 @@ async def _last_of(
 async def _place(
     ledger_id: int, ms: int, end: tuple[int, BatchHead], read_head: ReadAnyHead
 ) -> int:
-    """The number of a ledger's records appended before `ms`. The last entry, `end`, was not."""
+    """Count a ledger's records appended before `ms`. Its last entry `end` is no earlier."""
     low, (high, found) = 0, end
     while low < high:
         middle = (low + high) // 2
@@ -230,7 +230,7 @@ async def end_of(ledger: LedgerMetadata, engine: Engine) -> LedgerEnd:
 
 async def sizes_of(ledgers: Sequence[Sealed], engine: Engine) -> Sizes:
     """The number of records and bytes of each ledger of a commit. A CLOSED ledger never changes, so
-    they may be read before the log's owner gets the commit.
+    the numbers may be read before the log's owner gets the commit.
 
     Raises: InvalidRequest if a ledger is not closed, ends elsewhere, or stores no records.
     """

@@ -1,4 +1,4 @@
-"""The handles of this gateway's logs, by name, and checks whether other processes are alive."""
+"""The handles of this gateway's logs, and liveness checks of other processes."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ _WRITERS_MAX: Final = 10_000
 
 
 CONSUMER_EXPIRY_S: Final = 2_592_000.0
-"""30 days."""
+"""The default for the expiry of unused consumers: 30 days."""
 
 ORPHAN_AGE_S: Final = 300.0
 """The age at which the sweep deletes an orphan: longer than any roll or takeover waits for its
@@ -133,8 +133,9 @@ class Ownership:
             handle.hear(event)
 
     def tick(self, row: LogMetadata) -> bool:
-        """Returns whether this process owns the log. An owner learns the settings, which another
-        gateway may have changed, and acts on the time. An owner of other metadata ends.
+        """Notify the log's owner here, and return whether this process owns the log. An owner
+        learns the settings, which another gateway may have changed, and acts on the time. An owner
+        that `row` no longer names ends.
         """
         self.tell(row.name, HeadLearned(LogHead.of(row)))
         owner = self.owner(row.name)
@@ -156,7 +157,7 @@ class Ownership:
         return writer
 
     async def is_other_alive(self, writer: Writer) -> bool:
-        """Whether another process is alive. False for this process: it lost what it doesn't own."""
+        """Whether another process is alive. This one counts as gone: it isn't the log's owner."""
         return writer.id != self._engine.writer.id and await self.is_alive(writer)
 
     async def is_alive(self, writer: Writer) -> bool:
@@ -177,7 +178,7 @@ class Ownership:
         await self.stop()
 
     def waits_for(self) -> Sequence[str]:
-        """Messages about what the drain still waits for."""
+        """Descriptions, for operators, of what a drain still waits for."""
         return [f"the seal of log {name}" for name, end in self._sealing.items() if not end.done()]
 
     async def stop(self) -> None:

@@ -18,10 +18,10 @@ from services.gateway.engine.peers import Peers
 from services.gateway.logs.accesses import Verdict
 
 _APPEND_S: Final = 60.0
-"""The sender checks the owner's liveness meanwhile. This only ends abandoned requests."""
+"""This timeout only ends abandoned requests. The sender also checks that the owner is alive."""
 _ALIVE_S: Final = 2.0
 _ACCESS_S: Final = 5.0
-"""An expiry keeper answers from memory, unless it deletes the log first."""
+"""Timeout of a request to an expiry keeper, which answers from memory or deletes the log first."""
 _ENDS_S: Final = 2.0
 """How long a list of logs waits for a gateway, before bookies are asked about its logs."""
 
@@ -44,7 +44,7 @@ class LogPeers:
     async def forward(
         self, owner: Writer, name: str, call: Append | Publish | Consult | None
     ) -> RecordsAppended | Transaction | bytes | OwnerLost | None:
-        """Forward a client's request to the owner; None: roll."""
+        """Forward a client's request to the log's owner. A `call` of None means roll."""
         options: dict[str, int | str | None] = {"call": "roll"}
         data = b""
         match call:

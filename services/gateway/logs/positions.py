@@ -39,7 +39,8 @@ _TOGETHER_MAX: Final = 1000
 """Requests forwarded to the owner at once."""
 
 _DELETED_MAX: Final = 10_000
-"""Deleted logs whose consumers the next sweep deletes; chosen by judgement. Others expire."""
+"""Deleted logs kept for the next sweep, which deletes their consumers; chosen by judgement.
+Consumers of further logs expire."""
 _EXPIRED_AT_ONCE: Final = 500
 """Expired consumers deleted per sweep, so that an append also has room for clients' requests."""
 _SEEN_S: Final = 5.0
@@ -121,7 +122,7 @@ class PositionService:
 
     @property
     def kept(self) -> Mapping[positions.Key, positions.Position]:
-        """All committed offsets if this gateway owns their log, else those known here."""
+        """The committed offsets in memory: all of them if this gateway owns their log."""
         return self._keeper.state.rows
 
     # --- requests --------------------------------------------------------------------------------
@@ -169,7 +170,7 @@ class PositionService:
             self._deleted[name] = created
 
     def take_deleted(self) -> dict[str, str]:
-        """Take the noted logs whose consumers are to be deleted, each with its creation time."""
+        """Return and forget the noted deleted logs, each with its creation time."""
         taken, self._deleted = self._deleted, {}
         return taken
 
@@ -291,7 +292,7 @@ class PositionService:
                 raise answer  # for all requests: the sender retries at the owner
         return position_bodies.encode_answers(answers, self.seen)
 
-    # --- the keeper ------------------------------------------------------------------------------
+    # --- the offset store ------------------------------------------------------------------------
 
     def _keep(self, gathered: Sequence[_Ask]) -> None:
         self._waiting.update(gathered)

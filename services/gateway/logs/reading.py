@@ -5,9 +5,9 @@ first and the LAC afterwards. An acknowledged record is then in a ledger that th
 and that ledger's writer reports the LAC. Each read asks for the LAC once, and reads the ledger by
 that answer (`LedgerView`).
 
-The end of a CLOSED ledger never changes, so reads within the ledger ask no writer. Metadata is
-asked once in RECENT_S whether the ledger still exists, for all who continue to read that log (rule
-27b), and not for each page.
+The end of a CLOSED ledger never changes, so reads within the ledger ask no writer. Whether the
+ledger still exists is asked once per RECENT_S for all readers that continue in the log (rule 27b),
+and not for each page.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _ROW_POLL_S: Final = 0.2
 """Interval at which a read at the tail polls the metadata of a log without an open ledger."""
 
 _TRIES_MAX: Final = 5
-"""Reads of metadata that names a deleted ledger before a read fails. Races take fewer."""
+"""Retries of a read whose metadata names a deleted ledger. Races need fewer."""
 
 _ASK_S: Final = 5.0
 """How long a reader keeps asking an owner that is alive for its LAC."""
@@ -87,8 +87,8 @@ class LogReader:
     async def full_page(
         self, row: LogMetadata, start: int, *, limit: int, max_bytes: int
     ) -> LogBatches | None:
-        """A full page by recently read metadata, which is not read again; None if the page would
-        not be full (ADR 45).
+        """A full page, read by recent metadata that is not refreshed. None if the page is not full
+        (ADR 45).
 
         Raises: the errors of `read`. With fresh metadata the result may differ.
         """
@@ -141,7 +141,7 @@ class LogReader:
         page.row, page.is_fresh, page.created_at, page.asked_s = row, True, row.created_at, asked_s
 
     async def _check_within(self, row: LogMetadata, start: int) -> None:
-        """Raise OffsetBeyondEnd if `start` is beyond the log's end. `row` was read for this read.
+        """Raise OffsetBeyondEnd if `start` is beyond the log's end. `row` is fresh metadata.
 
         The end is proven (rule 27b): a client can know a later end only from the log's owner, which
         is asked now and whose end never decreases, or from a CLOSED ledger, whose metadata is read
@@ -160,7 +160,7 @@ class LogReader:
 
     async def _closed_end(self, row: LogMetadata) -> int:
         """The end of the log's last ledger with a known start if the ledger is CLOSED, else 0. An
-        owner that was displaced without noticing reports an earlier end.
+        owner that was displaced without noticing may report an earlier end.
         """
         item = row.base
         view = None if item is None else await self._reads.ended(item.ledger_id, is_fresh=True)
@@ -226,9 +226,9 @@ class LogReader:
         """The ledger with its acknowledged end; None if the log's metadata must be read again.
         `page` has the metadata of the read; None means fresh metadata.
 
-        By metadata that is not fresh, a CLOSED ledger may have been deleted since. So its metadata
-        is read again. For RECENT_S, further pages of reads that name the log's creation time rely
-        on the answer.
+        If the page's metadata is not fresh, a CLOSED ledger may have been deleted since, so the
+        ledger's metadata is read again. Reads that name the log's creation time reuse the answer
+        for RECENT_S.
         """
         if item.last_offset is None:
             news = None if page is None else page.news
@@ -302,7 +302,7 @@ class LogReader:
         except errors.NoSuchLedger as error:
             if error.members.get("deleted") is False:
                 raise _without_row(name, item.ledger_id, item.first_offset) from error
-            return None  # since then taken over and truncated, or deleted
+            return None  # the log was taken over and truncated, or deleted
         return item.first_offset + head.records_after, head.is_end
 
     async def _fill(self, page: Page) -> None:
@@ -432,7 +432,7 @@ class LogReader:
             # A read must not depend on a later append to make another gateway the owner.
             if await self._ownership.handle(name).heal(item.ledger_id):
                 return None
-            # The writer is alive: the question was lost, or the writer is recovering the ledger.
+            # The writer is alive: the request was lost, or the writer is recovering the ledger.
             if loop.time() > end:
                 raise errors.EntryUnavailable(
                     "the log's owner is alive, but did not report its LAC", log=name
@@ -487,7 +487,7 @@ def _cut(page: Page, error: errors.EntryUnavailable) -> None:
 
 
 def _without_row(name: str, ledger_id: int | None, at: int) -> errors.EntryUnavailable:
-    """The error for a ledger without metadata that was not deleted: rebuild it (rule 18f)."""
+    """The error for a ledger whose metadata is missing although it was not deleted (rule 18f)."""
     return errors.EntryUnavailable(
         f"records from the offset {at} on cannot be read now: the database lacks the metadata of ledger {ledger_id}."
         " A rebuild restores it once a bookie that holds a copy answers",

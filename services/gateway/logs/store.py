@@ -27,14 +27,14 @@ _ROWS_MAX: Final = 2000
 """Logs whose metadata is cached for reads within sealed ledgers."""
 
 RECENT_S: Final = 0.2
-"""For how long further pages of a read rely on one answer of the metadata service: for a hundred
-pages and more. Another gateway's deletion or truncation may stay invisible for this long (chosen by
-judgement, ADR 45 and 48)."""
+"""How long an answer of the metadata service is reused for further pages of a read, which may be a
+hundred or more. Another gateway's deletion or truncation may stay invisible for this long (chosen
+by judgement, ADR 45 and 48)."""
 
 ORPHANS_PER_ROUND_MAX: Final = 100
 """Orphans deleted per round, chosen by judgement. Each deletion may take until a timeout."""
 _PAGE: Final = 1000
-"""Orphans read per round. So many that two gateways seldom delete the same ones."""
+"""Orphans read per round: enough that two gateways seldom delete the same ones."""
 
 
 class MetadataLogs:
@@ -73,9 +73,9 @@ class MetadataLogs:
         return [row for row in let_go if row.ledger_id not in shared]
 
     async def require(self, name: str, has: Callable[[LogMetadata | None], bool]) -> None:
-        """Check that the database still has a change of which bookies were informed, before the
-        client is. The response to the change may have come from a database that was lost since
-        (rule 18e). `has` judges the log's current metadata, or None if there is no log.
+        """Check that the database still has a change that bookies know of, before the client learns
+        of it. The response to the change may have come from a database that was lost since (rule
+        18e). `has` judges the log's current metadata, or None if there is no log.
 
         Raises: MetadataUnavailable and DatabaseWentBack, whose outcome is unknown.
         """
@@ -87,12 +87,12 @@ class MetadataLogs:
             raise error.with_outcome(UNKNOWN) from error
         if not has(row):
             raise DatabaseWentBack(
-                "a change of the log was made, and the database lacks it", log=name, outcome=UNKNOWN
+                "the database lacks a change of the log that it had made", log=name, outcome=UNKNOWN
             )
 
     async def cas(self, log: LogMetadata, once: Once | None = None) -> LogMetadata | RowChanged:
-        """Replace metadata of this version. Returns it with its new version, or RowChanged if it
-        had changed. For a late copy of the client's request `once`, returns the current metadata.
+        """Replace the log's metadata if it still has this version. Returns the new metadata, or
+        RowChanged. For a late copy of the client's request `once`, returns the current metadata.
         """
         is_done, row = await self._client.cas(log, once=once)
         return row if is_done else RowChanged(row)
@@ -149,22 +149,22 @@ class LogRows:
         return row if self._clock() - at_s <= RECENT_S else None
 
     def known(self, name: str) -> LogMetadata | None:
-        """Cached metadata of any age, or None for streams. When a log is deleted, its ledgers are
-        too, so a reader of old metadata notices. A stream's ledgers may live on in forks while
+        """Cached metadata of any age, or None for streams. A log's ledgers are deleted with the
+        log, so a reader with old metadata notices. A stream's ledgers may live on in forks while
         another stream has its name (rule 27a).
         """
         return None if name.startswith(STREAM_PREFIX) else self._rows.get(name, (None,))[0]
 
     def changed(self, name: str) -> None:
-        """Forget the metadata, which this process has changed or deleted. A response that is on its
-        way isn't cached either.
+        """Forget the metadata, which this process has changed or deleted. Responses to earlier
+        requests aren't cached either.
         """
         self._rows.pop(name, None)
         self._changes += 1
 
 
 class Orphans:
-    """Deletes orphans. The metadata service keeps ledgers that logs or forks name."""
+    """Deletes orphans. The metadata service rejects deletions of ledgers in use."""
 
     def __init__(self, engine: Engine, store: MetadataLogs, index: OffsetIndex) -> None:
         """`index` forgets the offsets of deleted ledgers."""
@@ -182,7 +182,7 @@ class Orphans:
         return found
 
     async def drop(self, ledger_ids: Sequence[int]) -> None:
-        """Delete the ledgers that no log or fork names. A later round retries failed deletions."""
+        """Delete those ledgers that no log or fork names. A later round retries failures."""
         for ledger_id in ledger_ids:
             self._index.drop(ledger_id)
         with contextlib.suppress(QuorumLogError):
@@ -209,7 +209,7 @@ class Orphans:
         publish. Returns whether more may be left.
 
         A round reads a page and deletes a random ORPHANS_PER_ROUND_MAX of it. The next round begins
-        behind the page. So concurrent gateways delete different orphans, and orphans that can't be
+        after the page. So concurrent gateways delete different orphans, and orphans that can't be
         deleted now don't block others.
         """
         began = self._after

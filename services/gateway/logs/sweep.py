@@ -77,7 +77,7 @@ class Sweep:
             rows, after = await self._store.list(after=after, limit=_PAGE)
             self._logs.lags.see(rows)
             for row in rows:
-                # A new log has the name: old consumers stay and get `log-replaced`.
+                # A new log has the name, so the old log's consumers stay, and get `log-replaced`.
                 deleted.pop(row.name, None)
                 if row.expiry is not None:
                     named.add(row.expiry.term)
@@ -108,7 +108,7 @@ class Sweep:
             writer = await ownership.writer_of(last.ledger_id)
             if writer is None or not await self._is_alive(writer, alive):
                 await ownership.handle(row.name).heal(last.ledger_id)
-        # The database's clock also dated the ledgers' seals. A deletion is final.
+        # Ages count by the database's clock, which dated the seals, because a deletion is final.
         now_ms = (self._store.database_ms() or 0) if self._logs.deletes_by_age else 0
         begin = partial(retained_from, now_ms=now_ms)
         if begin(row) > row.first_offset and (is_owned or not row.unsealed):

@@ -28,8 +28,8 @@ from services.gateway.logs.store import MetadataLogs
 log = logging.getLogger(__name__)
 
 _COPIES_S: Final = 5.0
-"""How long a commit waits for copies of its ledgers' metadata to be sent (chosen by judgement).
-Afterwards sending continues (rule 18f, clause 3)."""
+"""How long a commit waits for copies of its ledgers' metadata to be sent, chosen by judgement.
+Sending continues afterwards (rule 18f, clause 3)."""
 
 EXPIRES_IN_S: Final = 3600
 """Default lifetime: longer than a stage computes before its first append (by judgement)."""
@@ -104,7 +104,7 @@ class Transactions:
         try:
             done = await self._engine.appends.append_batch(ledger_id, data, expect=expect)
         except errors.QuorumLogError:
-            # If the transaction has ended, that is the cause: its ledgers are fenced and deleted.
+            # If the transaction has ended, report that: its ledgers were fenced and deleted.
             await check
             raise
         finally:
@@ -228,7 +228,7 @@ def tags_of(whose: TransactionAttempt) -> tuple[tuple[str, str], ...]:
 
 def _check_names(found: Transaction, ledgers: Sequence[Sealed]) -> None:
     """Raise InvalidRequest if a commit names another transaction's ledger, or one ledger twice.
-    Checked before the log's owner drains for the commit.
+    This check precedes the commit, for which the log's owner drains.
     """
     known = {ledger.ledger_id for ledger in found.ledgers}
     seen: set[int] = set()

@@ -18,10 +18,10 @@ STREAM_PREFIX: Final = "durable-stream."
 """Reserved prefix of the logs that back streams; clients can't create other logs with it."""
 
 _REST: Final = 8
-"""A read of bookies ends a page that has less than 1/8 of its bytes left (chosen by judgement)."""
+"""A page with less than 1/8 of its bytes left ends after a read of bookies, by judgement."""
 
 RECORD_COST: Final = 64
-"""Bytes that a record adds to `max_bytes` besides its own, so that empty records fill a page."""
+"""Bytes that a record counts besides its own, so that a page of empty records ends."""
 
 _SHRINKS: Final = 4
 """Expected compression ratio of batches before the first one was read. If it is too low, a page
@@ -91,7 +91,7 @@ class LogBatches:
     `next` is where to continue, in the log that was created at `created_at` and begins at
     `first_offset`. `closed`: the log is closed and ends at `next`. `is_at_end`: `next` was the
     log's end. `is_full`: the page ends because of its size limits, and not because the log ends or
-    a record is unavailable. A page that is kept without its records has no batches.
+    a record is unavailable. A cached page has no batches.
     """
 
     batches: tuple[StoredBatch, ...]
@@ -150,8 +150,8 @@ class Page:
         created_at: str | None = None,
     ) -> None:
         """`created_at` identifies the log to read (None: the current log of the name, rule 27b).
-        With `is_recent`, the page ends where fresh metadata is needed, but `row` may also name the
-        open ledger, because records acknowledged there stay in the log.
+        With `is_recent`, the page ends where fresh metadata is needed. It may use the open ledger
+        that `row` names, because records acknowledged there stay in the log.
         """
         self.row, self.is_fresh, self.is_recent = row, is_fresh, is_recent
         self.created_at = created_at

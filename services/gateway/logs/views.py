@@ -23,7 +23,7 @@ from services.gateway.logs.reading import LogReader
 from services.gateway.logs.store import MetadataLogs
 
 _AT_ONCE: Final = 32
-"""Logs of a page whose ends are requested one by one, concurrently."""
+"""Logs of a page whose ends are requested concurrently, if their owners don't answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class LogViews:
         return LogView(row, end, writer, states)
 
     def ends_here(self, heads: Iterable[LogHead]) -> dict[str, int]:
-        """The ends of the logs of which this process writes the last ledger that the head names."""
+        """The ends of the logs whose last ledger, as their heads name it, this process writes."""
         ends = {}
         for head in heads:
             owner = self._ownership.owner(head.name)
@@ -142,7 +142,7 @@ class LogViews:
 
 
 def head_to_ask(row: LogMetadata) -> LogHead | None:
-    """The log's head for asking its owner; None if the metadata has the end, or no owner can."""
+    """The head by which to ask a log's owner for the end; None if no owner needs to be asked."""
     return LogHead.of(row) if row.unsealed == row.items[-1:] != () else None
 
 

@@ -18,7 +18,7 @@ CONTENT_TYPE_CHARS_MAX: Final = 255
 _CONTENT_TYPE: Final = "durable-stream.content-type"
 _EXPIRES_AT: Final = "durable-stream.expires-at"
 _BEGINS: Final = "durable-stream.begins"
-"""What the creation puts into the stream. The stream does not exist until its log has this."""
+"""What the creation puts into the stream, which does not exist until its log has it."""
 _FORKED_FROM: Final = "durable-stream.forked-from"
 _FORK_OFFSET: Final = "durable-stream.fork-offset"
 _FORK_SUB_OFFSET: Final = "durable-stream.fork-sub-offset"

@@ -170,7 +170,7 @@ class StreamForks:
     async def create(
         self, name: str, plan: ForkPlan, settings: LogSettings
     ) -> tuple[LogMetadata, bool]:
-        """Create the fork's log: the metadata of the log of this name, and whether it is new."""
+        """Create the fork's log. Returns the metadata of its name's log, and whether it is new."""
         try:
             wanted = self._logs.draft(name, settings, idle_s=plan.config.ttl_s)
             return await self._logs.fork(wanted, plan.source, plan.at)

@@ -96,7 +96,7 @@ def _offset(text: str, pointer: str) -> Position:
 
 
 def _fork_offset(text: str, pointer: str) -> Place | Literal[0]:
-    """Parse a fork's offset; 0 also in the form of the protocol's server, which clients use."""
+    """Parse a fork's offset. Clients may send 0 in the form of the protocol's own server."""
     if _FIRST_OFFSET.fullmatch(text):
         return 0
     found = _offset(text, pointer)

@@ -92,8 +92,8 @@ CHUNK_BYTES: Final = 1 << 20
 LONG_POLL_S: Final = 20.0
 """How long a long poll waits. Clients of the protocol expect this by default."""
 EVENTS_S: Final = 60.0
-"""How long a response sends events. Clients then reconnect, so that caches can collapse them
-(section 10.2)."""
+"""How long a response sends events. Clients then reconnect, so that caches can collapse their
+requests (section 10.2)."""
 _CURSOR_S: Final = 20
 _CURSOR_EPOCH_S: Final = 1_728_432_000
 """9 October 2024, the protocol's epoch for cursors (section 10.1)."""
@@ -210,7 +210,7 @@ class StreamReads:
         return web.Response(body=body, headers=headers)
 
     async def _whole(self, found: Found, at: _Start) -> Page:
-        """A page and its body. A cached page has no records of its own."""
+        """A page and its body. A cached page has no batches."""
         kept = self._kept.find(found.row, at)
         if kept is not None:
             return kept
@@ -243,7 +243,7 @@ class StreamReads:
         return given + max(1, random.randint(1, _JITTER_S) // _CURSOR_S)  # noqa: S311
 
     async def _place(self, found: Found, page: LogBatches) -> dict[str, str]:
-        """Headers for a page's next offset, and whether it is at the tail or closes the stream."""
+        """Headers: the page's next offset, and whether it is the tail and the stream is closed."""
         row = found.row
         headers = {"Stream-Next-Offset": op.offset_text(page.next, row.created_at)}
         is_closed = page.closed

@@ -148,10 +148,10 @@ class StreamRoutes:
     ) -> tuple[LogMetadata, bool]:
         """The metadata of the stream's log, and whether this request creates the stream.
 
-        A creation with a body or a close is done by its first batch; before that, the stream does
-        not exist. Concurrent and later creations with the same settings take part in it, and the
-        log's owner accepts one of their batches. So nothing is removed that a client may already
-        see.
+        A creation with a body or a close completes with its first batch; before that, the stream
+        does not exist. Concurrent and later creations with the same settings take part in it, and
+        the log's owner accepts one of their batches. So nothing is removed that a client may
+        already see.
         """
         settings = wanted.settings(sent.begins)
         try:
@@ -326,7 +326,7 @@ class StreamRoutes:
     async def _read_by_recent(self, request: web.Request, given: Given) -> web.Response | None:
         """The response to a catch-up read by recent metadata; None if fresh metadata may change it.
 
-        Raises: EntryUnavailable, which a second attempt would only wait for again.
+        Raises: EntryUnavailable, because a second attempt would only wait again.
         """
         row = self._logs.rows.recent(given[op.STREAM])
         if row is None:
