@@ -498,7 +498,7 @@ def _without_row(name: str, ledger_id: int | None, at: int) -> errors.EntryUnava
 
 
 def _unstable(name: str) -> errors.EntryUnavailable:
-    return errors.EntryUnavailable("the log's row changed at every try", log=name)
+    return errors.EntryUnavailable("the log's metadata changed at every try", log=name)
 
 
 async def _pause(left_s: float) -> None:

@@ -180,7 +180,7 @@ class StreamForks:
     async def _begin(
         self, source: Found, offset: int, sub_offset: int
     ) -> tuple[int, tuple[Record, ...]]:
-        """Where the fork's own records begin, and the first one if it is part of a source's record."""
+        """Where the fork's own records begin, and the first one if it is a part of a source's."""
         left = sub_offset
         if not left:
             return offset, ()
