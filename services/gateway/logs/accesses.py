@@ -19,7 +19,7 @@ from quorumlog.protocol.log import Expiry, LogMetadata
 from quorumlog.protocol.metadata import Writer
 
 _TRIES_MAX: Final = 5
-"""Attempts per check to find a log's current expiry keeper. Races need fewer."""
+"""Attempts per check to reach the log's current keeper. A race does not need so many."""
 
 
 class Verdict(StrEnum):
@@ -124,7 +124,7 @@ class Accesses:
         return verdict
 
     async def here(self, name: str, expiry: Expiry, *, is_access: bool) -> Verdict:
-        """This process's verdict as the expiry keeper. `expiry` is newer than the request."""
+        """This process's verdict as the log's keeper. `expiry` is read after the request began."""
         if self._kept.lives(expiry.term, expiry.idle_s, self._awake_s(), is_access=is_access):
             return Verdict.LIVES
         removal = self._removals.get(expiry.term)
@@ -135,7 +135,7 @@ class Accesses:
         return Verdict.GONE if await asyncio.shield(removal) else Verdict.MOVED
 
     async def _end(self, name: str, term: str) -> bool:
-        """Delete an expired log. Checks report it as expired until the deletion is settled."""
+        """Delete an expired log. Until the deletion is settled, checks report it as expired."""
         is_gone = await self._remove(name, term)
         if is_gone:
             self._kept.deleted(term)
@@ -185,7 +185,7 @@ class Accesses:
 
         def settled(question: asyncio.Task[bool]) -> None:
             use.timer = use.question = None
-            # Ask again after an error. A cancelled task means that the process ends.
+            # Ask again after an error. The task is cancelled only when the process ends.
             is_over = question.cancelled() or (
                 question.exception() is None and not question.result()
             )
@@ -232,7 +232,7 @@ class Accesses:
         return self._kept.terms()
 
     def forget(self, terms: AbstractSet[str]) -> None:
-        """Forget keeper terms that no log names any longer."""
+        """Forget the terms that no log's metadata names any longer."""
         self._kept.forget(terms - self._removals.keys())
 
 

@@ -37,8 +37,8 @@ _ROW_S: Final = 2.0
 """How old cached log metadata may be for a commit. The cache saves Postgres a read per commit."""
 _ROWS_MAX: Final = 10_000
 _SCANNED: Final = 2000
-"""Committed offsets per request to their owner, chosen by judgement. The owner scans all offsets
-for each request, so small pages would make sparse lists expensive."""
+"""Consumers listed per request to the owner of their offsets, chosen by judgement. The owner scans
+all consumers for each request, so small pages would make sparse lists expensive."""
 _AT_ONCE: Final = 16
 """Consumers of a page whose lag is looked up concurrently."""
 
@@ -97,8 +97,9 @@ class Consumers:
     async def page(
         self, name: str, *, after: str, limit: int, prefix: str = ""
     ) -> tuple[Sequence[ConsumerView], str | None]:
-        """The log's consumers whose names begin with `prefix`, by name, and the `after` of the next
-        page.
+        """Consumers of a log whose names begin with `prefix`, and the `after` of the next page.
+
+        Raises: NoSuchLog.
         """
         row = await self._reader.rows.row(name)
         first = max(after, _before(prefix))
@@ -120,9 +121,9 @@ class Consumers:
     async def page_of_all(
         self, log: str, *, prefix: str, after: str, limit: int, is_shown: Callable[[str], bool]
     ) -> tuple[Sequence[Position], str | None]:
-        """Consumers of one log, even a deleted one, or of all logs if `log` is empty, by log and
-        name. `prefix` filters the names of consumers, `is_shown` the logs. Also returns the next
-        page's `after`.
+        """Consumers of one log, even a deleted one, or of all logs if `log` is empty, sorted by log
+        and name. `prefix` filters the names of consumers, `is_shown` the logs. Also returns the
+        next page's `after`.
         """
         found: list[Position] = []
         while len(found) <= limit:
@@ -149,7 +150,7 @@ class Consumers:
         caller: str = "",
     ) -> Position:
         """Advance a committed offset. Raises: NoSuchLog, NoSuchConsumer, InvalidRequest beyond the
-        log's end, and the owner's refusal.
+        log's end, and the owner's errors.
         """
         # A commit without a token is decided once (rule 32), so it must not be rejected because of
         # cached metadata.
@@ -403,7 +404,7 @@ class Consumers:
         return (await read_sized_head(self._engine, view.row.ledger_id, last, view))[1]
 
     async def _seen(self, item: LogItem) -> LedgerView:
-        """The ledger with its acknowledged end."""
+        """The view of an item's ledger up to its acknowledged end."""
         if item.last_offset is None:
             return await self._engine.reads.last_add_confirmed(item.ledger_id)
         return await self._engine.reads.ended(item.ledger_id, is_fresh=False)

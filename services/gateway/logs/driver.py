@@ -53,7 +53,7 @@ LogOutcome = (
     | messages.LogGone
     | Broke
 )
-"""What a machine, or the driver of a broken machine, reports to the log's handle."""
+"""Reports of a machine, or of a broken machine's driver, to the log's handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class LogPorts:
     store: MetadataLogs
     peers: LogPeers
     is_alive: Callable[[Writer], Awaitable[bool]]
-    """Asks the process twice, a jittered time apart."""
+    """Checks that a process is alive, by two requests a jittered time apart."""
     now: Callable[[], Now]
     index: OffsetIndex
     start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
@@ -81,8 +81,8 @@ class LogDriver:
     - `step` is never reentered.
     - Each question gets one answer, or the machine gets `Stopped`.
     - A machine that raised an exception gets no more events.
-    - The owner acknowledges a ledger's entries only after it has read, with the first one on
-      disk, that the log names the ledger (rule 18f).
+    - The owner acknowledges a ledger's entries only after a read of the log's metadata, made with
+      the first entry on disk, names the ledger (rule 18f).
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class LogDriver:
         return other
 
     def _place_last(self, row: LogMetadata) -> None:
-        """Give the last ledger's writer its place in the log, before the machine appends."""
+        """Pass the last ledger's place in the log to its writer, before the machine appends."""
         last = row.last_item
         if last is not None and last.first_offset is not None:
             lineage = row.lineages({last.ledger_id})[last.ledger_id]
@@ -333,7 +333,7 @@ def _cut(payloads: Sequence[bytes], bytes_max: int) -> list[Sequence[bytes]]:
 
 
 def options_of(log: LogMetadata) -> LedgerOptions:
-    """Options of a log's ledgers, which tell a rebuild the log's settings (rule 18f)."""
+    """Options of a log's ledgers, from which a rebuild restores the settings (rule 18f)."""
     packs = log.settings.batch_compression != "none"
     return LedgerOptions(
         quorum=log.settings.quorum,

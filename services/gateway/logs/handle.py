@@ -31,7 +31,7 @@ OTHER_LOGS: Final = "_other"
 
 @dataclass(slots=True)
 class Appended:
-    """Counts of what was appended to one log or to several logs."""
+    """Counts of records and bytes appended to one log or to several."""
 
     records: int = 0
     bytes: int = 0
@@ -66,11 +66,11 @@ class LogCounts:
 
 
 class LogHandle:
-    """A gateway's state of one log, and requests to the log. Each request returns a future at once.
-    A caller that stops waiting for a future calls `abandon`.
+    """This gateway's state of one log. Each request returns a future at once. A caller that stops
+    waiting for a future calls `abandon`.
 
-    Invariant: `_pending` has each returned future, with the bytes that it appends, until the future
-    is answered or abandoned, because a machine with a defect may lose the request.
+    Invariant: `_pending` has each returned future until it is answered or abandoned, with the
+    number of bytes to append. A machine with a defect may lose requests.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """Consumer lag for metrics. The owner of the log of committed offsets measures it with each sweep.
 A scrape returns the last measurement and sends no requests.
 
-A measurement appends nothing. It reads only log metadata that the sweep has read anyway, and that
-of one log if not all consumers are shown by name. Committed offsets come from this process's
-memory. The ends of logs come from their owners, with one request to each gateway per thousand logs.
-Append times come from entries: each is read once per record that a consumer processes next.
+A measurement appends nothing. It reads only log metadata that the sweep has read anyway, plus one
+log's if not all consumers are shown by name. Committed offsets come from this process's memory. The
+ends of logs come from their owners, with one request to each gateway per thousand logs. The append
+time of each consumer's next record is read from its entry once.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ CONSUMERS_SHOWN_MAX: Final = 100
 of labels must be bounded, whatever names clients choose. The bound is chosen by judgement."""
 
 OTHER_CONSUMERS: Final = "_other"
-"""Labels of the consumer furthest behind among those without labels. No log has this name."""
+"""Labels of the consumer furthest behind among those without labels of their own. No log has this
+name."""
 
 _HEADS: Final = 1000
 """Logs per request for the ends of logs."""
@@ -115,9 +116,9 @@ class Lags:
         self._measured: Measured | None = None
         self._named: dict[Key, None] = {}
         self._stranded: frozenset[Key] = frozenset()
-        """Consumers of deleted logs. They have no lag, and use none of the labels."""
+        """Consumers whose log was deleted or replaced. They have no lag, and get no labels."""
         self._ends: dict[str, tuple[str, int]] = {}
-        """Creation and last known end of each log, for logs whose owner does not answer now."""
+        """Each log's creation time and last known end, used while its owner does not answer."""
         self._came_ms: dict[Key, tuple[str, int, int]] = {}
         """For each shown consumer: its log's creation, an offset, and that record's append time."""
         self._round = _Round(frozenset())
@@ -135,7 +136,7 @@ class Lags:
     # --- the sweep -------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start a new round when a sweep over all logs begins."""
+        """Begin a measurement round at the start of a sweep over all logs."""
         if not self._is_owner:
             self._measured = None
             self._round = _Round(frozenset())

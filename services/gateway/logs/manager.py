@@ -166,9 +166,9 @@ class LogManager:
     async def fork(
         self, wanted: LogMetadata, source: LogMetadata, at: int
     ) -> tuple[LogMetadata, bool]:
-        """Create a fork (rule 27a) of the log of `source` with its records below the offset `at`.
-        `wanted` comes from `draft`. Returns the metadata of the log of this name, which may be
-        another log, and whether this call created it.
+        """Create the fork `wanted` (from `draft`) with the records of `source` below the offset
+        `at` (rule 27a). Returns the metadata of the log of this name, which may be another log, and
+        whether this call created it.
 
         Raises: NoSuchLog, LogReplaced or OffsetTruncated for the source; InvalidRequest beyond its
         end; the errors of a roll.
@@ -216,7 +216,7 @@ class LogManager:
             log.warning("fork-not-kept", extra={"log": fork.name, "error": repr(error)})
 
     def now_ms(self) -> int:
-        """The database's clock in milliseconds; this machine's clock until metadata was read."""
+        """The database's time in milliseconds, or this machine's until metadata was read."""
         at_ms = self._store.database_ms()
         return self._wall_ms() if at_ms is None else at_ms
 
@@ -257,9 +257,9 @@ class LogManager:
     async def delete(
         self, name: str, *, created_at: str | None = None, term: str | None = None
     ) -> None:
-        """Delete the log and those of its ledgers that no fork names: the log created at
-        `created_at`, by default the current one, and no later log of the name (rule 27b). With
-        `term`, delete the log only while its expiry keeper has that term.
+        """Delete the log and those of its ledgers that no fork names. Deletes only the log created
+        at `created_at` (default: the current log of the name) and no later one (rule 27b). With
+        `term`, deletes it only while its expiry keeper has that term.
 
         Raises: NoSuchLog, LogProtected, RecoveryBlocked.
         """
@@ -427,7 +427,7 @@ class LogManager:
     async def open(
         self, name: str, owner: str, *, created_at: str | None = None
     ) -> tuple[int, int]:
-        """Open the log for one writer by a takeover. Returns its token and the next offset.
+        """Open the log for one writer by a takeover. Returns the token and the next offset.
 
         Raises: LogReplaced.
         """
@@ -468,7 +468,7 @@ class LogManager:
             await self.delete(row.name, created_at=row.created_at)
 
     async def roll(self, name: str) -> LogView:
-        """Make the log continue in a new ledger."""
+        """Roll the log: it continues in a new ledger."""
         await self._ask(name, None)
         return await self.get(name)
 
@@ -483,8 +483,7 @@ class LogManager:
     async def consult(
         self, name: str, call: messages.Consult, *, is_forwarded: bool = False
     ) -> messages.Here | bytes:
-        """Send `call` to the log's owner. Returns HERE if this process is the owner, else the
-        answer.
+        """Send `call` to the log's owner. Returns its answer, or HERE if this process is the owner.
 
         Raises: NotTheOwner if `is_forwarded` and this process is not the owner.
         """
@@ -533,8 +532,7 @@ class LogManager:
         *,
         is_forwarded: bool = False,
     ) -> Any:
-        """Send a request to the owner, or roll if it is None. A retried publication gets the first
-        answer.
+        """Send `call` to the log's owner (None: roll). A retried publication gets the first answer.
 
         Raises: QuorumTimeout, and the log's errors.
         """
@@ -598,6 +596,6 @@ def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
 
 
 def _let_go(before: LogMetadata, after: LogMetadata) -> list[int]:
-    """The log's own ledgers that `after` doesn't name. Shared ledgers are not own (rule 27a)."""
+    """The log's own ledgers that `after` no longer names. Shared ones are others' (rule 27a)."""
     kept = {item.ledger_id for item in after.items}
     return [item.ledger_id for item in before.own if item.ledger_id not in kept]

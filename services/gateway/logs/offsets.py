@@ -46,7 +46,7 @@ ReadHead = Callable[[int], Awaitable[BatchHead]]
 LastEntry = Callable[[LogItem], Awaitable[int]]
 """Returns the last acknowledged entry of a ledger, or NO_ENTRY."""
 ReadAnyHead = Callable[[int, int], Awaitable[BatchHead]]
-"""Reads the head of an entry (ledger, entry); of a lost entry, the head of its hole."""
+"""Reads the head of an entry (ledger, entry). A lost entry has the head of its hole."""
 
 
 class Points:
@@ -149,7 +149,7 @@ async def find_time(
 ) -> int:
     """The offset of the first record appended at `ms` or later; the log's end if there is none.
 
-    The end is that of the ledgers as this search found them. Later records come after it.
+    The end is that of the ledgers as the search found them. Later appends come after it.
     """
     items = [item for item in row.items if item.first_offset is not None and not item.is_empty]
     low, high, found = 0, len(items), row.end_offset or row.first_offset
@@ -199,7 +199,7 @@ async def _last_of(
 async def _place(
     ledger_id: int, ms: int, end: tuple[int, BatchHead], read_head: ReadAnyHead
 ) -> int:
-    """Count a ledger's records appended before `ms`. Its last entry `end` is no earlier."""
+    """Count a ledger's records appended before `ms`. Its last entry, `end`, has no such records."""
     low, (high, found) = 0, end
     while low < high:
         middle = (low + high) // 2
@@ -273,12 +273,11 @@ async def read_head(
 
 
 async def _hole(engine: Engine, ledger_id: int, entry_id: int) -> BatchHead:
-    """The head of a hole: the lost entries contained the records between their neighbours (rule
+    """The batch head of lost entries, which contained the records between their neighbours (rule
     31).
 
-    At a ledger's end there is no later neighbour. A record takes at least one byte, so the hole
-    counts as many records as bytes were lost: some offsets have no record, and no offset is used
-    twice.
+    At a ledger's end there is no later neighbour. Since a record takes at least one byte, the hole
+    then counts one record per lost byte. Some offsets have no record, but no offset is used twice.
     """
     row = await engine.get(ledger_id)
     lost = row.lost_at(entry_id)
@@ -315,5 +314,5 @@ async def read_sized_head(
 
 
 def damaged(error: batch.BadBatch, ledger_id: int, entry_id: int) -> EntryUnavailable:
-    """The error for an entry whose bytes are not a batch, which is damage and not absence."""
+    """The error for an entry whose bytes are not a batch. Damage does not count as absence."""
     return EntryUnavailable(str(error), ledger_id=ledger_id, entry_id=entry_id)

@@ -43,7 +43,7 @@ class LogTimes:
     """Timeouts of log operations, and intervals and ages of the sweep, in seconds."""
 
     append_s: float = 30.0
-    """Timeout of an append, including takeovers. Then its outcome is unknown."""
+    """Timeout of an append, including takeovers. Afterwards the append's outcome is unknown."""
     settle_s: float = 20.0
     """Timeout for learning the end of a ledger whose handle has ended."""
     probe_every_s: float = 2.0
@@ -146,7 +146,7 @@ class Ownership:
         return True
 
     async def writer_of(self, ledger_id: int) -> Writer | None:
-        """The process that writes a ledger. It never changes. Raises: NoSuchLedger."""
+        """The process that writes a ledger, always the same one. Raises: NoSuchLedger."""
         writer = self._writers.get(ledger_id)
         if writer is None:
             writer = (await self._engine.get(ledger_id)).writer
@@ -157,7 +157,7 @@ class Ownership:
         return writer
 
     async def is_other_alive(self, writer: Writer) -> bool:
-        """Whether another process is alive. This one counts as gone: it isn't the log's owner."""
+        """Whether a process is alive. This process counts as gone from logs that it doesn't own."""
         return writer.id != self._engine.writer.id and await self.is_alive(writer)
 
     async def is_alive(self, writer: Writer) -> bool:

@@ -23,7 +23,7 @@ _ALIVE_S: Final = 2.0
 _ACCESS_S: Final = 5.0
 """Timeout of a request to an expiry keeper, which answers from memory or deletes the log first."""
 _ENDS_S: Final = 2.0
-"""How long a list of logs waits for a gateway, before bookies are asked about its logs."""
+"""How long a listing of logs waits for a gateway before it asks bookies about its logs."""
 
 
 class EndsBody(Body):
@@ -33,8 +33,8 @@ class EndsBody(Body):
 
 
 class LogPeers:
-    """Log requests to other gateways. Methods raise the owner's errors. A WriterLost with outcome
-    `not-done` means that the receiver is not the owner.
+    """Sends requests for logs to other gateways. Its methods raise the owner's errors. A WriterLost
+    with outcome `not-done` means that the receiver is not the owner.
     """
 
     def __init__(self, peers: Peers) -> None:

@@ -36,7 +36,7 @@ _PAUSE_S: Final = 0.05
 _ROLL_BYTES: Final = 16 << 20
 """Bytes of a ledger of committed offsets. It is small because only whole ledgers are truncated."""
 _TOGETHER_MAX: Final = 1000
-"""Requests forwarded to the owner at once."""
+"""Requests forwarded to the owner in one message."""
 
 _DELETED_MAX: Final = 10_000
 """Deleted logs kept for the next sweep, which deletes their consumers; chosen by judgement.
@@ -154,7 +154,7 @@ class PositionService:
         return answer
 
     async def page(self, name: str, *, after: str, limit: int) -> tuple[positions.Position, ...]:
-        """A page of a log's consumers by name."""
+        """A page of a log's consumers, sorted by name."""
         try:
             answer = await self._ask(positions.List(name, after, limit))
         except errors.NoSuchLog as error:

@@ -31,7 +31,7 @@ _ROW_POLL_S: Final = 0.2
 """Interval at which a read at the tail polls the metadata of a log without an open ledger."""
 
 _TRIES_MAX: Final = 5
-"""Retries of a read whose metadata names a deleted ledger. Races need fewer."""
+"""How often a read retries when the metadata names a deleted ledger. Races need fewer retries."""
 
 _ASK_S: Final = 5.0
 """How long a reader keeps asking an owner that is alive for its LAC."""
@@ -87,8 +87,8 @@ class LogReader:
     async def full_page(
         self, row: LogMetadata, start: int, *, limit: int, max_bytes: int
     ) -> LogBatches | None:
-        """A full page, read by recent metadata that is not refreshed. None if the page is not full
-        (ADR 45).
+        """A full page, read with metadata of the last RECENT_S. None if the page is not full (ADR
+        45).
 
         Raises: the errors of `read`. With fresh metadata the result may differ.
         """
@@ -105,8 +105,8 @@ class LogReader:
         limit: int,
         max_bytes: int,
     ) -> Page:
-        """An empty page with the metadata by which a read begins. Raises: LogReplaced if fresh
-        metadata is of another log than the requested one.
+        """An empty page that has the log metadata with which a read begins. Raises: LogReplaced if
+        fresh metadata is of another log than requested.
         """
         known = self.rows.known(name) if isinstance(start, int) and row is None else None
         if known is not None and created_at in (None, known.created_at):
@@ -118,14 +118,15 @@ class LogReader:
         return page
 
     async def fresh(self, name: str, created_at: str | None) -> LogMetadata:
-        """The log's metadata. Raises: NoSuchLog; LogReplaced unless it has this creation time."""
+        """The log's metadata. Raises: NoSuchLog; LogReplaced if its creation time differs."""
         row = await self.rows.row(name)
         row.check_created(created_at)
         return row
 
     async def _look(self, page: Page) -> None:
         """Read the metadata again. If the log was replaced, a page with records of the older log
-        ends, and the next page's read raises LogReplaced. A page by recent metadata ends too.
+        ends, and the next page's read raises LogReplaced. A page that uses recent metadata also
+        ends.
 
         Raises: LogReplaced for a page without records, if the read is for the replaced log.
         """
@@ -181,8 +182,8 @@ class LogReader:
     async def begin(
         self, name: str, start: Start, row: LogMetadata, page: Page | None = None
     ) -> tuple[int, LogMetadata]:
-        """The offset at which a read begins, and the metadata by which it was found. `page` keeps
-        the view of the open ledger, if it was read.
+        """The offset at which a read begins, and the metadata by which it was found. If the open
+        ledger was read, `page` keeps its view.
         """
         match start:
             case int():
@@ -259,7 +260,7 @@ class LogReader:
         page: Page | None = None,
     ) -> tuple[int, bool]:
         """The log's end, and whether the log is closed there. Raises: NoSuchLog; LogReplaced if the
-        log is not that of `row` or not that of `created_at`.
+        log is another one than that of `row` or `created_at`.
         """
         row = row or await self.fresh(name, created_at)
         for _ in range(_TRIES_MAX):
@@ -306,8 +307,8 @@ class LogReader:
         return item.first_offset + head.records_after, head.is_end
 
     async def _fill(self, page: Page) -> None:
-        """Gather records until the page is full, or the log ends by fresh metadata. With recent
-        metadata, stop where fresh metadata would be needed.
+        """Gather records until the page is full or fresh metadata says that the log ends. With
+        recent metadata, stop where fresh metadata would be needed.
         """
         tries = 0
         while not page.is_full:
@@ -374,7 +375,7 @@ class LogReader:
         return True
 
     async def _take(self, item: LogItem, entry_id: int, view: LedgerView, page: Page) -> int:
-        """Gather records of some entries; returns the next id. Raises: the engine's errors."""
+        """Gather records by one read of bookies; returns the next id. Raises: the engine's errors."""
         found = await self._reads.read(
             item.ledger_id,
             entry_id,
@@ -458,7 +459,7 @@ class LogReader:
             page.news = news
 
     async def entry_at(self, item: LogItem, offset: int, view: LedgerView) -> int | None:
-        """The ledger's entry that contains `offset`; None if that is not confirmed."""
+        """The ledger's entry that contains `offset`; None if the offset is not confirmed."""
         assert item.first_offset is not None
         return await find_entry(
             self._index.points(item.ledger_id),

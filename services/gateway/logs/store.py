@@ -1,6 +1,5 @@
-"""Access to log metadata: through the metadata service, and cached for reads of this process. Also
-deletes orphans, which are ledgers that were created for a log and that neither a log nor a fork
-names (rule 22).
+"""Reads and changes log metadata at the metadata service, and caches it for reads. Deletes orphans,
+which are ledgers that were created for a log and that neither a log nor a fork names (rule 22).
 """
 
 import asyncio
@@ -75,7 +74,8 @@ class MetadataLogs:
     async def require(self, name: str, has: Callable[[LogMetadata | None], bool]) -> None:
         """Check that the database still has a change that bookies know of, before the client learns
         of it. The response to the change may have come from a database that was lost since (rule
-        18e). `has` judges the log's current metadata, or None if there is no log.
+        18e). `has` returns whether the log's current metadata (None: there is no log) shows the
+        change.
 
         Raises: MetadataUnavailable and DatabaseWentBack, whose outcome is unknown.
         """
@@ -107,8 +107,8 @@ class MetadataLogs:
     ) -> Committed | RowChanged:
         """End a transaction and publish these ledgers, by compare-and-swap of the log's metadata.
 
-        Without `log`, or if the transaction has ended, returns its first answer and changes no log.
-        Raises: the reason why the commit is rejected.
+        Without `log`, or if the transaction ended before, changes no log and returns the first
+        answer. Raises: the reason why the commit is rejected.
         """
         done, row = await self._transactions.commit(transaction_id, ledgers, log)
         if done is None:

@@ -4,7 +4,7 @@ Every gateway sweeps all logs. The owner rolls by time and applies the retention
 gone, the log is sealed, so that its records are readable (docs/guides/logs.md); the retention
 applies to sealed logs too. A separate task deletes orphans, because there may be thousands, and
 logs must not wait for them. Concurrent sweeps do no harm, because the compare-and-swap decides. The
-owner of the committed offsets measures consumer lag by the metadata that its sweep reads.
+owner of the committed offsets measures consumer lag from the metadata that its sweep reads.
 """
 
 import asyncio

@@ -96,9 +96,9 @@ class Transactions:
     ) -> EntriesAppended:
         """Append a record batch as one entry of a transaction's ledger that this process writes.
 
-        The transaction's state is read after the call began, so that a transaction that ended
-        before rejects the append. Raises: TransactionAborted, TransactionCommitted, and the errors
-        of appends.
+        The transaction's state is read after the call began, so that a transaction that has ended
+        rejects the append. Raises: TransactionAborted, TransactionCommitted, and the errors of
+        appends.
         """
         check = asyncio.ensure_future(self._checks.check(transaction_id))
         try:
@@ -130,7 +130,7 @@ class Transactions:
             _check_names(found, ledgers)
         if found.is_open and (ledgers or overwrite):
             if overwrite:
-                # Checked here, because a refusal by the metadata service would end the log's owner.
+                # A refusal by the metadata service would end the log's owner.
                 check_unprotected(await self._store.get(found.log))
             try:
                 call = Publish(transaction_id, ledgers, overwrite, token)
@@ -158,7 +158,7 @@ class Transactions:
     async def _commit_nothing(
         self, transaction_id: str, ledgers: tuple[Sealed, ...]
     ) -> Transaction:
-        """End a transaction without publishing, or get the answer of one that has ended."""
+        """End a transaction without publishing ledgers. An ended one returns its first answer."""
         done = await self._store.commit(transaction_id, ledgers, None)
         assert not isinstance(done, RowChanged), "no row was to be changed"
         return done.transaction
@@ -227,8 +227,8 @@ def tags_of(whose: TransactionAttempt) -> tuple[tuple[str, str], ...]:
 
 
 def _check_names(found: Transaction, ledgers: Sequence[Sealed]) -> None:
-    """Raise InvalidRequest if a commit names another transaction's ledger, or one ledger twice.
-    This check precedes the commit, for which the log's owner drains.
+    """Raise InvalidRequest if a commit names another transaction's ledger, or one ledger twice. The
+    check comes first, because the log's owner drains its appends for a commit.
     """
     known = {ledger.ledger_id for ledger in found.ledgers}
     seen: set[int] = set()

@@ -18,10 +18,10 @@ STREAM_PREFIX: Final = "durable-stream."
 """Reserved prefix of the logs that back streams; clients can't create other logs with it."""
 
 _REST: Final = 8
-"""A page with less than 1/8 of its bytes left ends after a read of bookies, by judgement."""
+"""A page ends after a read of bookies if less than 1/8 of its bytes are left (by judgement)."""
 
 RECORD_COST: Final = 64
-"""Bytes that a record counts besides its own, so that a page of empty records ends."""
+"""Bytes charged for each record besides its own, so that a page of empty records ends."""
 
 _SHRINKS: Final = 4
 """Expected compression ratio of batches before the first one was read. If it is too low, a page
@@ -48,7 +48,7 @@ Start = int | Literal["earliest", "latest"] | Since | Last
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """One record as a reader gets it. `timestamp_ms` is its own time, else its append time."""
+    """One record as a reader gets it. `timestamp_ms` is the record's own or its append time."""
 
     offset: int
     timestamp_ms: int
@@ -61,8 +61,7 @@ class ReadRecord:
 class StoredBatch:
     """Undecoded records of one entry, from the offset `first_offset` on.
 
-    `time_ms` is the append time of the records, and the time of each record that has none of its
-    own.
+    `time_ms` is the append time, and the timestamp of records that have none of their own.
     """
 
     first_offset: int
@@ -90,8 +89,8 @@ class LogBatches:
 
     `next` is where to continue, in the log that was created at `created_at` and begins at
     `first_offset`. `closed`: the log is closed and ends at `next`. `is_at_end`: `next` was the
-    log's end. `is_full`: the page ends because of its size limits, and not because the log ends or
-    a record is unavailable. A cached page has no batches.
+    log's end when the page was read. `is_full`: the page ends because of its size limits, and not
+    because the log ends or a record is unavailable. A cached page has no batches.
     """
 
     batches: tuple[StoredBatch, ...]
@@ -131,7 +130,7 @@ class LogBatches:
 
 class Page:
     """The records that a read has gathered: `count` records below the offset `at`. `row` is the log
-    metadata by which the read proceeds.
+    metadata that the read uses.
 
     Metadata is fresh if it was fetched after this read began. Older metadata is used only for facts
     that never change: where the records of a closed ledger are. Only fresh metadata proves that the
@@ -156,7 +155,7 @@ class Page:
         self.row, self.is_fresh, self.is_recent = row, is_fresh, is_recent
         self.created_at = created_at
         self.asked_s = float("-inf")
-        """When the read requested the metadata, if it did."""
+        """When this read requested the metadata; -inf if it uses older metadata."""
         self.at, self.limit, self.bytes_left, self.count = at, limit, max_bytes, 0
         self.batches: list[StoredBatch] = []
         self._rest = max_bytes // _REST
@@ -176,7 +175,7 @@ class Page:
         self.view: LedgerView | None = None
         """The ledger that was read last, with its acknowledged end at that time."""
         self.news: LedgerView | None = None
-        """The ledger of `view` after a wait: its next read needs no request for the LAC."""
+        """A newer view of that ledger, from a wait for records. The ledger's next read uses it."""
 
     @property
     def is_full(self) -> bool:
@@ -222,7 +221,7 @@ class Page:
         if 0 <= skip < head.count and not self.is_through:
             self._add(found, skip, item, entry_id)
         if self.at == first + head.count:
-            # The end of the ledger's own log is not the end of a fork (rule 27a).
+            # A mark in a shared ledger ends the source, and not the fork (rule 27a).
             self.is_over = head.is_end and not self.row.is_shared(item)
         return head
 

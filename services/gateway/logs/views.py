@@ -1,7 +1,7 @@
-"""Logs as clients see them: their metadata, with ends that only their owners know.
+"""Logs as clients see them: their metadata, and their ends, which only their owners know.
 
-A page asks each gateway once which of the page's logs it owns and where they end. Logs without an
-answer are asked about one by one, because their owner is gone or is changing.
+A listing asks each gateway once which of the listed logs it owns and where they end. Logs without
+an answer are asked about one by one, because their owner is gone or is changing.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class LogViews:
         prefix: str = "",
         shown: tuple[str, ...] | None = None,
     ) -> tuple[list[LogView], str | None]:
-        """A page of logs by name, and the next page's `after`. `shown`: see `Caller.listed`; None:
+        """A page of logs by name, and the next page's `after`. `shown` is `Caller.listed`; None:
         all.
         """
         list_page = partial(self._store.list, limit=limit, prefix=prefix, shown=shown)
@@ -100,7 +100,7 @@ class LogViews:
         return LogView(row, end, writer, states)
 
     def ends_here(self, heads: Iterable[LogHead]) -> dict[str, int]:
-        """The ends of the logs whose last ledger, as their heads name it, this process writes."""
+        """Ends of the logs whose last ledger, according to the head, this process writes."""
         ends = {}
         for head in heads:
             owner = self._ownership.owner(head.name)

@@ -54,7 +54,7 @@ class StreamConfig:
 
     @property
     def is_json(self) -> bool:
-        """Whether the stream is JSON: one record for each message."""
+        """Whether the stream is JSON, with one record per message."""
         return self.media == JSON
 
     @property

@@ -170,7 +170,9 @@ class StreamForks:
     async def create(
         self, name: str, plan: ForkPlan, settings: LogSettings
     ) -> tuple[LogMetadata, bool]:
-        """Create the fork's log. Returns the metadata of its name's log, and whether it is new."""
+        """Create the fork's log. Returns the metadata of the log of this name, and whether this
+        call created it.
+        """
         try:
             wanted = self._logs.draft(name, settings, idle_s=plan.config.ttl_s)
             return await self._logs.fork(wanted, plan.source, plan.at)
@@ -180,7 +182,9 @@ class StreamForks:
     async def _begin(
         self, source: Found, offset: int, sub_offset: int
     ) -> tuple[int, tuple[Record, ...]]:
-        """Where the fork's own records begin, and the first one if it is a part of a source's."""
+        """The offset where the fork's own records begin. If it is within a record of the source,
+        also returns the first part of that record.
+        """
         left = sub_offset
         if not left:
             return offset, ()

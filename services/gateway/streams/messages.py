@@ -16,7 +16,7 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*+")
 
 
 def records_of(data: bytes, *, is_json: bool) -> tuple[Record, ...]:
-    """The records of a body: its messages, or chunks of its bytes. An empty body has none."""
+    """The records of a body: its messages, or chunks of its bytes. Empty bodies have none."""
     if is_json and data:
         values: Sequence[bytes] = _messages(data)
     else:

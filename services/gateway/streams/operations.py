@@ -70,7 +70,7 @@ T = TypeVar("T")
 
 PATH: Final = "/v1/stream/{path}"
 _OFFSET_DIGITS: Final = 19
-"""Digits of the greatest offset. With leading zeros, offsets sort as text."""
+"""Number of digits of the largest offset. With leading zeros, offsets sort as text."""
 _NUMBER_MAX: Final = 2**53 - 1
 """JavaScript's greatest safe integer (section 5.2.1)."""
 _PRODUCER_BYTES_MAX: Final = 255
@@ -96,7 +96,7 @@ def _offset(text: str, pointer: str) -> Position:
 
 
 def _fork_offset(text: str, pointer: str) -> Place | Literal[0]:
-    """Parse a fork's offset. Clients may send 0 in the form of the protocol's own server."""
+    """Parse a fork's offset. Clients may write 0 as the protocol's reference server does."""
     if _FIRST_OFFSET.fullmatch(text):
         return 0
     found = _offset(text, pointer)

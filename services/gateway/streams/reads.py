@@ -39,8 +39,8 @@ Page = tuple[LogBatches, bytes]
 
 
 class KeptPages:
-    """A cache of bodies of catch-up reads, by their first offset. Drops the least recently used
-    first.
+    """A cache of bodies of catch-up reads, keyed by their first offset. The least recently used one
+    is dropped first.
 
     A page of 1 MiB in records of 64 KiB costs a gateway and its bookies 2.2 ms, and a cached page a
     quarter of that (docs/performance.md).
@@ -176,8 +176,8 @@ class StreamReads:
     async def by_recent(
         self, request: web.Request, given: Given, found: Found
     ) -> web.Response | None:
-        """The response to a catch-up read by recently read metadata, or None unless the page is
-        full. A full page never changes, and may be as old as caches may keep it (ADR 45).
+        """The response to a catch-up read with recent metadata. None if the page is not full: a
+        full page never changes, and may be as old as caches may keep it (ADR 45).
         """
         at = found.start(given[op.OFFSET])
         kept = self._kept.find(found.row, at)
@@ -243,7 +243,7 @@ class StreamReads:
         return given + max(1, random.randint(1, _JITTER_S) // _CURSOR_S)  # noqa: S311
 
     async def _place(self, found: Found, page: LogBatches) -> dict[str, str]:
-        """Headers: the page's next offset, and whether it is the tail and the stream is closed."""
+        """Headers with the page's next offset, and marks for the tail and the stream's end."""
         row = found.row
         headers = {"Stream-Next-Offset": op.offset_text(page.next, row.created_at)}
         is_closed = page.closed
@@ -275,8 +275,8 @@ class StreamReads:
     async def _events(
         self, request: web.Request, given: Given, found: Found, at: _Start
     ) -> web.StreamResponse:
-        """Send events for a minute or until the stream closes. All followers share the tail's
-        reads.
+        """Send events for a minute or until the stream closes. All followers share reads of the
+        tail.
         """
         row = found.row
         stream = PageStream(LogPages(self._logs, row.name, row.created_at), self._room, at)
@@ -309,7 +309,7 @@ class StreamReads:
         told: dict[str, str],
     ) -> bool:
         """Send a page's data and the next offset. Returns whether the stream is closed there.
-        `told` has the control data that was sent last, which is not sent twice.
+        `told` has the control data that was sent last, so that it isn't repeated.
         """
         page = shared.page
         data = b""

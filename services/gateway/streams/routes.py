@@ -54,8 +54,8 @@ class _Sent:
         return "records" if self.records else "closed" if self.closes else ""
 
     def call(self, row: LogMetadata) -> Append:
-        """The append to this log, and to no later log of its name, because the request was checked
-        against this metadata (rule 27b). A producer's retry is a duplicate, whatever its body
+        """The append request, for this log and no later log of its name: it was checked against
+        this log's metadata (rule 27b). A producer's retry is a duplicate, whatever its body
         (section 5.2.1).
         """
         return Append.of(
@@ -126,7 +126,7 @@ class StreamRoutes:
         """The response to a creation, once the stream exists. Raises: StreamConflict."""
         name = row.name
         if not is_new:
-            row = await self._logs.rows.row(name)  # it may have changed since
+            row = await self._logs.rows.row(name)  # the log may have changed since
             await self._logs.keep_fork(row)
         end, is_closed = await self._logs.reader.tail(name, created_at=row.created_at)
         found = config_of(row)
@@ -149,9 +149,9 @@ class StreamRoutes:
         """The metadata of the stream's log, and whether this request creates the stream.
 
         A creation with a body or a close completes with its first batch; before that, the stream
-        does not exist. Concurrent and later creations with the same settings take part in it, and
-        the log's owner accepts one of their batches. So nothing is removed that a client may
-        already see.
+        does not exist. Concurrent and later creations with the same settings join an unfinished
+        creation, and the log's owner accepts one of their batches. So nothing is removed that a
+        client may already see.
         """
         settings = wanted.settings(sent.begins)
         try:
