@@ -68,10 +68,10 @@ class Accesses:
         start: Callable[[Coroutine[Any, Any, bool]], asyncio.Task[bool]],
         awake_s: Callable[[], float],
     ) -> None:
-        """`read` returns a log's metadata. `appoint` makes this process the keeper of a log in
-        place of the keeper with a given term. `remove` deletes an expired log unless it has another
-        term by then, and returns whether the log is gone. `start` runs work that outlives the
-        request that began it.
+        """`read` returns a log's metadata. `appoint` makes this process a log's keeper if the
+        current keeper still has the given term. `remove` deletes an expired log under the same
+        condition, and returns whether the log is gone. `start` runs work that outlives the request
+        that began it.
         """
         self._me, self._ask, self._is_alive = me, ask, is_alive
         self._read, self._appoint, self._remove = read, appoint, remove
@@ -135,7 +135,7 @@ class Accesses:
         return Verdict.GONE if await asyncio.shield(removal) else Verdict.MOVED
 
     async def _end(self, name: str, term: str) -> bool:
-        """Delete an expired log. Until the deletion is settled, checks report it as expired."""
+        """Delete an expired log. Until the deletion is settled, each check reports it as expired."""
         is_gone = await self._remove(name, term)
         if is_gone:
             self._kept.deleted(term)

@@ -89,7 +89,7 @@ class Consumers:
         self._loop = asyncio.get_running_loop()
 
     async def look(self, name: str, consumer: str) -> ConsumerView:
-        """One consumer. Raises: NoSuchLog, NoSuchConsumer."""
+        """One consumer with its lag. Raises: NoSuchLog, NoSuchConsumer."""
         row = await self._reader.rows.row(name)
         position = await self.positions.ask(Look(name, consumer))
         return await self._view(position, row, await self._end(row))

@@ -181,7 +181,7 @@ class LogHandle:
             self._driver.post(messages.Abandoned(future))
 
     def hear(self, event: messages.Event) -> None:
-        """Notify the machine of new metadata or of the time."""
+        """Pass the machine an event: new metadata, or that time has passed."""
         self._driver.post(event)
 
     def stop(self) -> None:

@@ -259,7 +259,7 @@ class LogManager:
     ) -> None:
         """Delete the log and those of its ledgers that no fork names. Deletes only the log created
         at `created_at` (default: the current log of the name) and no later one (rule 27b). With
-        `term`, deletes it only while its expiry keeper has that term.
+        `term`, deletes the log only while its expiry keeper has that term.
 
         Raises: NoSuchLog, LogProtected, RecoveryBlocked.
         """
@@ -300,8 +300,8 @@ class LogManager:
     ) -> LogView:
         """Release whole ledgers that end below the offset that `begin` returns for the current
         metadata. If nothing is released, `tells_again` informs the members of ledgers that were
-        released earlier (rule 18e, clause 7). The attempt that released them may have ended before
-        it did so.
+        released earlier (rule 18e, clause 7): the attempt that released a ledger may have ended
+        before it informed members.
         """
         dropped: Sequence[LedgerMetadata] = ()
 
@@ -312,7 +312,7 @@ class LogManager:
             return changed
 
         row, new = await self._change(name, truncated, once)
-        # A late copy also comes here, because it doesn't know what the first copy released.
+        # This also runs for a late copy, which doesn't know what the first copy released.
         if tells_again and not dropped:
             dropped = await self.orphans.of_log(name)
         # The release of these ledgers is final, even if the sweep deletes them later (rule 18e).
@@ -427,7 +427,7 @@ class LogManager:
     async def open(
         self, name: str, owner: str, *, created_at: str | None = None
     ) -> tuple[int, int]:
-        """Open the log for one writer by a takeover. Returns the token and the next offset.
+        """Open the log for one writer by a takeover. Returns the writer token and the next offset.
 
         Raises: LogReplaced.
         """
@@ -521,7 +521,7 @@ class LogManager:
         return await self._answer(handle, future, is_repeatable=call.producer is not None)
 
     def submit(self, name: str, call: messages.Append) -> asyncio.Future[messages.RecordsAppended]:
-        """Begin an append of a small batch, which is not compressed in a thread."""
+        """Begin an append of a small batch, which is not compressed in a thread; else as `append`."""
         handle = self.ownership.handle(name)
         return self._limited(handle, handle.append(call))
 

@@ -149,7 +149,7 @@ async def find_time(
 ) -> int:
     """The offset of the first record appended at `ms` or later; the log's end if there is none.
 
-    The end is that of the ledgers as the search found them. Later appends come after it.
+    The end is that of the ledgers as the search found them, without later appends.
     """
     items = [item for item in row.items if item.first_offset is not None and not item.is_empty]
     low, high, found = 0, len(items), row.end_offset or row.first_offset

@@ -34,7 +34,7 @@ _READ_BYTES: Final = 4 << 20
 _READ_RECORDS: Final = 1000
 _PAUSE_S: Final = 0.05
 _ROLL_BYTES: Final = 16 << 20
-"""Bytes of a ledger of committed offsets. It is small because only whole ledgers are truncated."""
+"""Bytes of a ledger of committed offsets: few, because only whole ledgers are truncated."""
 _TOGETHER_MAX: Final = 1000
 """Requests forwarded to the owner in one message."""
 

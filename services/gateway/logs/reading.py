@@ -1,7 +1,7 @@
 """Reads of a log by offset: find the ledger and the entry, and detect the log's end.
 
 A read sees all records that were acknowledged before it began, because it reads the log's metadata
-first and the LAC afterwards. An acknowledged record is then in a ledger that the metadata names,
+first and the LAC afterwards. So each acknowledged record is in a ledger that the metadata names,
 and that ledger's writer reports the LAC. Each read asks for the LAC once, and reads the ledger by
 that answer (`LedgerView`).
 
@@ -375,7 +375,7 @@ class LogReader:
         return True
 
     async def _take(self, item: LogItem, entry_id: int, view: LedgerView, page: Page) -> int:
-        """Gather records by one read of bookies; returns the next id. Raises: the engine's errors."""
+        """Gather records by one read of bookies. Returns the next id. Raises: as the engine."""
         found = await self._reads.read(
             item.ledger_id,
             entry_id,
@@ -401,7 +401,10 @@ class LogReader:
         return found.next
 
     async def _is_lost(self, item: LogItem, error: errors.EntryLost, page: Page) -> bool:
-        """Whether the page's next record is lost; False if it comes after the lost entries."""
+        """Whether the page's next record is lost; False if it comes after the lost entries.
+
+        Raises: EntryLost if the page is empty, with the offset at which to continue.
+        """
         assert error.entry_id is not None
         hole = await read_head(self._engine, item.ledger_id, error.entry_id)
         following = (item.first_offset or 0) + hole.records_after

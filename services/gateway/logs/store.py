@@ -136,7 +136,7 @@ class LogRows:
         except Exception:
             self._rows.pop(name, None)
             raise
-        if changes == self._changes:  # else it may be outdated
+        if changes == self._changes:  # otherwise `row` may be outdated
             self._rows.pop(name, None)
             self._rows[name] = row, at_s
             if len(self._rows) > _ROWS_MAX:

@@ -72,7 +72,11 @@ class Transactions:
         custom: tuple[tuple[str, str], ...] = (),
         once: Once | None = None,
     ) -> LedgerMetadata:
-        """Create a ledger with the log's settings. Its only writer is this process."""
+        """Create a ledger with the log's settings. Its only writer is this process.
+
+        Raises: NoSuchTransaction, TransactionAborted, TransactionCommitted, NoSuchLog,
+        NotEnoughBookies.
+        """
         found = await self._client.get(whose.transaction)
         if not found.is_open:
             raise _ended(found.state)
@@ -104,7 +108,7 @@ class Transactions:
         try:
             done = await self._engine.appends.append_batch(ledger_id, data, expect=expect)
         except errors.QuorumLogError:
-            # If the transaction has ended, report that: its ledgers were fenced and deleted.
+            # If the transaction has ended, raise that error: its ledgers were fenced and deleted.
             await check
             raise
         finally:

@@ -24,8 +24,9 @@ RECORD_COST: Final = 64
 """Bytes charged for each record besides its own, so that a page of empty records ends."""
 
 _SHRINKS: Final = 4
-"""Expected compression ratio of batches before the first one was read. If it is too low, a page
-takes another read of bookies. If it is too high, the read returns more than fits into the page."""
+"""Expected compression ratio of batches before the first one was read. If the ratio is too low, a
+page takes another read of bookies. If it is too high, a read returns more than fits into the page.
+"""
 
 
 @dataclass(frozen=True, slots=True)

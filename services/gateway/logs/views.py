@@ -100,7 +100,7 @@ class LogViews:
         return LogView(row, end, writer, states)
 
     def ends_here(self, heads: Iterable[LogHead]) -> dict[str, int]:
-        """Ends of the logs whose last ledger, according to the head, this process writes."""
+        """The ends of those logs whose heads name a last ledger that this process writes."""
         ends = {}
         for head in heads:
             owner = self._ownership.owner(head.name)

@@ -16,7 +16,10 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*+")
 
 
 def records_of(data: bytes, *, is_json: bool) -> tuple[Record, ...]:
-    """The records of a body: its messages, or chunks of its bytes. Empty bodies have none."""
+    """The records of a body: its messages, or chunks of its bytes; none for an empty body.
+
+    Raises: BadRequest, TooLarge.
+    """
     if is_json and data:
         values: Sequence[bytes] = _messages(data)
     else:

@@ -45,8 +45,8 @@ class KeptPages:
     A page of 1 MiB in records of 64 KiB costs a gateway and its bookies 2.2 ms, and a cached page a
     quarter of that (docs/performance.md).
 
-    Invariant: each cached page is full. So neither its records nor its end ever change: records at
-    an offset of one creation of a log never do, and only a page with room grows. Callers pass log
+    Invariant: each cached page is full. So neither its records nor its end ever change: the records
+    of one creation of a log are immutable, and only a page with room grows. Callers pass log
     metadata read for the request or just before, so pages of logs that were deleted, created again
     or truncated earlier are not found.
     """

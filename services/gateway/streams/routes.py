@@ -258,8 +258,8 @@ class StreamRoutes:
         try:
             done = await self._logs.append(name, sent.call(found.row))
             if closes:
-                # The batch has ended the log, even if it has no records: the end is on bookies. The
-                # log's metadata must show the end before the client gets the response.
+                # The batch has ended the log, even if the batch has no records: bookies store the
+                # mark. The log's metadata must show the end before the client gets the response.
                 await self._logs.finish(name, found.row.created_at)
             end, is_duplicate = done.last_offset + 1, done.is_duplicate
             highest = done.highest_seq
