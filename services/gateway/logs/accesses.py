@@ -1,8 +1,8 @@
 """Idle expiry of logs: each log's expiry keeper tracks the log's last use (ADR 40).
 
-The keeper is a gateway, named in the log metadata that every request reads. It need not be the
-log's owner, because a closed or empty log has none. Only the keeper may declare its log expired,
-and only the keeper deletes an expired log.
+The keeper is a gateway, named in the log metadata that every request reads. The keeper need not be
+the log's owner, because a closed or empty log has none. Only the keeper may declare its log
+expired, and only the keeper deletes an expired log.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ Raises: WriterLost, TimeoutError."""
 
 @dataclass(slots=True)
 class _Use:
-    """A log in use. Its `during` blocks share one timer and one pending request to the keeper."""
+    """A log in use, with one timer and one pending keeper request for all its `during` blocks."""
 
     row: LogMetadata
     every_s: float
@@ -135,7 +135,7 @@ class Accesses:
         return Verdict.GONE if await asyncio.shield(removal) else Verdict.MOVED
 
     async def _end(self, name: str, term: str) -> bool:
-        """Delete an expired log. Until the deletion is settled, each check reports it as expired."""
+        """Delete an expired log. Every check reports the log as expired until it is deleted."""
         is_gone = await self._remove(name, term)
         if is_gone:
             self._kept.deleted(term)

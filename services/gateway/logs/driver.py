@@ -40,7 +40,7 @@ _SUBMIT_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """The machine raised an exception and is stopped. Its waiters must be answered without it."""
+    """The machine raised an exception and is stopped. The handle answers the machine's waiters."""
 
     error: errors.QuorumLogError
 
@@ -114,7 +114,7 @@ class LogDriver:
             self._is_stepping = False
 
     def _break(self) -> None:
-        """Let the machine answer what it still can. The handle answers the other requests."""
+        """Let the machine answer the requests that it still can. The handle answers the others."""
         self._is_broken = True
         self._inbox.clear()
         try:

@@ -170,7 +170,7 @@ class LogHandle:
         return future
 
     def _lose(self, error: QuorumLogError) -> None:
-        """Answer the requests that the machine will not answer. Their outcome is unknown."""
+        """Answer the requests that the machine will not answer, with the outcome `unknown`."""
         lost, self._pending = self._pending, {}
         for future in lost:
             resolve(future, error.with_outcome(UNKNOWN))

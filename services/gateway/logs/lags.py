@@ -1,10 +1,10 @@
 """Consumer lag for metrics. The owner of the log of committed offsets measures it with each sweep.
 A scrape returns the last measurement and sends no requests.
 
-A measurement appends nothing. It reads only log metadata that the sweep has read anyway, plus one
-log's if not all consumers are shown by name. Committed offsets come from this process's memory. The
-ends of logs come from their owners, with one request to each gateway per thousand logs. The append
-time of each consumer's next record is read from its entry once.
+A measurement appends nothing. A measurement reads only log metadata that the sweep has read anyway,
+plus one log's if not all consumers are shown by name. Committed offsets come from this process's
+memory. The ends of logs come from their owners, with one request to each gateway per thousand logs.
+The append time of each consumer's next record is read from its entry once.
 """
 
 import asyncio
@@ -116,7 +116,8 @@ class Lags:
         self._measured: Measured | None = None
         self._named: dict[Key, None] = {}
         self._stranded: frozenset[Key] = frozenset()
-        """Consumers whose log was deleted or replaced. They have no lag, and get no labels."""
+        """Consumers whose log was deleted or replaced, and who therefore have no lag and no labels.
+        """
         self._ends: dict[str, tuple[str, int]] = {}
         """Each log's creation time and last known end, used while its owner does not answer."""
         self._came_ms: dict[Key, tuple[str, int, int]] = {}
@@ -177,8 +178,8 @@ class Lags:
 
     async def _measure(self, seen: _Round) -> None:
         if seen.has_no_owner:
-            # This request gives the sealed log an owner. Without an owner no lag is measured, and
-            # lost workers would go unnoticed.
+            # Asking for a page gives the sealed log an owner. Without an owner no lag is measured,
+            # and lost workers would go unnoticed.
             with contextlib.suppress(QuorumLogError):
                 await self._positions.page(POSITIONS_LOG, after="", limit=1)
             return
@@ -217,7 +218,7 @@ class Lags:
         self._measured = Measured(lags, states, asyncio.get_running_loop().time())
 
     async def _learn_ends(self, seen: _Round) -> None:
-        """Learn the logs' ends. They are read after the metadata, so no end is older than it."""
+        """Learn the logs' ends. Ends are read after the metadata, and so are never older."""
         heads = [log.head for log in seen.logs.values() if log.head is not None]
         known = {
             name: (log.created, log.end) for name, log in seen.logs.items() if log.end is not None

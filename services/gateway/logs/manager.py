@@ -1,6 +1,6 @@
 """The logs of one gateway: their metadata and their records.
 
-Any gateway accepts any request. It forwards the request to the log's owner, or becomes the owner
+Any gateway accepts any request, and forwards it to the log's owner or becomes the owner
 (`ownership.py`).
 """
 
@@ -312,7 +312,7 @@ class LogManager:
             return changed
 
         row, new = await self._change(name, truncated, once)
-        # This also runs for a late copy, which doesn't know what the first copy released.
+        # Late copies inform members too: they don't know what the first copy released.
         if tells_again and not dropped:
             dropped = await self.orphans.of_log(name)
         # The release of these ledgers is final, even if the sweep deletes them later (rule 18e).
@@ -521,7 +521,7 @@ class LogManager:
         return await self._answer(handle, future, is_repeatable=call.producer is not None)
 
     def submit(self, name: str, call: messages.Append) -> asyncio.Future[messages.RecordsAppended]:
-        """Begin an append of a small batch, which is not compressed in a thread; else as `append`."""
+        """Begin an append as `append` does, without compressing its small batch in a thread."""
         handle = self.ownership.handle(name)
         return self._limited(handle, handle.append(call))
 
@@ -596,6 +596,6 @@ def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
 
 
 def _let_go(before: LogMetadata, after: LogMetadata) -> list[int]:
-    """The log's own ledgers that `after` no longer names. Shared ones are others' (rule 27a)."""
+    """The log's own ledgers that `after` no longer names, without shared ones (rule 27a)."""
     kept = {item.ledger_id for item in after.items}
     return [item.ledger_id for item in before.own if item.ledger_id not in kept]

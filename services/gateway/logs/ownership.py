@@ -43,7 +43,7 @@ class LogTimes:
     """Timeouts of log operations, and intervals and ages of the sweep, in seconds."""
 
     append_s: float = 30.0
-    """Timeout of an append, including takeovers. Afterwards the append's outcome is unknown."""
+    """Timeout of an append, including takeovers, after which the append's outcome is unknown."""
     settle_s: float = 20.0
     """Timeout for learning the end of a ledger whose handle has ended."""
     probe_every_s: float = 2.0

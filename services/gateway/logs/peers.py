@@ -33,7 +33,7 @@ class EndsBody(Body):
 
 
 class LogPeers:
-    """Sends requests for logs to other gateways. Its methods raise the owner's errors. A WriterLost
+    """Sends requests for logs to other gateways. All methods raise the owner's errors. A WriterLost
     with outcome `not-done` means that the receiver is not the owner.
     """
 
@@ -88,7 +88,7 @@ class LogPeers:
         return Verdict(told["verdict"])
 
     async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
-        """The ends of the logs among `heads` that a gateway owns; none if it does not answer."""
+        """The ends of the logs among `heads` that a gateway owns; none without its answer."""
         asked = [(head.name, head.last_ledger, head.writer_token) for head in heads]
         data = orjson.dumps({"logs": asked})
         try:

@@ -1,4 +1,4 @@
-"""Committed offsets of consumers, at one gateway. Their log's owner decides all requests (ADR 37).
+"""Committed offsets of consumers, at one gateway. The owner of their log decides requests (ADR 37).
 
 A request is sent to the owner as a `Consult`, like any other request to a log: it is decided here
 or forwarded. The offset store (`protocol/position_keeper.py`) is correct in any process, but only

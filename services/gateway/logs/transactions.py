@@ -72,7 +72,7 @@ class Transactions:
         custom: tuple[tuple[str, str], ...] = (),
         once: Once | None = None,
     ) -> LedgerMetadata:
-        """Create a ledger with the log's settings. Its only writer is this process.
+        """Create a ledger with the log's settings, which only this process writes.
 
         Raises: NoSuchTransaction, TransactionAborted, TransactionCommitted, NoSuchLog,
         NotEnoughBookies.

@@ -150,8 +150,8 @@ class Page:
         created_at: str | None = None,
     ) -> None:
         """`created_at` identifies the log to read (None: the current log of the name, rule 27b).
-        With `is_recent`, the page ends where fresh metadata is needed. It may use the open ledger
-        that `row` names, because records acknowledged there stay in the log.
+        With `is_recent`, the page ends where fresh metadata is needed. A page may still use the
+        open ledger that `row` names, because records acknowledged there stay in the log.
         """
         self.row, self.is_fresh, self.is_recent = row, is_fresh, is_recent
         self.created_at = created_at

@@ -49,7 +49,7 @@ class StreamConfig:
 
     @property
     def media(self) -> str:
-        """The content type without parameters. Appends must have the same one."""
+        """The content type without parameters, which must be that of each append."""
         return media_of(self.content_type)
 
     @property

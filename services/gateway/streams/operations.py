@@ -114,7 +114,7 @@ def _live(text: str, pointer: str) -> Live:
 
 
 def _cursor(text: str, _pointer: str) -> int | None:
-    """Parse a cursor. Invalid ones, perhaps changed by a cache, are ignored."""
+    """Parse a cursor. An invalid cursor, perhaps changed by a cache, is ignored."""
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
