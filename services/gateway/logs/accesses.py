@@ -124,7 +124,7 @@ class Accesses:
         return verdict
 
     async def here(self, name: str, expiry: Expiry, *, is_access: bool) -> Verdict:
-        """This process's verdict as the log's keeper. `expiry` is read after the request began."""
+        """This process's verdict as keeper. `expiry` was read after the request began."""
         if self._kept.lives(expiry.term, expiry.idle_s, self._awake_s(), is_access=is_access):
             return Verdict.LIVES
         removal = self._removals.get(expiry.term)

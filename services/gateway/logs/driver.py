@@ -114,7 +114,7 @@ class LogDriver:
             self._is_stepping = False
 
     def _break(self) -> None:
-        """Let the machine answer the requests that it still can. The handle answers the others."""
+        """Let the machine answer what it can. The handle answers the remaining requests."""
         self._is_broken = True
         self._inbox.clear()
         try:

@@ -69,8 +69,8 @@ class LogHandle:
     """This gateway's state of one log. Each request returns a future at once. A caller that stops
     waiting for a future calls `abandon`.
 
-    Invariant: `_pending` has each returned future until it is answered or abandoned, with the
-    number of bytes to append. A machine with a defect may lose requests.
+    Invariant: `_pending` maps each returned future to the number of bytes that it appends, until
+    the future is answered or abandoned. A machine with a defect may lose requests.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class LogHandle:
     ) -> asyncio.Future[Any]:
         """Ask the log's owner to publish a transaction (rule 28), to answer a Consult, or to roll
         if `call` is None (rule 23). An empty ledger is not rolled. `sizes` are those of the
-        transaction's ledgers. A transaction that has ended gets its first answer.
+        transaction's ledgers. If the transaction has ended, the first answer is returned again.
         """
         return self._ask(lambda future: messages.LogRequest(future, call, sizes, is_forwarded))
 
@@ -141,7 +141,7 @@ class LogHandle:
         )
 
     def heal(self, ledger_id: int) -> asyncio.Future[bool]:
-        """Seal the log if the writer of this ledger is gone. Returns False if it is alive."""
+        """Seal the log if the writer of this ledger is gone. Returns False if the writer is alive."""
         return self._ask(lambda future: messages.HealAsked(future, ledger_id))
 
     def delete(

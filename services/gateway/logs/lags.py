@@ -116,8 +116,7 @@ class Lags:
         self._measured: Measured | None = None
         self._named: dict[Key, None] = {}
         self._stranded: frozenset[Key] = frozenset()
-        """Consumers whose log was deleted or replaced, and who therefore have no lag and no labels.
-        """
+        """Consumers without lag and labels, because their log was deleted or replaced."""
         self._ends: dict[str, tuple[str, int]] = {}
         """Each log's creation time and last known end, used while its owner does not answer."""
         self._came_ms: dict[Key, tuple[str, int, int]] = {}

@@ -242,7 +242,7 @@ class LogManager:
         await self._change(name, appointed)
 
     async def _remove_expired(self, name: str, term: str) -> bool:
-        """Delete an expired log. Returns False if it has a keeper of another term, else True."""
+        """Delete an expired log. Returns False if the log has a keeper of another term, else True."""
         while True:
             try:
                 row = await self._store.get(name)

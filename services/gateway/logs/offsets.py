@@ -9,9 +9,9 @@ number of records before it. `OffsetIndex` keeps some known places of each ledge
 narrow later searches. If all batches have the same size, the first guess is right.
 
 `find_time` finds the first record that was appended at a time or later. Append times never decrease
-within a log (rule 26b), so it is a binary search: over the ledgers by their last entries, then over
-the entries of one ledger. The search reads at most log2(L) + 1 + log2(N) entries for L ledgers,
-where N is the number of entries of the ledger in which it ends.
+within a log (rule 26b), so `find_time` is a binary search: over the ledgers by their last entries,
+then over the entries of one ledger. The search reads at most log2(L) + 1 + log2(N) entries for L
+ledgers, where N is the number of entries of the ledger in which the search ends.
 """
 
 import asyncio
@@ -199,7 +199,7 @@ async def _last_of(
 async def _place(
     ledger_id: int, ms: int, end: tuple[int, BatchHead], read_head: ReadAnyHead
 ) -> int:
-    """Count a ledger's records appended before `ms`. The ledger's last entry `end` has none."""
+    """Count a ledger's records from before `ms`, none of which are in the last entry, `end`."""
     low, (high, found) = 0, end
     while low < high:
         middle = (low + high) // 2

@@ -146,7 +146,7 @@ class Ownership:
         return True
 
     async def writer_of(self, ledger_id: int) -> Writer | None:
-        """The process that writes a ledger, always the same one. Raises: NoSuchLedger."""
+        """The cached writer of a ledger, which never changes. Raises: NoSuchLedger."""
         writer = self._writers.get(ledger_id)
         if writer is None:
             writer = (await self._engine.get(ledger_id)).writer

@@ -162,7 +162,7 @@ class Transactions:
     async def _commit_nothing(
         self, transaction_id: str, ledgers: tuple[Sealed, ...]
     ) -> Transaction:
-        """End a transaction without publishing ledgers. An ended one returns its first answer."""
+        """End a transaction without publishing ledgers, or get the first answer if it has ended."""
         done = await self._store.commit(transaction_id, ledgers, None)
         assert not isinstance(done, RowChanged), "no row was to be changed"
         return done.transaction

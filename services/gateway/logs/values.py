@@ -176,7 +176,8 @@ class Page:
         self.view: LedgerView | None = None
         """The ledger that was read last, with its acknowledged end at that time."""
         self.news: LedgerView | None = None
-        """A newer view of that ledger, from a wait for records. The ledger's next read uses it."""
+        """A newer view of the ledger that was read last, from a wait for records. The next read
+        uses this view."""
 
     @property
     def is_full(self) -> bool:

@@ -2,8 +2,8 @@
 
 A fork is a log that names ranges of its source's closed ledgers (rule 27a), so the source's offsets
 are valid in the fork up to where it begins. A log counts records, which are JSON messages or chunks
-of bytes. `Stream-Fork-Sub-Offset` ends at a record of a JSON stream. In other streams it may end
-within a record, whose first bytes then become the fork's first own record.
+of bytes. `Stream-Fork-Sub-Offset` ends at a record of a JSON stream. In other streams the
+sub-offset may end within a record, whose first bytes then become the fork's first own record.
 """
 
 from collections.abc import Awaitable, Callable
@@ -182,8 +182,8 @@ class StreamForks:
     async def _begin(
         self, source: Found, offset: int, sub_offset: int
     ) -> tuple[int, tuple[Record, ...]]:
-        """The offset where the fork's own records begin. If it is within a record of the source,
-        also returns the first part of that record.
+        """The offset where the fork's own records begin. If the fork begins within a record of the
+        source, also returns the first part of that record.
         """
         left = sub_offset
         if not left:

@@ -176,8 +176,8 @@ class StreamReads:
     async def by_recent(
         self, request: web.Request, given: Given, found: Found
     ) -> web.Response | None:
-        """The response to a catch-up read with recent metadata. None if the page is not full: a
-        full page never changes, and may be as old as caches may keep it (ADR 45).
+        """The response to a catch-up read with recent metadata, or None if the page is not full. A
+        full page never changes, so it may be as old as caches may keep it (ADR 45).
         """
         at = found.start(given[op.OFFSET])
         kept = self._kept.find(found.row, at)
