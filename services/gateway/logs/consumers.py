@@ -1,4 +1,4 @@
-"""Consumers of a log for clients: committed offsets, leases and lag."""
+"""Serves clients' requests for consumers of logs: committed offsets, leases and lag."""
 
 import asyncio
 import contextlib
@@ -381,7 +381,7 @@ class Consumers:
         return (await read_head(self._engine, item.ledger_id, entry_id, view)).append_time_ms
 
     async def _beyond(self, row: LogMetadata, at: int) -> tuple[int | None, int | None]:
-        """The bytes of the entries from `at` on, and the age in ms of the first of these entries."""
+        """Bytes of the entries from `at` on, and the age in ms of the first of these entries."""
         found = await self._entry(row, at)
         if found is None:
             return None, None

@@ -161,7 +161,7 @@ class LogDriver:
     def _send(
         self, ledger_id: int, first: int, payloads: Sequence[bytes]
     ) -> errors.QuorumLogError | None:
-        """Begin an append. Returns the error if it can't begin."""
+        """Begin an append. Returns the error if the append can't begin."""
         try:
             handle = self._ports.engine.handles.get(ledger_id)
             submitted = handle.append(payloads, first)

@@ -141,7 +141,7 @@ class LogHandle:
         )
 
     def heal(self, ledger_id: int) -> asyncio.Future[bool]:
-        """Seal the log if the writer of this ledger is gone. Returns False if the writer is alive."""
+        """Seal the log if this ledger's writer is gone. Returns False if the writer is alive."""
         return self._ask(lambda future: messages.HealAsked(future, ledger_id))
 
     def delete(

@@ -1,4 +1,4 @@
-"""Consumer lag for metrics. The owner of the log of committed offsets measures it with each sweep.
+"""Consumer lag for metrics. The owner of the log of committed offsets measures lag with each sweep.
 A scrape returns the last measurement and sends no requests.
 
 A measurement appends nothing. A measurement reads only log metadata that the sweep has read anyway,

@@ -242,7 +242,7 @@ class LogManager:
         await self._change(name, appointed)
 
     async def _remove_expired(self, name: str, term: str) -> bool:
-        """Delete an expired log. Returns False if the log has a keeper of another term, else True."""
+        """Delete an expired log. Returns False if a keeper of another term has taken over."""
         while True:
             try:
                 row = await self._store.get(name)
@@ -263,7 +263,7 @@ class LogManager:
 
         Raises: NoSuchLog, LogProtected, RecoveryBlocked.
         """
-        # Check the protection before the writer is fenced. The metadata service checks it again.
+        # Check the protection before the writer is fenced, and not only in the metadata service.
         found = await self._store.get(name)
         check_unprotected(found)
         try:

@@ -100,8 +100,9 @@ class PositionService:
         monotonic_s: Callable[[], float] | None = None,
     ) -> None:
         """`start` runs a task until the gateway stops. `bookies` counts the bookies. `monotonic_s`
-        is the time awake. `database_ms` is the database's time, or None if it is unknown or must
-        not decide deletions. Consumers are deleted after `expiry_s` without use; 0: never.
+        returns the time for which the process was awake. `database_ms` returns the database's time,
+        or None if that time is unknown or must not decide deletions. Consumers are deleted after
+        `expiry_s` without use; 0: never.
         """
         self._database_ms, self._expiry_ms = database_ms, int(expiry_s * 1000)
         self._logs, self._read_log, self._bookies = logs, read, bookies

@@ -31,7 +31,7 @@ hundred or more. Another gateway's deletion or truncation may stay invisible for
 by judgement, ADR 45 and 48)."""
 
 ORPHANS_PER_ROUND_MAX: Final = 100
-"""Orphans deleted per round, chosen by judgement. Each deletion may take until a timeout."""
+"""Orphans deleted per round, chosen by judgement. A deletion may take as long as a timeout."""
 _PAGE: Final = 1000
 """Orphans read per round: enough that two gateways seldom delete the same ones."""
 

@@ -54,7 +54,7 @@ class Sweep:
         await asyncio.sleep(longest_s * random.uniform(0.5, 1.0))  # noqa: S311
 
     async def _round(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Run one round. Returns its result, or None if it failed; the next round retries it."""
+        """Run one round. Returns its result, or None if the round failed and is retried later."""
         try:
             return await work
         except QuorumLogError as error:

@@ -153,7 +153,7 @@ class Transactions:
 
     async def _copy_places(self, done: Transaction) -> None:
         """Send members copies of the published ledgers' places in the log (rule 18f). A retry sends
-        them again, because the first gateway may have ended before it did.
+        the copies again, because the first gateway may have ended before it sent them.
         """
         if done.ledgers:
             work = self._engine.copy_rows([ledger.ledger_id for ledger in done.ledgers])

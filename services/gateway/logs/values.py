@@ -25,8 +25,7 @@ RECORD_COST: Final = 64
 
 _SHRINKS: Final = 4
 """Expected compression ratio of batches before the first one was read. If the ratio is too low, a
-page takes another read of bookies. If it is too high, a read returns more than fits into the page.
-"""
+page takes another read of bookies. If the ratio is too high, a read returns too much."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class _Sent:
 
     @property
     def begins(self) -> str:
-        """What a creation puts into the stream; empty if it creates an empty open stream."""
+        """What a creation puts into the stream; empty for a stream created empty and open."""
         return "records" if self.records else "closed" if self.closes else ""
 
     def call(self, row: LogMetadata) -> Append:
@@ -169,7 +169,7 @@ class StreamRoutes:
             return row, await self._fill(row, sent)
 
     async def _fill(self, row: LogMetadata, sent: _Sent) -> bool:
-        """Write a new stream's first batch. Returns False if another request has written it."""
+        """Write a new stream's first batch. Returns False if another request has written one."""
         try:
             if sent.records:
                 await self._logs.append(row.name, sent.call(row))
