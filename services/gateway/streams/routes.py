@@ -134,7 +134,8 @@ class StreamRoutes:
             raise errors.StreamConflict("the stream exists with other settings", log=name)
         if not is_new and await self._is_unfinished(row):
             raise errors.StreamConflict(
-                "another creation of the stream is unfinished: retry later", log=name
+                "another creation of the stream is unfinished: retry, or delete the stream",
+                log=name,
             )
         assert found is not None
         place = _place(row, end, is_closed)
