@@ -1,7 +1,8 @@
-"""Accesses to logs that expire without use: counted by each log's keeper, whichever gateway serves them (ADR 40).
+"""Idle expiry of logs: each log's expiry keeper tracks the log's last use (ADR 40).
 
-The keeper of a log is named in the log's row, which every request reads. It need not be the log's owner: a log that is
-closed or empty has none. Only the keeper says that a log has expired, and only it deletes such a log.
+The keeper is a gateway, named in the log metadata that every request reads. The keeper need not be
+the log's owner, because a closed or empty log has none. Only the keeper may declare its log
+expired, and only the keeper deletes an expired log.
 """
 
 import asyncio
@@ -18,26 +19,27 @@ from quorumlog.protocol.log import Expiry, LogMetadata
 from quorumlog.protocol.metadata import Writer
 
 _TRIES_MAX: Final = 5
-"""Keepers in turn, each of which is gone or was replaced: more is no race."""
+"""Attempts per check to reach the log's current keeper. A race does not need so many."""
 
 
 class Verdict(StrEnum):
-    """What a log's keeper says of the log."""
+    """An expiry keeper's answer to whether its log has expired."""
 
     LIVES = "lives"
     GONE = "gone"
-    """It has expired, and is deleted."""
+    """The log has expired and was deleted."""
     MOVED = "moved"
-    """It has another keeper."""
+    """The log has another expiry keeper."""
 
 
 Ask = Callable[[Writer, str, Expiry, bool], Awaitable[Verdict]]
-"""Ask a keeper elsewhere: keeper, log, expiry, whether this is an access. Raises: WriterLost, TimeoutError."""
+"""Asks an expiry keeper in another process: (keeper, log, expiry, whether to count an access).
+Raises: WriterLost, TimeoutError."""
 
 
 @dataclass(slots=True)
 class _Use:
-    """A log in use: all blocks of this process that use it share one timer, and one question at a time."""
+    """A log in use, with one timer and one pending keeper request for all its `during` blocks."""
 
     row: LogMetadata
     every_s: float
@@ -46,13 +48,13 @@ class _Use:
     question: asyncio.Task[bool] | None = None
 
     def learn(self, row: LogMetadata) -> None:
-        """The row was read: it may name another keeper."""
+        """Keep this metadata if it is newer: it may name another keeper."""
         if row.version > self.row.version:
             self.row = row
 
 
 class Accesses:
-    """The accesses that this gateway serves, and the logs whose keeper it is."""
+    """Reports accesses to the logs' expiry keepers, and is the keeper of some logs itself."""
 
     def __init__(
         self,
@@ -66,9 +68,10 @@ class Accesses:
         start: Callable[[Coroutine[Any, Any, bool]], asyncio.Task[bool]],
         awake_s: Callable[[], float],
     ) -> None:
-        """`read` reads a row; `appoint` makes this process the keeper of a log in place of the one of a term; `remove`
-        deletes a log that has expired unless the term is another one by then, and says whether the log is gone. `start`
-        runs work that continues after the request that began it has ended.
+        """`read` returns a log's metadata. `appoint` makes this process a log's keeper if the
+        current keeper still has the given term. `remove` deletes an expired log under the same
+        condition, and returns whether the log is gone. `start` runs work that outlives the request
+        that began it.
         """
         self._me, self._ask, self._is_alive = me, ask, is_alive
         self._read, self._appoint, self._remove = read, appoint, remove
@@ -77,17 +80,19 @@ class Accesses:
         self._kept, self._told = Kept(), Told()
         self._removals: dict[str, asyncio.Task[bool]] = {}
         self._uses: dict[tuple[str, str], _Use] = {}
-        """By the log's name and creation."""
+        """Keyed by the log's name and creation time."""
 
     async def lives(self, row: LogMetadata, *, is_access: bool) -> bool:
-        """Whether the log of a row that was just read has not expired; an access is counted. False: it is deleted.
+        """Check that a log has not expired, by metadata that was just read. Returns False once an
+        expired log is deleted.
 
-        Raises: EntryUnavailable while the keeper does not answer, and why a log that has expired can't be deleted.
+        Raises: EntryUnavailable while the keeper does not answer; the deletion's error if an
+        expired log can't be deleted.
         """
         return await self._living(row, is_access=is_access) is not None
 
     async def _living(self, row: LogMetadata, *, is_access: bool) -> LogMetadata | None:
-        """The row by which the log lives, which has another keeper by then perhaps; None: the log is deleted."""
+        """The log's metadata, read again if the keeper changed; None if the log is deleted."""
         made = row.created_at
         for _ in range(_TRIES_MAX):
             expiry = row.expiry
@@ -98,8 +103,8 @@ class Accesses:
                 return row if verdict is Verdict.LIVES else None
             row = await self._read(row.name)
             if row.created_at != made:
-                return None  # a namesake
-        raise _unanswered(row.name, "changes all the time")
+                return None  # another log of the same name
+        raise _unanswered(row.name, "changed at every try")
 
     async def _verdict(self, name: str, expiry: Expiry, *, is_access: bool) -> Verdict:
         if expiry.keeper.id == self._me.id:
@@ -119,7 +124,7 @@ class Accesses:
         return verdict
 
     async def here(self, name: str, expiry: Expiry, *, is_access: bool) -> Verdict:
-        """What this process says as the keeper of a log, by a row that was read after the request began."""
+        """This process's verdict as keeper. `expiry` was read after the request began."""
         if self._kept.lives(expiry.term, expiry.idle_s, self._awake_s(), is_access=is_access):
             return Verdict.LIVES
         removal = self._removals.get(expiry.term)
@@ -130,7 +135,7 @@ class Accesses:
         return Verdict.GONE if await asyncio.shield(removal) else Verdict.MOVED
 
     async def _end(self, name: str, term: str) -> bool:
-        """Delete a log that has expired. Until that is settled the log stays expired: nobody is told that it lives."""
+        """Delete an expired log. Every check reports the log as expired until it is deleted."""
         is_gone = await self._remove(name, term)
         if is_gone:
             self._kept.deleted(term)
@@ -139,14 +144,14 @@ class Accesses:
         return is_gone
 
     def begun(self, row: LogMetadata) -> None:
-        """This process is the keeper of the log of this row by a change of its own, the creation say: that is an access."""
+        """Count an access to a log whose expiry keeper this process has just become."""
         if row.expiry is not None:
             term, idle_s = row.expiry.term, row.expiry.idle_s
             self._kept.lives(term, idle_s, self._awake_s(), is_access=True)
 
     @contextlib.contextmanager
     def during(self, row: LogMetadata) -> Iterator[None]:
-        """A block in which the log of a row that was just read is in use: it counts accesses as long as it lasts."""
+        """Count accesses to a log while the block runs. `row` was just read."""
         expiry = row.expiry
         if expiry is None or not expiry.idle_s:
             yield
@@ -165,7 +170,7 @@ class Accesses:
             self._let_go(use)
 
     def _let_go(self, use: _Use) -> None:
-        """Forget a log that nobody uses any more, unless a question is under way: who uses it meanwhile shares that."""
+        """Forget an unused log, unless its request to the keeper is still pending."""
         if not use.blocks and use.question is None:
             del self._uses[use.row.name, use.row.created_at]
             if use.timer is not None:
@@ -175,12 +180,12 @@ class Accesses:
         use.timer = self._loop.call_later(delay_s, self._ask_again, use)
 
     def _ask_again(self, use: _Use) -> None:
-        """Count an access, and the next one a slack later, or once this one is settled: the keeper may be silent for long."""
+        """Count an access. The next one follows after `every_s`, or later if the keeper is slow."""
         began_s = self._loop.time()
 
         def settled(question: asyncio.Task[bool]) -> None:
             use.timer = use.question = None
-            # An error is no answer; a question that was cancelled ends with the process.
+            # Ask again after an error. The task is cancelled only when the process ends.
             is_over = question.cancelled() or (
                 question.exception() is None and not question.result()
             )
@@ -192,9 +197,9 @@ class Accesses:
         use.question.add_done_callback(settled)
 
     async def _count(self, use: _Use) -> bool:
-        """Count an access to a log in use; False: it is deleted. Raises: as `lives`."""
+        """Count an access to a log in use; False if the log is deleted. Raises: as `lives`."""
         try:
-            if use.row.deletion_protection:  # which may be lifted by now
+            if use.row.deletion_protection:  # the protection may be lifted by now
                 row = await self._read(use.row.name)
                 if row.created_at != use.row.created_at:
                     return False
@@ -210,8 +215,8 @@ class Accesses:
     # --- the sweep -------------------------------------------------------------------------------
 
     async def sweep(self, row: LogMetadata, is_alive: Callable[[Writer], Awaitable[bool]]) -> bool:
-        """Delete the log of a row if it has expired, or keep it in place of a process that does not live. Returns whether
-        the log is still there.
+        """Delete an expired log, or become its keeper if the current keeper is not alive. Returns
+        whether the log still exists.
         """
         expiry = row.expiry
         if expiry is None or row.deletion_protection:
@@ -223,14 +228,14 @@ class Accesses:
         return True
 
     def terms(self) -> frozenset[str]:
-        """Of the logs that this process remembers as their keeper."""
+        """The terms of the logs whose last use this process tracks as their keeper."""
         return self._kept.terms()
 
     def forget(self, terms: AbstractSet[str]) -> None:
-        """No row names these: their logs were deleted, or have other keepers."""
+        """Forget the terms that no log's metadata names any longer."""
         self._kept.forget(terms - self._removals.keys())
 
 
 def _unanswered(name: str, what: str) -> EntryUnavailable:
-    detail = f"the process that knows the last use of {name} {what}"
+    detail = f"the gateway that tracks the last use of {name} {what}"
     return EntryUnavailable(detail, log=name, outcome=NOT_DONE)

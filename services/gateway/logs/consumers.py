@@ -1,4 +1,4 @@
-"""Consumers of a log, as clients ask for them: positions, and how far they are behind the log's end."""
+"""Serves clients' requests for consumers of logs: committed offsets, leases and lag."""
 
 import asyncio
 import contextlib
@@ -34,30 +34,30 @@ from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.values import Start
 
 _ROW_S: Final = 2.0
-"""How old a log's row may be for a commit, which spares Postgres a read for each."""
+"""How old cached log metadata may be for a commit. The cache saves Postgres a read per commit."""
 _ROWS_MAX: Final = 10_000
 _SCANNED: Final = 2000
-"""Positions that the keeper is asked for at once, chosen by judgement: it looks through all that it has each time, so that
-small pages would cost a list that shows few of them much."""
+"""Consumers listed per request to the owner of their offsets, chosen by judgement. The owner scans
+all consumers for each request, so small pages would make sparse lists expensive."""
 _AT_ONCE: Final = 16
-"""Consumers of a page whose lag is looked up at once."""
+"""Consumers of a page whose lag is looked up concurrently."""
 
 StateOf = Literal["ok", "log-replaced", "offset-truncated"]
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What a consumer has not processed. None: it can't be read now."""
+    """What a consumer has not processed. A field is None if it can't be read now."""
 
     records: int
     bytes: int | None
     ms: int | None
-    """The age of the first record."""
+    """The age of the first unprocessed record."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerView:
-    """A consumer as clients see it; a position of another log of this name has no lag."""
+    """A consumer as clients see it. `lag` is None if its committed offset is of another log."""
 
     position: Position
     state: StateOf
@@ -72,7 +72,7 @@ class _Known:
 
 
 class Consumers:
-    """The consumers of all logs, in this gateway."""
+    """Serves requests for consumers of all logs at this gateway."""
 
     def __init__(
         self,
@@ -82,14 +82,14 @@ class Consumers:
         reader: LogReader,
         positions: PositionService,
     ) -> None:
-        """No row is kept yet."""
+        """Starts with an empty cache of log metadata."""
         self._engine, self._store, self._ownership = engine, store, ownership
         self._reader, self.positions = reader, positions
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._loop = asyncio.get_running_loop()
 
     async def look(self, name: str, consumer: str) -> ConsumerView:
-        """One consumer. Raises: NoSuchLog, NoSuchConsumer."""
+        """One consumer with its lag. Raises: NoSuchLog, NoSuchConsumer."""
         row = await self._reader.rows.row(name)
         position = await self.positions.ask(Look(name, consumer))
         return await self._view(position, row, await self._end(row))
@@ -97,7 +97,7 @@ class Consumers:
     async def page(
         self, name: str, *, after: str, limit: int, prefix: str = ""
     ) -> tuple[Sequence[ConsumerView], str | None]:
-        """Consumers of a log by name, those whose names begin with `prefix`, and the `after` of the next page.
+        """Consumers of a log whose names begin with `prefix`, and the `after` of the next page.
 
         Raises: NoSuchLog.
         """
@@ -121,8 +121,9 @@ class Consumers:
     async def page_of_all(
         self, log: str, *, prefix: str, after: str, limit: int, is_shown: Callable[[str], bool]
     ) -> tuple[Sequence[Position], str | None]:
-        """Positions by log and consumer: of one log, also of one that is no more, or of all (`log` is empty). Names of
-        consumers begin with `prefix`; of logs, `is_shown` says which. With the `after` of the next page.
+        """Consumers of one log, even a deleted one, or of all logs if `log` is empty, sorted by log
+        and name. `prefix` filters the names of consumers, `is_shown` the logs. Also returns the
+        next page's `after`.
         """
         found: list[Position] = []
         while len(found) <= limit:
@@ -148,10 +149,11 @@ class Consumers:
         stamp: Stamp | None = None,
         caller: str = "",
     ) -> Position:
-        """Move a position on. Raises: NoSuchLog, NoSuchConsumer, InvalidRequest beyond the log's end, and why the
-        keeper refuses.
+        """Advance a committed offset. Raises: NoSuchLog, NoSuchConsumer, InvalidRequest beyond the
+        log's end, and the owner's errors.
         """
-        # A commit without a token is decided once (rule 32), so an old row of the log must not make the keeper refuse it.
+        # A commit without a token is decided once (rule 32), so it must not be rejected because of
+        # cached metadata.
         row = await self._row_up_to(name, offset, is_fresh=token is None)
         asked = Commit(name, consumer, row.created_at, offset, token, version, is_new, caller)
         try:
@@ -165,8 +167,8 @@ class Consumers:
     def commit_at_hand(
         self, name: str, consumer: str, offset: int, token: int
     ) -> Callable[[], asyncio.Future[Position]] | None:
-        """A function that begins a commit with a token, with the result of `commit`. Returns None unless all that the commit
-        needs is in memory.
+        """Return a function that begins a commit with a token and returns a future of its result.
+        Returns None unless everything that the commit needs is in memory.
         """
         known = self._known.get(name)
         now_s = self._loop.time()
@@ -193,7 +195,7 @@ class Consumers:
     ) -> None:
         error = done.exception()
         if isinstance(error, errors.LogReplaced | errors.NoSuchLog):
-            # It is the log's row that may be old, or the log of positions: the usual way finds out.
+            # The cached metadata may be stale. The regular path checks that.
             again = self.commit(
                 asked.log,
                 asked.consumer,
@@ -218,7 +220,7 @@ class Consumers:
         caller: str = "",
         started: int = 0,
     ) -> Position:
-        """Take the lease, and begin at `start` where there is no position yet."""
+        """Acquire the lease. A consumer without a committed offset begins at `start`."""
         row = await self._reader.rows.row(name)
         offset = await self._offset(row, start)
         asked = Acquire(
@@ -235,7 +237,7 @@ class Consumers:
         return await self.positions.ask(asked, row, stamp)
 
     async def renew(self, name: str, consumer: str, token: int) -> Position:
-        """Hold the lease for another whole lease."""
+        """Extend the lease to its full length from now."""
         row = (await self._recent(name)).row
         asked = Renew(name, consumer, row.created_at, token)
         try:
@@ -249,7 +251,7 @@ class Consumers:
     async def release(
         self, name: str, consumer: str, token: int, stamp: Stamp | None = None
     ) -> None:
-        """Let the lease go."""
+        """Release the lease."""
         await self.positions.ask(Release(name, consumer, token), stamp=stamp)
 
     async def reset(
@@ -260,12 +262,12 @@ class Consumers:
         version: int | None,
         stamp: Stamp | None = None,
     ) -> ConsumerView:
-        """Put the position anywhere in the log as it is now."""
+        """Set the committed offset to `start`, forwards or backwards."""
         row = await self._reader.rows.row(name)
         offset = await self._offset(row, start)
         if offset < row.first_offset:
             raise _out_of(row, "/to", f"the log begins at {row.first_offset}")
-        # Read before the reset: an error after it would say that nothing was done.
+        # The end is read first: an error after the reset would claim that nothing was done.
         end = max(offset, await self._end(row))
         asked = Reset(name, consumer, row.created_at, offset, version)
         position = await self.positions.ask(asked, stamp=stamp)
@@ -274,29 +276,31 @@ class Consumers:
     async def delete(
         self, name: str, consumer: str, version: int | None, stamp: Stamp | None = None
     ) -> None:
-        """Forget the consumer, also of a log that is no more. Raises: LeaseHeld."""
+        """Delete the consumer, even if its log was deleted. Raises: LeaseHeld."""
         try:
             await self.positions.ask(Delete(name, consumer, version), stamp=stamp)
         except errors.NoSuchConsumer:
-            await self._reader.rows.row(name)  # NoSuchLog says more
+            await self._reader.rows.row(name)  # NoSuchLog is more specific
             raise
 
     # --- the log ---------------------------------------------------------------------------------
 
     async def _recent(self, name: str, *, is_fresh: bool = False) -> _Known:
-        """What is known of the log, not older than `_ROW_S`; with `is_fresh` read now, unless metadata is away."""
+        """The log's metadata and end, cached for `_ROW_S`. With `is_fresh` the metadata is read
+        again, unless the metadata service is unavailable.
+        """
         now_s = self._loop.time()
         known = self._known.get(name)
         if known is not None and now_s - known.read_s <= _ROW_S and not is_fresh:
             return known
         if known is not None:
-            known.read_s = now_s  # who asks meanwhile does not ask metadata too
+            known.read_s = now_s  # concurrent callers use the cached value
         try:
             row = await self._reader.rows.row(name)
         except errors.MetadataUnavailable:
             if known is None:
                 raise
-            return known  # appends go on without metadata, and so do commits
+            return known  # commits continue without metadata, as appends do
         end = known.end if known and known.row.created_at == row.created_at else 0
         known = self._known[name] = _Known(row, now_s, end)
         self._known.move_to_end(name)
@@ -305,15 +309,15 @@ class Consumers:
         return known
 
     async def _is_replaced(self, row: LogMetadata) -> bool:
-        """Whether the log was made again since a row was read: it is the row that is old, not the position."""
+        """Whether the log was created again since `row` was read, so that `row` is stale."""
         self._known.pop(row.name, None)
         return (await self._recent(row.name)).row.created_at != row.created_at
 
     async def _row_up_to(self, name: str, offset: int, *, is_fresh: bool = False) -> LogMetadata:
-        """The log's row, where the log reaches an offset. Raises: InvalidRequest beyond the end."""
+        """The log's metadata. Raises: InvalidRequest if `offset` is beyond the log's end."""
         known = await self._recent(name, is_fresh=is_fresh)
         if offset > known.end:
-            with contextlib.suppress(errors.LogReplaced):  # it is the row that is old
+            with contextlib.suppress(errors.LogReplaced):  # the cached metadata is stale
                 known.end = max(known.end, await self._end(known.row))
         if offset > known.end:
             known.row = await self._reader.rows.row(name)
@@ -357,12 +361,12 @@ class Consumers:
         return ConsumerView(position, state, replace(lag, bytes=size, ms=ms))
 
     async def appended_ms(self, row: LogMetadata, at: int) -> int | None:
-        """When the record at an offset came onto the log; None where no ledger of the row has it."""
+        """When the record at an offset was appended, or None if no ledger has the record."""
         found = await self._entry(row, at)
         return None if found is None else await self._came_ms(*found)
 
     async def _entry(self, row: LogMetadata, at: int) -> tuple[LogItem, LedgerView, int] | None:
-        """The ledger and the entry that hold an offset."""
+        """The ledger and the entry that contain an offset."""
         item = row.item_at(at)
         if item is None:
             return None
@@ -371,13 +375,13 @@ class Consumers:
         return None if entry_id is None else (item, view, entry_id)
 
     async def _came_ms(self, item: LogItem, view: LedgerView, entry_id: int) -> int:
-        """When an entry came onto the log: with its append, or with its ledger (rule 26b)."""
+        """When an entry was appended, or when its ledger was published (rule 26b)."""
         if item.published_ms:
             return item.published_ms
         return (await read_head(self._engine, item.ledger_id, entry_id, view)).append_time_ms
 
     async def _beyond(self, row: LogMetadata, at: int) -> tuple[int | None, int | None]:
-        """The bytes of the entries from an offset on, and the age of the first one."""
+        """Bytes of the entries from `at` on, and the age in ms of the first of these entries."""
         found = await self._entry(row, at)
         if found is None:
             return None, None
@@ -400,21 +404,21 @@ class Consumers:
         return (await read_sized_head(self._engine, view.row.ledger_id, last, view))[1]
 
     async def _seen(self, item: LogItem) -> LedgerView:
-        """A ledger as far as it is acknowledged."""
+        """The view of an item's ledger up to its acknowledged end."""
         if item.last_offset is None:
             return await self._engine.reads.last_add_confirmed(item.ledger_id)
         return await self._engine.reads.ended(item.ledger_id, is_fresh=False)
 
 
 def _before(prefix: str) -> str:
-    """A text that is above all names below a prefix, and below all names that begin with it: no name has a `~`, which is
-    above all characters of names.
+    """A string that sorts after all names below `prefix` and before all names that begin with it.
+    Names contain no `~`, which sorts after all their characters.
     """
     return prefix[:-1] + chr(ord(prefix[-1]) - 1) + "~" if prefix else ""
 
 
 async def _resolved(asked: Awaitable[Position], answer: asyncio.Future[Position]) -> None:
-    """Hand an answer on."""
+    """Resolve `answer` with the result of `asked`."""
     try:
         resolve(answer, await asked)
     except errors.QuorumLogError as error:

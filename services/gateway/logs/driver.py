@@ -1,8 +1,8 @@
 """Runs one machine of a log (`protocol/log`) on a gateway.
 
-The driver is the machine's serial executor, as `net/driver.py` is of a ledger's machine: events are
-stepped one at a time, in the order of their arrival, without a task. Each question takes a task of
-its own; appends to the ledger use callbacks.
+The driver steps its machine with one event at a time, in the order of arrival, without a task (as
+`net/driver.py` does for a ledger's machine). Each question runs in its own task. Appends to the
+ledger use callbacks.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ from services.gateway.logs.store import MetadataLogs
 log = logging.getLogger(__name__)
 
 _REPLAY_BYTES: Final = 4 << 20
-"""Bytes of one read of a replay."""
+"""Bytes per read while a takeover replays a ledger."""
 
 _ROLL_AGAIN_S: Final = 2.0
-"""Pause after an automatic roll failed."""
+"""Pause before an automatic roll that failed is retried."""
 
 _SUBMIT_BYTES: Final = 1 << 20
-"""Entries submitted together are acknowledged together: at most what the ledger's handle sends at once."""
+"""Bytes submitted and acknowledged as one group: what the ledger's handle sends at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """The machine had a defect and says nothing more: its waiters must be answered without it."""
+    """The machine raised an exception and is stopped. The handle answers the machine's waiters."""
 
     error: errors.QuorumLogError
 
@@ -53,46 +53,48 @@ LogOutcome = (
     | messages.LogGone
     | Broke
 )
-"""What a machine, or the driver of a broken machine, reports to the log's handle."""
+"""Reports of a machine, or of a broken machine's driver, to the log's handle."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogPorts:
-    """What the drivers of a gateway's logs perform effects with."""
+    """The dependencies with which the drivers of a gateway's logs perform effects."""
 
     engine: Engine
     store: MetadataLogs
     peers: LogPeers
     is_alive: Callable[[Writer], Awaitable[bool]]
-    """Asks twice, a jittered time apart."""
+    """Checks that a process is alive, by two requests a jittered time apart."""
     now: Callable[[], Now]
     index: OffsetIndex
     start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs a task until the gateway stops."""
     jitter_s: float
-    """The longest pause before a machine asks again."""
+    """The longest pause before a machine repeats a question."""
     probe_every_s: float
-    """A forwarded request that takes longer makes its sender ask whether the owner lives."""
+    """Interval at which the sender of a forwarded request checks whether the owner is alive."""
 
 
 class LogDriver:
-    """One machine of a log and its serial executor.
+    """One machine of a log and its serial executor. Invariants:
 
-    Invariants: `step` is never entered twice at a time; each question is answered once, or the
-    machine hears that the process stops; a machine that broke gets no more events. The machine hears of no durable
-    entry of a ledger before the log's row was read to name the ledger, with the entry on disk (rule 18f).
+    - `step` is never reentered.
+    - Each question gets one answer, or the machine gets `Stopped`.
+    - A machine that raised an exception gets no more events.
+    - The owner acknowledges a ledger's entries only after a read of the log's metadata, made with
+      the first entry on disk, names the ledger (rule 18f).
     """
 
     def __init__(
         self, machine: LogRoute, name: str, ports: LogPorts, report: Callable[[LogOutcome], None]
     ) -> None:
-        """`name` is the log's; `report` must not raise."""
+        """`name` is the log's name. `report` must not raise."""
         self._machine, self._name, self._ports, self._report = machine, name, ports, report
         self._inbox: deque[messages.Event] = deque()
         self._is_stepping = self._is_broken = False
 
     def post(self, event: messages.Event) -> None:
-        """Step the machine with an event: now, or after the events that it is stepped with now."""
+        """Step the machine with an event: now, or after the events that are already queued."""
         if self._is_broken:
             return
         inbox = self._inbox
@@ -105,14 +107,14 @@ class LogDriver:
                 for effect in self._machine.step(inbox.popleft(), self._ports.now()):
                     self._perform(effect)
         except Exception:
-            # A defect of ours: the machine's state is not reliable any more.
+            # A defect in the machine: its state is no longer reliable.
             log.exception("log-machine-broke", extra={"log": self._name})
             self._break()
         finally:
             self._is_stepping = False
 
     def _break(self) -> None:
-        """Let the machine answer what it still can; the handle answers the rest without it."""
+        """Let the machine answer what it can. The handle answers the remaining requests."""
         self._is_broken = True
         self._inbox.clear()
         try:
@@ -120,7 +122,7 @@ class LogDriver:
                 self._perform(effect)
         except Exception:
             log.exception("log-machine-broke", extra={"log": self._name})
-        self._report(Broke(errors.QuorumLogError("the log's machine broke", log=self._name)))
+        self._report(Broke(errors.QuorumLogError("the log's state machine failed", log=self._name)))
 
     def _perform(self, effect: messages.Effect) -> None:
         match effect:
@@ -159,7 +161,7 @@ class LogDriver:
     def _send(
         self, ledger_id: int, first: int, payloads: Sequence[bytes]
     ) -> errors.QuorumLogError | None:
-        """Begin an append, or return why it does not begin."""
+        """Begin an append. Returns the error if the append can't begin."""
         try:
             handle = self._ports.engine.handles.get(ledger_id)
             submitted = handle.append(payloads, first)
@@ -202,7 +204,7 @@ class LogDriver:
         self.post(messages.Answered(number, value))
 
     def _asked(self, task: asyncio.Task[None]) -> None:
-        """A question that is cancelled, perhaps before its task's first step, gets no answer."""
+        """Stop the machine if a question's task was cancelled, maybe before its first step."""
         if task.cancelled():
             self.post(messages.Stopped())
 
@@ -253,9 +255,9 @@ class LogDriver:
                 )
 
     async def _delete(self, row: LogMetadata) -> messages.RowChanged | None:
-        """Delete the log's row, and tell the members of its ledgers: those of ledgers that forks name hear of the log's
-        deletion alone (rule 18e). Where they can't be told, or the database is lost meanwhile, nobody knows whether the
-        deletion stays. What a fork shares is other logs' (rule 27a).
+        """Delete the log's metadata, and send members of its ledgers a copy of the deletion (rule
+        18e). For ledgers that forks name, the copy says only that the log is deleted (rule 27a). If
+        the members or the database can't confirm the deletion, the outcome is unknown.
         """
         engine, store = self._ports.engine, self._ports.store
         deleted = [item.ledger_id for item in row.own[-DELETED_WITH_LOG_MAX:]]
@@ -273,14 +275,14 @@ class LogDriver:
         return other
 
     def _place_last(self, row: LogMetadata) -> None:
-        """Tell the writer of a log's last ledger its first offset, before the machine appends to it."""
+        """Pass the last ledger's place in the log to its writer, before the machine appends."""
         last = row.last_item
         if last is not None and last.first_offset is not None:
             lineage = row.lineages({last.ledger_id})[last.ledger_id]
             self._ports.engine.handles.place_in_log(last.ledger_id, last.first_offset, lineage)
 
     async def _forward(self, asked: messages.Forward) -> Any:
-        """The owner's answer; OwnerLost once the owner does not live any more (rule 11)."""
+        """The owner's answer, or OwnerLost once the owner is not alive (rule 11)."""
         owner = asked.owner
         task = asyncio.create_task(self._ports.peers.forward(owner, asked.log, asked.call))
         try:
@@ -304,7 +306,9 @@ async def _read(engine: Engine, asked: messages.ReadBatches) -> messages.Batches
         return messages.BatchesRead((), error.members["next"], is_lost=True)
     if found.next <= asked.first:
         raise errors.EntryUnavailable(
-            "an entry of a closed ledger", ledger_id=asked.ledger_id, entry_id=asked.first
+            "an entry of a closed ledger can't be read now",
+            ledger_id=asked.ledger_id,
+            entry_id=asked.first,
         )
     entries = tuple(
         (entry_id, bytes(run.payload(index)))
@@ -315,7 +319,7 @@ async def _read(engine: Engine, asked: messages.ReadBatches) -> messages.Batches
 
 
 def _cut(payloads: Sequence[bytes], bytes_max: int) -> list[Sequence[bytes]]:
-    """The payloads in groups of a bounded size, in order; of 0 bytes: one by one."""
+    """Split payloads, in order, into groups of at most `bytes_max`; with 0, one by one."""
     if sum(map(len, payloads)) <= bytes_max:
         return [payloads]
     groups: list[Sequence[bytes]] = []
@@ -329,7 +333,7 @@ def _cut(payloads: Sequence[bytes], bytes_max: int) -> list[Sequence[bytes]]:
 
 
 def options_of(log: LogMetadata) -> LedgerOptions:
-    """The options with which a log's ledgers are created. They tell the log's settings to a rebuild (rule 18f)."""
+    """Options of a log's ledgers, from which a rebuild restores the settings (rule 18f)."""
     packs = log.settings.batch_compression != "none"
     return LedgerOptions(
         quorum=log.settings.quorum,

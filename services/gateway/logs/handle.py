@@ -1,4 +1,4 @@
-"""One log in this process: its machine (`protocol/log/route.py`) with its driver.
+"""One log in this process: its machine (`protocol/log/route.py`) and the machine's driver.
 
 Appends that arrive in one turn of the event loop reach the machine in one step.
 """
@@ -22,25 +22,25 @@ log = logging.getLogger(__name__)
 
 
 LOGS_COUNTED_MAX: Final = 100
-"""Logs that a gateway counts by name: the first ones that are appended to. Metrics must have a bounded number of labels,
-whatever names clients give (taste)."""
+"""Logs with metrics of their own: the first ones that get appends. The number of metric labels must
+be bounded, whatever names clients choose. The bound is chosen by judgement."""
 
 OTHER_LOGS: Final = "_other"
-"""What the logs beyond are counted as. No log has this name."""
+"""The metrics label of all other logs. No log has this name."""
 
 
 @dataclass(slots=True)
 class Appended:
-    """What was appended to a log, or to several."""
+    """Counts of records and bytes appended to one log or to several."""
 
     records: int = 0
     bytes: int = 0
-    """Of their batches, as they are stored."""
+    """Bytes of the stored batches."""
 
 
 @dataclass(slots=True)
 class LogCounts:
-    """What the logs of this process did since its start."""
+    """Counters of this process's logs since its start."""
 
     requests: int = 0
     records: int = 0
@@ -49,7 +49,7 @@ class LogCounts:
     by_log: dict[str, Appended] = field(default_factory=dict)
 
     def add(self, name: str, done: messages.RecordsAppended, size: int) -> None:
-        """An owner in this process acknowledged one append, of so many bytes."""
+        """Count one append of `size` bytes that an owner in this process acknowledged."""
         self.requests += 1
         if done.is_duplicate:
             self.duplicates += 1
@@ -66,11 +66,11 @@ class LogCounts:
 
 
 class LogHandle:
-    """What this gateway knows of one log and does for it. All requests return futures at once; a
-    caller that waits for one no more calls `abandon`.
+    """This gateway's state of one log. Each request returns a future at once. A caller that stops
+    waiting for a future calls `abandon`.
 
-    Invariant: every future that was returned is in `_pending`, with the bytes that it appends, until it is answered or abandoned: a
-    machine with a defect may lose sight of it.
+    Invariant: `_pending` maps each returned future to the number of bytes that it appends, until
+    the future is answered or abandoned. A machine with a defect may lose requests.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LogHandle:
         counts: LogCounts,
         on_gone: Callable[["LogHandle"], None],
     ) -> None:
-        """`on_gone` is called when there is no log of this name any more, or the machine broke."""
+        """`on_gone` is called when the log no longer exists or the machine raised an exception."""
         self.name = name
         self._machine = LogRoute(name, ports.engine.writer.id, settle_s=settle_s)
         self._driver = LogDriver(self._machine, name, ports, self._on_outcome)
@@ -95,12 +95,12 @@ class LogHandle:
 
     @property
     def owner(self) -> Owner | None:
-        """The owner in this process, unless it has ended."""
+        """The log's owner, if it is in this process and has not ended."""
         owner = self._machine.owner
         return None if owner is None or owner.is_ended else owner
 
     def append(self, call: messages.Append) -> asyncio.Future[messages.RecordsAppended]:
-        """Append records, in the order of the calls."""
+        """Append records. Requests are appended in the order of the calls."""
         future: asyncio.Future[messages.RecordsAppended] = self._promise(len(call.data))
         if not self._gathered:
             self._loop.call_soon(self._flush)
@@ -118,8 +118,9 @@ class LogHandle:
         *,
         is_forwarded: bool,
     ) -> asyncio.Future[Any]:
-        """Have the log's owner publish a transaction (rule 28) or answer a Consult, or None: roll (rule 23). An empty ledger
-        stays. `sizes` are those of the transaction's ledgers. A transaction that has ended is answered as it was then.
+        """Ask the log's owner to publish a transaction (rule 28), to answer a Consult, or to roll
+        if `call` is None (rule 23). An empty ledger is not rolled. `sizes` are those of the
+        transaction's ledgers. If the transaction has ended, the first answer is returned again.
         """
         return self._ask(lambda future: messages.LogRequest(future, call, sizes, is_forwarded))
 
@@ -131,27 +132,28 @@ class LogHandle:
         created_at: str | None = None,
         once: Once | None = None,
     ) -> asyncio.Future[LogMetadata]:
-        """Take the log over from its owner if the log was created at `created_at`. Continues even if the caller is cancelled.
-        `once`: the client's request that `finish` carries out.
+        """Take the log over from its owner if the log was created at `created_at`. The takeover
+        continues even if the caller is cancelled. `once` is the client's request that `finish`
+        performs.
         """
         return self._ask(
             lambda future: messages.ForceAsked(future, creates, finish, created_at, once)
         )
 
     def heal(self, ledger_id: int) -> asyncio.Future[bool]:
-        """Seal the log if the writer of this ledger of it does not live; False if it lives."""
+        """Seal the log if this ledger's writer is gone. Returns False if the writer is alive."""
         return self._ask(lambda future: messages.HealAsked(future, ledger_id))
 
     def delete(
         self, created_at: str | None = None, term: str | None = None
     ) -> asyncio.Future[LogMetadata]:
-        """Fence the log's writer and delete the log's row, if it was created then and has this keeper; the result is the
-        row as it was.
+        """Fence the log's writer and delete the log's metadata, if the log has this creation time
+        and this expiry keeper's term. Returns the metadata as it was.
         """
         return self._ask(partial(messages.DeletionAsked, created_at=created_at, term=term))
 
     def drain(self) -> asyncio.Future[None]:
-        """Stop owning the log, and seal it, so that another gateway can own it at once."""
+        """Give up ownership of the log and seal it, so that another gateway can own it at once."""
         return self._ask(messages.DrainAsked)
 
     def _ask(self, event: Callable[[asyncio.Future[Any]], messages.Event]) -> asyncio.Future[Any]:
@@ -168,22 +170,22 @@ class LogHandle:
         return future
 
     def _lose(self, error: QuorumLogError) -> None:
-        """Answer what the machine will not answer: nobody can say what was done."""
+        """Answer the requests that the machine will not answer, with the outcome `unknown`."""
         lost, self._pending = self._pending, {}
         for future in lost:
             resolve(future, error.with_outcome(UNKNOWN))
 
     def abandon(self, future: asyncio.Future[Any]) -> None:
-        """The client of a request is gone."""
+        """Drop a request whose client has stopped waiting."""
         if self._pending.pop(future, None) is not None:
             self._driver.post(messages.Abandoned(future))
 
     def hear(self, event: messages.Event) -> None:
-        """Give the machine news of the row or of the time."""
+        """Pass the machine an event: new metadata, or that time has passed."""
         self._driver.post(event)
 
     def stop(self) -> None:
-        """The process ends."""
+        """Stop the machine because the process ends."""
         self._flush()
         self._driver.post(messages.Stopped())
         self._lose(ending(self.name))
@@ -210,19 +212,19 @@ class LogHandle:
             case messages.TakeoverDone(QuorumLogError() as error) if not error.retryable:
                 log.warning("takeover-failed", extra={"log": self.name, "error": repr(error)})
             case messages.TakeoverDone():
-                pass  # another gateway won, or the takeover is tried again
+                pass  # another gateway won, or the takeover will be retried
             case messages.LogGone():
-                self._counts.by_log.pop(self.name, None)  # another log may be counted by its name
+                self._counts.by_log.pop(self.name, None)  # a new log may get the name
                 self._on_gone(self)
 
 
 def resolve(future: asyncio.Future[Any], answer: object) -> None:
-    """Answer, unless the client went away."""
+    """Resolve the future, unless it is already done."""
     if future.done():
         return
     if isinstance(answer, QuorumLogError):
-        # Each waiter gets an error of its own: raising one adds to its traceback.
+        # Each waiter gets its own error, because raising an error adds to its traceback.
         future.set_exception(answer.replace())
-        future.exception()  # perhaps nobody waits: asyncio must not log it as never retrieved
+        future.exception()  # without a waiter, asyncio would log it as never retrieved
     else:
         future.set_result(answer)

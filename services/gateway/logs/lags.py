@@ -1,10 +1,10 @@
-"""How far consumers are behind, for metrics. The owner of the positions' log measures it with each sweep; a scrape reads
-what was measured last, and asks nobody.
+"""Consumer lag for metrics. The owner of the log of committed offsets measures lag with each sweep.
+A scrape returns the last measurement and sends no requests.
 
-A measurement appends nothing, and reads no row that the sweep has not read anyway (but one, where there are more consumers
-than are shown by name). Positions are in the keeper's memory; the ends of logs come from their owners, by one request to
-each gateway for a thousand logs; the time at which a record came is read from its entry, once for each record that a
-consumer stands at.
+A measurement appends nothing. A measurement reads only log metadata that the sweep has read anyway,
+plus one log's if not all consumers are shown by name. Committed offsets come from this process's
+memory. The ends of logs come from their owners, with one request to each gateway per thousand logs.
+The append time of each consumer's next record is read from its entry once.
 """
 
 import asyncio
@@ -26,23 +26,24 @@ from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.views import LogViews, head_to_ask
 
 CONSUMERS_SHOWN_MAX: Final = 100
-"""Consumers whose lag has labels of their own: the first ones that this gateway knows of. Metrics must have a bounded
-number of labels, whatever names clients give (taste)."""
+"""Consumers whose lag has its own metric labels: the first ones that this gateway knows. The number
+of labels must be bounded, whatever names clients choose. The bound is chosen by judgement."""
 
 OTHER_CONSUMERS: Final = "_other"
-"""Log and consumer of the one that is most records behind among those beyond. No log has this name."""
+"""Labels of the consumer furthest behind among those without labels of their own. No log has this
+name."""
 
 _HEADS: Final = 1000
-"""Logs of one request for ends."""
+"""Logs per request for the ends of logs."""
 _AT_ONCE: Final = 16
-"""Entries that are read at once."""
+"""Entries that are read concurrently."""
 
 State = StateOf | Literal["no-such-log"]
 
 
 @dataclass(frozen=True, slots=True)
 class ShownLag:
-    """What one consumer has not processed; `seconds`: the age of the first record, None where it can't be read now."""
+    """One consumer's lag. `seconds` is the age of the first unprocessed record; None if unknown."""
 
     log: str
     consumer: str
@@ -52,37 +53,37 @@ class ShownLag:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The lags at one time."""
+    """All consumers' lags at one time."""
 
     lags: Sequence[ShownLag]
     states: Mapping[State, int]
-    """How many consumers are in each state."""
+    """The number of consumers in each state."""
     at_s: float
-    """By the clock of the event loop."""
+    """The time of the measurement, by the event loop's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a row says that is needed of each log."""
+    """The parts of a log's metadata that a measurement needs."""
 
     created: str
     first_offset: int
     end: int | None
     head: LogHead | None
-    """Of a log whose owner knows the end."""
+    """Set if the log's owner has to be asked for the end."""
 
 
 @dataclass(slots=True)
 class _Round:
-    """What a sweep has seen so far."""
+    """What the current sweep has read so far."""
 
     wanted: frozenset[str]
-    """The logs that have consumers."""
+    """Names of the logs that have consumers."""
     logs: dict[str, _Seen] = field(default_factory=dict)
     rows: dict[str, LogMetadata] = field(default_factory=dict)
-    """Of the logs of consumers that are shown by name."""
+    """Metadata of the logs whose consumers are shown by name."""
     has_no_owner: bool = False
-    """Whether nobody owns the log of positions: it is sealed."""
+    """Whether the log of committed offsets is sealed and so has no owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class _Behind:
 
 
 class Lags:
-    """The lag of consumers, in this gateway; nothing while it does not own their positions."""
+    """Measures consumer lag while this gateway owns the log of committed offsets."""
 
     def __init__(
         self,
@@ -109,23 +110,23 @@ class Lags:
         *,
         now_ms: Callable[[], int],
     ) -> None:
-        """`now_ms`: the clock of append times."""
+        """`now_ms` is the clock of append times."""
         self._store, self._ownership, self._views = store, ownership, views
         self._positions, self._consumers, self._now_ms = positions, consumers, now_ms
         self._measured: Measured | None = None
         self._named: dict[Key, None] = {}
         self._stranded: frozenset[Key] = frozenset()
-        """Consumers of logs that are no more: they have no lag, and take no place of a label."""
+        """Consumers without lag and labels, because their log was deleted or replaced."""
         self._ends: dict[str, tuple[str, int]] = {}
-        """Creation and last known end of logs: one whose owner does not answer has it for the time being."""
+        """Each log's creation time and last known end, used while its owner does not answer."""
         self._came_ms: dict[Key, tuple[str, int, int]] = {}
-        """Of consumers that are shown: creation, offset, and when that record came."""
+        """For each shown consumer: its log's creation, an offset, and that record's append time."""
         self._round = _Round(frozenset())
         self._task: asyncio.Task[None] | None = None
 
     @property
     def measured(self) -> Measured | None:
-        """What was measured last; None: this gateway does not own the positions, or has not measured yet."""
+        """The last measurement. None if this gateway isn't the owner or hasn't measured yet."""
         return self._measured if self._is_owner else None
 
     @property
@@ -135,7 +136,7 @@ class Lags:
     # --- the sweep -------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A sweep over all rows begins."""
+        """Begin a measurement round at the start of a sweep over all logs."""
         if not self._is_owner:
             self._measured = None
             self._round = _Round(frozenset())
@@ -153,7 +154,7 @@ class Lags:
         self._round = _Round(frozenset(log for log, _ in kept))
 
     def see(self, rows: Sequence[LogMetadata]) -> None:
-        """Some rows of the sweep, as the primary has them."""
+        """Record some of the sweep's log metadata, which was read from the primary."""
         named = {log for log, _ in self._named}
         for row in rows:
             if row.name in self._round.wanted:
@@ -166,7 +167,7 @@ class Lags:
                 self._round.has_no_owner = is_sealed and not self._is_owner
 
     def end(self) -> None:
-        """The sweep has seen all rows: measure, in the background, unless that is still going on."""
+        """Measure in the background after the sweep, unless a measurement is still running."""
         if not (self._is_owner or self._round.has_no_owner):
             return
         if self._task is None or self._task.done():
@@ -176,7 +177,8 @@ class Lags:
 
     async def _measure(self, seen: _Round) -> None:
         if seen.has_no_owner:
-            # After a restart nobody may ask for a position for long, and a worker that is gone must show.
+            # Asking for a page gives the sealed log an owner. Without an owner no lag is measured,
+            # and lost workers would go unnoticed.
             with contextlib.suppress(QuorumLogError):
                 await self._positions.page(POSITIONS_LOG, after="", limit=1)
             return
@@ -189,7 +191,7 @@ class Lags:
         stranded: set[Key] = set()
         for key, position in list(self._positions.kept.items()):
             if position.log not in seen.wanted:
-                continue  # it was made since the sweep began
+                continue  # created since the sweep began
             log = seen.logs.get(position.log)
             state = _state(position, log)
             states[state] += 1
@@ -215,7 +217,7 @@ class Lags:
         self._measured = Measured(lags, states, asyncio.get_running_loop().time())
 
     async def _learn_ends(self, seen: _Round) -> None:
-        """Where the logs end, as well as that is known; read after the rows, so that no end is too low for its row."""
+        """Learn the logs' ends. Ends are read after the metadata, and so are never older."""
         heads = [log.head for log in seen.logs.values() if log.head is not None]
         known = {
             name: (log.created, log.end) for name, log in seen.logs.items() if log.end is not None
@@ -228,7 +230,7 @@ class Lags:
         } | known
 
     def _behind(self, position: Position, log: _Seen | None) -> _Behind | None:
-        """What lies before a consumer; None of another log than the one of this name now, or where nobody says its end."""
+        """A consumer's unprocessed records; None if its log was replaced or the end is unknown."""
         created, end = self._ends.get(position.log, ("", 0))
         if log is None or not position.created == log.created == created:
             return None
@@ -244,7 +246,7 @@ class Lags:
         return ShownLag(behind.position.log, behind.position.consumer, behind.records, seconds)
 
     async def _age_s(self, behind: _Behind, row: LogMetadata | None) -> float | None:
-        """How long ago the first record came that is not processed."""
+        """The age in seconds of the first unprocessed record."""
         place = (behind.position.created, behind.at)
         known = self._came_ms.get(behind.key)
         if known is not None and known[:2] == place:

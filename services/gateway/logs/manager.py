@@ -1,6 +1,6 @@
-"""All logs of one gateway: their rows and their records.
+"""The logs of one gateway: their metadata and their records.
 
-Any gateway accepts any request: it forwards the request to the log's owner, or becomes the owner
+Any gateway accepts any request, and forwards it to the log's owner or becomes the owner
 (`ownership.py`).
 """
 
@@ -43,11 +43,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FORK_TRIES: Final = 5
-"""Rolls of a log that is forked, each undone by a takeover or overtaken by a truncation (taste)."""
+"""Attempts per fork, chosen by judgement. A takeover or truncation can undo an attempt's roll."""
 
 
 class LogManager:
-    """The logs, in this process."""
+    """All operations on logs at this gateway."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class LogManager:
         wall_ms: Callable[[], int] | None = None,
         awake_s: Callable[[], float] | None = None,
     ) -> None:
-        """`wall_ms` is this machine's clock, `awake_s` the time in which this process was awake."""
+        """`wall_ms` is this machine's clock, `awake_s` the time for which the process was awake."""
         self._engine, self._store = engine, store
         self.times = times or LogTimes()
         loop, self._wall_ms = asyncio.get_running_loop(), wall_ms or _wall_ms
@@ -117,10 +117,12 @@ class LogManager:
         deletion_protection: bool | None = None,
         once: Once | None = None,
     ) -> tuple[LogView, bool]:
-        """The log of this name, and whether this call created it. `deletion_protection`: None takes that of the log.
-        `once`: the client's request, here and below: a late copy of it changes nothing (rule 6a).
+        """Create a log if there is none. Returns the log, and whether this call created it. A
+        `deletion_protection` of None accepts an existing log's value. `once` identifies the
+        client's request, so that a late copy of it changes nothing (rule 6a).
 
-        Raises: LogExists if it has other settings; NoSuchLog for a late copy, if the log was deleted since.
+        Raises: LogExists if the log has other settings; NoSuchLog for a late copy if the log was
+        deleted since.
         """
         wanted = LogMetadata(
             name, settings, next_offset=0, deletion_protection=bool(deletion_protection)
@@ -143,19 +145,20 @@ class LogManager:
     async def create(
         self, name: str, settings: LogSettings, *, idle_s: int | None = None
     ) -> tuple[LogMetadata, bool]:
-        """The row of the log of this name, whatever its settings are, and whether this call created it. `idle_s`: it
-        expires once nobody has used it for so long.
+        """Create a log if there is none. Returns its metadata, whatever its settings are, and
+        whether this call created it. With `idle_s`, the log expires after that many seconds without
+        use.
         """
         wanted = replace(self.draft(name, settings, idle_s=idle_s), next_offset=0)
         return self._begun(*await self._store.create(wanted))
 
     def draft(self, name: str, settings: LogSettings, *, idle_s: int | None = None) -> LogMetadata:
-        """The row of a log that this process is to create, and of which it remembers the last use where that counts."""
+        """Metadata for a new log. With `idle_s`, this process becomes its expiry keeper."""
         expiry = None if idle_s is None else Expiry(idle_s, self.me, str(uuid4()))
         return LogMetadata(name, settings, expiry=expiry)
 
     def _begun(self, row: LogMetadata, is_new: bool) -> tuple[LogMetadata, bool]:
-        """Remember when a log was created, if this process did it."""
+        """Count the creation as an access, if this process created the log."""
         if is_new:
             self.accesses.begun(row)
         return row, is_new
@@ -163,10 +166,12 @@ class LogManager:
     async def fork(
         self, wanted: LogMetadata, source: LogMetadata, at: int
     ) -> tuple[LogMetadata, bool]:
-        """The row of the log of this name, whatever it is, and whether this call created it: as it is wanted (`draft`), and a
-        fork of another log, of which `source` is a row, with its records below the offset `at` (rule 27a).
+        """Create the fork `wanted` (from `draft`) with the records of `source` below the offset
+        `at` (rule 27a). Returns the metadata of the log of this name, which may be another log, and
+        whether this call created it.
 
-        Raises: NoSuchLog, LogReplaced, OffsetTruncated of the source; InvalidRequest beyond its end; what a roll raises.
+        Raises: NoSuchLog, LogReplaced or OffsetTruncated for the source; InvalidRequest beyond its
+        end; the errors of a roll.
         """
         for _ in range(_FORK_TRIES):
             if at < source.first_offset:
@@ -176,28 +181,30 @@ class LogManager:
                     first_offset=source.first_offset,
                 )
             if source.is_sealed_below(at):
-                with contextlib.suppress(errors.InvalidRequest):  # it was truncated meanwhile
+                with contextlib.suppress(errors.InvalidRequest):  # the source was truncated
                     made, is_new = await self._store.fork(wanted, source, at)
                     if is_new:
                         await self.keep_fork(made)
                     return self._begun(made, is_new)
             else:
-                # Only what is CLOSED is shared: nobody else's append can come into it.
+                # Only CLOSED ledgers are shared: no append to the source can reach the fork.
                 try:
                     await self.roll(source.name)
                 except errors.LogClosed:
-                    # A batch has ended it, which the row may not say yet.
+                    # A batch has ended the log, which the metadata may not show yet.
                     await self.finish(source.name, source.created_at)
             now = await self.rows.row(source.name)
             now.check_created(source.created_at)
             source = now
         if (end := await self.reader.end(source.name, source)) < at:
             raise errors.InvalidRequest(f"the log {source.name} ends at {end}", log=source.name)
-        raise errors.Overloaded(f"the log {source.name} changes all the time", log=source.name)
+        raise errors.Overloaded(
+            f"the log {source.name} changed at every attempt to fork it: retry", log=source.name
+        )
 
     async def keep_fork(self, fork: LogMetadata) -> None:
-        """Give a fork that has none a ledger of its own, whose copies tell a rebuild what the fork shares (rule 18e). Where
-        that fails now, a repeat of the creation or the fork's first append does it.
+        """Create a fork's first own ledger, whose copies tell a rebuild what the fork shares (rule
+        18e). If this fails, a retry of the creation or the fork's first append creates the ledger.
         """
         if not fork.shared or fork.own or fork.state is LogState.CLOSED:
             return
@@ -209,24 +216,24 @@ class LogManager:
             log.warning("fork-not-kept", extra={"log": fork.name, "error": repr(error)})
 
     def now_ms(self) -> int:
-        """The database's clock, once a row was read; before that this machine's."""
+        """The database's time in milliseconds, or this machine's until metadata was read."""
         at_ms = self._store.database_ms()
         return self._wall_ms() if at_ms is None else at_ms
 
     @property
     def deletes_by_age(self) -> bool:
-        """Whether the database's clock may decide what is deleted for good (rule 26c)."""
+        """Whether the database's clock is trusted for deletions by age (rule 26c)."""
         return not self._store.clock.doubt
 
     async def get(self, name: str) -> LogView:
-        """The log. Raises: NoSuchLog."""
+        """The log as clients see it. Raises: NoSuchLog."""
         while True:
-            # If the log is replaced meanwhile, the next row is that of the log that is there now.
+            # If the log was replaced, the next read returns the new log.
             with contextlib.suppress(errors.LogReplaced):
                 return await self.views.view(await self.rows.row(name))
 
     async def _appoint(self, name: str, term: str) -> None:
-        """Make this process the keeper of a log in place of that of a term, unless another one is by then."""
+        """Make this process the log's expiry keeper if the current keeper's term is `term`."""
 
         async def appointed(row: LogMetadata) -> LogMetadata:
             is_same = row.expiry is not None and row.expiry.term == term
@@ -235,7 +242,7 @@ class LogManager:
         await self._change(name, appointed)
 
     async def _remove_expired(self, name: str, term: str) -> bool:
-        """Delete a log by the word of the keeper of this term: whether it is gone. False: it has another keeper."""
+        """Delete an expired log. Returns False if a keeper of another term has taken over."""
         while True:
             try:
                 row = await self._store.get(name)
@@ -243,19 +250,20 @@ class LogManager:
                 return True
             if row.expiry is None or row.expiry.term != term:
                 return False
-            with contextlib.suppress(errors.NoSuchLog):  # then the row says what happened meanwhile
+            with contextlib.suppress(errors.NoSuchLog):  # the next read shows why
                 await self.delete(name, created_at=row.created_at, term=term)
                 return True
 
     async def delete(
         self, name: str, *, created_at: str | None = None, term: str | None = None
     ) -> None:
-        """Delete the log and its ledgers, but for those that forks name: the log that was created at `created_at`, else the
-        one that has the name now, and no later one (rule 27b); with `term` only while it has that keeper.
+        """Delete the log and those of its ledgers that no fork names. Deletes only the log created
+        at `created_at` (default: the current log of the name) and no later one (rule 27b). With
+        `term`, deletes the log only while its expiry keeper has that term.
 
         Raises: NoSuchLog, LogProtected, RecoveryBlocked.
         """
-        # Before the log's writer is fenced; the metadata service refuses too.
+        # Check the protection before the writer is fenced, and not only in the metadata service.
         found = await self._store.get(name)
         check_unprotected(found)
         try:
@@ -273,7 +281,7 @@ class LogManager:
         created_at: str | None = None,
         once: Once | None = None,
     ) -> LogView:
-        """Drop whole ledgers that end below `before`. Raises: LogProtected, LogReplaced."""
+        """Release whole ledgers that end below `before`. Raises: LogProtected, LogReplaced."""
 
         def below(row: LogMetadata) -> int:
             row.check_created(created_at)
@@ -290,9 +298,10 @@ class LogManager:
         tells_again: bool = False,
         once: Once | None = None,
     ) -> LogView:
-        """Drop whole ledgers that end below the offset that `begin` gives for the row that is changed. `tells_again`: if
-        nothing is dropped, tell members of the ledgers that were dropped before: the try that dropped them may have ended
-        before it told them, and the client hears now that it is done.
+        """Release whole ledgers that end below the offset that `begin` returns for the current
+        metadata. If nothing is released, `tells_again` informs the members of ledgers that were
+        released earlier (rule 18e, clause 7): the attempt that released a ledger may have ended
+        before it informed members.
         """
         dropped: Sequence[LedgerMetadata] = ()
 
@@ -303,10 +312,10 @@ class LogManager:
             return changed
 
         row, new = await self._change(name, truncated, once)
-        # Also true for a late copy: the first copy was carried out on a later row than `truncated` has seen.
+        # Late copies inform members too: they don't know what the first copy released.
         if tells_again and not dropped:
             dropped = await self.orphans.of_log(name)
-        # The log has let go of them for good, also where their deletion is left to the sweep (rule 18e); forks have not.
+        # The release of these ledgers is final, even if the sweep deletes them later (rule 18e).
         await self._engine.tell_deleted(await self._store.unshared(dropped))
         if dropped:
             await self._store.require(name, lambda now: now is None or _is_past(now, new))
@@ -324,9 +333,10 @@ class LogManager:
         created_at: str | None = None,
         once: Once | None = None,
     ) -> LogView:
-        """Change some of the log's limits, and its protection unless that is None; idempotent without `expect`.
+        """Change some of the log's limits, and its protection unless that is None. Idempotent if
+        `expect` is None.
 
-        Raises: VersionConflict unless the row is of the version `expect`; LogReplaced.
+        Raises: VersionConflict unless the metadata has the version `expect`; LogReplaced.
         """
 
         async def changed(row: LogMetadata) -> LogMetadata:
@@ -339,7 +349,7 @@ class LogManager:
                 is_lifted = row.deletion_protection and not deletion_protection
                 row = row.protected(is_on=deletion_protection)
                 if is_lifted and row.expiry is not None:
-                    # Accesses to a protected log are not counted: the time begins anew, as a new keeper's does (ADR 40).
+                    # Accesses were not counted under protection: idle time starts anew (ADR 40).
                     row = row.kept_by(self.me, str(uuid4()))
             return row.with_limits(limits)
 
@@ -357,10 +367,10 @@ class LogManager:
         created_at: str | None = None,
         once: Once | None = None,
     ) -> LogView:
-        """Record that all records below the offset `through` are archived elsewhere; idempotent.
+        """Mark all records below the offset `through` as archived elsewhere. Idempotent.
 
-        Raises: VersionConflict unless the log is archived through `expect`, InvalidRequest beyond
-        the end, LogReplaced.
+        Raises: VersionConflict unless the log is archived through `expect`; InvalidRequest beyond
+        the end; LogReplaced.
         """
 
         async def archived(row: LogMetadata) -> LogMetadata:
@@ -374,9 +384,14 @@ class LogManager:
             end = (await self.views.view(row)).next_offset
             if not (row.archived_through or 0) <= through <= end:
                 raise errors.InvalidRequest(
-                    f"the log's end is {end}, and what is archived stays archived",
+                    f"the log ends at {end}, and archived records stay archived",
                     log=name,
-                    errors=[{"pointer": "/through", "detail": f"at most {end}, never back"}],
+                    errors=[
+                        {
+                            "pointer": "/through",
+                            "detail": f"must be at most {end}, and not below the archived offset",
+                        }
+                    ],
                 )
             return row.archived(through)
 
@@ -389,9 +404,10 @@ class LogManager:
         change: Callable[[LogMetadata], Awaitable[LogMetadata]],
         once: Once | None = None,
     ) -> tuple[LogMetadata, LogMetadata]:
-        """Change the row by compare-and-swap; returns the row before and after. An owner here learns
-        of the change, which does not end it. A named request is swapped even if it changes nothing, which stores its
-        name: a late copy might find something to change (rule 6a).
+        """Change the log's metadata by compare-and-swap. Returns the metadata before and after. An
+        owner in this process learns of the change and stays owner. With `once`, even unchanged
+        metadata is swapped to store the request's name, because a late copy might find a change to
+        make (rule 6a).
         """
         while True:
             row = await self._store.get(name)
@@ -411,7 +427,10 @@ class LogManager:
     async def open(
         self, name: str, owner: str, *, created_at: str | None = None
     ) -> tuple[int, int]:
-        """Open the log for one writer, by the steps of a takeover: its token, and the next offset. Raises: LogReplaced."""
+        """Open the log for one writer by a takeover. Returns the writer token and the next offset.
+
+        Raises: LogReplaced.
+        """
         row = await self.ownership.handle(name).force(
             creates=True, finish=lambda row: row.opened(owner), created_at=created_at
         )
@@ -423,13 +442,13 @@ class LogManager:
         self, name: str, *, created_at: str | None = None, once: Once | None = None
     ) -> LogView:
         """Close the log for ever. Raises: LogReplaced."""
-        # A late copy must not even end the owner.
+        # A late copy of the request must not even end the owner.
         if once is None or not await self._store.is_done(once):
             await self.finish(name, created_at, once=once)
         return await self.get(name)
 
     async def finish(self, name: str, created_at: str | None, *, once: Once | None = None) -> None:
-        """The same, without the log as it is then."""
+        """Close the log for ever, as `close` does, but return nothing."""
 
         async def unchanged(row: LogMetadata) -> LogMetadata:
             row.check_created(created_at)
@@ -444,19 +463,19 @@ class LogManager:
                 await self._change(name, unchanged, once)
 
     async def remove(self, row: LogMetadata) -> None:
-        """Delete the log of this row, whatever was appended since; a namesake stays. Idempotent."""
+        """Delete this log, even if it has changed, but no later log of its name. Idempotent."""
         with contextlib.suppress(errors.NoSuchLog):
             await self.delete(row.name, created_at=row.created_at)
 
     async def roll(self, name: str) -> LogView:
-        """Continue in a new ledger."""
+        """Roll the log: it continues in a new ledger."""
         await self._ask(name, None)
         return await self.get(name)
 
     async def publish(self, name: str, call: messages.Publish) -> Transaction:
-        """Put a transaction's ledgers onto the log, through the log's owner (rule 28).
+        """Publish a transaction's ledgers on the log, through the log's owner (rule 28).
 
-        Raises: LogFenced, LogClosed, InvalidRequest, and why the transaction cannot be committed.
+        Raises: LogFenced, LogClosed, InvalidRequest, and errors of the commit.
         """
         done: Transaction = await self._ask(name, call)
         return done
@@ -464,9 +483,9 @@ class LogManager:
     async def consult(
         self, name: str, call: messages.Consult, *, is_forwarded: bool = False
     ) -> messages.Here | bytes:
-        """Ask the log's owner something: HERE if that is this process, else what the other one answered.
+        """Send `call` to the log's owner. Returns its answer, or HERE if this process is the owner.
 
-        Raises: NotTheOwner if this is forwarded and not the owner.
+        Raises: NotTheOwner if `is_forwarded` and this process is not the owner.
         """
         told: messages.Here | bytes = await self._ask(name, call, is_forwarded=is_forwarded)
         return told
@@ -474,9 +493,9 @@ class LogManager:
     async def forwarded(
         self, name: str, call: messages.Append | messages.Publish | messages.Consult | None
     ) -> messages.RecordsAppended | Transaction | dict[str, Any] | None:
-        """Do what another gateway asks of this process as the log's owner.
+        """Perform a request that another gateway forwarded to this process as the log's owner.
 
-        Raises: WriterLost, not done, if this is not the owner; BadPositions.
+        Raises: WriterLost with outcome `not-done` if this is not the owner; BadPositions.
         """
         match call:
             case messages.Append():
@@ -492,7 +511,7 @@ class LogManager:
         return self.ownership.owner(name) is not None
 
     async def append(self, name: str, call: messages.Append) -> messages.RecordsAppended:
-        """Append records as one batch, through the log's owner. A repeat of an append of a producer gets the first answer.
+        """Append records as one batch, through the owner. A producer's retry gets the first answer.
 
         Raises: QuorumTimeout, and the log's errors.
         """
@@ -502,7 +521,7 @@ class LogManager:
         return await self._answer(handle, future, is_repeatable=call.producer is not None)
 
     def submit(self, name: str, call: messages.Append) -> asyncio.Future[messages.RecordsAppended]:
-        """Begin an append of a small batch, which no thread compresses. The result: that of `append`."""
+        """Begin an append as `append` does, without compressing its small batch in a thread."""
         handle = self.ownership.handle(name)
         return self._limited(handle, handle.append(call))
 
@@ -513,7 +532,7 @@ class LogManager:
         *,
         is_forwarded: bool = False,
     ) -> Any:
-        """The answer of the log's owner; None: roll. A repeat of a publication gets the first answer.
+        """Send `call` to the log's owner (None: roll). A retried publication gets the first answer.
 
         Raises: QuorumTimeout, and the log's errors.
         """
@@ -542,7 +561,7 @@ class LogManager:
             raise
 
     def _limited(self, handle: LogHandle, future: asyncio.Future[T]) -> asyncio.Future[T]:
-        """The future, which ends with QuorumTimeout if the log's owner does not answer in time."""
+        """Return `future`, which fails with QuorumTimeout if the log does not answer in time."""
 
         def late() -> None:
             detail = f"the log did not answer within {self.times.append_s:g} s"
@@ -555,8 +574,8 @@ class LogManager:
 
 
 async def _packed(handle: LogHandle, call: messages.Append) -> messages.Append:
-    """The call with what its owner would compress: a large batch by a thread, since it takes some milliseconds. The
-    log's machine compresses what comes plain.
+    """Compress a large batch in a thread, because compression takes some milliseconds. The log's
+    machine compresses batches that arrive uncompressed.
     """
     owner = handle.owner
     if owner is None or len(call.data) < LARGE_BYTES:
@@ -567,16 +586,16 @@ async def _packed(handle: LogHandle, call: messages.Append) -> messages.Append:
 
 
 def _wall_ms() -> int:
-    """The clock of this machine."""
+    """This machine's clock, in milliseconds since 1970."""
     return int(datetime.now(UTC).timestamp() * 1000)
 
 
 def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
-    """Whether the log begins no earlier than it does by the row `new`, or is another log of the name."""
+    """Whether `now` begins no earlier than `new`, or is the metadata of another log."""
     return now.created_at != new.created_at or now.first_offset >= new.first_offset
 
 
 def _let_go(before: LogMetadata, after: LogMetadata) -> list[int]:
-    """The ledgers that were made for a log which names them no more. What a fork shared is other logs' (rule 27a)."""
+    """The log's own ledgers that `after` no longer names, without shared ones (rule 27a)."""
     kept = {item.ledger_id for item in after.items}
     return [item.ledger_id for item in before.own if item.ledger_id not in kept]

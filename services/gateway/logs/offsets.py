@@ -1,15 +1,17 @@
-"""Searches in a log: the entry that holds an offset, the offset of a time, and the end of a ledger.
+"""Searches in a log: for the entry of an offset, the offset of a time, and the end of a ledger.
 
-Each entry of a log's ledger stores one record batch. The batch's head has its append time, its number of records, and the
-number of records before it in the ledger. So a search reads heads of entries and needs no index.
+Each entry of a log's ledger stores one record batch. The batch's head has its append time, its
+number of records, and the number of records before it in the ledger. So a search reads heads of
+entries and needs no index.
 
-`find_entry` finds the entry that holds the record at a place in a ledger, where the place is the number of records before
-the record. `OffsetIndex` keeps some known places of each ledger in memory, which narrow later searches. If all batches have
-the same size, the first guess finds the entry.
+`find_entry` finds the entry that contains the record at a place in a ledger, where the place is the
+number of records before it. `OffsetIndex` keeps some known places of each ledger in memory, which
+narrow later searches. If all batches have the same size, the first guess is right.
 
-`find_time` finds the first record that was appended at a time or later. Append times never decrease within a log (rule 26b),
-so it is a binary search: over the ledgers by their last entries, then over the entries of one ledger. It reads at most
-log2(L) + 1 + log2(N) entries for L ledgers, where N is the number of entries of the ledger that it ends in.
+`find_time` finds the first record that was appended at a time or later. Append times never decrease
+within a log (rule 26b), so `find_time` is a binary search: over the ledgers by their last entries,
+then over the entries of one ledger. The search reads at most log2(L) + 1 + log2(N) entries for L
+ledgers, where N is the number of entries of the ledger in which the search ends.
 """
 
 import asyncio
@@ -30,29 +32,29 @@ from services.gateway.engine import Engine
 from services.gateway.interface import LedgerView
 
 POINTS_MAX: Final = 512
-"""Points that are kept of one ledger. Beyond this every second one is dropped, so that points are
+"""Points kept per ledger. Beyond this bound every second point is dropped, so that points are
 densest where a tail is read."""
 
 LEDGERS_MAX: Final = 4096
-"""Ledgers whose points are kept; the least recently used one is dropped first."""
+"""Ledgers whose points are kept. The least recently used ledger is dropped first."""
 
 _AT_ONCE: Final = 32
-"""Ledgers of a commit whose ends are read at once."""
+"""Ledgers of a commit whose ends are read concurrently."""
 
 ReadHead = Callable[[int], Awaitable[BatchHead]]
-"""The head of an entry of one ledger."""
+"""Reads the head of an entry of one ledger."""
 LastEntry = Callable[[LogItem], Awaitable[int]]
-"""The last entry of a ledger that is acknowledged, NO_ENTRY where there is none."""
+"""Returns the last acknowledged entry of a ledger, or NO_ENTRY."""
 ReadAnyHead = Callable[[int, int], Awaitable[BatchHead]]
-"""The head of an entry (ledger, entry); of a lost one that of the hole, with the time of what precedes the hole."""
+"""Reads the head of an entry (ledger, entry). A lost entry has the head of its hole."""
 
 
 class Points:
-    """Known places of one ledger: the number of records before an entry, and the entry; both ascend."""
+    """Points of one ledger, ascending: each is an entry and the number of records before it."""
 
     def __init__(self) -> None:
         self.named_s = float("-inf")
-        """When the ledger was last known to exist: a question that was asked then was answered so."""
+        """The time of the last request whose answer was that the ledger exists."""
         self._places: list[int] = [0]
         self._entries: list[int] = [0]
 
@@ -61,19 +63,19 @@ class Points:
         return len(self._places)
 
     def add(self, place: int, entry_id: int) -> None:
-        """Add that entry `entry_id` begins at `place`, or will begin there once it is written."""
+        """Add a point: `place` records precede `entry_id`, which may not be written yet."""
         at = bisect.bisect_left(self._places, place)
         if at < len(self._places) and self._places[at] == place:
             return
         self._places.insert(at, place)
         self._entries.insert(at, entry_id)
         if len(self._places) > POINTS_MAX:
-            # The first and the last point stay: the start, and where a tail continues.
+            # The first point (the ledger's start) and the last (where a tail continues) stay.
             self._places[1:-1] = self._places[1:-1:2]
             self._entries[1:-1] = self._entries[1:-1:2]
 
     def around(self, place: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
-        """The nearest points at or below `place`, and above it."""
+        """The nearest point at or below `place`, and the nearest one above it."""
         at = bisect.bisect_right(self._places, place)
         low = (self._places[at - 1], self._entries[at - 1])
         if at == len(self._places):
@@ -82,7 +84,7 @@ class Points:
 
 
 class OffsetIndex:
-    """The points of the ledgers that were used last in this process."""
+    """The points of this process's most recently used ledgers."""
 
     def __init__(self) -> None:
         self._ledgers: OrderedDict[int, Points] = OrderedDict()
@@ -98,17 +100,17 @@ class OffsetIndex:
         return points
 
     def drop(self, ledger_id: int) -> None:
-        """Forget a ledger."""
+        """Forget a ledger's points."""
         self._ledgers.pop(ledger_id, None)
 
 
 async def find_entry(
     points: Points, place: int, *, last_entry: int, read_head: ReadHead
 ) -> int | None:
-    """The entry that holds the record at `place`; None if that is beyond `last_entry`.
+    """The entry that contains the record at `place`; None if that is beyond `last_entry`.
 
-    `last_entry` is confirmed. Reads O(log n) heads; one or none if batches have one size or the
-    reader reads in order.
+    `last_entry` is confirmed. Reads O(log n) heads, and at most one if all batches have the same
+    size or the reader reads in order.
     """
     (low_place, low), above = points.around(place)
     if low > last_entry:
@@ -145,14 +147,14 @@ async def find_entry(
 async def find_time(
     row: LogMetadata, ms: int, *, last_entry: LastEntry, read_head: ReadAnyHead
 ) -> int:
-    """The offset of the first record that was appended at `ms` or later; the log's end where there is none.
+    """The offset of the first record appended at `ms` or later; the log's end if there is none.
 
-    The end is that of the ledgers as this search found them: what is appended meanwhile comes after it.
+    The end is that of the ledgers as the search found them, without later appends.
     """
     items = [item for item in row.items if item.first_offset is not None and not item.is_empty]
     low, high, found = 0, len(items), row.end_offset or row.first_offset
     end: tuple[int, BatchHead] | None = None
-    """The last entry of `items[high]`, where that was asked for."""
+    """The last entry of `items[high]`, if it was read."""
     while low < high:
         middle = (low + high) // 2
         item = items[middle]
@@ -173,7 +175,7 @@ async def find_time(
     place = 0 if end is None else await _place(item.ledger_id, ms, end, read_head)
     found = item.first_offset + place
     if item.last_offset is not None:
-        # A fork's part of a shared ledger may end before that does (rule 27a): what follows is the fork's own.
+        # A fork may share only the beginning of a ledger (rule 27a). The fork's own records follow.
         found = min(found, item.last_offset + 1)
     return max(found, row.first_offset)
 
@@ -189,7 +191,7 @@ def _after(item: LogItem, end: tuple[int, BatchHead] | None) -> int:
 async def _last_of(
     item: LogItem, last_entry: LastEntry, read_head: ReadAnyHead
 ) -> tuple[int, BatchHead] | None:
-    """The last entry of a ledger with its head; None where nothing is acknowledged."""
+    """The last acknowledged entry of a ledger with its head; None if there is none."""
     last = await last_entry(item)
     return None if last == NO_ENTRY else (last, await read_head(item.ledger_id, last))
 
@@ -197,7 +199,7 @@ async def _last_of(
 async def _place(
     ledger_id: int, ms: int, end: tuple[int, BatchHead], read_head: ReadAnyHead
 ) -> int:
-    """How many records of a ledger were appended before `ms`; its last entry, `end`, was not."""
+    """Count a ledger's records from before `ms`, none of which are in the last entry, `end`."""
     low, (high, found) = 0, end
     while low < high:
         middle = (low + high) // 2
@@ -210,7 +212,7 @@ async def _place(
 
 
 async def end_of(ledger: LedgerMetadata, engine: Engine) -> LedgerEnd:
-    """The end of a CLOSED ledger of a log, from its last entry alone."""
+    """The end of a CLOSED ledger of a log, computed from the ledger's last entry alone."""
     assert ledger.last_entry is not None, "it is CLOSED"
     if ledger.last_entry == NO_ENTRY:
         return LedgerEnd(0, 0, NO_ENTRY, has_producers=False)
@@ -227,10 +229,10 @@ async def end_of(ledger: LedgerMetadata, engine: Engine) -> LedgerEnd:
 
 
 async def sizes_of(ledgers: Sequence[Sealed], engine: Engine) -> Sizes:
-    """The records and bytes of each ledger of a commit. A CLOSED ledger never changes, so the sizes
-    may be read before the log's owner is asked.
+    """The number of records and bytes of each ledger of a commit. A CLOSED ledger never changes, so
+    the numbers may be read before the log's owner gets the commit.
 
-    Raises: InvalidRequest where a ledger is not closed, ends elsewhere, or stores no records.
+    Raises: InvalidRequest if a ledger is not closed, ends elsewhere, or stores no records.
     """
     room = asyncio.Semaphore(_AT_ONCE)
 
@@ -261,8 +263,8 @@ def _invalid(pointer: str, detail: str) -> InvalidRequest:
 async def read_head(
     engine: Engine, ledger_id: int, entry_id: int, view: LedgerView | None = None
 ) -> BatchHead:
-    """The head of a confirmed entry's batch; for a lost entry, the head of the hole. `view`: of the ledger, as the caller
-    has it.
+    """The head of a confirmed entry's batch, or of the hole if the entry is lost. `view` is the
+    ledger's view, if the caller has one.
     """
     try:
         return (await read_sized_head(engine, ledger_id, entry_id, view))[0]
@@ -271,11 +273,11 @@ async def read_head(
 
 
 async def _hole(engine: Engine, ledger_id: int, entry_id: int) -> BatchHead:
-    """What the neighbours of lost entries say: the lost entries held the records between (rule 31).
+    """The batch head of lost entries, which contained the records between their neighbours (rule
+    31).
 
-    At a ledger's end there is no later neighbour. A record takes at least one byte, so there are at
-    least as many lost bytes as lost records: some offsets stay without a record, and none is given
-    twice.
+    At a ledger's end there is no later neighbour. Since a record takes at least one byte, the hole
+    then counts one record per lost byte. Some offsets have no record, but no offset is used twice.
     """
     row = await engine.get(ledger_id)
     lost = row.lost_at(entry_id)
@@ -289,7 +291,7 @@ async def _hole(engine: Engine, ledger_id: int, entry_id: int) -> BatchHead:
         after = (await read_sized_head(engine, ledger_id, lost[1] + 1))[0].records_before
     else:
         after = before + (row.length or 0) - bytes_before
-    # Append times never go back, so what was lost has at least the time of what precedes it.
+    # Append times never decrease, so lost records have at least their predecessor's time.
     return BatchHead(after - before, appended_ms, before, None, after_producer=True)
 
 
@@ -312,5 +314,5 @@ async def read_sized_head(
 
 
 def damaged(error: batch.BadBatch, ledger_id: int, entry_id: int) -> EntryUnavailable:
-    """The error for an entry whose bytes are no batch: damage, not absence."""
+    """The error for an entry whose bytes are not a batch. Damage does not count as absence."""
     return EntryUnavailable(str(error), ledger_id=ledger_id, entry_id=entry_id)

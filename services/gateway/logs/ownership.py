@@ -1,4 +1,4 @@
-"""The handles of this gateway's logs, by name, and which processes live."""
+"""The handles of this gateway's logs, and liveness checks of other processes."""
 
 import asyncio
 import logging
@@ -27,40 +27,40 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WRITERS_MAX: Final = 10_000
-"""Ledgers whose writer is remembered, which spares the sweep reads of rows."""
+"""Ledgers whose writers are cached, so that the sweep reads less metadata."""
 
 
 CONSUMER_EXPIRY_S: Final = 2_592_000.0
-"""30 days."""
+"""The default for the expiry of unused consumers: 30 days."""
 
 ORPHAN_AGE_S: Final = 300.0
-"""Longer than any roll or takeover waits for its compare-and-swap. The unpublished ledgers of a
-transaction that has ended count as older."""
+"""The age at which the sweep deletes an orphan: longer than any roll or takeover waits for its
+compare-and-swap. Unpublished ledgers of an ended transaction count as older."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogTimes:
-    """How long things may take, and how often and after how long the sweep acts, in seconds."""
+    """Timeouts of log operations, and intervals and ages of the sweep, in seconds."""
 
     append_s: float = 30.0
-    """An append including takeovers; then its outcome is unknown."""
+    """Timeout of an append, including takeovers, after which the append's outcome is unknown."""
     settle_s: float = 20.0
-    """Learning the end of a ledger whose handle has ended."""
+    """Timeout for learning the end of a ledger whose handle has ended."""
     probe_every_s: float = 2.0
-    """A forwarded append that takes longer makes its sender ask whether the owner lives."""
+    """Interval at which the sender of a forwarded append checks whether the owner is alive."""
     jitter_s: float = 0.3
-    """The longest pause between the two questions after which an owner counts as gone."""
+    """The longest pause between the two liveness checks after which an owner counts as gone."""
     drain_s: float = 10.0
     consumer_expiry_s: float = CONSUMER_EXPIRY_S
-    """A consumer that nobody has used for so long is freed; 0: never."""
+    """A consumer is deleted after this long without use; 0: never."""
     sweep_every_s: float = 5.0
-    """Docs: protocol.md, Times."""
+    """Interval of the sweep over all logs (protocol.md, Times)."""
     orphans_every_s: float = 10.0
     orphan_age_s: float = ORPHAN_AGE_S
 
 
 class Ownership:
-    """The handles of logs; each knows whether this process owns its log."""
+    """The handles of logs. Each handle knows whether this process owns its log."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Ownership:
         times: LogTimes,
         now: Callable[[], Now],
     ) -> None:
-        """No log has a handle yet."""
+        """Starts without handles."""
         self._engine, self._peers = engine, peers
         self.times = times
         self.counts = LogCounts()
@@ -95,10 +95,10 @@ class Ownership:
         self.rereads = Rereads(
             lambda: self.owned, store.heads, lambda head: self.tell(head.name, HeadLearned(head))
         )
-        """The rows of the logs that this process owns."""
+        """Reads metadata of owned logs again after a gap in the stream of changes (rule 16a)."""
 
     def handle(self, name: str) -> LogHandle:
-        """The log's handle; created if there is none."""
+        """The log's handle, created if necessary."""
         handle = self._handles.get(name)
         if handle is None:
             handle = self._handles[name] = LogHandle(
@@ -117,24 +117,25 @@ class Ownership:
             del self._handles[handle.name]
 
     def owner(self, name: str) -> Owner | None:
-        """The log's owner in this process, if there is one."""
+        """The log's owner, if it is in this process."""
         handle = self._handles.get(name)
         return None if handle is None else handle.owner
 
     @property
     def owned(self) -> Sequence[str]:
-        """The logs that this process owns."""
+        """Names of the logs that this process owns."""
         return [name for name, handle in self._handles.items() if handle.owner is not None]
 
     def tell(self, name: str, event: Event) -> None:
-        """Give a log's machine news, if this process has one."""
+        """Pass an event to the log's machine, if this process has one."""
         handle = self._handles.get(name)
         if handle is not None:
             handle.hear(event)
 
     def tick(self, row: LogMetadata) -> bool:
-        """Whether this process owns the log of this row. An owner then knows the row's settings, which another
-        gateway may have changed, and acts on the time; an owner of another row ends.
+        """Notify the log's owner here, and return whether this process owns the log. An owner
+        learns the settings, which another gateway may have changed, and acts on the time. An owner
+        that `row` no longer names ends.
         """
         self.tell(row.name, HeadLearned(LogHead.of(row)))
         owner = self.owner(row.name)
@@ -145,7 +146,7 @@ class Ownership:
         return True
 
     async def writer_of(self, ledger_id: int) -> Writer | None:
-        """The process that writes a ledger, which never changes. Raises: NoSuchLedger."""
+        """The cached writer of a ledger, which never changes. Raises: NoSuchLedger."""
         writer = self._writers.get(ledger_id)
         if writer is None:
             writer = (await self._engine.get(ledger_id)).writer
@@ -156,19 +157,19 @@ class Ownership:
         return writer
 
     async def is_other_alive(self, writer: Writer) -> bool:
-        """Whether another process lives. This process counts as gone: it lost what it does not own."""
+        """Whether a process is alive. This process counts as gone from logs that it doesn't own."""
         return writer.id != self._engine.writer.id and await self.is_alive(writer)
 
     async def is_alive(self, writer: Writer) -> bool:
-        """Ask twice, a jittered time apart: a busy process must not look like a dead one."""
+        """Check liveness twice, a jittered time apart: a busy process must not count as dead."""
         if await self._peers.is_alive(writer):
             return True
         await asyncio.sleep(self.times.jitter_s * random.uniform(0.1, 1.0))  # noqa: S311
         return await self._peers.is_alive(writer)
 
     async def drain(self) -> None:
-        """Accept no new work, settle what is in flight, and seal the logs that this process owns, so
-        that another gateway can own them at once.
+        """Accept no new work, settle requests in flight, and seal the logs that this process owns,
+        so that another gateway can own them at once.
         """
         self._is_draining = True
         self._sealing = {name: handle.drain() for name, handle in self._handles.items()}
@@ -177,11 +178,11 @@ class Ownership:
         await self.stop()
 
     def waits_for(self) -> Sequence[str]:
-        """What a drain waits for, for people."""
+        """Descriptions, for operators, of what a drain still waits for."""
         return [f"the seal of log {name}" for name, end in self._sealing.items() if not end.done()]
 
     async def stop(self) -> None:
-        """End the handles and the background work."""
+        """Stop the handles and cancel the background work."""
         for handle in list(self._handles.values()):
             handle.stop()
         for task in list(self._tasks):
@@ -189,7 +190,7 @@ class Ownership:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run work that continues after the request that began it has ended."""
+        """Run work that outlives the request that began it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)

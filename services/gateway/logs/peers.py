@@ -1,4 +1,4 @@
-"""Requests to the gateway that owns a log: one hop (rule 11)."""
+"""Requests to the gateway that owns a log. A request is forwarded once (rule 11)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -18,33 +18,33 @@ from services.gateway.engine.peers import Peers
 from services.gateway.logs.accesses import Verdict
 
 _APPEND_S: Final = 60.0
-"""The sender asks meanwhile whether the owner lives; this timeout only ends abandoned requests."""
+"""This timeout only ends abandoned requests. The sender also checks that the owner is alive."""
 _ALIVE_S: Final = 2.0
 _ACCESS_S: Final = 5.0
-"""The keeper answers from memory, unless it deletes the log first."""
+"""Timeout of a request to an expiry keeper, which answers from memory or deletes the log first."""
 _ENDS_S: Final = 2.0
-"""How long a list of logs waits for a gateway; then the bookies are asked about that gateway's logs."""
+"""How long a listing of logs waits for a gateway before it asks bookies about its logs."""
 
 
 class EndsBody(Body):
-    """The logs whose ends are asked for: name, last ledger, writer token."""
+    """Logs whose ends are requested, each as (name, last ledger, writer token)."""
 
     logs: tuple[tuple[LogName, LedgerId, Number], ...]
 
 
 class LogPeers:
-    """The other gateways, for logs. Methods raise what the owner raised; a WriterLost with outcome
-    `not-done` says that the asked process is not the owner.
+    """Sends requests for logs to other gateways. All methods raise the owner's errors. A WriterLost
+    with outcome `not-done` means that the receiver is not the owner.
     """
 
     def __init__(self, peers: Peers) -> None:
-        """Sends requests through `peers`."""
+        """Sends the requests through `peers`."""
         self._peers = peers
 
     async def forward(
         self, owner: Writer, name: str, call: Append | Publish | Consult | None
     ) -> RecordsAppended | Transaction | bytes | OwnerLost | None:
-        """Let the owner do what a client asked this gateway for; None: roll."""
+        """Forward a client's request to the log's owner. A `call` of None means roll."""
         options: dict[str, int | str | None] = {"call": "roll"}
         data = b""
         match call:
@@ -79,14 +79,16 @@ class LogPeers:
         return None if call is None else told
 
     async def access(self, keeper: Writer, name: str, expiry: Expiry, is_access: bool) -> Verdict:
-        """Tell the keeper of a log of an access, or only ask whether the log lives. Raises: WriterLost, TimeoutError."""
+        """Report an access to a log's expiry keeper (`is_access`), or only ask for its verdict.
+        Raises: WriterLost, TimeoutError.
+        """
         query = f"term={quote(expiry.term, safe='')}&idle_s={expiry.idle_s}&counts={int(is_access)}"
         path = f"/logs/{quote(name, safe='')}/access?{query}"
         told = await self._peers.ask(keeper, "POST", path, _ACCESS_S, data=b"")
         return Verdict(told["verdict"])
 
     async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
-        """The ends of those of these logs that a gateway owns; none if it does not answer."""
+        """The ends of the logs among `heads` that a gateway owns; none without its answer."""
         asked = [(head.name, head.last_ledger, head.writer_token) for head in heads]
         data = orjson.dumps({"logs": asked})
         try:
@@ -96,7 +98,7 @@ class LogPeers:
         return {str(name): int(end) for name, end in told["ends"].items()}
 
     async def is_alive(self, owner: Writer) -> bool:
-        """Whether that very process answers at its URL (rule 11)."""
+        """Whether this very process, and no successor, answers at its URL (rule 11)."""
         try:
             await self._peers.ask(owner, "GET", "/instance", _ALIVE_S)
         except (WriterLost, TimeoutError):

@@ -1,8 +1,9 @@
-"""Positions of consumers in one gateway: requests go to the owner of their log, whose keeper decides them (ADR 37).
+"""Committed offsets of consumers, at one gateway. The owner of their log decides requests (ADR 37).
 
-A request is consulted of the log's owner like any other request to a log: it is answered here, or forwarded. The
-keeper (`protocol/position_keeper.py`) is right wherever it runs; at the owner it is not overtaken. A change that comes
-without a token of its client gets one here, since gateways repeat requests by themselves (rule 32).
+A request is sent to the owner as a `Consult`, like any other request to a log: it is decided here
+or forwarded. The offset store (`protocol/position_keeper.py`) is correct in any process, but only
+at the owner can it append without conflicts. A change without a client's token gets a token here,
+because gateways retry requests by themselves (rule 32).
 """
 
 import asyncio
@@ -33,21 +34,22 @@ _READ_BYTES: Final = 4 << 20
 _READ_RECORDS: Final = 1000
 _PAUSE_S: Final = 0.05
 _ROLL_BYTES: Final = 16 << 20
-"""Of a ledger of positions: the log is truncated by whole ledgers."""
+"""Bytes of a ledger of committed offsets: few, because only whole ledgers are truncated."""
 _TOGETHER_MAX: Final = 1000
-"""Requests that are forwarded together."""
+"""Requests forwarded to the owner in one message."""
 
 _DELETED_MAX: Final = 10_000
-"""Deleted logs whose consumers are to be freed; chosen by judgement: with the next sweep. Those of others expire."""
+"""Deleted logs kept for the next sweep, which deletes their consumers; chosen by judgement.
+Consumers of further logs expire."""
 _EXPIRED_AT_ONCE: Final = 500
-"""Consumers that are freed with one sweep: an append has room for others' requests too."""
+"""Expired consumers deleted per sweep, so that an append also has room for clients' requests."""
 _SEEN_S: Final = 5.0
-"""How long a version is known that changes carry: much shorter than a keeper remembers tokens."""
+"""How long changes may name the last seen version; owners remember tokens for much longer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ask:
-    """A request, and who waits for its answer."""
+    """A request, and the future of its answer."""
 
     future: asyncio.Future[positions.Answer]
     request: positions.Request
@@ -56,33 +58,33 @@ class _Ask:
 
 
 class PositionLogs(Protocol):
-    """The logs of this gateway, as far as positions need them."""
+    """The operations on this gateway's logs that committed offsets need."""
 
     def submit(self, name: str, call: Append) -> asyncio.Future[RecordsAppended]:
-        """Begin an append through the owner."""
+        """Begin an append through the log's owner."""
 
     async def consult(self, name: str, call: Consult, *, is_forwarded: bool) -> Here | bytes:
-        """Ask the owner."""
+        """Send a request to the log's owner."""
 
     def is_owned(self, name: str) -> bool:
         """Whether this process owns the log."""
 
     async def retain(self, name: str, begin: Callable[[LogMetadata], int]) -> Any:
-        """Drop whole ledgers."""
+        """Release whole ledgers below the offset that `begin` returns."""
 
     async def put(
         self, name: str, settings: LogSettings, *, deletion_protection: bool | None = None
     ) -> Any:
-        """Make a log."""
+        """Create a log."""
 
     async def change(
         self, name: str, limits: Mapping[str, int], *, deletion_protection: bool | None = None
     ) -> Any:
-        """Change some of a log's limits, and its protection; nothing where they are so."""
+        """Change some of a log's limits, and its protection, unless they are already so."""
 
 
 class PositionService:
-    """The positions of all consumers, as clients of this gateway ask for them."""
+    """Serves this gateway's requests for committed offsets and leases of all consumers."""
 
     def __init__(
         self,
@@ -97,9 +99,10 @@ class PositionService:
         expiry_s: float,
         monotonic_s: Callable[[], float] | None = None,
     ) -> None:
-        """`start` runs a task until the gateway stops; `bookies` counts them; `monotonic_s` is the time awake.
-        `database_ms`: the database's time, None where it is not known, or must not decide what is deleted. `expiry_s`: after
-        how long without use a consumer is freed, 0: never.
+        """`start` runs a task until the gateway stops. `bookies` counts the bookies. `monotonic_s`
+        returns the time for which the process was awake. `database_ms` returns the database's time,
+        or None if that time is unknown or must not decide deletions. Consumers are deleted after
+        `expiry_s` without use; 0: never.
         """
         self._database_ms, self._expiry_ms = database_ms, int(expiry_s * 1000)
         self._logs, self._read_log, self._bookies = logs, read, bookies
@@ -109,18 +112,18 @@ class PositionService:
         self._gathered: list[_Ask] = []
         self._keeper = position_keeper.PositionKeeper(self._expiry_ms)
         self._deleted: dict[str, str] = {}
-        """Logs that this gateway has deleted, with their creations."""
+        """Logs that this gateway has deleted, each with its creation time."""
         self._waiting: set[_Ask] = set()
-        """Those that the keeper owes an answer."""
+        """Requests that the offset store has not answered yet."""
         self.seen = 0
-        """The highest version of the log of positions that this process knows of."""
+        """The highest version of the log of committed offsets that this process has seen."""
         self._seen_s = 0.0
         self._inbox: deque[position_keeper.Event] = deque()
         self._is_stepping = False
 
     @property
     def kept(self) -> Mapping[positions.Key, positions.Position]:
-        """The positions as this gateway's keeper knows them: all of them, where this gateway owns their log."""
+        """The committed offsets in memory: all of them if this gateway owns their log."""
         return self._keeper.state.rows
 
     # --- requests --------------------------------------------------------------------------------
@@ -131,10 +134,11 @@ class PositionService:
         row: LogMetadata | None = None,
         stamp: positions.Stamp | None = None,
     ) -> positions.Position:
-        """Decide a request about one consumer. `row`: of the log, whose quorum the log of positions takes where
-        this makes it. `stamp`: of a change, where its sender says one.
+        """Decide a request about one consumer. A log of committed offsets is created if there is
+        none, with the quorum of the log in `row`. `stamp` marks a change, if its sender provides
+        one.
 
-        Raises: why the request is refused; NoSuchConsumer, RequestOutdated.
+        Raises: the reason why the request is rejected; NoSuchConsumer, RequestOutdated.
         """
         try:
             answer = await self._ask(request, stamp)
@@ -151,7 +155,7 @@ class PositionService:
         return answer
 
     async def page(self, name: str, *, after: str, limit: int) -> tuple[positions.Position, ...]:
-        """Consumers of a log by name."""
+        """A page of a log's consumers, sorted by name."""
         try:
             answer = await self._ask(positions.List(name, after, limit))
         except errors.NoSuchLog as error:
@@ -162,17 +166,17 @@ class PositionService:
         return answer
 
     def log_deleted(self, name: str, created: str) -> None:
-        """This gateway has deleted a log, whose consumers go with it."""
+        """Note that this gateway deleted a log, so that the log's consumers are deleted too."""
         if len(self._deleted) < _DELETED_MAX:
             self._deleted[name] = created
 
     def take_deleted(self) -> dict[str, str]:
-        """The logs whose consumers are to be freed, with their creations."""
+        """Return and forget the noted deleted logs, each with its creation time."""
         taken, self._deleted = self._deleted, {}
         return taken
 
     async def free(self, deleted: Mapping[str, str]) -> None:
-        """Forget the consumers of logs that were deleted (`take_deleted`)."""
+        """Delete the consumers of logs that were deleted (`take_deleted`)."""
         asked = [self.submit(positions.FreeLog(name, created)) for name, created in deleted.items()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for (name, created), answer in zip(deleted.items(), answers, strict=True):
@@ -182,7 +186,7 @@ class PositionService:
                 self.log_deleted(name, created)  # the next sweep tries again
 
     async def expire(self) -> None:
-        """Forget consumers that nobody has used for as long as the settings say, where this process owns them."""
+        """Delete consumers unused for `expiry_s`, if this process owns their log."""
         now_ms = self._database_ms()
         if not (self._expiry_ms and now_ms and self.is_here):
             return
@@ -199,12 +203,12 @@ class PositionService:
         try:
             await self._logs.put(POSITIONS_LOG, settings, deletion_protection=True)
         except errors.QuorumLogError as error:
-            if error.code != "log-exists":  # another gateway has made it, for another log
+            if error.code != "log-exists":  # another gateway created it, with another log's quorum
                 raise
 
     @property
     def is_here(self) -> bool:
-        """Whether this process owns the log of positions."""
+        """Whether this process owns the log of committed offsets."""
         return self._logs.is_owned(POSITIONS_LOG)
 
     async def _ask(
@@ -221,13 +225,13 @@ class PositionService:
         except errors.RequestOutdated as error:
             if stamp.seen:
                 raise
-            # No keeper has carried it out, since it named no version.
+            # No owner has performed the request, because it named no version.
             return await self.submit(request, replace(stamp, seen=error.members["version"]))
 
     def submit(
         self, request: positions.Request, stamp: positions.Stamp | None = None
     ) -> asyncio.Future[positions.Answer]:
-        """Begin a request. The result: its answer, why it is refused, or QuorumTimeout."""
+        """Begin a request. The future gets its answer or its refusal, or QuorumTimeout."""
         future: asyncio.Future[positions.Answer] = self._loop.create_future()
         timer = self._loop.call_later(self._timeout_s, self._late, future, request.log)
         future.add_done_callback(lambda _future: timer.cancel())
@@ -240,13 +244,13 @@ class PositionService:
         self._gathered.append(one)
 
     def _late(self, future: asyncio.Future[positions.Answer], log_name: str) -> None:
-        late = f"the owner of the positions did not answer within {self._timeout_s:g} s"
+        late = f"the owner of the committed offsets did not answer within {self._timeout_s:g} s"
         resolve(future, errors.QuorumTimeout(late, log=log_name))
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
         if self.is_here:
-            # The keeper is right wherever it runs; the owner's is not overtaken.
+            # The offset store is correct anywhere, but only the owner's has no append conflicts.
             self._keep(gathered)
             return
         for at in range(0, len(gathered), _TOGETHER_MAX):
@@ -277,7 +281,7 @@ class PositionService:
         self.seen, self._seen_s = max(self.seen, version), self._loop.time()
 
     async def answer_here(self, data: bytes) -> dict[str, Any]:
-        """Decide requests of another gateway. Raises: NotTheOwner, not done; BadPositions."""
+        """Decide another gateway's requests. Raises: NotTheOwner (`not-done`), BadPositions."""
         requests = position_bodies.decode_requests(data)
         await self._logs.consult(POSITIONS_LOG, Consult(data), is_forwarded=True)
         gathered = [_Ask(self._loop.create_future(), *one, is_forwarded=True) for one in requests]
@@ -286,10 +290,10 @@ class PositionService:
         answers: Sequence[Any] = await asyncio.gather(*futures, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, errors.NotTheOwner):
-                raise answer  # all of them: the sender asks the owner
+                raise answer  # for all requests: the sender retries at the owner
         return position_bodies.encode_answers(answers, self.seen)
 
-    # --- the keeper ------------------------------------------------------------------------------
+    # --- the offset store ------------------------------------------------------------------------
 
     def _keep(self, gathered: Sequence[_Ask]) -> None:
         self._waiting.update(gathered)
@@ -300,7 +304,7 @@ class PositionService:
         )
 
     def _post(self, event: position_keeper.Event) -> None:
-        """Step the keeper: now, or after the events that it is stepped with now."""
+        """Step the offset store with an event: now, or after the queued events."""
         self._inbox.append(event)
         if self._is_stepping:
             return
@@ -312,12 +316,12 @@ class PositionService:
                 for effect in self._keeper.step(event, now_s, self._wall_ms(), database_ms):
                     self._perform(effect)
         except Exception:
-            # A defect of ours: the state is not reliable any more. The log is; a new keeper reads it.
+            # A defect in the offset store: a new one reads its state from the log.
             log.exception("position-keeper-broke")
             self._keeper = position_keeper.PositionKeeper(self._expiry_ms)
             self._inbox.clear()
             lost, self._waiting = self._waiting, set()
-            broke = errors.QuorumLogError("the keeper of positions broke", outcome=errors.UNKNOWN)
+            broke = errors.QuorumLogError("the offset store failed", outcome=errors.UNKNOWN)
             for one in lost:
                 resolve(one.future, broke)
         finally:
@@ -389,7 +393,7 @@ class PositionService:
             except errors.OffsetTruncated:
                 return position_keeper.Truncated()
             except errors.EntryLost as error:
-                # An operator has accepted the loss: these rows are as they were before it.
+                # An operator has accepted the loss: lost records count as never written.
                 start = error.members["next_offset"]
                 continue
             try:
@@ -398,7 +402,7 @@ class PositionService:
                     for found in page.records
                 )
             except BadPositions as error:
-                detail = f"a record of positions can't be read: {error}"
+                detail = f"a record of committed offsets can't be read: {error}"
                 raise errors.EntryUnavailable(
                     detail, log=POSITIONS_LOG, outcome=errors.NOT_DONE
                 ) from error
@@ -406,16 +410,16 @@ class PositionService:
 
     async def _truncate(self, before: int) -> None:
         try:
-            # A rebuild has made the row again without limits (rule 18f).
+            # A rebuild restores the log's metadata without limits (rule 18f).
             limits = {"roll_bytes": _ROLL_BYTES}
             await self._logs.change(POSITIONS_LOG, limits, deletion_protection=True)
             await self._logs.retain(POSITIONS_LOG, lambda _row: before)
-        except errors.QuorumLogError as error:  # the next one tries again
+        except errors.QuorumLogError as error:  # the next truncation retries
             log.warning("positions-not-truncated", extra={"error": repr(error)})
 
 
 def _makes(request: positions.Request) -> bool:
-    """Whether a request may make a consumer."""
+    """Whether a request may create a consumer."""
     return (
         request.is_new
         if isinstance(request, positions.Commit)

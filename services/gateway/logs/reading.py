@@ -1,12 +1,13 @@
-"""Reads of a log by offset: which ledger, which entry, and whether the log's end is reached.
+"""Reads of a log by offset: find the ledger and the entry, and detect the log's end.
 
-A read sees all that was acknowledged before the read began: the row is read first, and the LAC after
-it. A record that was acknowledged before is then in a ledger that the row names, and that ledger's
-writer says how far it is confirmed. Each read asks for the LAC once: what it reads from the ledger is
-read by that answer (`LedgerView`).
+A read sees all records that were acknowledged before it began, because it reads the log's metadata
+first and the LAC afterwards. So each acknowledged record is in a ledger that the metadata names,
+and that ledger's writer reports the LAC. Each read asks for the LAC once, and reads the ledger by
+that answer (`LedgerView`).
 
-The end of a CLOSED ledger never changes, so reads within it ask no writer. Whether the ledger still exists, metadata is
-asked once in RECENT_S for all who read on in that log (rule 27b), and not for each page.
+The end of a CLOSED ledger never changes, so reads within the ledger ask no writer. Whether the
+ledger still exists is asked once per RECENT_S for all readers that continue in the log (rule 27b),
+and not for each page.
 """
 
 import asyncio
@@ -27,24 +28,24 @@ from services.gateway.logs.store import RECENT_S, LogRows
 from services.gateway.logs.values import Last, LogBatches, Page, Since, Start
 
 _ROW_POLL_S: Final = 0.2
-"""How often a tail reads the row of a log without an open ledger."""
+"""Interval at which a read at the tail polls the metadata of a log without an open ledger."""
 
 _TRIES_MAX: Final = 5
-"""Rows read in turn that name a ledger which is gone: more is no race."""
+"""How often a read retries when the metadata names a deleted ledger. Races need fewer retries."""
 
 _ASK_S: Final = 5.0
-"""How long a reader asks a live owner for its LAC."""
+"""How long a reader keeps asking an owner that is alive for its LAC."""
 
 
 class _Resealed(Exception):
-    """The row does not say any more which ledger of the log grows."""
+    """The metadata no longer names the log's open ledger: read the metadata again."""
 
 
 class LogReader:
-    """Reads of all logs, in this process."""
+    """Reads of all logs at this gateway."""
 
     def __init__(self, engine: Engine, rows: LogRows, ownership: Ownership) -> None:
-        """Keeps no state but rows."""
+        """Keeps no state except cached metadata."""
         self._engine, self._reads, self._ownership = engine, engine.reads, ownership
         self.rows = rows
         self._index = ownership.index
@@ -62,11 +63,12 @@ class LogReader:
         row: LogMetadata | None = None,
         is_whole: bool = False,
     ) -> LogBatches:
-        """Records from `start` on, including all that were acknowledged before the call. `created_at`: of the log that is
-        meant; None: whichever has the name. `row`: of the log that is meant, read after the client had asked.
+        """Records from `start` on, including all that were acknowledged before the call.
+        `created_at` identifies the log (None: the current log of the name). `row` is its metadata,
+        read after the client's request arrived.
 
-        Raises: NoSuchLog, LogReplaced, OffsetBeyondEnd, OffsetTruncated, EntryLost, EntryUnavailable and what the engine
-        raises.
+        Raises: NoSuchLog, LogReplaced, OffsetBeyondEnd, OffsetTruncated, EntryLost,
+        EntryUnavailable and the engine's errors.
         """
         deadline = self._clock() + wait_s
         page = await self._begun(name, start, row, created_at, limit, max_bytes)
@@ -76,7 +78,7 @@ class LogReader:
         if isinstance(start, int) and not page.count:
             await self._check_within(page.row, start)
         while not (page.count or page.is_end) and (left_s := deadline - self._clock()) > 0:
-            with contextlib.suppress(errors.NoSuchLedger):  # the next row tells what happened
+            with contextlib.suppress(errors.NoSuchLedger):  # the next metadata shows why
                 await self._wait(page, left_s)
             await self._look(page)
             await self._fill(page)
@@ -85,9 +87,10 @@ class LogReader:
     async def full_page(
         self, row: LogMetadata, start: int, *, limit: int, max_bytes: int
     ) -> LogBatches | None:
-        """A page by a row of a moment before, without another look at the row: none unless the page is full (ADR 45).
+        """A full page, read with metadata of the last RECENT_S. None if the page is not full (ADR
+        45).
 
-        Raises: what `read` raises; a fresh row may say otherwise.
+        Raises: the errors of `read`. With fresh metadata the result may differ.
         """
         page = Page(row, limit, max_bytes, at=start, is_recent=True)
         await self._fill(page)
@@ -102,8 +105,8 @@ class LogReader:
         limit: int,
         max_bytes: int,
     ) -> Page:
-        """An empty page, with the row that a read begins with. Raises: LogReplaced if a fresh row is not of the log that is
-        meant.
+        """An empty page that has the log metadata with which a read begins. Raises: LogReplaced if
+        fresh metadata is of another log than requested.
         """
         known = self.rows.known(name) if isinstance(start, int) and row is None else None
         if known is not None and created_at in (None, known.created_at):
@@ -115,16 +118,17 @@ class LogReader:
         return page
 
     async def fresh(self, name: str, created_at: str | None) -> LogMetadata:
-        """The log's row. Raises: NoSuchLog; LogReplaced if the log was not created then."""
+        """The log's metadata. Raises: NoSuchLog; LogReplaced if its creation time differs."""
         row = await self.rows.row(name)
         row.check_created(created_at)
         return row
 
     async def _look(self, page: Page) -> None:
-        """Read the row again. If the log was replaced, a page with records of the older log ends there; the next page's read
-        raises LogReplaced. A page by a recent row ends too.
+        """Read the metadata again. If the log was replaced, a page with records of the older log
+        ends, and the next page's read raises LogReplaced. A page that uses recent metadata also
+        ends.
 
-        Raises: LogReplaced for a page without records, if the read is for the log that was replaced.
+        Raises: LogReplaced for a page without records, if the read is for the replaced log.
         """
         if page.is_recent:
             page.is_cut = True
@@ -138,10 +142,11 @@ class LogReader:
         page.row, page.is_fresh, page.created_at, page.asked_s = row, True, row.created_at, asked_s
 
     async def _check_within(self, row: LogMetadata, start: int) -> None:
-        """Raise OffsetBeyondEnd if `start` is beyond the end of the log. `row` was read for this read.
+        """Raise OffsetBeyondEnd if `start` is beyond the log's end. `row` is fresh metadata.
 
-        The end is proven (rule 27b): a client that was told a later end was told it by the log's owner, which is asked now
-        and whose end never goes back, or by a CLOSED ledger, whose row is read after the owner's answer.
+        The end is proven (rule 27b): a client can know a later end only from the log's owner, which
+        is asked now and whose end never decreases, or from a CLOSED ledger, whose metadata is read
+        afterwards.
         """
         item = row.item_at(start) or row.base
         if start <= row.known_end or (item is not None and self._is_border(item, start)):
@@ -155,8 +160,8 @@ class LogReader:
             raise errors.OffsetBeyondEnd(detail, log=row.name, next_offset=end)
 
     async def _closed_end(self, row: LogMetadata) -> int:
-        """The end of the log's last ledger with a known start, if the ledger is CLOSED; else 0. An owner that was displaced and
-        does not know it tells an earlier end.
+        """The end of the log's last ledger with a known start if the ledger is CLOSED, else 0. An
+        owner that was displaced without noticing may report an earlier end.
         """
         item = row.base
         view = None if item is None else await self._reads.ended(item.ledger_id, is_fresh=True)
@@ -166,19 +171,19 @@ class LogReader:
         return (item.first_offset or 0) + head.records_after
 
     async def _last_head(self, item: LogItem, view: LedgerView) -> batch.BatchHead:
-        """The head of the last confirmed entry of a ledger that has one."""
+        """The head of the ledger's last confirmed entry, which must exist."""
         return await read_head(self._engine, item.ledger_id, view.last_add_confirmed, view)
 
     def _is_border(self, item: LogItem, offset: int) -> bool:
-        """Whether this process has seen that a record of a ledger ends, or begins, at an offset."""
+        """Whether this process knows that an entry of the ledger begins or ends at `offset`."""
         place = offset - (item.first_offset or 0)
         return self._index.points(item.ledger_id).around(place)[0][0] == place
 
     async def begin(
         self, name: str, start: Start, row: LogMetadata, page: Page | None = None
     ) -> tuple[int, LogMetadata]:
-        """The offset at which a read begins, and the row by which it is there. `page`: keeps what is seen of the ledger that
-        is written.
+        """The offset at which a read begins, and the metadata by which it was found. If the open
+        ledger was read, `page` keeps its view.
         """
         match start:
             case int():
@@ -193,7 +198,7 @@ class LogReader:
                 return await self._find(name, ms, row)
 
     async def _find(self, name: str, ms: int, row: LogMetadata) -> tuple[int, LogMetadata]:
-        """The first offset that was appended at a time or later, else the end. Raises: EntryUnavailable."""
+        """The first offset appended at `ms` or later, else the end. Raises: EntryUnavailable."""
 
         async def last_entry(item: LogItem) -> int:
             view = await self._view(name, item)
@@ -207,7 +212,7 @@ class LogReader:
                     row, ms, last_entry=last_entry, read_head=partial(read_head, self._engine)
                 )
             except _Resealed:
-                pass  # the writer is gone, and the log was sealed
+                pass  # the writer was gone, and the log was sealed
             except errors.NoSuchLedger as error:
                 if error.members.get("deleted") is False:
                     item = row.item_of(error.ledger_id or NO_ENTRY)
@@ -219,11 +224,12 @@ class LogReader:
         raise _unstable(name)
 
     async def _view(self, name: str, item: LogItem, page: Page | None = None) -> LedgerView | None:
-        """A ledger as far as it is acknowledged; None if the row must be read again. `page`: by whose row it is read; None: a
-        fresh one.
+        """The ledger with its acknowledged end; None if the log's metadata must be read again.
+        `page` has the metadata of the read; None means fresh metadata.
 
-        By a row that is not fresh, a CLOSED ledger may be one that was deleted since. Metadata is asked; the next pages of
-        who names the log's creation rest on the answer for RECENT_S.
+        If the page's metadata is not fresh, a CLOSED ledger may have been deleted since, so the
+        ledger's metadata is read again. Reads that name the log's creation time reuse the answer
+        for RECENT_S.
         """
         if item.last_offset is None:
             news = None if page is None else page.news
@@ -242,7 +248,7 @@ class LogReader:
         return view
 
     async def end(self, name: str, row: LogMetadata | None = None, page: Page | None = None) -> int:
-        """The offset after the last acknowledged record. `row` was read after the caller's request."""
+        """The offset after the last acknowledged record. `row` was read for this request."""
         return (await self.tail(name, row, page=page))[0]
 
     async def tail(
@@ -253,8 +259,8 @@ class LogReader:
         created_at: str | None = None,
         page: Page | None = None,
     ) -> tuple[int, bool]:
-        """The same, with whether the log is closed there. Raises: NoSuchLog; LogReplaced if the log is not that of the row,
-        or was not created then.
+        """The log's end, and whether the log is closed there. Raises: NoSuchLog; LogReplaced if the
+        log is another one than that of `row` or `created_at`.
         """
         row = row or await self.fresh(name, created_at)
         for _ in range(_TRIES_MAX):
@@ -265,7 +271,7 @@ class LogReader:
         raise _unstable(name)
 
     async def last_batch(self, row: LogMetadata) -> batch.BatchHead | None:
-        """The head of a CLOSED log's last batch; None where its last ledger has none."""
+        """The head of a CLOSED log's last batch; None if its own last ledger has no batch."""
         item = row.last_item
         if item is None or row.is_shared(item):
             return None
@@ -273,11 +279,11 @@ class LogReader:
         return None if view.last_add_confirmed == NO_ENTRY else await self._last_head(item, view)
 
     async def _end(self, name: str, row: LogMetadata, page: Page | None) -> tuple[int, bool] | None:
-        """The end by this row, and whether the log is closed; None if the row changed since."""
+        """The end, and whether the log is closed; None if the metadata is out of date."""
         if row.end_offset is not None:
             return row.end_offset, row.state is LogState.CLOSED
         item = row.base
-        # A first ledger without a start, or a roll between its two steps: nothing of the new
+        # The first ledger has no start yet, or a roll is between its two steps. No entry of the new
         # ledger is acknowledged yet.
         if item is None:
             return row.known_end, False
@@ -301,8 +307,8 @@ class LogReader:
         return item.first_offset + head.records_after, head.is_end
 
     async def _fill(self, page: Page) -> None:
-        """Gather records until the page is full or the log ends, as a fresh row says then; by a recent row until it says
-        nothing more.
+        """Gather records until the page is full or fresh metadata says that the log ends. With
+        recent metadata, stop where fresh metadata would be needed.
         """
         tries = 0
         while not page.is_full:
@@ -324,7 +330,7 @@ class LogReader:
             try:
                 is_through = await self._fill_from(item, page)
             except errors.NoSuchLedger as error:
-                # The ledger was truncated away, or the log deleted, since the row was read.
+                # The ledger was truncated, or the log was deleted, since the metadata was read.
                 tries += 1
                 if page.count:
                     page.is_cut = True
@@ -341,7 +347,7 @@ class LogReader:
                 await self._look(page)
 
     async def _fill_from(self, item: LogItem, page: Page) -> bool:
-        """Gather until the log's part of the ledger or the page ends; False if the row must be read again."""
+        """Gather records of one ledger; False if the log's metadata must be read again."""
         page.stop = None if item.last_offset is None else item.last_offset + 1
         view = page.view = await self._view(page.row.name, item, page)
         page.news = None
@@ -369,7 +375,7 @@ class LogReader:
         return True
 
     async def _take(self, item: LogItem, entry_id: int, view: LedgerView, page: Page) -> int:
-        """Gather from some entries; returns the id after them. Raises: what the engine raises."""
+        """Gather records by one read of bookies. Returns the next id. Raises: as the engine."""
         found = await self._reads.read(
             item.ledger_id,
             entry_id,
@@ -418,8 +424,8 @@ class LogReader:
         return True
 
     async def _confirmed(self, name: str, item: LogItem) -> LedgerView | None:
-        """The LAC of a ledger whose end the row does not know, from its writer or from its closed
-        row; None if the log was sealed instead, because the writer is gone.
+        """The LAC of a ledger without a known end, from its writer or its CLOSED metadata. Returns
+        None if the writer was gone and the log was sealed instead.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + _ASK_S
@@ -427,18 +433,18 @@ class LogReader:
             confirmed = await self._reads.last_add_confirmed(item.ledger_id)
             if confirmed.lac_source != "bookies" or confirmed.closed:
                 return confirmed
-            # A read must not wait for the next append to find a new owner.
+            # A read must not depend on a later append to make another gateway the owner.
             if await self._ownership.handle(name).heal(item.ledger_id):
                 return None
-            # The writer lives: the question was lost on its way, or it is recovering the ledger.
+            # The writer is alive: the request was lost, or the writer is recovering the ledger.
             if loop.time() > end:
                 raise errors.EntryUnavailable(
-                    "the log's owner lives, but does not tell its LAC", log=name
+                    "the log's owner is alive, but did not report its LAC", log=name
                 )
             await _pause(end - loop.time())
 
     async def _wait(self, page: Page, left_s: float) -> None:
-        """Return once there may be more records than this read has seen of the ledger that is written."""
+        """Wait until there may be more records than this read has seen."""
         row, view = page.row, page.view
         item = row.item_at(page.at)
         is_written = item is not None and item.last_offset is None and row.base is row.last_item
@@ -450,13 +456,13 @@ class LogReader:
             item.ledger_id, after=after, wait_s=left_s, view=view
         )
         if news.closed or news.last_add_confirmed <= after:
-            # Closed, and the row does not say yet what follows; or the writer is gone.
+            # The ledger is closed and the metadata doesn't name the next, or the writer is gone.
             await _pause(left_s)
         elif news.lac_source == "writer":
             page.news = news
 
     async def entry_at(self, item: LogItem, offset: int, view: LedgerView) -> int | None:
-        """The entry of a ledger that holds an offset; None if that is beyond what is confirmed."""
+        """The ledger's entry that contains `offset`; None if the offset is not confirmed."""
         assert item.first_offset is not None
         return await find_entry(
             self._index.points(item.ledger_id),
@@ -485,10 +491,10 @@ def _cut(page: Page, error: errors.EntryUnavailable) -> None:
 
 
 def _without_row(name: str, ledger_id: int | None, at: int) -> errors.EntryUnavailable:
-    """A ledger that the log names was not deleted, and has no row: a rebuild has not found it (rule 18f)."""
+    """The error for a ledger whose metadata is missing although it was not deleted (rule 18f)."""
     return errors.EntryUnavailable(
-        f"records from the offset {at} on cannot be read now: the database lacks the row of ledger {ledger_id}."
-        " A rebuild makes it again once a bookie that holds a copy answers",
+        f"records from the offset {at} on cannot be read now: the database lacks the metadata of ledger {ledger_id}."
+        " A rebuild restores it once a bookie that holds a copy answers",
         ledger_id=ledger_id,
         log=name,
         offset=at,
@@ -496,7 +502,7 @@ def _without_row(name: str, ledger_id: int | None, at: int) -> errors.EntryUnava
 
 
 def _unstable(name: str) -> errors.EntryUnavailable:
-    return errors.EntryUnavailable("the log's row changed at every try", log=name)
+    return errors.EntryUnavailable("the log's metadata changed at every try", log=name)
 
 
 async def _pause(left_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The logs' rows, as the gateway asks the metadata service for them and as reads of this process have them; and orphans,
+"""Reads and changes log metadata at the metadata service, and caches it for reads. Deletes orphans,
 which are ledgers that were created for a log and that neither a log nor a fork names (rule 22).
 """
 
@@ -23,23 +23,23 @@ from services.gateway.logs.values import STREAM_PREFIX
 log = logging.getLogger(__name__)
 
 _ROWS_MAX: Final = 2000
-"""Rows that are kept for reads within sealed ledgers."""
+"""Logs whose metadata is cached for reads within sealed ledgers."""
 
 RECENT_S: Final = 0.2
-"""For how long an answer of metadata serves the next pages of who reads on: a hundred pages and more. A deletion or
-truncation by another gateway may stay invisible for this long (chosen by judgement, ADR 45 and 48).
-"""
+"""How long an answer of the metadata service is reused for further pages of a read, which may be a
+hundred or more. Another gateway's deletion or truncation may stay invisible for this long (chosen
+by judgement, ADR 45 and 48)."""
 
 ORPHANS_PER_ROUND_MAX: Final = 100
-"""Orphans that one round deletes: each may take until a timeout. Chosen by judgement."""
+"""Orphans deleted per round, chosen by judgement. A deletion may take as long as a timeout."""
 _PAGE: Final = 1000
-"""Orphans that one round reads: so many that two gateways seldom choose the same ones to delete."""
+"""Orphans read per round: enough that two gateways seldom delete the same ones."""
 
 
 class MetadataLogs:
-    """The rows of logs and of transactions, in the words of the logs' machines.
+    """The metadata of logs and transactions, in the types of the logs' machines.
 
-    All methods may raise MetadataUnavailable, those that name a log NoSuchLog.
+    All methods may raise MetadataUnavailable. Methods that name a log may raise NoSuchLog.
     """
 
     def __init__(self, client: LogClient, transactions: TransactionClient) -> None:
@@ -57,9 +57,10 @@ class MetadataLogs:
         self.delete_unnamed = client.delete_unnamed
 
     async def unshared(self, let_go: Sequence[LedgerMetadata]) -> Sequence[LedgerMetadata]:
-        """Of the ledgers that a log names no more those that no fork names, nor ever will (rule 27a).
+        """The released ledgers that no fork names or can ever name (rule 27a).
 
-        Raises: why that can't be asked; the outcome is unknown: the log has let go of them, and bookies were not told.
+        Raises: the error of the request, with outcome `unknown`, because the log has released the
+        ledgers and bookies were not informed.
         """
         ids = [row.ledger_id for row in let_go]
         shared: set[int] = set()
@@ -71,9 +72,10 @@ class MetadataLogs:
         return [row for row in let_go if row.ledger_id not in shared]
 
     async def require(self, name: str, has: Callable[[LogMetadata | None], bool]) -> None:
-        """Look once more whether the database has a change that bookies were told of, before a client is told: the answer
-        to the change may be of a database that was lost since (rule 18e). `has` judges the log's row as it is now, or
-        None where there is no log.
+        """Check that the database still has a change that bookies know of, before the client learns
+        of it. The response to the change may have come from a database that was lost since (rule
+        18e). `has` returns whether the log's current metadata (None: there is no log) shows the
+        change.
 
         Raises: MetadataUnavailable and DatabaseWentBack, whose outcome is unknown.
         """
@@ -85,28 +87,28 @@ class MetadataLogs:
             raise error.with_outcome(UNKNOWN) from error
         if not has(row):
             raise DatabaseWentBack(
-                "a change of the log was made, and the database lacks it", log=name, outcome=UNKNOWN
+                "the database lacks a change of the log that it had made", log=name, outcome=UNKNOWN
             )
 
     async def cas(self, log: LogMetadata, once: Once | None = None) -> LogMetadata | RowChanged:
-        """Replace the row of this version: the row with its new version, unless it changed. For a late copy of the
-        client's request `once`: the row as it is.
+        """Replace the log's metadata if it still has this version. Returns the new metadata, or
+        RowChanged. For a late copy of the client's request `once`, returns the current metadata.
         """
         is_done, row = await self._client.cas(log, once=once)
         return row if is_done else RowChanged(row)
 
     async def delete(self, log: LogMetadata) -> RowChanged | None:
-        """Delete the row of this version, unless it changed."""
+        """Delete the log if its metadata still has this version; else return RowChanged."""
         other = await self._client.delete(log)
         return None if other is None else RowChanged(other)
 
     async def commit(
         self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
     ) -> Committed | RowChanged:
-        """End a transaction with these ledgers published, by compare-and-swap of the log's row.
+        """End a transaction and publish these ledgers, by compare-and-swap of the log's metadata.
 
-        Without `log`, or of a transaction that has ended: its answer, and no row is changed.
-        Raises: why the commit is refused.
+        Without `log`, or if the transaction ended before, changes no log and returns the first
+        answer. Raises: the reason why the commit is rejected.
         """
         done, row = await self._transactions.commit(transaction_id, ledgers, log)
         if done is None:
@@ -116,25 +118,25 @@ class MetadataLogs:
 
 
 class LogRows:
-    """Rows from the primary, and those that were read before."""
+    """Log metadata from the primary, and a cache of what was read."""
 
     def __init__(self, store: MetadataLogs) -> None:
-        """No row is kept yet."""
+        """Starts with an empty cache."""
         self._store = store
         self._clock = asyncio.get_running_loop().time
         self._rows: dict[str, tuple[LogMetadata, float]] = {}
-        """With the time at which each was asked for."""
+        """Cached metadata, each with the time of its request."""
         self._changes = 0
 
     async def row(self, name: str) -> LogMetadata:
-        """The row from the primary. Raises: NoSuchLog, MetadataUnavailable."""
+        """The log's metadata from the primary. Raises: NoSuchLog, MetadataUnavailable."""
         at_s, changes = self._clock(), self._changes
         try:
             row = await self._store.get(name)
         except Exception:
             self._rows.pop(name, None)
             raise
-        if changes == self._changes:  # else the row may be that of before
+        if changes == self._changes:  # otherwise `row` may be outdated
             self._rows.pop(name, None)
             self._rows[name] = row, at_s
             if len(self._rows) > _ROWS_MAX:
@@ -142,35 +144,36 @@ class LogRows:
         return row
 
     def recent(self, name: str) -> LogMetadata | None:
-        """A row that was asked for within RECENT_S, and that this process has not changed since."""
+        """Metadata requested within RECENT_S, unless this process has changed it since."""
         row, at_s = self._rows.get(name, (None, 0.0))
         return row if self._clock() - at_s <= RECENT_S else None
 
     def known(self, name: str) -> LogMetadata | None:
-        """A row from before, of a log whose ledgers are gone when the log is: a reader of the old row finds that out. A
-        stream's may live on in its forks, or in what it is a fork of, while its name is another stream's (rule 27a).
+        """Cached metadata of any age, or None for streams. A log's ledgers are deleted with the
+        log, so a reader with old metadata notices. A stream's ledgers may live on in forks while
+        another stream has its name (rule 27a).
         """
         return None if name.startswith(STREAM_PREFIX) else self._rows.get(name, (None,))[0]
 
     def changed(self, name: str) -> None:
-        """This process has changed the row or deleted it: who asks here from now on is told so, also by an answer of the
-        primary that is under way.
+        """Forget the metadata, which this process has changed or deleted. Responses to earlier
+        requests aren't cached either.
         """
         self._rows.pop(name, None)
         self._changes += 1
 
 
 class Orphans:
-    """Deletes orphans. The metadata service refuses to delete a ledger that a log or a fork names."""
+    """Deletes orphans. The metadata service rejects deletions of ledgers in use."""
 
     def __init__(self, engine: Engine, store: MetadataLogs, index: OffsetIndex) -> None:
-        """`index` forgets the offsets of ledgers that are dropped."""
+        """`index` forgets the offsets of deleted ledgers."""
         self._engine, self._store, self._index = engine, store, index
         self._after: int | None = None
-        """The next round reads the orphans behind this ledger; None: from the first one on."""
+        """The next round reads the orphans after this ledger; None: from the first one on."""
 
     async def of_log(self, name: str) -> Sequence[LedgerMetadata]:
-        """The orphans that were created for logs of this name."""
+        """All orphans that were created for logs of this name."""
         found: list[LedgerMetadata] = []
         after: int | None = None
         while ids := await self._store.orphans(older_than_s=0, after=after, log=name):
@@ -179,7 +182,7 @@ class Orphans:
         return found
 
     async def drop(self, ledger_ids: Sequence[int]) -> None:
-        """Delete those of these ledgers that no log or fork names any more. A later round deletes what can't be deleted now."""
+        """Delete those ledgers that no log or fork names. A later round retries failures."""
         for ledger_id in ledger_ids:
             self._index.drop(ledger_id)
         with contextlib.suppress(QuorumLogError):
@@ -188,10 +191,11 @@ class Orphans:
                     await self.delete(ledger.ledger_id)
 
     async def delete(self, ledger_id: int) -> None:
-        """Delete a ledger if it still exists (rule 22). An open ledger is recovered first (rule 27), because its writer must not
-        go on.
+        """Delete a ledger if it exists (rule 22). An open ledger is recovered first, so that its
+        writer can't continue (rule 27).
 
-        Raises: OwnedByLog, NoSuchLedger if another gateway deletes it at this moment, and what a recovery raises.
+        Raises: OwnedByLog; NoSuchLedger if another gateway deletes it meanwhile; the errors of a
+        recovery.
         """
         for ledger in await self._engine.existing([ledger_id]):
             is_closed = ledger.state is State.CLOSED
@@ -201,11 +205,12 @@ class Orphans:
             log.info("orphan-deleted", extra={"ledger": ledger_id})
 
     async def delete_some(self, *, older_than_s: float) -> bool:
-        """One round: delete some ledgers that have been orphans for this long, or that a transaction did not publish.
-        Returns whether more may be left.
+        """Delete some ledgers that have been orphans for this long, or that a transaction did not
+        publish. Returns whether more may be left.
 
-        A round reads a page, deletes a random ORPHANS_PER_ROUND_MAX of it, and the next round begins behind the page. So gateways
-        that do this at once delete different orphans, and those that can't be deleted now hold up no others.
+        A round reads a page and deletes a random ORPHANS_PER_ROUND_MAX of it. The next round begins
+        after the page. So concurrent gateways delete different orphans, and orphans that can't be
+        deleted now don't block others.
         """
         began = self._after
         found = await self._store.orphans(older_than_s=older_than_s, after=began, limit=_PAGE)

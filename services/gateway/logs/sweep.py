@@ -1,10 +1,10 @@
-"""Background work for logs: rolls and retention by age, logs of lost owners, ledgers without a log.
+"""Background work for logs: rolls by time, retention, logs of lost owners, and orphans.
 
-Every gateway sweeps all logs. The owner rolls by time and applies the retention; a log whose owner is
-gone is sealed, so that its records are readable (docs/guides/logs.md); the retention applies to sealed
-logs too. Ledgers without a log are deleted by a task of their own, since there may be thousands, and logs must not wait for
-them. Two sweeps at once do no harm: the compare-and-swap decides. Whoever owns the positions of consumers measures
-by the same rows how far they are behind.
+Every gateway sweeps all logs. The owner rolls by time and applies the retention. If the owner is
+gone, the log is sealed, so that its records are readable (docs/guides/logs.md); the retention
+applies to sealed logs too. A separate task deletes orphans, because there may be thousands, and
+logs must not wait for them. Concurrent sweeps do no harm, because the compare-and-swap decides. The
+owner of the committed offsets measures consumer lag from the metadata that its sweep reads.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ _PAGE: Final = 1000
 
 
 class Sweep:
-    """The background work of one gateway."""
+    """The background work on logs at one gateway."""
 
     def __init__(self, logs: LogManager, store: MetadataLogs) -> None:
-        """`run` sweeps the logs, `run_orphans` the ledgers that no log names."""
+        """`run` sweeps the logs, and `run_orphans` deletes ledgers that no log names."""
         self._logs, self._store, self._times = logs, store, logs.times
 
     async def run(self) -> None:
-        """Sweep the logs for ever; the next round retries failures."""
+        """Sweep the logs for ever. The next round retries failures."""
         while True:
             await self._pause(self._times.sweep_every_s)
             await self._round(self.sweep_logs())
 
     async def run_orphans(self) -> None:
-        """Delete ledgers that no log names, for ever, some in each round."""
+        """Delete ledgers that no log names, some in each round, for ever."""
         has_more: bool | None = False
         while True:
             await self._pause(
@@ -54,7 +54,7 @@ class Sweep:
         await asyncio.sleep(longest_s * random.uniform(0.5, 1.0))  # noqa: S311
 
     async def _round(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of one round; None of one that failed, which the next round retries."""
+        """Run one round. Returns its result, or None if the round failed and is retried later."""
         try:
             return await work
         except QuorumLogError as error:
@@ -77,7 +77,7 @@ class Sweep:
             rows, after = await self._store.list(after=after, limit=_PAGE)
             self._logs.lags.see(rows)
             for row in rows:
-                # The consumers are the namesake's: they are told that their log was replaced.
+                # A new log has the name, so the old log's consumers stay, and get `log-replaced`.
                 deleted.pop(row.name, None)
                 if row.expiry is not None:
                     named.add(row.expiry.term)
@@ -93,7 +93,7 @@ class Sweep:
                 return
 
     async def _is_alive(self, writer: Writer, alive: dict[str, bool]) -> bool:
-        """Whether another process lives; asked once in a round."""
+        """Whether another process is alive. Each process is asked once per sweep."""
         if writer.id not in alive:
             alive[writer.id] = await self._logs.ownership.is_other_alive(writer)
         return alive[writer.id]
@@ -108,7 +108,7 @@ class Sweep:
             writer = await ownership.writer_of(last.ledger_id)
             if writer is None or not await self._is_alive(writer, alive):
                 await ownership.handle(row.name).heal(last.ledger_id)
-        # By the clock of the ledgers' seals, not this gateway's: a deletion is final.
+        # Ages count by the database's clock, which dated the seals, because a deletion is final.
         now_ms = (self._store.database_ms() or 0) if self._logs.deletes_by_age else 0
         begin = partial(retained_from, now_ms=now_ms)
         if begin(row) > row.first_offset and (is_owned or not row.unsealed):
@@ -116,8 +116,8 @@ class Sweep:
 
 
 def retained_from(row: LogMetadata, *, now_ms: int) -> int:
-    """The offset below which the settings let records go: whole sealed ledgers, the oldest first,
-    that are too old or exceed the log's bytes. Of an archived log only archived records go.
+    """The offset below which the settings release records: whole sealed ledgers, oldest first, that
+    are too old or exceed the log's bytes. An archived log releases archived records only.
     """
     sealed = [item for item in row.items[:-1] if item.last_offset is not None]
     kept_bytes = sum(item.bytes for item in row.items)

@@ -1,8 +1,8 @@
-"""Transactions as this gateway serves them: begin, write, end.
+"""Transactions at this gateway: begin, write, commit and abort.
 
 Task attempts write and seal a transaction's ledgers, each in one process. The ledgers store record
-batches, as the log does. Readers see them once the commit has put them onto the log, which the log's
-owner does (rule 28); ledgers that are not published are fenced and deleted.
+batches, as a log does. Readers see the ledgers once a commit has published them on the log, through
+the log's owner (rule 28). Ledgers that are not published are fenced and deleted.
 """
 
 import asyncio
@@ -28,15 +28,16 @@ from services.gateway.logs.store import MetadataLogs
 log = logging.getLogger(__name__)
 
 _COPIES_S: Final = 5.0
-"""How long a commit waits for the copies of its ledgers' rows, which are sent on after that (taste)."""
+"""How long a commit waits for copies of its ledgers' metadata to be sent, chosen by judgement.
+Sending continues afterwards (rule 18f, clause 3)."""
 
 EXPIRES_IN_S: Final = 3600
-"""Longer than a stage computes before its first append (taste)."""
+"""Default lifetime: longer than a stage computes before its first append (by judgement)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionAttempt:
-    """What a ledger is written by: a transaction's attempt at one partition."""
+    """A transaction's attempt at one partition, which writes ledgers."""
 
     transaction: str
     partition: int | None = None
@@ -54,7 +55,7 @@ class Transactions:
         store: MetadataLogs,
         client: TransactionClient,
     ) -> None:
-        """No ledger was published yet."""
+        """Starts without published ledgers."""
         self._engine, self._logs, self._store, self._client = engine, logs, store, client
         self._checks = _Checks(client)
         self.begin = client.begin
@@ -62,7 +63,7 @@ class Transactions:
         self.check = self._checks.check
         self._clearing: asyncio.Task[bool] | None = None
         self.published_ledgers = 0
-        """Ledgers that came onto a log by commits that were answered here."""
+        """Ledgers published by commits that this gateway answered."""
 
     async def create_ledger(
         self,
@@ -71,7 +72,7 @@ class Transactions:
         custom: tuple[tuple[str, str], ...] = (),
         once: Once | None = None,
     ) -> LedgerMetadata:
-        """Create a ledger with the log's settings, whose only writer is this process.
+        """Create a ledger with the log's settings, which only this process writes.
 
         Raises: NoSuchTransaction, TransactionAborted, TransactionCommitted, NoSuchLog,
         NotEnoughBookies.
@@ -99,14 +100,15 @@ class Transactions:
     ) -> EntriesAppended:
         """Append a record batch as one entry of a transaction's ledger that this process writes.
 
-        The transaction's state is read after the call began, so a transaction that ended before
-        refuses the append. Raises: TransactionAborted, TransactionCommitted, and what appends raise.
+        The transaction's state is read after the call began, so that a transaction that has ended
+        rejects the append. Raises: TransactionAborted, TransactionCommitted, and the errors of
+        appends.
         """
         check = asyncio.ensure_future(self._checks.check(transaction_id))
         try:
             done = await self._engine.appends.append_batch(ledger_id, data, expect=expect)
         except errors.QuorumLogError:
-            # The end of the transaction explains more: its ledgers are fenced and deleted then.
+            # If the transaction has ended, raise that error: its ledgers were fenced and deleted.
             await check
             raise
         finally:
@@ -122,9 +124,9 @@ class Transactions:
         overwrite: bool = False,
         token: int | None = None,
     ) -> Transaction:
-        """Put these ledgers onto the log, once, and drop the transaction's other ledgers.
+        """Publish these ledgers on the log, once, and delete the transaction's other ledgers.
 
-        A repeat gets the first answer. Raises: NoSuchTransaction, TransactionAborted, LogFenced,
+        A retry gets the first answer. Raises: NoSuchTransaction, TransactionAborted, LogFenced,
         InvalidRequest, NoSuchLog, LogClosed; TransactionCommitted if other ledgers were published.
         """
         found = await self._client.get(transaction_id)
@@ -150,8 +152,8 @@ class Transactions:
         return done
 
     async def _copy_places(self, done: Transaction) -> None:
-        """Have members keep the places of published ledgers (rule 18f). A repeat sends the copies again: the
-        gateway that was asked first may have ended before.
+        """Send members copies of the published ledgers' places in the log (rule 18f). A retry sends
+        the copies again, because the first gateway may have ended before it sent them.
         """
         if done.ledgers:
             work = self._engine.copy_rows([ledger.ledger_id for ledger in done.ledgers])
@@ -160,29 +162,29 @@ class Transactions:
     async def _commit_nothing(
         self, transaction_id: str, ledgers: tuple[Sealed, ...]
     ) -> Transaction:
-        """End a transaction that publishes nothing, or get the answer of one that has ended."""
+        """End a transaction without publishing ledgers, or get the first answer if it has ended."""
         done = await self._store.commit(transaction_id, ledgers, None)
         assert not isinstance(done, RowChanged), "no row was to be changed"
         return done.transaction
 
     async def abort(self, transaction_id: str) -> Transaction:
-        """Abort: nothing is published. Idempotent.
+        """Abort the transaction. No ledger is published. Idempotent.
 
-        Raises: NoSuchTransaction; TransactionCommitted, and nothing is changed.
+        Raises: NoSuchTransaction; TransactionCommitted if it was committed before.
         """
         done = await self._client.abort(transaction_id)
         self.clear()
         return done
 
     def clear(self) -> None:
-        """Delete unpublished ledgers in the background, unless that runs; the sweep does the rest."""
+        """Delete unpublished ledgers in one background task. The sweep deletes the rest."""
         if self._clearing is None or self._clearing.done():
             work = self._logs.orphans.delete_some(older_than_s=self._logs.times.orphan_age_s)
             self._clearing = self._logs.ownership.task(work)
 
 
 class _Checks:
-    """Asks whether transactions are OPEN, once for all appends that arrived before the question."""
+    """Checks that transactions are OPEN: one request for all appends that arrived before it."""
 
     def __init__(self, client: TransactionClient) -> None:
         self._client = client
@@ -190,7 +192,7 @@ class _Checks:
         self._next: dict[str, asyncio.Task[TransactionState]] = {}
 
     async def check(self, transaction_id: str) -> None:
-        """Raise unless the transaction is OPEN, by a question that is sent after this call began."""
+        """Raise unless the transaction is OPEN, by a request that is sent after this call began."""
         following = self._next.get(transaction_id)
         if following is None:
             following = asyncio.create_task(self._ask(transaction_id))
@@ -198,7 +200,7 @@ class _Checks:
         try:
             state = await asyncio.shield(following)
         except errors.MetadataUnavailable as error:
-            # The records may be in the ledger; nobody can say now whether they count.
+            # The records may be in the ledger, but whether they count is unknown.
             raise errors.MetadataUnavailable(error.detail, outcome=errors.UNKNOWN) from error
         if state is not TransactionState.OPEN:
             raise _ended(state)
@@ -207,7 +209,7 @@ class _Checks:
         running = self._running.get(transaction_id)
         if running is not None:
             await asyncio.wait({running})
-        # Later callers share the next question.
+        # Later callers share the next request.
         task = self._next.pop(transaction_id)
         task.add_done_callback(_retrieved)
         self._running[transaction_id] = task
@@ -219,7 +221,7 @@ class _Checks:
 
 
 def tags_of(whose: TransactionAttempt) -> tuple[tuple[str, str], ...]:
-    """The tags by which a ledger's row names its transaction."""
+    """The tags by which a ledger's metadata names its transaction."""
     tags = [(TRANSACTION_TAG, whose.transaction)]
     if whose.partition is not None:
         tags.append((PARTITION_TAG, str(whose.partition)))
@@ -229,8 +231,8 @@ def tags_of(whose: TransactionAttempt) -> tuple[tuple[str, str], ...]:
 
 
 def _check_names(found: Transaction, ledgers: Sequence[Sealed]) -> None:
-    """Raise InvalidRequest if a commit names a ledger that is not its own, or one twice: before the
-    log's owner drains for the commit.
+    """Raise InvalidRequest if a commit names another transaction's ledger, or one ledger twice. The
+    check comes first, because the log's owner drains its appends for a commit.
     """
     known = {ledger.ledger_id for ledger in found.ledgers}
     seen: set[int] = set()
@@ -238,7 +240,7 @@ def _check_names(found: Transaction, ledgers: Sequence[Sealed]) -> None:
     for index, sealed in enumerate(ledgers):
         detail = ""
         if sealed.ledger_id not in known:
-            detail = f"ledger {sealed.ledger_id} is none of this transaction"
+            detail = f"ledger {sealed.ledger_id} does not belong to this transaction"
         elif sealed.ledger_id in seen:
             detail = f"ledger {sealed.ledger_id} is named twice"
         seen.add(sealed.ledger_id)
@@ -255,6 +257,6 @@ def _ended(state: TransactionState) -> errors.QuorumLogError:
 
 
 def _retrieved(task: "asyncio.Future[None] | asyncio.Task[TransactionState]") -> None:
-    """Keep asyncio from logging an error as never retrieved: its waiter may be gone."""
+    """Keep asyncio from logging an error as never retrieved, if its waiter is gone."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""The values in which clients of a gateway's logs ask and read, and the page that a read fills with stored batches."""
+"""Values that reads and appends of logs use, and the page that a read fills with stored batches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,33 +12,32 @@ from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from services.gateway.interface import LedgerView
 
 CREATED_AT: Final = r"[0-9a-fT:.Z-]{1,40}"
-"""The `created_at` of a log, as a regular expression: by it a request says which log of a name it is for (rule 27b)."""
+"""Pattern of a log's `created_at`, by which a request identifies the log of a name (rule 27b)."""
 
 STREAM_PREFIX: Final = "durable-stream."
-"""Begins the names of the logs of streams (`streams/`), and no other log's that is made by its name."""
+"""Reserved prefix of the logs that back streams; clients can't create other logs with it."""
 
 _REST: Final = 8
-"""A page of which less than this part is left ends where a read of bookies ended (chosen by judgement)."""
+"""A page ends after a read of bookies if less than 1/8 of its bytes are left (by judgement)."""
 
 RECORD_COST: Final = 64
-"""Bytes that a record counts for in `max_bytes` beside its own, so that a page of empty records ends."""
+"""Bytes charged for each record besides its own, so that a page of empty records ends."""
 
 _SHRINKS: Final = 4
-"""By how much compressed batches are expected to shrink before one was read. Too little costs another read of bookies,
-too much reads more than fits into the page.
-"""
+"""Expected compression ratio of batches before the first one was read. If the ratio is too low, a
+page takes another read of bookies. If the ratio is too high, a read returns too much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """A read begins with the first record that was appended at this time or later, in milliseconds since 1970."""
+    """Starts a read at the first record appended at this time or later, in ms since 1970."""
 
     ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """A read begins this many offsets before the log's end."""
+    """Starts a read this many offsets before the log's end."""
 
     count: int
 
@@ -49,7 +48,7 @@ Start = int | Literal["earliest", "latest"] | Since | Last
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """One record as a reader gets it. `timestamp_ms` is the record's own, else that of its append."""
+    """One record as a reader gets it. `timestamp_ms` is the record's own or its append time."""
 
     offset: int
     timestamp_ms: int
@@ -60,9 +59,9 @@ class ReadRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """Records of one entry as they are stored, the first one at the offset `first_offset`. Whoever formats them decodes them.
+    """Undecoded records of one entry, from the offset `first_offset` on.
 
-    `time_ms`: when they were appended, which is the time of each record that has none of its own.
+    `time_ms` is the append time, and the timestamp of records that have none of their own.
     """
 
     first_offset: int
@@ -73,11 +72,11 @@ class StoredBatch:
 
     @property
     def count(self) -> int:
-        """How many records."""
+        """The number of records."""
         return self.columns.head.count
 
     def since(self, offset: int) -> "StoredBatch":
-        """The records from an offset on, which one of them has."""
+        """The records from `offset` on. One of the records has this offset."""
         skip = offset - self.first_offset
         return replace(
             self, first_offset=offset, columns=self.columns.part(skip, self.count - skip)
@@ -86,12 +85,12 @@ class StoredBatch:
 
 @dataclass(frozen=True, slots=True)
 class LogBatches:
-    """Records from the requested offset on, in order, possibly none: `first` to `next` - 1.
+    """A page of records in order, possibly empty, with the offsets `first` to `next` - 1.
 
-    `next` is where to continue, in the log that was created at `created_at` and begins at `first_offset`. `closed`: the log
-    is closed, and `next` is its end. `is_at_end`: `next` was the log's end. `is_full`: the page ends because it is as
-    large as it may be, and not because the log ends or a record cannot be read now. A page that is kept without its records
-    has no batches.
+    `next` is where to continue, in the log that was created at `created_at` and begins at
+    `first_offset`. `closed`: the log is closed and ends at `next`. `is_at_end`: `next` was the
+    log's end when the page was read. `is_full`: the page ends because of its size limits, and not
+    because the log ends or a record is unavailable. A cached page has no batches.
     """
 
     batches: tuple[StoredBatch, ...]
@@ -105,12 +104,12 @@ class LogBatches:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no record."""
+        """Whether the page has no records."""
         return self.first == self.next
 
     @property
     def values(self) -> Iterator[memoryview]:
-        """The values of the records, in the memory that they were received into."""
+        """The records' values, not copied: views of the received buffers."""
         return chain.from_iterable(found.columns.values for found in self.batches)
 
     @property
@@ -130,10 +129,12 @@ class LogBatches:
 
 
 class Page:
-    """What a read has gathered: `count` records up to, not including, the offset `at`; and the log's row by which it reads.
+    """The records that a read has gathered: `count` records below the offset `at`. `row` is the log
+    metadata that the read uses.
 
-    A row is fresh if it was fetched after this read began. An older row is used only for facts that never change: where the
-    records of a closed ledger are. Only a fresh row says that the log ends.
+    Metadata is fresh if it was fetched after this read began. Older metadata is used only for facts
+    that never change: where the records of a closed ledger are. Only fresh metadata proves that the
+    log ends.
     """
 
     def __init__(
@@ -147,71 +148,70 @@ class Page:
         is_recent: bool = False,
         created_at: str | None = None,
     ) -> None:
-        """`created_at`: of the log that the read is for; None: whichever has the name (rule 27b). `is_recent`: the
-        page ends where only a fresh row says more. The row also says which ledger is open: what was acknowledged there stays
-        in the log.
+        """`created_at` identifies the log to read (None: the current log of the name, rule 27b).
+        With `is_recent`, the page ends where fresh metadata is needed. A page may still use the
+        open ledger that `row` names, because records acknowledged there stay in the log.
         """
         self.row, self.is_fresh, self.is_recent = row, is_fresh, is_recent
         self.created_at = created_at
         self.asked_s = float("-inf")
-        """When the read asked for the row, if it did."""
+        """When this read requested the metadata; -inf if it uses older metadata."""
         self.at, self.limit, self.bytes_left, self.count = at, limit, max_bytes, 0
         self.batches: list[StoredBatch] = []
         self._rest = max_bytes // _REST
         self.is_whole = False
-        """Whether `max_bytes` never cuts a batch: the page ends with the batch that crosses the bound."""
+        """Whether batches are kept whole: the page ends with the batch that exceeds `max_bytes`."""
         self.is_cut = False
-        """Whether the page ends before a record that is not read now."""
+        """Whether the page ends early, before a record that this read will not fetch."""
         self.stored = 1
         self.plain = 1 if row.settings.batch_compression == "none" else _SHRINKS
-        """Bytes of the batches so far, stored and plain: the next read of bookies asks for as many stored bytes as are
-        expected to fill the page.
-        """
+        """Bytes of the batches so far, stored and uncompressed. The next read of bookies requests
+        as many stored bytes as are expected to fill the page."""
         self.is_over = False
-        """Whether the log ends with the page: its last batch says so (rule 25b)."""
+        """Whether the page's last batch ends the log (rule 25b)."""
         self.stop: int | None = None
-        """Where the log's part of the ledger ends that is read, if the row tells. In a ledger that a fork shares, records of
-        other logs may follow (rule 27a).
-        """
+        """Where the log's part of the current ledger ends, if the metadata says so. In a ledger
+        that a fork shares, records of other logs may follow (rule 27a)."""
         self.view: LedgerView | None = None
-        """The ledger that was read last, as far as it was acknowledged then."""
+        """The ledger that was read last, with its acknowledged end at that time."""
         self.news: LedgerView | None = None
-        """The same ledger after a wait for news: the next look at it needs no question."""
+        """A newer view of the ledger that was read last, from a wait for records. The next read
+        uses this view."""
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more is gathered."""
+        """Whether the page accepts no more records."""
         if self.is_cut or self.is_over:
             return True
         return self.count >= self.limit or (self.count > 0 and self.bytes_left <= 0)
 
     @property
     def is_large(self) -> bool:
-        """Whether what the page lacks is not worth another read of bookies."""
+        """Whether the page is full enough not to need another read of bookies."""
         return self.count >= self.limit or (self.count > 0 and self.bytes_left < self._rest)
 
     @property
     def is_through(self) -> bool:
-        """Whether the page has all of the ledger that is read."""
+        """Whether the page has reached the end of the log's part of the current ledger."""
         return self.own(1) <= 0
 
     def own(self, count: int) -> int:
-        """How many of the ledger's next `count` records belong to the log (rule 27a)."""
+        """How many of the current ledger's next `count` records belong to the log (rule 27a)."""
         return count if self.stop is None else min(count, self.stop - self.at)
 
     @property
     def is_end(self) -> bool:
-        """Whether the log is closed, and ends with the page."""
+        """Whether the log is closed and ends with this page."""
         is_closed = self.row.state is LogState.CLOSED and self.at >= (self.row.end_offset or 0)
         return is_closed or self.is_over
 
     @property
     def stored_bytes_left(self) -> int:
-        """About how many stored bytes hold what the page lacks."""
+        """The estimated number of stored bytes that would fill the page."""
         return max(self.bytes_left * self.stored // self.plain, 1)
 
     def take(self, item: LogItem, entry_id: int, data: batch.Stored) -> batch.BatchHead:
-        """Take the records from `at` on of an entry, of which the page may have room for some only. Raises: BadBatch."""
+        """Add an entry's records from `at` on, as far as the page has room. Raises: BadBatch."""
         plain = packed.unpack(data)
         self.stored += len(data)
         self.plain += len(plain)
@@ -222,7 +222,7 @@ class Page:
         if 0 <= skip < head.count and not self.is_through:
             self._add(found, skip, item, entry_id)
         if self.at == first + head.count:
-            # How the log ended that the ledger was made for says nothing of a fork (rule 27a).
+            # A mark in a shared ledger ends the source, and not the fork (rule 27a).
             self.is_over = head.is_end and not self.row.is_shared(item)
         return head
 
@@ -240,7 +240,7 @@ class Page:
         self.at += count
 
     def done(self) -> LogBatches:
-        """What a reader gets."""
+        """The page as the reader gets it."""
         return LogBatches(
             tuple(self.batches),
             first=self.at - self.count,

@@ -1,7 +1,7 @@
-"""Logs as clients see them: rows of the metadata service, with the ends that only owners know.
+"""Logs as clients see them: their metadata, and their ends, which only their owners know.
 
-A page asks each gateway once which of the page's logs it owns and where they end. The other logs are
-asked about one by one: the owner is gone, or is changing.
+A listing asks each gateway once which of the listed logs it owns and where they end. Logs without
+an answer are asked about one by one, because their owner is gone or is changing.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from services.gateway.logs.reading import LogReader
 from services.gateway.logs.store import MetadataLogs
 
 _AT_ONCE: Final = 32
-"""Logs of a page whose ends are asked for one by one at once."""
+"""Logs of a page whose ends are requested concurrently, if their owners don't answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """A log as clients see it."""
+    """A log as clients see it, with its end, its owner and the states of its ledgers."""
 
     log: LogMetadata
     next_offset: int
@@ -37,7 +37,7 @@ class LogView:
 
 
 class LogViews:
-    """The views of one gateway."""
+    """Builds the views of logs at one gateway."""
 
     def __init__(
         self,
@@ -59,7 +59,9 @@ class LogViews:
         prefix: str = "",
         shown: tuple[str, ...] | None = None,
     ) -> tuple[list[LogView], str | None]:
-        """One page by name of the logs that `shown` names (`Caller.listed`; None: of all), and the `after` of the next page."""
+        """A page of logs by name, and the next page's `after`. `shown` is `Caller.listed`; None:
+        all.
+        """
         list_page = partial(self._store.list, limit=limit, prefix=prefix, shown=shown)
         listed, following = await list_page(after=after)
         while following is not None and all(row.name == POSITIONS_LOG for row in listed):
@@ -67,20 +69,20 @@ class LogViews:
         rows = [row for row in listed if row.name != POSITIONS_LOG]
         if following == POSITIONS_LOG:
             following = rows[-1].name
-        # The ends are read after the rows: they are above all that was acknowledged before this call.
+        # Ends read after the metadata include all that was acknowledged before this call.
         found = await self._of_owners(rows)
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def ask(row: LogMetadata) -> None:
             async with room:
-                with contextlib.suppress(NoSuchLog, LogReplaced):  # since the page was read
+                with contextlib.suppress(NoSuchLog, LogReplaced):  # deleted since the page was read
                     found[row.name] = await self.view(row)
 
         await asyncio.gather(*(ask(row) for row in rows if row.name not in found))
         return [found[row.name] for row in rows if row.name in found], following
 
     async def view(self, row: LogMetadata) -> LogView:
-        """One log, by this row. Raises: NoSuchLog, LogReplaced."""
+        """The view of one log, by this metadata. Raises: NoSuchLog, LogReplaced."""
         states = {item.ledger_id: State.CLOSED for item in row.items}
         writer: Writer | None = None
         for item in row.unsealed:
@@ -98,19 +100,19 @@ class LogViews:
         return LogView(row, end, writer, states)
 
     def ends_here(self, heads: Iterable[LogHead]) -> dict[str, int]:
-        """The ends of those logs of which this process writes the ledger that the head names last."""
+        """The ends of those logs whose heads name a last ledger that this process writes."""
         ends = {}
         for head in heads:
             owner = self._ownership.owner(head.name)
             if owner is None:
                 continue
-            mine = LogHead.of(owner.log)  # names the same last ledger, for the same writer
+            mine = LogHead.of(owner.log)
             if (mine.last_ledger, mine.writer_token) == (head.last_ledger, head.writer_token):
                 ends[head.name] = owner.acknowledged_offset
         return ends
 
     async def _of_owners(self, rows: Sequence[LogMetadata]) -> dict[str, LogView]:
-        """The views of those logs whose owners answer, by name."""
+        """The views, by name, of the logs whose owners answer."""
         heads = [head for row in rows if (head := head_to_ask(row)) is not None]
         by_name = {row.name: row for row in rows}
         return {
@@ -119,7 +121,7 @@ class LogViews:
         }
 
     async def ends(self, heads: Sequence[LogHead]) -> dict[str, tuple[int, Writer]]:
-        """The ends of those of these logs whose owners answer, with the owners: one request to each gateway."""
+        """The ends and owners of the logs whose owners answer, with one request to each gateway."""
         here = self.ends_here(heads)
         owners: dict[Writer, Mapping[str, int]] = {self._engine.writer: here}
         left = [head for head in heads if head.name not in here]
@@ -140,7 +142,7 @@ class LogViews:
 
 
 def head_to_ask(row: LogMetadata) -> LogHead | None:
-    """By what an owner knows a log that is its own; None where the row says the end, or no owner can."""
+    """The head by which to ask a log's owner for the end; None if no owner needs to be asked."""
     return LogHead.of(row) if row.unsealed == row.items[-1:] != () else None
 
 

@@ -1,5 +1,6 @@
-"""The Durable Streams protocol at /v1/stream/{path}: a thin translation onto logs (docs/guides/durable-streams.md).
+"""The Durable Streams protocol at /v1/stream/{path}, as a thin layer on top of logs
+(docs/guides/durable-streams.md).
 
-Source of all rules here: PROTOCOL.md of the repository durable-streams/durable-streams, whose section names the code
-cites. May use `edge` and `logs`.
+The rules here come from PROTOCOL.md in the repository durable-streams/durable-streams. The code
+cites its sections. May use `edge` and `logs`.
 """

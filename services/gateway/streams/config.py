@@ -1,4 +1,4 @@
-"""What a stream is created with, and how its log's metadata keeps it."""
+"""The settings of a stream, and how the metadata of its log stores them."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ CONTENT_TYPE_CHARS_MAX: Final = 255
 _CONTENT_TYPE: Final = "durable-stream.content-type"
 _EXPIRES_AT: Final = "durable-stream.expires-at"
 _BEGINS: Final = "durable-stream.begins"
-"""What the stream's creation puts into it: until that is there, the stream does not exist."""
+"""What the creation puts into the stream, which does not exist until its log has it."""
 _FORKED_FROM: Final = "durable-stream.forked-from"
 _FORK_OFFSET: Final = "durable-stream.fork-offset"
 _FORK_SUB_OFFSET: Final = "durable-stream.fork-sub-offset"
@@ -29,18 +29,18 @@ _MEDIA: Final = re.compile(rf"{_TOKEN}/{_TOKEN}[ \t]*(?:;[\t\x20-\x7e]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """What a fork was created as: its source's log, and the offsets of the request, in numbers."""
+    """How a fork was created: its source's log, and the offsets of the request as numbers."""
 
     source: str
     offset: int
     sub_offset: int
     created_at: str
-    """Of the source: its offsets below `offset` are the fork's too."""
+    """Creation time of the source, whose offsets below `offset` are valid in the fork."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """The settings of a stream. `expires_at` is as the client wrote it; `ttl_s` is kept in the row's `expiry`."""
+    """A stream's settings. `expires_at` is the client's text; the log's `expiry` has `ttl_s`."""
 
     content_type: str = OCTETS
     expires_at: str | None = None
@@ -49,26 +49,26 @@ class StreamConfig:
 
     @property
     def media(self) -> str:
-        """The content type without parameters, which is what appends must have."""
+        """The content type without parameters, which must be that of each append."""
         return media_of(self.content_type)
 
     @property
     def is_json(self) -> bool:
-        """Whether the stream keeps the borders of JSON messages."""
+        """Whether the stream is JSON, with one record per message."""
         return self.media == JSON
 
     @property
     def is_text(self) -> bool:
-        """Whether events carry the stream's data as it is."""
+        """Whether events carry the stream's data as text; other data is in base64."""
         return self.is_json or self.media.startswith("text/")
 
     @property
     def expires_ms(self) -> int | None:
-        """When it expires, in milliseconds since 1970."""
+        """When the stream expires, in milliseconds since 1970."""
         return None if self.expires_at is None else time_ms(self.expires_at)
 
     def equals(self, other: "StreamConfig") -> bool:
-        """Whether a creation with the other one is a repeat."""
+        """Whether a creation with the settings `other` counts as a retry."""
         mine, others = (
             (each.media, each.expires_ms, each.ttl_s, each.forked) for each in (self, other)
         )
@@ -90,7 +90,7 @@ class StreamConfig:
 
 
 def config_of(row: LogMetadata) -> StreamConfig | None:
-    """The stream of a log; None for a log that is no stream's."""
+    """The settings of a log's stream; None if the log backs no stream."""
     custom: Mapping[str, str] = dict(row.settings.custom)
     if _CONTENT_TYPE not in custom:
         return None
@@ -120,7 +120,7 @@ def media_of(content_type: str) -> str:
 
 
 def content_type(text: str, pointer: str) -> str:
-    """A content type. Raises: BadRequest, UnsupportedMediaType."""
+    """Validate a content type. Raises: BadRequest, UnsupportedMediaType."""
     if len(text) > CONTENT_TYPE_CHARS_MAX or not _MEDIA.fullmatch(text.strip()):
         raise BadRequest(
             f"{pointer}: must be a media type of at most {CONTENT_TYPE_CHARS_MAX} characters"
@@ -130,7 +130,7 @@ def content_type(text: str, pointer: str) -> str:
 
 
 def time(text: str, pointer: str) -> str:
-    """An RFC 3339 time. Raises: BadRequest."""
+    """Validate an RFC 3339 time. Raises: BadRequest."""
     try:
         time_of(text)
     except ValueError as error:

@@ -1,8 +1,9 @@
-"""Forks of streams (section 4.2): what a request asks for, and what of the source it becomes.
+"""Forks of streams (section 4.2): the request for a fork, and how it is created.
 
-A fork is a log that names ranges of its source's closed ledgers (rule 27a), so offsets are the source's up to where it
-begins. The source counts messages or pieces of bytes, so `Stream-Fork-Sub-Offset` ends at a record of a JSON stream;
-in another one it may end within a record, whose first bytes are then the fork's first own record.
+A fork is a log that names ranges of its source's closed ledgers (rule 27a), so the source's offsets
+are valid in the fork up to where it begins. A log counts records, which are JSON messages or chunks
+of bytes. `Stream-Fork-Sub-Offset` ends at a record of a JSON stream. In other streams the
+sub-offset may end within a record, whose first bytes then become the fork's first own record.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,15 +23,15 @@ from services.gateway.streams.config import Forked, StreamConfig, config_of, med
 from services.gateway.streams.reads import Found
 
 Find = Callable[[str], Awaitable[Found]]
-"""The stream of a log. Raises: NoSuchLog."""
+"""Finds the stream of a log. Raises: NoSuchLog."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkAsked:
-    """A fork as a request asks for it. What is None was left out, and comes from the source."""
+    """The request for a fork. Settings that are None were left out, and come from the source."""
 
     source: str
-    """The source's log."""
+    """Name of the source's log."""
     offset: op.Place | Literal[0] | None
     sub_offset: int
     content_type: str | None
@@ -39,11 +40,11 @@ class ForkAsked:
 
     @property
     def has_lifetime(self) -> bool:
-        """Whether the request says when the fork expires; else the source's settings hold for it too."""
+        """Whether the request sets when the fork expires. Otherwise the source's settings apply."""
         return self.expires_at is not None or self.ttl_s is not None
 
     def is_made(self, config: StreamConfig) -> bool:
-        """Whether a stream is what an earlier try of this request made."""
+        """Whether an earlier attempt of this request created the stream that has this `config`."""
         made = config.forked
         if made is None or (made.source, made.sub_offset) != (self.source, self.sub_offset):
             return False
@@ -59,23 +60,23 @@ class ForkAsked:
 
 @dataclass(frozen=True, slots=True)
 class ForkPlan:
-    """A fork whose source was looked at."""
+    """A fork to create, with the settings that it inherits from its source."""
 
     config: StreamConfig
     source: LogMetadata
     at: int
     """The offset of the fork's first own record."""
     prefix: tuple[Record, ...] = ()
-    """The fork's first own record, where it begins within one of the source's."""
+    """The fork's first own record, if the fork begins within a record of the source."""
 
 
 def asked(given: Given) -> ForkAsked | None:
-    """The fork that a creation asks for, if any. Raises: BadRequest."""
+    """The fork that a creation requests, or None. Raises: BadRequest."""
     source, offset, sub = given[op.FORKED_FROM], given[op.FORK_OFFSET], given[op.FORK_SUB_OFFSET]
     if source is None:
         if offset is not None or sub is not None:
             raise errors.BadRequest(
-                "Stream-Fork-Offset and Stream-Fork-Sub-Offset go with Stream-Forked-From"
+                "Stream-Fork-Offset and Stream-Fork-Sub-Offset require Stream-Forked-From"
             )
         return None
     return ForkAsked(
@@ -89,9 +90,10 @@ def asked(given: Given) -> ForkAsked | None:
 
 
 def inherited(wanted: ForkAsked, source: StreamConfig) -> StreamConfig:
-    """The settings of a fork but for where it begins: what was left out is the source's (the table of section 4.2).
+    """A fork's settings without its offsets. The source provides those that were left out (the
+    table of section 4.2).
 
-    Raises: StreamConflict for another content type.
+    Raises: StreamConflict if the request has another content type than the source.
     """
     if wanted.content_type is not None and media_of(wanted.content_type) != source.media:
         raise errors.StreamConflict(
@@ -106,7 +108,7 @@ def inherited(wanted: ForkAsked, source: StreamConfig) -> StreamConfig:
 
 
 class StreamForks:
-    """Creations of forks at this gateway."""
+    """Creates forks at this gateway."""
 
     def __init__(self, logs: LogManager, find: Find) -> None:
         """Keeps no state."""
@@ -115,10 +117,10 @@ class StreamForks:
     async def made(
         self, name: str, wanted: ForkAsked, exists: Callable[[LogMetadata], Awaitable[bool]]
     ) -> Found | None:
-        """The stream of this name, if it is what an earlier try of the request made; None if there is none. `exists`:
-        whether a row's stream has not expired; one that has is deleted.
+        """The stream of this name if an earlier attempt of the request created it; None if there is
+        none. `exists` returns whether the stream has not expired, and deletes an expired one.
 
-        Raises: StreamConflict.
+        Raises: StreamConflict if another request created the stream.
         """
         try:
             row = await self._logs.rows.row(name)
@@ -136,9 +138,10 @@ class StreamForks:
     async def plan(
         self, request: web.Request, wanted: ForkAsked, made: StreamConfig | None
     ) -> ForkPlan:
-        """What the fork becomes; `made`: the settings of one whose creation did not come to its end.
+        """Plan the fork. `made` has the settings of a fork whose creation is unfinished.
 
-        Raises: Forbidden without the right to read the source, NoSuchLog, StreamConflict, BadRequest.
+        Raises: Forbidden without the right to read the source, NoSuchLog, StreamConflict,
+        BadRequest.
         """
         caller_of(request).check(Scope.READ, Kind.LOGS, wanted.source)
         try:
@@ -167,7 +170,9 @@ class StreamForks:
     async def create(
         self, name: str, plan: ForkPlan, settings: LogSettings
     ) -> tuple[LogMetadata, bool]:
-        """The row of the fork's log, or of what has its name, and whether this call created it."""
+        """Create the fork's log. Returns the metadata of the log of this name, and whether this
+        call created it.
+        """
         try:
             wanted = self._logs.draft(name, settings, idle_s=plan.config.ttl_s)
             return await self._logs.fork(wanted, plan.source, plan.at)
@@ -177,7 +182,9 @@ class StreamForks:
     async def _begin(
         self, source: Found, offset: int, sub_offset: int
     ) -> tuple[int, tuple[Record, ...]]:
-        """Where a fork begins that has `sub_offset` messages or bytes of the batch at an offset, and its first own record."""
+        """The offset where the fork's own records begin. If the fork begins within a record of the
+        source, also returns the first part of that record.
+        """
         left = sub_offset
         if not left:
             return offset, ()
@@ -199,10 +206,10 @@ class StreamForks:
                 if not left:
                     return at + 1, ()
         raise errors.BadRequest(
-            f"/header/Stream-Fork-Sub-Offset: {sub_offset} is beyond what was appended at the fork's offset"
+            f"/header/Stream-Fork-Sub-Offset: {sub_offset} is beyond the batch at the fork's offset"
         )
 
 
 def taken(name: str) -> errors.StreamConflict:
-    """The refusal of a creation under the name of a deleted stream."""
+    """The error for creating a stream with the name of a deleted stream that still has forks."""
     return errors.StreamConflict("the stream is deleted, and forks of it are not", log=name)

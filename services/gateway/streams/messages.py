@@ -1,4 +1,4 @@
-"""Bodies of requests as records, and records as bodies of answers."""
+"""Converts bodies of requests to records, and records to bodies of responses."""
 
 import json
 import re
@@ -11,12 +11,12 @@ from quorumlog.wire import strict
 from services.gateway.logs.values import LogBatches
 
 RECORD_BYTES: Final = 1 << 20
-"""A body of bytes is cut into records of this size (taste)."""
+"""A body of bytes is cut into records of this size, chosen by judgement."""
 _SPACE: Final = re.compile(r"[ \t\r\n]*+")
 
 
 def records_of(data: bytes, *, is_json: bool) -> tuple[Record, ...]:
-    """The records of a body: its messages, or pieces of its bytes; none of an empty body or JSON array.
+    """The records of a body: its messages, or chunks of its bytes; none for an empty body.
 
     Raises: BadRequest, TooLarge.
     """
@@ -28,14 +28,14 @@ def records_of(data: bytes, *, is_json: bool) -> tuple[Record, ...]:
 
 
 def body_of(page: LogBatches, *, is_json: bool) -> bytes:
-    """The records' values as the body of an answer."""
+    """The records' values as the body of a response."""
     if is_json:
         return b"[%b]" % b",".join(page.values)
     return b"".join(found.columns.joined_values for found in page.batches)
 
 
 def _messages(data: bytes) -> list[bytes]:
-    """The JSON messages of a body, byte by byte as they came: those of an array, else the one value."""
+    """The JSON messages of a body, byte for byte: an array's elements, else the one value."""
     strict.check_marks(data)
     try:
         text = data.decode()
@@ -58,7 +58,7 @@ def _elements(text: str, at: int) -> list[bytes]:
             end = _value(text, at)
             found.append(text[at:end].encode())
             if len(found) > RECORDS_MAX:
-                raise TooLarge(f"an array of more than {RECORDS_MAX} messages")
+                raise TooLarge(f"an array may have at most {RECORDS_MAX} messages")
             at = _skip(text, end)
             if text[at] == "]":
                 break
@@ -77,13 +77,13 @@ def _skip(text: str, at: int) -> int:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(name)  # NaN and Infinity are no JSON
+    raise ValueError(name)  # NaN and Infinity are not JSON
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse, parse_int=len, parse_float=len)
-"""It finds where a value ends: what the value is does not matter."""
+"""Finds where a JSON value ends. Numbers are not converted, because the values are not used."""
 
 
 def _value(text: str, at: int) -> int:
-    """Where the value that begins at `at` ends."""
+    """The end of the JSON value that begins at `at`."""
     return _DECODER.raw_decode(text, at)[1]

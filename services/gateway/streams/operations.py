@@ -1,6 +1,6 @@
-"""The operations of /v1/stream/{path}: those of the Durable Streams protocol, in its words.
+"""The operations of /v1/stream/{path}, as the Durable Streams protocol names them.
 
-What the protocol calls malformed is 400, where the rest of the API has 422.
+Requests that the protocol calls malformed get 400; the rest of the API uses 422.
 """
 
 import re
@@ -28,8 +28,9 @@ _ESCAPED: Final = re.compile(rb"[^A-Za-z0-9.-]")
 
 
 def log_of(path: str) -> str:
-    """The name of a stream's log: each byte of the path's UTF-8 but letters, digits, `.` and `-` is `_` and two
-    hexadecimal digits. Raises: BadRequest for a path that is too long for a name.
+    """The name of the log that backs a stream: each byte of the path's UTF-8, except letters,
+    digits, `.` and `-`, becomes `_` and two hexadecimal digits. Raises: BadRequest if the path is
+    not UTF-8 or is too long.
     """
     try:
         data = path.encode()
@@ -38,13 +39,13 @@ def log_of(path: str) -> str:
     name = STREAM_PREFIX + _ESCAPED.sub(lambda found: b"_%02X" % found[0][0], data).decode()
     if not re.fullmatch(LOG_NAME, name):
         raise BadRequest(
-            f"the stream's path is too long: its log's name would have {len(name)} characters, of 200"
+            f"the stream's path is too long: its log's name would have {len(name)} characters, of at most 200"
         )
     return name
 
 
 def log_of_url(text: str, pointer: str) -> str:
-    """The name of the log of a stream whose URL's path is given. Raises: BadRequest."""
+    """The name of the log that backs the stream with this URL path. Raises: BadRequest."""
     try:
         path = unquote(text, errors="strict")
     except UnicodeDecodeError as error:
@@ -56,11 +57,11 @@ def log_of_url(text: str, pointer: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An offset as a stream has given it out."""
+    """An offset that a stream returned to a client."""
 
     at: int
     created_at: str
-    """Of the stream's log: the offset means nothing in a later stream of the name (rule 27b)."""
+    """Creation time of the stream's log. Later streams of the name reject the offset (rule 27b)."""
 
 
 Position = Place | Literal["earliest", "latest"]
@@ -69,7 +70,7 @@ T = TypeVar("T")
 
 PATH: Final = "/v1/stream/{path}"
 _OFFSET_DIGITS: Final = 19
-"""Of the greatest offset: with leading zeros offsets sort as text."""
+"""Number of digits of the largest offset. With leading zeros, offsets sort as text."""
 _NUMBER_MAX: Final = 2**53 - 1
 """JavaScript's greatest safe integer (section 5.2.1)."""
 _PRODUCER_BYTES_MAX: Final = 255
@@ -79,7 +80,7 @@ _FIRST_OFFSET: Final = re.compile(r"0{16}_0{16}", re.ASCII)
 
 
 def offset_text(offset: int, created_at: str) -> str:
-    """An offset of a log as clients see it (section 8): offsets of one stream sort as text."""
+    """A log's offset as clients see it (section 8). Offsets of one stream sort as text."""
     return f"{offset:0{_OFFSET_DIGITS}d}_{token_of(created_at)}"
 
 
@@ -90,17 +91,17 @@ def _offset(text: str, pointer: str) -> Position:
         return "latest"
     found = _OFFSET.fullmatch(text)
     if found is None:
-        raise BadRequest(f"{pointer}: must be -1, now, or an offset that this stream has given out")
+        raise BadRequest(f"{pointer}: must be -1, now, or a Stream-Next-Offset of this stream")
     return Place(int(found[1]), created_of(found[2]))
 
 
 def _fork_offset(text: str, pointer: str) -> Place | Literal[0]:
-    """The first offset may be written as the protocol's own server has it: clients send that without being told."""
+    """Parse a fork's offset. Clients may write 0 as the protocol's reference server does."""
     if _FIRST_OFFSET.fullmatch(text):
         return 0
     found = _offset(text, pointer)
     if not isinstance(found, Place):
-        raise BadRequest(f"{pointer}: must be an offset that the source has given out")
+        raise BadRequest(f"{pointer}: must be a Stream-Next-Offset of the source")
     return found
 
 
@@ -113,7 +114,7 @@ def _live(text: str, pointer: str) -> Live:
 
 
 def _cursor(text: str, _pointer: str) -> int | None:
-    """Whatever else a cache made of it starts anew."""
+    """Parse a cursor. An invalid cursor, perhaps changed by a cache, is ignored."""
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
@@ -165,56 +166,63 @@ OFFSET: Final[Parameter[Position | None]] = Parameter(
     None,
 )
 LIVE: Final[Parameter[Live | None]] = Parameter(
-    "live", "query", _live, {"enum": ["long-poll", "sse"]}, "Wait at the tail for what comes.", None
+    "live",
+    "query",
+    _live,
+    {"enum": ["long-poll", "sse"]},
+    "Wait at the tail for new records.",
+    None,
 )
 CURSOR: Final[Parameter[int | None]] = Parameter(
-    "cursor", "query", _cursor, _WORD, "The `Stream-Cursor` of the answer before.", None
+    "cursor", "query", _cursor, _WORD, "The `Stream-Cursor` of the previous response.", None
 )
 CONTENT_TYPE: Final = _header(
-    "Content-Type", config.content_type, "Of the stream; application/octet-stream if left out."
+    "Content-Type",
+    config.content_type,
+    "The stream's content type; application/octet-stream if left out.",
 )
 CLOSED: Final = _header(
-    "Stream-Closed", _is_true, "`true`: nothing follows, in one step with the body."
+    "Stream-Closed", _is_true, "`true`: close the stream in the same step as the body is appended."
 )
 TTL: Final = _header(
     "Stream-TTL",
     _number,
-    "The stream ends to exist after so many seconds without an access.",
+    "The stream expires after this many seconds without an access.",
     _COUNT,
 )
 EXPIRES_AT: Final = _header(
-    "Stream-Expires-At", config.time, "When the stream ends to exist, an RFC 3339 time."
+    "Stream-Expires-At", config.time, "When the stream expires, an RFC 3339 time."
 )
 FORKED_FROM: Final = _header(
     "Stream-Forked-From",
     log_of_url,
-    "The path of a stream's URL: the new stream begins with that one's records, and goes on by itself.",
+    "The URL path of the source: the new stream begins with the source's records, and is independent after them.",
 )
 FORK_OFFSET: Final = _header(
     "Stream-Fork-Offset",
     _fork_offset,
-    "Goes with `Stream-Forked-From`: the records below this offset are the fork's; the source's tail if left out.",
+    "Requires `Stream-Forked-From`: the fork has the source's records below this offset; the source's tail if left out.",
 )
 FORK_SUB_OFFSET: Final = _header(
     "Stream-Fork-Sub-Offset",
     _number,
-    "Goes with `Stream-Forked-From`: so many messages, or bytes, of what was appended at the offset are the fork's too.",
+    "Requires `Stream-Forked-From`: the fork also has this many messages, or bytes, of the batch at the offset.",
     _COUNT,
 )
 SEQ: Final = _header(
     "Stream-Seq",
     _bytes_up_to(STREAM_SEQ_BYTES_MAX),
-    "Must be above the last one of the stream, compared byte by byte; else 409.",
+    "Must be above the stream's last `Stream-Seq`, compared byte by byte; else 409.",
     {"type": "string", "minLength": 1, "maxLength": STREAM_SEQ_BYTES_MAX},
 )
 PRODUCER_ID: Final = _header(
     header.PRODUCER_ID,
     _bytes_up_to(_PRODUCER_BYTES_MAX),
-    "Who sends; goes with `Producer-Epoch` and `Producer-Seq`.",
+    "The producer's name; requires `Producer-Epoch` and `Producer-Seq`.",
     {"type": "string", "minLength": 1, "maxLength": _PRODUCER_BYTES_MAX},
 )
 PRODUCER_EPOCH: Final = _header(
-    header.PRODUCER_EPOCH, _number, "A higher epoch ends the lower ones of this producer.", _COUNT
+    header.PRODUCER_EPOCH, _number, "A higher epoch ends the producer's lower epochs.", _COUNT
 )
 PRODUCER_SEQ: Final = _header(
     header.PRODUCER_SEQ, _number, "Counts this producer's requests from 0 in each epoch.", _COUNT
@@ -222,17 +230,19 @@ PRODUCER_SEQ: Final = _header(
 PRODUCER_SINCE: Final = _header(
     header.PRODUCER_SINCE,
     _number,
-    "An extension: as for logs, the stream's end before the producer's first request.",
+    "An extension, as for logs: the stream's end before the producer's first request.",
     _COUNT,
 )
 IF_NONE_MATCH: Final = _header(
     "If-None-Match",
     lambda text, _pointer: text,
-    "An `ETag`: 304 where the answer would be the same.",
+    "An `ETag`: the response is 304 if it would be the same.",
 )
 
-_NEXT: Final = {"Stream-Next-Offset": "The offset after the last record; where to go on reading."}
-_CLOSED: Final = {"Stream-Closed": "`true` where the stream is closed and nothing follows."}
+_NEXT: Final = {
+    "Stream-Next-Offset": "The offset after the last record, where the next read continues."
+}
+_CLOSED: Final = {"Stream-Closed": "`true` if the stream is closed and has no further records."}
 _PLACE: Final = {**_NEXT, **_CLOSED}
 _ANY: Final = {"*/*": Content(op.BYTES)}
 _ERRORS: Final = (
@@ -249,13 +259,13 @@ CREATE: Final = op.PublicOperation(
     "createStream",
     "Durable Streams",
     "Create a stream",
-    "With a body the stream exists once that is durable. A repeat with the same settings is 200, other settings 409."
-    " With `Stream-Forked-From` it is a fork, which needs `read` on the source.",
+    "With a body, the stream exists once the body is durable. A retry with the same settings gets 200, other settings get 409."
+    " With `Stream-Forked-From` the stream is a fork, which requires the scope `read` on the source.",
     (STREAM, CONTENT_TYPE, CLOSED, TTL, EXPIRES_AT, FORKED_FROM, FORK_OFFSET, FORK_SUB_OFFSET),
     _ANY,
     {
         201: Reply("Created.", headers={**_PLACE, "Location": "The stream's URL."}),
-        200: Reply("It exists with these settings.", headers=_PLACE),
+        200: Reply("The stream exists with these settings.", headers=_PLACE),
     },
     (*_ERRORS, errors.StreamConflict),
     scope=on(Named.STREAM, Scope.MANAGE),
@@ -267,18 +277,18 @@ APPEND: Final = op.PublicOperation(
     "appendToStream",
     "Durable Streams",
     "Append to a stream, or close it",
-    "The body is appended as one, or not at all. Of application/json an array's elements are the messages. With"
-    " `Stream-Closed: true` the stream ends with the body, or without one as it is.",
+    "The body is appended as a whole or not at all. In application/json, each element of an array is a message. With"
+    " `Stream-Closed: true` the stream is closed after the body; the body may then be empty.",
     (STREAM, CONTENT_TYPE, CLOSED, SEQ, PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQ, PRODUCER_SINCE),
     _ANY,
     {
-        204: Reply("Durable, or a repeat of what is.", headers=_PLACE),
+        204: Reply("Durable, or a retry of a durable append.", headers=_PLACE),
         200: Reply(
-            "Durable, of a producer.",
+            "Durable, from a producer.",
             headers={
                 **_PLACE,
                 header.PRODUCER_EPOCH: "The producer's epoch.",
-                header.PRODUCER_SEQ: "The highest number of the epoch that was taken.",
+                header.PRODUCER_SEQ: "The highest accepted number of the epoch.",
             },
         ),
     },
@@ -300,8 +310,8 @@ READ: Final = op.PublicOperation(
     "readStream",
     "Durable Streams",
     "Read a stream",
-    "Without `live` what there is, a part at a time. `live=long-poll` waits at the tail, 204 if nothing came;"
-    " `live=sse` sends events for a minute. HEAD tells where the stream ends.",
+    "Without `live`, returns existing data, one page at a time. `live=long-poll` waits at the tail, 204 if nothing came;"
+    " `live=sse` sends events for a minute. HEAD returns where the stream ends.",
     (STREAM, OFFSET, LIVE, CURSOR, IF_NONE_MATCH, op.TICKET),
     scope=on(Named.STREAM, Scope.READ),
     replies={
@@ -310,14 +320,14 @@ READ: Final = op.PublicOperation(
             {JSON: Content({"type": "array", "items": {}}), **_ANY, EVENTS: Content(_WORD)},
             {
                 **_PLACE,
-                "Stream-Up-To-Date": "`true` where the answer reaches the tail.",
+                "Stream-Up-To-Date": "`true` if the response reaches the tail.",
                 "Stream-Cursor": "For the next request with `live`.",
-                "Stream-Sse-Data-Encoding": "`base64`: so the events carry data.",
+                "Stream-Sse-Data-Encoding": "`base64`: the events' data is in base64.",
                 "ETag": "For `If-None-Match`.",
             },
         ),
-        204: Reply("A long poll: nothing came.", headers=_PLACE),
-        304: Reply("The answer is the one that the client has."),
+        204: Reply("A long poll timed out: there is no new data.", headers=_PLACE),
+        304: Reply("The client's copy is current."),
     },
     errors=(*_ERRORS, errors.OffsetTruncated, errors.EntryLost),
     ignores_unknown=True,
@@ -329,7 +339,7 @@ DELETE: Final = op.PublicOperation(
     "Delete a stream",
     scope=on(Named.STREAM, Scope.MANAGE),
     parameters=(STREAM,),
-    replies={204: Reply("It exists no more.")},
+    replies={204: Reply("The stream no longer exists.")},
     errors=(*_ERRORS, errors.LogProtected),
     ignores_unknown=True,
     is_audited=True,

@@ -1,4 +1,4 @@
-"""Reads of a stream: what there is, long polls, and events (sections 5.6 to 5.8, 8 and 10)."""
+"""Reads of a stream: catch-up, long polls, and events (sections 5.6 to 5.8, 8 and 10)."""
 
 import asyncio
 import contextlib
@@ -29,35 +29,37 @@ from services.gateway.streams.config import StreamConfig
 from services.gateway.streams.messages import body_of
 
 KEPT_BYTES_MAX: Final = 64 << 20
-"""Of all bodies (taste)."""
+"""Total size of cached bodies, chosen by judgement."""
 
 _PAGE_BYTES: Final = 1 << 10
-"""Of a page in memory besides its body."""
+"""Memory that a page takes besides its body."""
 
 Page = tuple[LogBatches, bytes]
-"""A page that tells where it begins and ends, and its body."""
+"""A page, which may lack its batches, and its body."""
 
 
 class KeptPages:
-    """Bodies of catch-up reads, by where they begin, kept for the next reader; the one that was not asked for longest goes first.
+    """A cache of bodies of catch-up reads, keyed by their first offset. The least recently used one
+    is dropped first.
 
-    A page of 1 MiB in records of 64 KiB costs a gateway and its bookies 2.2 ms, and a kept one a quarter of that
-    (docs/performance.md).
+    A page of 1 MiB in records of 64 KiB costs a gateway and its bookies 2.2 ms, and a cached page a
+    quarter of that (docs/performance.md).
 
-    Invariant: each kept page is full. So neither its records nor its end ever change: records at an offset of one
-    creation of a log never do, and only a page with room grows. Who asks shows a row that was read for the request, or
-    a moment before: of a log that was deleted, made again or truncated before that, nothing is found.
+    Invariant: each cached page is full. So neither its records nor its end ever change: the records
+    of one creation of a log are immutable, and only a page with room grows. Callers pass log
+    metadata read for the request or just before, so pages of logs that were deleted, created again
+    or truncated earlier are not found.
     """
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
-        """Nothing is kept."""
+        """Starts with an empty cache."""
         self._bytes_max = bytes_max
         self.bytes_kept = 0
-        """Of all pages."""
+        """Size of all cached pages."""
         self._pages: OrderedDict[tuple[str, str, int], Page] = OrderedDict()
 
     def find(self, row: LogMetadata, start: Start) -> Page | None:
-        """The page that begins at an offset, or at the log's first one."""
+        """The cached page that begins at an offset, or at the log's first offset."""
         at = row.first_offset if start == "earliest" else start
         if not isinstance(at, int) or at < row.first_offset:
             return None
@@ -68,14 +70,14 @@ class KeptPages:
         return found
 
     def keep(self, row: LogMetadata, page: LogBatches, body: bytes) -> None:
-        """Keep a page that is full; any other one may change."""
+        """Cache a page if it is full. Other pages may change."""
         if not page.is_full:
             return
         key = (row.name, row.created_at, page.first)
         replaced = self._pages.pop(key, None)
         if replaced is not None:
             self.bytes_kept -= _size(replaced)
-        self._pages[key] = replace(page, batches=()), body  # the body has them
+        self._pages[key] = replace(page, batches=()), body  # the body has the records
         self.bytes_kept += _size(self._pages[key])
         while self.bytes_kept > self._bytes_max:
             self.bytes_kept -= _size(self._pages.popitem(last=False)[1])
@@ -86,14 +88,15 @@ def _size(page: Page) -> int:
 
 
 CHUNK_BYTES: Final = 1 << 20
-"""About the most that one answer to a read carries (taste)."""
+"""Approximate maximum size of a response to a read, chosen by judgement."""
 LONG_POLL_S: Final = 20.0
-"""How long a long poll waits: what clients of the protocol expect by default."""
+"""How long a long poll waits. Clients of the protocol expect this by default."""
 EVENTS_S: Final = 60.0
-"""For how long events are sent: then clients come again, so that caches can collapse them (section 10.2)."""
+"""How long a response sends events. Clients then reconnect, so that caches can collapse their
+requests (section 10.2)."""
 _CURSOR_S: Final = 20
 _CURSOR_EPOCH_S: Final = 1_728_432_000
-"""9 October 2024, the protocol's epoch of cursors (section 10.1)."""
+"""9 October 2024, the protocol's epoch for cursors (section 10.1)."""
 _JITTER_S: Final = 3600
 _CACHED: Final = "max-age=60, stale-while-revalidate=300"
 _LINES: Final = re.compile(rb"\r\n|\r|\n")
@@ -102,13 +105,14 @@ _NO_STORE: Final = "no-store"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A stream: its log's row as it was read for the request, or a moment before, and its settings."""
+    """A stream: its settings, and its log's metadata, read for the request or just before."""
 
     row: LogMetadata
     config: StreamConfig
 
     def at(self, place: op.Place | Literal[0]) -> int:
-        """A place in this stream. A fork has its source's records, so offsets of the source are its own up to where it begins.
+        """The offset of a place in this stream. Offsets of a fork's source are valid in the fork up
+        to where it begins.
 
         Raises: LogReplaced.
         """
@@ -120,7 +124,7 @@ class Found:
         return place.at
 
     def start(self, given: op.Position | None) -> int | Literal["earliest", "latest"]:
-        """Where a read of this stream begins. Raises: LogReplaced."""
+        """The offset where a read of this stream begins. Raises: LogReplaced."""
         if given is None:
             return "earliest"
         return self.at(given) if isinstance(given, op.Place) else given
@@ -130,23 +134,25 @@ _Start = int | Literal["earliest", "latest"]
 
 
 def is_catch_up(given: Given) -> bool:
-    """Whether a read is from a place that the client knows, of what there is."""
+    """Whether a read returns existing data from a known offset: no `live`, and not `now`."""
     return given[op.LIVE] is None and given[op.OFFSET] != "latest"
 
 
 class StreamReads:
-    """Reads of all streams at this gateway."""
+    """Serves reads of all streams at this gateway."""
 
     def __init__(self, logs: LogManager, room: Room) -> None:
-        """Keeps pages for catch-up reads, and no other state."""
+        """Keeps no state except cached pages for catch-up reads."""
         self._logs, self._room = logs, room
         self._kept = KeptPages()
 
     async def answer(self, request: web.Request, given: Given, found: Found) -> web.StreamResponse:
-        """The answer to a GET."""
+        """The response to a GET."""
         live, start = given[op.LIVE], given[op.OFFSET]
         if live is not None and start is None:
-            raise BadRequest("/query/offset: a live read says where it begins")
+            raise BadRequest(
+                "/query/offset: is required with `live`: send -1, now or a Stream-Next-Offset"
+            )
         at = found.start(start)
         if live == "sse":
             return await self._events(request, given, found, at)
@@ -170,8 +176,8 @@ class StreamReads:
     async def by_recent(
         self, request: web.Request, given: Given, found: Found
     ) -> web.Response | None:
-        """The answer to a catch-up by a row of a moment before, if that is a full page: what does not change may be told as
-        late as any cache tells it (ADR 45).
+        """The response to a catch-up read with recent metadata, or None if the page is not full. A
+        full page never changes, so it may be as old as caches may keep it (ADR 45).
         """
         at = found.start(given[op.OFFSET])
         kept = self._kept.find(found.row, at)
@@ -192,7 +198,7 @@ class StreamReads:
         is_now = at == "latest"
         headers = {"Content-Type": found.config.content_type} | await self._place(found, page)
         if is_now or page.is_empty:
-            # A tail is no answer to keep: the next record may come at once.
+            # A response at the tail must not be cached, because the next record may come at once.
             headers["Cache-Control"] = _NO_STORE
         else:
             headers["Cache-Control"] = self._cache(request, found.config)
@@ -204,24 +210,24 @@ class StreamReads:
         return web.Response(body=body, headers=headers)
 
     async def _whole(self, found: Found, at: _Start) -> Page:
-        """A page and its body. Of a kept page only the place counts."""
+        """A page and its body. A cached page has no batches."""
         kept = self._kept.find(found.row, at)
         if kept is not None:
             return kept
         return self._with_body(found, await self._page(found, at))
 
     def _with_body(self, found: Found, page: LogBatches) -> Page:
-        """A page with its body, which is kept if it is full."""
+        """A page with its body. A full page is cached."""
         body = body_of(page, is_json=found.config.is_json)
         self._kept.keep(found.row, page, body)
         return page, body
 
     def _cache(self, request: web.Request, config: StreamConfig) -> str:
-        """Who may keep an answer with records, which never change."""
+        """The `Cache-Control` of a response with records. The records never change."""
         is_for_one = hdrs.AUTHORIZATION in request.headers or TICKET.name in request.query
         who = "private" if is_for_one else "public"
         if config.ttl_s is not None:
-            # What a cache answers keeps no stream alive.
+            # A response from a cache doesn't count as an access to the stream.
             left_s = config.ttl_s // 2
         elif config.expires_ms is not None:
             left_s = max(0, (config.expires_ms - self._logs.now_ms()) // 1000)
@@ -230,14 +236,14 @@ class StreamReads:
         return f"{who}, max-age={min(60, left_s)}"
 
     def _cursor(self, given: int | None) -> int:
-        """The cursor of a live answer, above the one that the client had (section 10.1)."""
+        """The cursor of a live response, above the client's previous one (section 10.1)."""
         now = (self._logs.now_ms() // 1000 - _CURSOR_EPOCH_S) // _CURSOR_S
         if given is None or given < now:
             return now
         return given + max(1, random.randint(1, _JITTER_S) // _CURSOR_S)  # noqa: S311
 
     async def _place(self, found: Found, page: LogBatches) -> dict[str, str]:
-        """Where a page ends, and whether that is the tail, and the end."""
+        """Headers with the page's next offset, and marks for the tail and the stream's end."""
         row = found.row
         headers = {"Stream-Next-Offset": op.offset_text(page.next, row.created_at)}
         is_closed = page.closed
@@ -269,21 +275,23 @@ class StreamReads:
     async def _events(
         self, request: web.Request, given: Given, found: Found, at: _Start
     ) -> web.StreamResponse:
-        """Events for a minute, or until the stream's end. The tail is read once for all who follow it."""
+        """Send events for a minute or until the stream closes. All followers share reads of the
+        tail.
+        """
         row = found.row
         stream = PageStream(LogPages(self._logs, row.name, row.created_at), self._room, at)
         headers = {"Cache-Control": "no-cache"}
         if not found.config.is_text:
             headers["Stream-Sse-Data-Encoding"] = "base64"
         cursor = given[op.CURSOR]
-        # The first page is read before the head is sent: its errors are a status.
+        # The first page is read before the head is sent, so that its errors become a status.
         try:
             page = await stream.page(bytes_max=CHUNK_BYTES)
         except OffsetBeyondEnd as error:
             raise _not_given_out(error) from error
         response = await opened(request, "text/event-stream", headers)
         is_over, told = False, dict[str, str]()
-        # After the head an error can only end the events: the client comes again where it was, and gets a status.
+        # After the head, an error can only end the events. The client reconnects and gets a status.
         with contextlib.suppress(TimeoutError, QuorumLogError):
             is_over = await self._event(response, found, SharedPage(page), cursor, told)
             async with asyncio.timeout(EVENTS_S), aclosing(stream.tail()) as pages:
@@ -300,8 +308,8 @@ class StreamReads:
         cursor: int | None,
         told: dict[str, str],
     ) -> bool:
-        """Send a page's data, and where the stream goes on; returns whether it goes on nowhere. `told`: what the last
-        call has told of that, which is not told twice.
+        """Send a page's data and the next offset. Returns whether the stream is closed there.
+        `told` has the control data that was sent last, so that it isn't repeated.
         """
         page = shared.page
         data = b""
@@ -327,29 +335,29 @@ class StreamReads:
 
 
 def _not_given_out(error: OffsetBeyondEnd) -> BadRequest:
-    """A place beyond the tail in the protocol's words."""
+    """The protocol's error for an offset beyond the tail."""
     return BadRequest(f"/query/offset: {error.detail}")
 
 
 def _data_of(page: LogBatches, config: StreamConfig) -> bytes:
-    """A page as one event. Whatever ends a line becomes the next line of the same event."""
+    """A page as one event. Each line of the data becomes a `data:` line of the event."""
     data = body_of(page, is_json=config.is_json)
     if not config.is_text:
         return b"event: data\ndata:" + pybase64.b64encode(data) + b"\n\n"
-    # A reader takes one space before a line away.
+    # A client removes one leading space from each line.
     spaced = (b" " + line if line.startswith(b" ") else line for line in _LINES.split(data))
     return b"event: data\n" + b"".join(b"data:%b\n" % line for line in spaced) + b"\n"
 
 
 def _has_it(known: str | None, tag: str) -> bool:
-    """Whether `If-None-Match` names an answer (RFC 9110, 13.1.2)."""
+    """Whether `If-None-Match` names the response's ETag (RFC 9110, 13.1.2)."""
     given = [each.strip().removeprefix("W/") for each in (known or "").split(",")]
     return given == ["*"] or tag in given
 
 
 def _tag(found: Found, page: LogBatches) -> str:
-    """A page's ETag: the log of this name and this creation, where the page begins and ends, and whether the log ends
-    there.
+    """A page's ETag: its log's creation time, where the page begins and ends, and whether the log
+    is closed there.
     """
     end = ":c" if page.closed else ""
     return f'"{found.row.created_at}:{page.first}:{page.next}{end}"'

@@ -1,4 +1,4 @@
-"""Handlers of /v1/stream/{path}: requests of the Durable Streams protocol as requests to logs."""
+"""Handlers of /v1/stream/{path}: they translate Durable Streams requests to log requests."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -31,15 +31,15 @@ from services.gateway.streams.reads import Found, StreamReads, is_catch_up
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 
 _BEGUN_S: Final = 5.0
-"""How long a creation waits for what another one, at the same time, puts into the stream (taste)."""
+"""How long a creation waits until a concurrent creation has filled the stream; by judgement."""
 
 _Make = Callable[[LogSettings], Awaitable[tuple[LogMetadata, bool]]]
-"""Creates the log of a stream: its row, whatever it is, and whether this call created it."""
+"""Creates a stream's log. Returns the metadata of the log of that name, and whether it is new."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What a request to append gives."""
+    """The parameters of a request to append."""
 
     records: tuple[Record, ...]
     closes: bool
@@ -50,12 +50,13 @@ class _Sent:
 
     @property
     def begins(self) -> str:
-        """What a creation puts into the stream; nothing where it is created empty and open."""
+        """What a creation puts into the stream; empty for a stream created empty and open."""
         return "records" if self.records else "closed" if self.closes else ""
 
     def call(self, row: LogMetadata) -> Append:
-        """The request to the log of a row, and to no later one of its name: the request was judged by the row (rule 27b). A
-        repeat of a producer's numbers is a repeat, whatever its body (section 5.2.1).
+        """The append request, for this log and no later log of its name: it was checked against
+        this log's metadata (rule 27b). A producer's retry is a duplicate, whatever its body
+        (section 5.2.1).
         """
         return Append.of(
             self.records,
@@ -70,7 +71,7 @@ class _Sent:
 
 
 class StreamRoutes:
-    """Handlers of streams."""
+    """The handlers of the stream operations."""
 
     def __init__(self, logs: LogManager, room: Room) -> None:
         """Keeps no state."""
@@ -81,9 +82,9 @@ class StreamRoutes:
     # --- create ----------------------------------------------------------------------------------
 
     async def create(self, request: web.Request, given: Given) -> web.Response:
-        """PUT (section 5.1)."""
+        """Handle PUT (section 5.1)."""
         if given[op.TTL] is not None and given[op.EXPIRES_AT] is not None:
-            raise errors.BadRequest("Stream-TTL and Stream-Expires-At exclude each other")
+            raise errors.BadRequest("send either Stream-TTL or Stream-Expires-At, not both")
         fork = asked(given)
         if fork is not None:
             return await self._create_fork(request, given, fork)
@@ -99,7 +100,7 @@ class StreamRoutes:
     async def _create_fork(
         self, request: web.Request, given: Given, wanted: ForkAsked
     ) -> web.Response:
-        """PUT of a fork (section 4.2)."""
+        """Handle PUT of a fork (section 4.2)."""
         name, closes = given[op.STREAM], given[op.CLOSED] is True
         data = await self._body(request)
         made = await self._forks.made(name, wanted, self._exists)
@@ -122,10 +123,10 @@ class StreamRoutes:
         *,
         is_new: bool,
     ) -> web.Response:
-        """The answer to a creation, where the stream is there. Raises: StreamConflict if it is another one."""
+        """The response to a creation, once the stream exists. Raises: StreamConflict."""
         name = row.name
         if not is_new:
-            row = await self._logs.rows.row(name)  # others may have gone on since
+            row = await self._logs.rows.row(name)  # the log may have changed since
             await self._logs.keep_fork(row)
         end, is_closed = await self._logs.reader.tail(name, created_at=row.created_at)
         found = config_of(row)
@@ -133,7 +134,8 @@ class StreamRoutes:
             raise errors.StreamConflict("the stream exists with other settings", log=name)
         if not is_new and await self._is_unfinished(row):
             raise errors.StreamConflict(
-                "another creation of the stream is under way, or broke off", log=name
+                "another creation of the stream is unfinished: retry, or delete the stream",
+                log=name,
             )
         assert found is not None
         place = _place(row, end, is_closed)
@@ -145,11 +147,12 @@ class StreamRoutes:
     async def _begin(
         self, name: str, wanted: StreamConfig, sent: _Sent, make: _Make
     ) -> tuple[LogMetadata, bool]:
-        """The row of the stream's log, and whether this request creates the stream.
+        """The metadata of the stream's log, and whether this request creates the stream.
 
-        A creation that puts something into the stream is done by its first batch: before it nobody finds the stream.
-        Who creates it again meanwhile, or after the creation broke off, takes part in it, and the log's owner takes
-        one of them: nothing is removed that somebody may just be told.
+        A creation with a body or a close completes with its first batch; before that, the stream
+        does not exist. Concurrent and later creations with the same settings join an unfinished
+        creation, and the log's owner accepts one of their batches. So nothing is removed that a
+        client may already see.
         """
         settings = wanted.settings(sent.begins)
         try:
@@ -167,14 +170,14 @@ class StreamRoutes:
             return row, await self._fill(row, sent)
 
     async def _fill(self, row: LogMetadata, sent: _Sent) -> bool:
-        """Put into a new stream what it begins with; False where another request has done so."""
+        """Write a new stream's first batch. Returns False if another request has written one."""
         try:
             if sent.records:
                 await self._logs.append(row.name, sent.call(row))
             if sent.closes:
                 await self._logs.finish(row.name, row.created_at)
         except errors.UnexpectedOffset:
-            # The other one's batch has the place, and may not be durable yet: until it is, the stream does not exist.
+            # Another request's batch came first. The stream exists once that batch is durable.
             await self._logs.reader.read(
                 row.name, sent.expect or 0, limit=1, wait_s=_BEGUN_S, row=row
             )
@@ -184,17 +187,17 @@ class StreamRoutes:
         return True
 
     async def _is_unfinished(self, row: LogMetadata) -> bool:
-        """Whether the creation of a stream has not come to its end."""
+        """Whether the creation of a stream is unfinished."""
         start = row.forked_at or 0
         if not begins_later(row) or row.state is LogState.CLOSED or row.known_end > start:
             return False
         return (await self._logs.reader.tail(row.name, row))[0] == start
 
     async def _exists(self, row: LogMetadata, *, is_access: bool = False) -> bool:
-        """Whether the stream of a row that was just read has not expired; an access is counted. One that has is deleted.
+        """Whether a stream has not expired, by metadata that was just read; deletes an expired one.
 
-        At a time: by the database's clock, which is the same for all gateways, unless that is in doubt. A protected stream
-        does not expire.
+        `Stream-Expires-At` is judged by the database's clock, which is the same for all gateways,
+        unless the clock is in doubt. A protected stream does not expire.
         """
         found = config_of(row)
         at_ms = None if found is None else found.expires_ms
@@ -212,7 +215,7 @@ class StreamRoutes:
         is_unfinished_too: bool = False,
         is_access: bool = False,
     ) -> Found:
-        """The stream of a log. Raises: NoSuchLog, for one whose creation is not at its end too."""
+        """The stream of a log. Raises: NoSuchLog, also if the stream's creation is unfinished."""
         row = recent or await self._logs.rows.row(name)
         found = config_of(row)
         if found is None or (not is_unfinished_too and await self._is_unfinished(row)):
@@ -224,7 +227,7 @@ class StreamRoutes:
     # --- append and close ------------------------------------------------------------------------
 
     async def append(self, request: web.Request, given: Given) -> web.Response:
-        """POST (sections 5.2 and 5.3)."""
+        """Handle POST (sections 5.2 and 5.3)."""
         producer = _producer_of(given)
         data = await self._body(request)
         found = await self._find(given[op.STREAM], is_access=True)
@@ -241,23 +244,23 @@ class StreamRoutes:
     ) -> web.Response:
         name, closes = given[op.STREAM], given[op.CLOSED] is True
         if not data and not closes:
-            raise errors.BadRequest("an append has a body")
+            raise errors.BadRequest("an append requires a body, unless it has Stream-Closed: true")
         if data:
             _check_type(given[op.CONTENT_TYPE], found)
         records = await self._records(request, data, found.config)
         if data and not records:
-            raise errors.BadRequest("an empty array appends nothing")
+            raise errors.BadRequest("the array is empty: send at least one message")
         if found.row.state is LogState.CLOSED:
             return await self._closed(found, producer, is_close_only=closes and not data)
         since = given[op.PRODUCER_SINCE] or 0
-        # A close alone is not of the writers' sequence.
+        # A close without a body is not part of the writers' sequence.
         seq = given[op.SEQ] if records or producer is not None else None
         sent = _Sent(records, closes, producer, since, seq)
         try:
             done = await self._logs.append(name, sent.call(found.row))
             if closes:
-                # The batch has ended the log, also where it has no records: bookies keep the end, whatever becomes of the
-                # row. The row is to say so before the client hears of it.
+                # The batch has ended the log, even if the batch has no records: bookies store the
+                # mark. The log's metadata must show the end before the client gets the response.
                 await self._logs.finish(name, found.row.created_at)
             end, is_duplicate = done.last_offset + 1, done.is_duplicate
             highest = done.highest_seq
@@ -278,7 +281,7 @@ class StreamRoutes:
     async def _closed(
         self, found: Found, producer: ProducerSeq | None, *, is_close_only: bool
     ) -> web.Response:
-        """The answer to an append or a close where the stream is closed."""
+        """The response to an append to a closed stream, or to a close of it."""
         row = found.row
         end, _ = await self._logs.reader.tail(row.name, row)
         place = _place(row, end, is_closed=True)
@@ -296,7 +299,9 @@ class StreamRoutes:
 
     async def _body(self, request: web.Request) -> bytes:
         if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
-            raise errors.UnsupportedMediaType("the body has a Content-Encoding; send it as it is")
+            raise errors.UnsupportedMediaType(
+                "the body has a Content-Encoding: send the body without one"
+            )
         return await body.read(request, self._room, BATCH_BYTES_MAX)
 
     async def _records(
@@ -308,7 +313,7 @@ class StreamRoutes:
     # --- the rest --------------------------------------------------------------------------------
 
     async def read(self, request: web.Request, given: Given) -> web.StreamResponse:
-        """GET and HEAD (sections 5.5 to 5.8)."""
+        """Handle GET and HEAD (sections 5.5 to 5.8)."""
         is_head = request.method == hdrs.METH_HEAD
         name = given[op.STREAM]
         if is_head:
@@ -320,9 +325,9 @@ class StreamRoutes:
             return await self._reads.answer(request, given, found)
 
     async def _read_by_recent(self, request: web.Request, given: Given) -> web.Response | None:
-        """The answer to a catch-up by a recent row; none where a fresh one might say otherwise.
+        """The response to a catch-up read by recent metadata; None if fresh metadata may change it.
 
-        Raises: EntryUnavailable. That nobody could find out is no less true, and waiting for it twice finds no more.
+        Raises: EntryUnavailable, because a second attempt would only wait again.
         """
         row = self._logs.rows.recent(given[op.STREAM])
         if row is None:
@@ -350,7 +355,7 @@ class StreamRoutes:
         return web.Response(headers=headers)
 
     async def delete(self, _request: web.Request, given: Given) -> web.Response:
-        """DELETE (section 5.4)."""
+        """Handle DELETE (section 5.4)."""
         found = await self._find(given[op.STREAM], is_unfinished_too=True)
         await self._logs.delete(found.row.name, created_at=found.row.created_at)
         return web.Response(status=204, headers=_NO_STORE)
@@ -366,17 +371,17 @@ class StreamRoutes:
 
 
 async def stream_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """What each answer of a stream tells browsers (section 12)."""
+    """Set the headers of each stream response that protect browsers (section 12)."""
     if request.path.startswith("/v1/stream/"):
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Cross-Origin-Resource-Policy"] = "cross-origin"
-        # A stream of text/html is a page in the gateway's own origin: its script could do what the origin may.
+        # A text/html stream is a page in the gateway's origin, with all rights of the origin.
         response.headers["Content-Security-Policy"] = "default-src 'none'; sandbox"
 
 
 def _check_type(given: str | None, found: Found) -> None:
     if given is None:
-        raise errors.BadRequest("an append says its Content-Type")
+        raise errors.BadRequest("Content-Type is required: send the stream's content type")
     if media_of(given) != found.config.media:
         raise errors.StreamConflict(
             f"the stream's content type is {found.config.media}", log=found.row.name
@@ -384,19 +389,21 @@ def _check_type(given: str | None, found: Found) -> None:
 
 
 def _producer_of(given: Given) -> ProducerSeq | None:
-    """The three headers of a producer: all, or none."""
+    """The producer by its three headers, or None. Raises: BadRequest if only some are sent."""
     name, epoch, seq = given[op.PRODUCER_ID], given[op.PRODUCER_EPOCH], given[op.PRODUCER_SEQ]
     if name is None and epoch is None and seq is None:
         return None
     if name is None or epoch is None or seq is None:
-        raise errors.BadRequest("Producer-Id, Producer-Epoch and Producer-Seq go together")
+        raise errors.BadRequest(
+            "Producer-Id, Producer-Epoch and Producer-Seq go together: send all or none"
+        )
     return ProducerSeq(name, epoch, seq)
 
 
 def _gap_of(
     error: errors.SequenceGap, producer: ProducerSeq | None
 ) -> errors.SequenceGap | errors.BadRequest:
-    """A gap in the protocol's words."""
+    """The protocol's error for a gap in a producer's numbers."""
     assert producer is not None
     if error.members.get("producer_epoch") is not None:
         return errors.BadRequest(f"a new epoch begins with Producer-Seq 0, not {producer.seq}")
