@@ -89,8 +89,7 @@ class GatewaySettings(ServiceSettings, Limits):
         description=f"{CLOCK_SETTING[0].upper()}{CLOCK_SETTING[1:]}.",
     )
     orphan_age_s: float = Field(default=ORPHAN_AGE_S, ge=30)
-    """Age at which a ledger that was created for a log, but that no log names, is deleted. Must be
-    longer than a roll or takeover."""
+    """Age at which ledgers that no log names are deleted: above the time of a roll or takeover."""
     consumer_expiry_s: float = Field(default=CONSUMER_EXPIRY_S, ge=0)
     """Consumers that are unused for this long are deleted; 0: never."""
 
