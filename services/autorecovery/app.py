@@ -103,7 +103,7 @@ class Measures(Collector):
 
 
 def build(config: Config) -> web.Application:
-    """Builds the application. Its background tasks run from startup to cleanup."""
+    """Builds the application, whose background tasks run from its startup to its cleanup."""
     app = web.Application(middlewares=[answers_problems])
 
     async def work(app: web.Application) -> AsyncIterator[None]:
@@ -146,8 +146,8 @@ async def _running(config: Config) -> AsyncIterator[AutorecoveryParts]:
             directory,
             timers,
             tasks,
-            # No quorum timeout, since a paced add may wait long for its turn. Once sent, an add
-            # always gets an answer from its channel, at least `unknown`.
+            # Repairs have no quorum timeout, because a paced add may wait long until it is sent.
+            # After that its channel always answers, if only with `unknown`.
             MachineTimes(quorum_s=inf),
             read_bytes_max=_COPY_BYTES,
         )

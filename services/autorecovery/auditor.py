@@ -1,8 +1,8 @@
 """The auditor looks for lost members, and for open ledgers whose writer is gone.
 
 It queues repairs, which workers perform. A lease selects one process as the auditor, to avoid
-duplicate work. Two auditors at the same time do no harm: queueing a repair twice has no effect, and
-every change is a compare-and-swap.
+duplicate work. Two auditors at the same time do no harm: queueing a repair twice equals queueing it
+once, and every change is a compare-and-swap.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 _PAGE: Final = 1000
 _RECOVERY_S: Final = 60.0
 _DRAIN_SHARE: Final = 20
-"""After work on drains, the auditor does no such work for this many times its duration; the same
-holds for checks of open ledgers. So each takes about 5 % of the auditor's time."""
+"""The auditor pauses its work on drains, or its checks of open ledgers, for this many times as long
+as the last round took. So each takes about 5 % of the auditor's time."""
 _PAUSE_MAX_S: Final = 30.0
-"""The longest such pause. A check may have been long only because the metadata service was slow."""
+"""The longest of these pauses: a round may have been slow only because the metadata service was."""
 _BLOCKED_MAX: Final = 100
-"""Limit of blocked recoveries that are reported with their reasons. All are counted and logged."""
+"""At most this many blocked recoveries are reported with reasons; all are counted and logged."""
 _LEASE: Final = "auditor"
 
 
@@ -51,7 +51,7 @@ class Auditor:
     """
 
     _name: str
-    """A name unique to this process, which holds the lease."""
+    """The name under which this process takes the lease; unique to the process."""
     _config: Config
     _metadata: MetadataClient
     _repairs: RepairClient
@@ -150,8 +150,8 @@ class Auditor:
         self.audit_s = awake().time() - now
 
     def _note_unobserved(self, *, from_bookies: bool = True) -> None:
-        """Notes that this process can't observe absences now, so an absence may end and begin again
-        unnoticed (rule 21). `from_bookies`: bookies are not observed either.
+        """Notes that this process can't observe the absence of writers now, which may end and begin
+        again unnoticed (rule 21). `from_bookies`: the absence of bookies isn't observed either.
         """
         now = awake().time()
         self._refused.note_unobserved(now)
@@ -160,7 +160,7 @@ class Auditor:
             self._lost.note_unobserved(now)
 
     def _note_audited(self, when: dict[str, float], member: str, at: float, triggers: int) -> None:
-        """Notes the time `at` for a member, unless a full audit was triggered in the meantime."""
+        """Stores `at` for a member in `when`, unless a full audit was triggered since then."""
         if triggers == self._triggers:
             when[member] = at
 
@@ -172,9 +172,8 @@ class Auditor:
         self._writable = there
 
     async def _queue_drains(self, bookies: Iterable[BookieInfo]) -> None:
-        """Queues repairs of all entries of draining members, without a grace period. Repeated,
-        because a gateway that does not know of the drain yet may choose such a member for a new
-        ensemble.
+        """Queues repairs of all entries of draining members, without a grace period. Repeats that,
+        because gateways that don't know of a drain yet may choose the member for a new ensemble.
         """
         clock = awake().time
         begun, triggers = clock(), self._triggers
@@ -275,8 +274,8 @@ class Auditor:
             if presence is WriterPresence.GONE:
                 gone[ledger_id] = ledger_id
             if presence is not WriterPresence.ALIVE:
-                # A refusal counts as silence too. Otherwise a writer that alternates between
-                # refusals and silence would never count as gone.
+                # A refusal counts as silence too. Otherwise the ledger of a writer that alternates
+                # between refusals and silence would stay open.
                 silent[ledger_id] = ledger_id
         stuck: dict[Hashable, int] = {
             (row.ledger_id, row.version): row.ledger_id
@@ -297,8 +296,8 @@ class Auditor:
                 self._ports.tasks.start(self._recover(ledger_id, is_silence_enough=is_enough))
 
     async def _is_abandoned(self, row: LedgerMetadata, *, is_silence_enough: bool) -> bool:
-        """Probes the writer again, since the recovery may have waited long. Returns whether it is
-        gone, or at least silent if `is_silence_enough`.
+        """Probes the writer again, since the recovery may have waited long. Returns whether the
+        writer is gone; with `is_silence_enough`, whether it is gone or silent.
         """
         if row.writer is None or row.state is not State.OPEN:
             return True

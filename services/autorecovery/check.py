@@ -26,10 +26,10 @@ from quorumlog.wire.rebuild_bodies import DigestsAsked, DigestsBody, RangeDigest
 SPAN_ENTRIES: Final = 10_000
 _SPAN_BYTES: Final = 8 << 20
 _SPANS: Final = 8
-"""Ranges in one request. A bookie reads them from memory in well below a second."""
+"""How many ranges one request has. A bookie reads them from memory in well below a second."""
 _ASK_S: Final = 60.0
 _PRESENT_MAX: Final = 1000
-"""A bookie reports at most this many ranges. Entries beyond the last one are unknown."""
+"""A bookie reports at most this many ranges. Entries beyond the last reported range are unknown."""
 
 _LACKS_MAX: Final = 100
 """If a member lacks more ranges than this, everything from the first to the last is copied."""
@@ -56,7 +56,7 @@ class ReplicaReport:
     entries: int = 0
     """How many entries of closed fragments were checked."""
     open_from: int | None = None
-    """The first entry of the open fragment, which is not checked; None if all are closed."""
+    """The first entry of the open fragment, which is not checked; None if the ledger has none."""
     lacks: list[Lack] = field(default_factory=list)
     differing: list[Range] = field(default_factory=list)
     """Ranges of which members have different complete copies: an alarm (rule 2), never repaired."""
@@ -65,7 +65,7 @@ class ReplicaReport:
     suspects: list[Range] = field(default_factory=list)
     """Ranges without a complete copy: some of their entries may be lost."""
     lost: tuple[Answers, ...] = ()
-    """Ranges that every bookie that could have them denies."""
+    """Ranges of entries that are denied by every bookie that could have them."""
 
     @property
     def is_whole(self) -> bool:
@@ -97,7 +97,7 @@ class ReplicaCheck:
     _session: aiohttp.ClientSession
 
     async def check(self, row: LedgerMetadata) -> ReplicaReport:
-        """Checks one ledger. Its metadata may be old, so `recheck` must confirm the findings."""
+        """Checks one ledger. `row` may be old metadata, so `recheck` must confirm the findings."""
         report = ReplicaReport(row.ledger_id)
         if row.fragment_last(len(row.fragments) - 1) is None:
             report.open_from = row.fragments[-1].first_entry
@@ -191,7 +191,9 @@ class ReplicaCheck:
 
 
 def _is_reply_about(member: str, ledger_id: int, reply: DigestsBody) -> bool:
-    """Whether the reply names this member and ledger (rule 4), and not in limbo (rule 15)."""
+    """Whether the reply is about this member and ledger (rule 4), and the ledger is not in limbo
+    there (rule 15).
+    """
     return (reply.bookie, reply.ledger_id, reply.limbo) == (member, ledger_id, False)
 
 

@@ -174,8 +174,8 @@ class Checker:
         )
 
     async def _queue_placed(self, row: LedgerMetadata) -> None:
-        """Queues repairs that lack only their last step (rule 20b). After the database went back or
-        was rebuilt, the queue may lack them, and the former member would be kept for ever.
+        """Queues repairs that lack only their last step (rule 20b). If the database went back or
+        was rebuilt, the queue may lack such repairs, and the former member would be kept for ever.
         """
         targets = {repair.target for repair in row.placed_repairs}
         if targets:

@@ -27,7 +27,7 @@ class Config(ServiceSettings):
     damage_s: float = Field(default=10.0, gt=0)
     """interval between checks of the damage that bookies report"""
     lease_s: float = Field(default=10.0, gt=1)
-    """if the auditor does not renew its lease for this long, another process becomes the auditor"""
+    """if the auditor does not renew its lease for this long, another process takes the lease"""
     workers: int = Field(default=2, ge=1, le=64)
     """concurrent repairs of this process"""
     copy_bytes_per_s: int = Field(default=0, ge=0)

@@ -59,7 +59,7 @@ async def drain_of(name: str, metadata: MetadataClient, *, is_paused: bool = Fal
 
 
 def _why(first: Sequence[LedgerUse], state: BookieState | None, *, is_paused: bool) -> str:
-    """What stops the whole drain, otherwise the most frequent reason of the first ledgers."""
+    """Why a drain is not done: what stops all of it, or the most frequent reason of its ledgers."""
     if is_paused:
         return "copying is paused: `quorumlog repair resume` ends that"
     if state not in ("draining", "lost", None):
@@ -76,6 +76,6 @@ def _reason(use: LedgerUse) -> str:
         return why or waits
     if not use.leaves:
         return why or "is the target of a repair that is under way"
-    # Rule 20b.
+    # The bookie was replaced, but is kept for now (rule 20b).
     kept = "its place is given away; kept until its successor has a copy of the row"
     return f"{kept}: {why}" if why else kept

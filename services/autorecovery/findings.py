@@ -21,7 +21,7 @@ from quorumlog.wire.bodies import BookieInfo
 log = logging.getLogger(__name__)
 
 _RECHECKS_AT_ONCE: Final = 10
-"""How many ledgers with lost entries one round checks again (chosen by judgement)."""
+"""One round checks at most this many ledgers with lost entries again (chosen by judgement)."""
 _LEDGERS_MAX: Final = 1000
 """How many ledgers with lost entries are remembered (chosen by judgement)."""
 
@@ -29,7 +29,7 @@ V = TypeVar("V")
 
 
 def survivors_of(row: LedgerMetadata, gone: Iterable[str]) -> int:
-    """The fewest members that any fragment has left. Ledgers with fewer are repaired first."""
+    """The fewest members that any fragment has left; repairs begin with the lowest number."""
     lost = frozenset(gone)
     return min(sum(member not in lost for member in fragment.bookies) for fragment in row.fragments)
 
@@ -62,7 +62,7 @@ class GracePeriod:
     unobserved_since: float | None = None
 
     def note_unobserved(self, now: float) -> None:
-        """Notes that nothing can be observed now. If that lasts `grace_s`, all keys restart."""
+        """Notes that nothing can be observed now. If that lasts `grace_s`, all periods start again."""
         self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
 
     def expired(self, seen: Mapping[Hashable, V], now: float) -> list[V]:
@@ -106,7 +106,7 @@ class KnownLosses:
     """Known lost entries by ledger. Invariant: every bookie that could have the entry denied it."""
 
     def __init__(self, holdings: HoldingsClient) -> None:
-        """Start without known losses."""
+        """`holdings`: the client that asks bookies which entries they hold."""
         self._holdings = holdings
         self._found: OrderedDict[int, tuple[Answers, ...]] = OrderedDict()
 

@@ -1,5 +1,5 @@
-"""Follows the operators' settings for autorecovery, and applies them to this process: paces its
-copies to a byte rate, and pauses them.
+"""Follows the operators' settings for autorecovery, and applies them to this process: limits the
+rate of its copies, or pauses them.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class PacedBookies:
     """
 
     def __init__(self, bookies: BookieClient) -> None:
-        """Start without a limit. Pacing adds also paces reads, because an add follows each read."""
+        """Start without a limit. Only adds are paced: in a repair, an add follows each read."""
         self._bookies = bookies
         self.fence, self.read_lac, self.read = bookies.fence, bookies.read_lac, bookies.read
         self.keep_row = bookies.keep_row
@@ -95,7 +95,7 @@ class PacedBookies:
 
 @dataclass(eq=False)
 class Steering:
-    """Follows the settings in the metadata service. If it fails, the last known settings hold."""
+    """Follows operators' settings in the metadata service; without it, uses the last known ones."""
 
     _config: Config
     """The settings of this process, where operators have set nothing."""
@@ -104,7 +104,7 @@ class Steering:
     _pace: PacedBookies
     _settings: RepairSettings = field(default_factory=RepairSettings)
     _triggers: int | None = None
-    """How many audits operators had requested by the last refresh; None before the first one."""
+    """The number of audits requested by operators, at the last refresh; None before the first."""
     _processes: int = 1
 
     @property

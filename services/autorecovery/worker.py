@@ -63,7 +63,7 @@ class Worker:
     """Performs the repairs in the queue, as many at a time as the settings allow.
 
     Invariants:
-    - entries are copied only to members that metadata names, if only as repair targets (rule 20);
+    - entries are copied only to bookies that metadata names as members or targets (rule 20);
     - an item is done only after a check that the member has its entries on disk (rule 20a);
     - an open fragment is left to its writer (rule 21, I25);
     - a member stays in its ensembles unless it is lost, drained, or an earlier incarnation.
@@ -72,7 +72,7 @@ class Worker:
     _repairs: RepairClient
     _directory: Directory
     _ports: Ports
-    """The ports for repairs: adds are paced, and there is no quorum timeout."""
+    """The ports for repairs, with paced adds and without a quorum timeout."""
     _session: aiohttp.ClientSession
     _losses: KnownLosses
     _steering: Steering
@@ -101,7 +101,7 @@ class Worker:
         try:
             await self.process(item)
         except Exception:
-            # A defect with one item must not end the other repairs. The item's lease expires.
+            # A defect in one repair must not end the others. The item is retried after its lease.
             log.exception("repair-failed", extra={"ledger": item.ledger_id})
         finally:
             self.working -= 1
@@ -130,8 +130,8 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def _renewing(self, item: RepairItem) -> AsyncIterator[None]:
-        """Renews an item's lease during the block. If the lease is lost, a second worker only
-        copies the same entries again.
+        """Context manager that renews an item's lease. If the lease is lost all the same, a second
+        worker copies the same entries again, which does no harm.
         """
 
         async def renew() -> None:
@@ -154,7 +154,8 @@ class Worker:
         row = await self._finish_placed(await self._row(item.ledger_id), item.member)
         if self._may_stay(item.member):
             # The bookie may have returned as a later incarnation, unknown to the directory. A
-            # repair of the earlier one would end the item and keep a member that is gone (rule 15).
+            # repair of the earlier one would end the item, and keep a member that is gone (rule
+            # 15).
             answering = (await self._ledger_info_from(item.member, row.ledger_id)).get("bookie")
             if isinstance(answering, str) and answering != item.member:
                 raise BookieAway("it has just returned as a later incarnation", bookie=item.member)
@@ -173,8 +174,8 @@ class Worker:
                 raise BookieAway("the new member has no copy of the row yet", bookie=repair.target)
 
     async def _finish_placed(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
-        """Makes the last step of repairs whose worker ended before it (rule 20b), if the member is
-        the leaving one or the target. If the target is absent too, its own repair replaces it.
+        """Makes the last step of repairs whose worker ended before it (rule 20b), if `member` is
+        the leaving member or the target. If the target is absent too, its own repair replaces it.
         """
         for repair in row.placed_repairs:
             is_of_member = member in {repair.leaving, repair.target}
@@ -209,9 +210,8 @@ class Worker:
     async def _copy_missing(
         self, row: LedgerMetadata, member: str, wanted: FragmentRange
     ) -> LedgerMetadata:
-        """Copies the entries of a range that a member lacks on its disk, by its own report. A
-        member that has just replaced another one usually lacks nothing, so the second verification
-        of rule 20a transfers no entries.
+        """Copies the entries of a range that a member, by its own report, lacks on its disk. The
+        second verification of rule 20a usually finds none, and so transfers no entries.
         """
         missing = await self._replicas.missing_on_disk(row, member, wanted.first, wanted.last)
         for first, last in ((wanted.first, wanted.last),) if missing is None else missing:
@@ -247,8 +247,8 @@ class Worker:
         )
 
     def _may_move(self, item: RepairItem) -> bool:
-        """Whether another member may replace the item's member. Entries that a restarting bookie
-        missed are no reason, because they are copied to that bookie later (rule 8).
+        """Whether another bookie may replace the item's member. The member of a restarting bookie
+        must stay: entries that it missed are copied to it later (rule 8).
         """
         if item.moves:
             return True
@@ -256,7 +256,7 @@ class Worker:
             if member_name(bookie.id) == member_name(item.member):
                 is_later = member_incarnation(bookie.id) > member_incarnation(item.member)
                 return is_later or bookie.state == "draining"
-        return self._directory.is_known  # decommissioned
+        return self._directory.is_known  # a bookie that is not listed was decommissioned
 
     def _target(self, row: LedgerMetadata, index: int, leaving: str) -> str:
         """Chooses the member to replace `leaving` in a fragment: the target that an earlier worker
@@ -268,7 +268,7 @@ class Worker:
         placed = {member_name(member) for member in staying}
         for repair in row.repairs:
             is_this = (repair.first_entry, repair.leaving) == (fragment.first_entry, leaving)
-            # Since then, another repair may have given the target another position in the fragment.
+            # By now, another repair may have given the target another position in the fragment.
             is_free = member_name(repair.target) not in placed
             if is_this and is_free and self._may_stay(repair.target):
                 return repair.target

@@ -35,7 +35,7 @@ class WriterPresence(Enum):
     ALIVE = "alive"
     GONE = "gone"
     SILENT = "silent"
-    """Neither is proven: the writer may be alive or gone."""
+    """Nothing is proven: the writer may be alive or gone."""
 
 
 class Writers:
@@ -62,8 +62,8 @@ class Writers:
         return WriterPresence.ALIVE if instance == writer.id else WriterPresence.GONE
 
     async def _fetch_instance(self, url: str) -> Any:
-        # Count only the time in which this process was awake: its own standstill is no silence of
-        # the writer.
+        # The timeout counts only time in which this process was awake: while it stands still, it
+        # can't see the writer's answer.
         async with (
             awake_timeout(_ASK_S),
             self._session.get(
@@ -105,7 +105,7 @@ async def refuses_everywhere(url: str) -> bool:
 
 
 async def _is_refused(family: int, address: Any) -> bool:
-    """Whether one address refuses a connection. Raises: OSError if it can't be tried."""
+    """Whether an address refuses a connection. Raises: OSError if no connection can be tried."""
     with socket.socket(family, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         try:

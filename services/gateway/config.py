@@ -89,7 +89,7 @@ class GatewaySettings(ServiceSettings, Limits):
         description=f"{CLOCK_SETTING[0].upper()}{CLOCK_SETTING[1:]}.",
     )
     orphan_age_s: float = Field(default=ORPHAN_AGE_S, ge=30)
-    """Age at which ledgers that no log names are deleted: above the time of a roll or takeover."""
+    """Age at which a log's ledger is deleted if no log names it; longer than a roll or takeover."""
     consumer_expiry_s: float = Field(default=CONSUMER_EXPIRY_S, ge=0)
     """Consumers that are unused for this long are deleted; 0: never."""
 
@@ -111,7 +111,7 @@ class GatewaySettings(ServiceSettings, Limits):
 
     @cached_property
     def jwts(self) -> Jwts | None:
-        """Verifies the JWTs that are accepted as tokens; None if none are. Raises: KeysUnusable."""
+        """The verifier of JWTs; None if JWTs are not accepted as tokens. Raises: KeysUnusable."""
         file, issuer, audience = self.jwt_keys_file, self.jwt_issuer, self.jwt_audience
         if file is None and not issuer and not audience:
             return None

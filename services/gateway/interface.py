@@ -88,8 +88,8 @@ class EntriesAppended:
 class ReadResult:
     """The result of a read: contiguous confirmed entries from the first requested one on, or none.
 
-    `next` is the first entry to read next. `closed`: the ledger is CLOSED and ends at `last_entry`,
-    which may lie beyond this page.
+    `next`: the entry at which the next read begins. `closed`: the ledger is CLOSED and ends at
+    `last_entry`, which may lie beyond this page.
     """
 
     runs: tuple[Run, ...]

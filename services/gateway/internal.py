@@ -51,8 +51,8 @@ from services.gateway.logs.peers import EndsBody
 
 _ID_CHARS_MAX: Final = 200
 _BODY_BYTES_MAX: Final = 2 * batch.BATCH_BYTES_MAX
-"""Limit of a request's body. It is above the limit of a record batch, which is checked when the
-batch becomes an entry, and three times the size of a page of logs."""
+"""Limit of a request's body: three times a page of logs. It is above the limit of a record batch,
+because that limit is checked when the batch becomes an entry."""
 
 FORWARDED: Final = (
     EntryRoutes.operations["append_entries"],
@@ -85,8 +85,8 @@ SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the produ
 
 
 def ledger_routes(engine: Engine, instance: str, public: Sequence[Route]) -> list[Route]:
-    """Returns the internal routes for ledgers that this instance writes, with internal twins of the
-    `FORWARDED` ones of the public routes (`public`).
+    """Returns the internal routes for ledgers that this instance writes. `public`: the public
+    routes; those in `FORWARDED` get internal twins.
     """
     inner, routes, ledger = _LedgerRoutes(engine), Routes(), "/internal/ledgers/{ledger_id}"
     asked = (LEDGER_ID, entries.AFTER, WAIT_MS)
@@ -187,9 +187,7 @@ class _LogRoutes:
         self._logs, self._room = logs, room
 
     async def forwarded(self, request: web.Request, given: Given) -> web.Response:
-        """Performs an append, publication, consultation or roll for another gateway, as the log's
-        owner.
-        """
+        """Performs an append, publication, consultation or roll for another gateway, as the owner."""
         data = await body.read(request, self._room, _BODY_BYTES_MAX)
         call: Append | Publish | Consult | None = None
         match given[CALL]:
@@ -219,9 +217,7 @@ class _LogRoutes:
         return json_value({"ends": self._logs.views.ends_here(heads)})
 
     async def access(self, _request: web.Request, given: Given) -> web.Response:
-        """Counts an access to a log whose expiry this process decides; returns whether the log
-        lives.
-        """
+        """Counts an access to a log that expires, as the process that decides about its expiry."""
         term = given[TERM]
         if term is None:
             raise InvalidRequest("query parameter `term` is required")

@@ -80,7 +80,7 @@ class Surroundings:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Additional settings of all services."""
     places: Mapping[str, ServicePlace] = field(default_factory=dict)
-    """Where processes run that don't run on 127.0.0.1, by the service's name (`bookie-1`)."""
+    """The places of processes that don't run on 127.0.0.1, by the process's name (`bookie-1`)."""
     start: Start = start
     """The function that starts each process."""
     reach: Callable[[str], Awaitable[str]] | None = None
@@ -439,7 +439,7 @@ class LocalCluster:
 
     def _embedded_passwords(self) -> dict[str, str]:
         """Returns empty password settings for embedded servers, whose URLs contain the passwords.
-        They override those in this process's environment.
+        The empty settings override passwords in this process's environment.
         """
         given = {"POSTGRES": self.settings.postgres_dsn, "REDIS": self.settings.redis_url}
         return {
@@ -517,11 +517,11 @@ class LocalCluster:
             for service in group:
                 service.is_expected = False
                 if service.is_alive and service.process:
-                    # A process that a test has paused must continue to handle the signal.
+                    # Continue it first: a process that a test has paused handles no signal.
                     service.process.send_signal(signal.SIGCONT)
                     service.process.send_signal(service.program.stop_signal)
             loop = asyncio.get_running_loop()
-            # Allow one drain, and the same time again for the work after it.
+            # Allow one drain, and as much time again for the work after the drain.
             end = loop.time() + 2 * self.settings.drain_s + 10
             for service in group:
                 await self._await_end(service, end)

@@ -108,10 +108,10 @@ def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Post
     data = folder / "data"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     password_file = folder / "password"
-    # The password is stored before initdb reads it: with an unknown one the data would be useless.
+    # Store the password before initdb reads it: data with an unknown password would be useless.
     password = kept_secret(password_file)
     binaries = _postgres_for(data)
-    # This comes before `_initialise`, which may change the owner of files of a running Postgres.
+    # Before `_initialise`, which may change the owner of files that a running Postgres uses.
     _await_predecessor(data)
     become = _initialise(binaries, data, password_file, is_durable=is_durable)
     argv = (
@@ -181,7 +181,7 @@ def _refusal(
         return _run_as(
             [str(binaries / "postgres"), "-D", str(data), "-C", "data_directory"], become
         )
-    # initdb writes to another folder, renamed at the end: a killed one leaves no data folder.
+    # initdb writes to `new`, which is renamed at the end: a killed initdb leaves no data folder.
     new = data.with_name("data.new")
     shutil.rmtree(new, ignore_errors=True)
     argv = [

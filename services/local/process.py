@@ -1,8 +1,8 @@
 """Starts and stops processes on one machine, and leases ports for them.
 
 A child must not outlive its parent, and must not inherit ignored signals (a CI may ignore SIGINT).
-It has its own session, so that it does not get the parent's Ctrl-C: the cluster stops its processes
-in order.
+A child has its own session, so that it does not get the parent's Ctrl-C: the cluster stops its
+processes in order.
 
 Ports come from 10000-19999, in blocks that a process leases by a file lock. The lock ends with the
 process. Ports that the kernel chooses (bind to 0, close, use later) are not safe: another process
@@ -86,7 +86,7 @@ class Process(Protocol):
         """Returns the exit status, or minus the number of the signal; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end of the process, and returns as `poll`.
+        """Waits for the end of the process, and returns its exit status like `poll`.
 
         Raises: subprocess.TimeoutExpired.
         """

@@ -1,5 +1,5 @@
-"""Ends of ledgers: runs recoveries, reports ends to clients once bookies have copies of them
-(rule 18b), and accepts proven losses of a CLOSED ledger's entries (rule 31).
+"""Recovers ledgers, reports their ends to clients once bookies have copies of the CLOSED metadata
+(rule 18b), and accepts proven losses of entries (rule 31).
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Ends:
     """
 
     def __init__(self, rows: LedgerRows, ports: Ports) -> None:
-        """Start without known ends and without recoveries."""
+        """`rows`: this gateway's metadata cache; `ports`: its bookies and metadata service."""
         self._rows, self._ports = rows, ports
         self._kept: OrderedDict[int, int | None] = OrderedDict()
         self._asking: dict[int, asyncio.Task[LedgerMetadata]] = {}
@@ -194,7 +194,7 @@ class Ends:
             row = now
 
     async def close(self) -> None:
-        """Cancels running recoveries and checks of ends. A recovery may stop at any point."""
+        """Cancels running recoveries and checks of ends. Stopping a recovery anywhere is safe."""
         under_way = [*self._asking.values(), *self._recovering.values()]
         for task in under_way:
             task.cancel()
@@ -249,12 +249,12 @@ async def _prove_lost(
 def _share(
     running: dict[int, asyncio.Task[T]], ledger_id: int, work: Coroutine[Any, Any, T]
 ) -> None:
-    """Starts one task per ledger for all callers to await. Its end removes it from `running`."""
+    """Starts one task per ledger, which all callers await. `running` has the task until it ends."""
 
     def ended(task: asyncio.Task[T]) -> None:
         del running[ledger_id]
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: all callers may have been cancelled
+            task.exception()  # else asyncio logs it: all callers may have been cancelled
 
     running[ledger_id] = asyncio.get_running_loop().create_task(work)
     running[ledger_id].add_done_callback(ended)

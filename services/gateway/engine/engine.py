@@ -126,7 +126,7 @@ class Engine:
                 await bookies.close()
 
     async def create(self, options: LedgerOptions) -> LedgerMetadata:
-        """Create a ledger whose only writer is this process.
+        """Creates a ledger whose only writer is this process.
 
         Raises: ShuttingDown, and what `Creations.create` raises.
         """
@@ -146,10 +146,10 @@ class Engine:
         """Whether this process has the ledger open for appends."""
         return ledger_id in self.handles.by_ledger
 
-    # The ends of ledgers.
+    # Closing, recovering and deleting ledgers.
 
     async def close(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
-        """Closes a ledger through its writer, here or at another gateway. Returns its metadata.
+        """Closes a ledger through its writer, in this or another gateway; returns the metadata.
 
         Raises: LedgerClosed, LedgerFenced, WriterLost, OwnedByLog, WrongPassword.
         """
@@ -162,7 +162,7 @@ class Engine:
             await self.peers.close(row.writer, ledger_id, password=password)
         except errors.WriterLost as error:
             if is_closed(row):
-                # Only the lost writer knew its last entry, so any end counts as its own close.
+                # Only the lost writer knew its last entry, so any end is accepted as its close.
                 return await self._ends.copied(row)
             raise await self.handles.prefer_ledger_state(error, ledger_id) from error
         return await self.rows.fresh_closed(ledger_id)
@@ -215,7 +215,7 @@ class Engine:
                 raise errors.NoSuchLedger("it is deleted", ledger_id=ledger_id)
             if changed is None:
                 raise errors.MetadataUnavailable(ledger_id=ledger_id)
-        await spread(row, self._ports)  # rule 18b
+        await spread(row, self._ports)  # members keep copies of the metadata (rule 18b)
         return row
 
     async def accept_loss(
@@ -251,7 +251,7 @@ class Engine:
                     ledger_id, version=row.version, row_attempt=row.attempt
                 )
             except errors.VersionConflict:
-                row = await self._allowed(ledger_id, password)  # the password may have changed
+                row = await self._allowed(ledger_id, password)  # checks the password again
                 continue
             break
         self.rows.deleted(ledger_id)
@@ -301,9 +301,9 @@ class Engine:
             opened = self._gatekeeper.check(row, password)
             if opened == row:
                 return row
-            # Rebuilt metadata lacks the keys (rule 18d). Recovery and repair need them: store them.
+            # Rebuilt metadata lacks the keys (rule 18d). Store them: recovery and repair need them.
             status, changed = await self.metadata.cas(opened)
-            if status is not CasStatus.CONFLICT:  # after a conflict the password may be another
+            if status is not CasStatus.CONFLICT:  # otherwise the password may have changed
                 return opened if changed is None else changed
 
     # The state of the gateway and of the cluster.
@@ -358,7 +358,7 @@ class Engine:
         return [handle.ledger_id for handle in self.handles.live if handle.is_degraded]
 
     async def ready(self) -> None:
-        """Returns if a ledger with the default quorum could be created now.
+        """Checks that a ledger with the default quorum could be created now.
 
         Raises: ShuttingDown, NotEnoughBookies, MetadataUnavailable.
         """

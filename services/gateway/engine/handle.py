@@ -40,8 +40,8 @@ EXPLICIT_LAC_S: Final = 0.01
 are readable even if the gateway dies. A busy writer sends the LAC with each entry."""
 _LARGE_BYTES: Final = 64 << 10
 _LARGE_IN_FLIGHT_BYTES: Final = 8 << 20
-"""Runs of `_LARGE_BYTES` or more are sent while fewer bytes than this are in flight, without regard
-to `RUNS_IN_FLIGHT`."""
+"""While fewer bytes than this are in flight, runs of `_LARGE_BYTES` or more are sent at once, also
+beyond the limit `RUNS_IN_FLIGHT`."""
 
 
 class InFlightBytes:
@@ -50,7 +50,7 @@ class InFlightBytes:
     __slots__ = ("limit_bytes", "used_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
-        """Start with no bytes in flight."""
+        """`limit_bytes`: the limit of bytes in flight."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
 
@@ -106,8 +106,8 @@ class WriteHandle:
         """Called once for each ledger, by the process that created the ledger (rule 11)."""
         self.ledger_id = row.ledger_id
         self.access_row = row
-        """The newest metadata that this process has read. It may be newer than the machine's:
-        another gateway may have changed the password."""
+        """The newest metadata that this process has read. The machine's may be older, if another
+        gateway has changed the password."""
         self.machine = LedgerWriter(
             row, Codec(row.digest, row.mac_key), delays_change=delays_change
         )
@@ -131,7 +131,7 @@ class WriteHandle:
         self._is_flush_due = False
         self._failure: messages.Failed | None = None
         self.end_code: str | None = None
-        """Error code of the final failure. The handle doesn't know the ledger's end then."""
+        """Code of the final failure, after which this handle can't report the ledger's end."""
         self._closed_row: LedgerMetadata | None = None
         self.copies = 0
         """The number of bookies that confirmed a copy of the CLOSED metadata, after `close`."""
@@ -209,7 +209,7 @@ class WriteHandle:
 
     def recent(self, first: int, last: int, bytes_max: int) -> list[Run]:
         """Returns confirmed entries from memory, from `first` up to `last`; none if `first` is not
-        in memory, or if the handle has ended, when another process may decide the ledger's end.
+        in memory. An ended handle returns none, since others may decide the ledger's end.
         """
         return self._recent.read(self.ledger_id, first, last, bytes_max) if self.is_live else []
 
@@ -250,7 +250,7 @@ class WriteHandle:
 
     def learn(self, head: LedgerHead) -> None:
         """Compares the primary's metadata with the writer's. A higher version with another state or
-        writer ends the handle at once; it then acknowledges nothing more (rule 16a).
+        writer ends the handle at once, which then acknowledges nothing more (rule 16a).
         """
         if not self.is_live or head.version <= self.row.version:
             return
@@ -270,7 +270,7 @@ class WriteHandle:
         self._stop(errors.WriterLost, "the writer's process ends")
 
     def _stop(self, reason: type[errors.QuorumLogError], detail: str) -> None:
-        """Ends the handle without the machine's help."""
+        """Stops the driver and fails the handle; the machine gets no further events."""
         self._driver.stop()
         self._fail(messages.Failed(reason.code, detail=detail), is_final=True)
 
@@ -336,7 +336,7 @@ class WriteHandle:
             case messages.RecoveryNeeded():
                 self._owner.recovery_wanted(self)
             case messages.EntriesRead() | messages.Repaired():
-                pass  # a writer machine never reports these
+                pass  # a writer machine never reports these outcomes
 
     def _confirm(self, last: int) -> None:
         self.last_add_confirmed = last
@@ -382,7 +382,7 @@ class WriteHandle:
             self.tails.wake_all()
         if is_final and self._close is not None and not self._close.done():
             self._close.set_exception(self._error(failed, errors.UNKNOWN))
-            self._close.exception()  # marks it as retrieved: callers may have been cancelled
+            self._close.exception()  # else asyncio logs it: all callers may have been cancelled
         if is_final and self.end_code is None:
             self.end_code = failed.code
             self._owner.handle_failed(self)
@@ -396,7 +396,7 @@ class WriteHandle:
                 outcome = errors.UNKNOWN if waiter.first < self._sent else errors.NOT_DONE
                 error = self._error(failed, outcome)
                 waiter.future.set_exception(error)
-                waiter.future.exception()  # marks it as retrieved: the client may be gone
+                waiter.future.exception()  # else asyncio logs it: the client may be gone
         self._gathered, self._gathered_bytes = [], 0
         self._runs.clear()
         self._runs_bytes = 0

@@ -51,7 +51,7 @@ class Handles:
         ports: Ports,
         lacs: LacPort,
     ) -> None:
-        """`writer` identifies this process."""
+        """`writer` identifies this process in the metadata of its ledgers."""
         self.writer = writer
         self.rows, self.ends, self.ports = rows, ends, ports
         self._config, self._lacs = config, lacs
@@ -135,7 +135,7 @@ class Handles:
         return [ledger_id for ledger_id in self.by_ledger if self.has_password(ledger_id)]
 
     def writer_of(self, row: LedgerMetadata) -> Writer:
-        """Returns the ledger's writer, another gateway, to forward appends to.
+        """Returns the gateway that writes the ledger, if it is not this process.
 
         Raises: LedgerClosed, LedgerFenced, WriterLost.
         """
@@ -155,7 +155,7 @@ class Handles:
         self, error: errors.QuorumLogError, ledger_id: int
     ) -> errors.QuorumLogError:
         """Returns a more precise error if the primary says that the ledger is closed, being
-        recovered or deleted; otherwise returns `error`. Keeps the outcome.
+        recovered or deleted; otherwise returns `error`. The outcome stays that of `error`.
         """
         try:
             self.writer_of(await self.ends.told(await self.rows.fresh(ledger_id)))
@@ -233,8 +233,8 @@ class Handles:
         if code in (errors.LedgerFenced.code, errors.LedgerClosed.code):
             self._queue_missed(handle)
         if code in (errors.LedgerFenced.code, errors.LedgerClosed.code, errors.QuorumLogError.code):
-            # No other process recovers the ledger while its writer's process lives, and a ledger
-            # without a live handle must end. If it has ended already, its metadata is only read.
+            # A ledger without a live handle must end, and no other process recovers it while its
+            # writer's process lives. If the ledger has ended already, this only reads its metadata.
             self.ends.start_recovery(handle.ledger_id)
         if code == errors.NoSuchLedger.code:
             self.rows.deleted(handle.ledger_id)
@@ -252,7 +252,7 @@ class Handles:
             self.places.give(peer)
 
     def _queue_missed(self, handle: WriteHandle) -> None:
-        """Queues the entries that bookies missed, which only this writer knows, for repair."""
+        """Queues repairs of the entries that bookies missed, which only this writer knows."""
         missed = handle.machine.missed
         if missed:
             self.ports.tasks.start(queue_missed(self._repairs, handle.ledger_id, missed))
@@ -260,7 +260,7 @@ class Handles:
     # Notifications of changed metadata.
 
     def row_changed(self, ledger_id: int) -> None:
-        """Passes changed metadata to the ledger's handle, and removes the handle if it is over."""
+        """Passes changed metadata to the ledger's handle. Removes the handle of an ended ledger."""
         handle, row = self.by_ledger.get(ledger_id), self.rows.cached(ledger_id)
         if handle is not None and row is not None:
             handle.learn_row(row)
@@ -298,8 +298,8 @@ async def queue_missed(
     metadata service is available.
 
     Normally a writer queues these ranges with its own changes of the metadata. After another
-    process's recovery it can't. The recovery doesn't know of entries below its LAC that reached
-    only an ack quorum, so without this function only the daily check of all copies would find them.
+    process's recovery, the writer can't. The recovery doesn't know of entries below its LAC that
+    reached only an ack quorum: only this function or the daily check of all copies finds them.
     A range that is queued twice, or repaired already, costs only a check.
     """
     ranges = defaultdict(list)

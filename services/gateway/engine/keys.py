@@ -78,8 +78,8 @@ class Gatekeeper:
         self._verified: OrderedDict[bytes, None] = OrderedDict()
 
     def check(self, row: LedgerMetadata, password: str | None) -> LedgerMetadata:
-        """Checks a password, unless the ledger has none. Returns the metadata; a rebuilt one (rule
-        18d) with its keys, which only the password yields. Raises: WrongPassword.
+        """Checks a password, unless the ledger has none. Returns the metadata; if it was rebuilt
+        (rule 18d), adds the keys, which only the password yields. Raises: WrongPassword.
         """
         if not row.access_key:
             return row

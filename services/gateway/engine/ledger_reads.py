@@ -28,7 +28,7 @@ from services.gateway.engine.tails import Tails
 from services.gateway.interface import LedgerView, ReadResult
 
 _SLACK_BYTES: Final = 64 << 10
-"""Added to the requested payload bytes, for the columns and digests of many small entries."""
+"""Bytes added to the payload limit of a read, for columns and digests of many small entries."""
 
 
 class LedgerReads:
@@ -58,7 +58,7 @@ class LedgerReads:
     ) -> ReadResult:
         """Reads confirmed entries from `first` to `last` (inclusive): at most `limit`, and about
         `max_bytes` of payload, but at least one. All entries acknowledged before the call are
-        readable. Beyond the end the result has no entries, and its `next` is `first`.
+        readable. A read beyond the end returns no entries, and `next` is `first`.
 
         A read stops before lost entries (rule 31). A read that begins at one raises EntryLost,
         whose `next` is the first entry after them. `view`: the ledger's view, if already known.
@@ -251,7 +251,7 @@ async def confirmed_by_bookies(row: LedgerMetadata, bookies: BookiesPort) -> int
 async def read_range(
     ports: Ports, row: LedgerMetadata, first: int, last: int, bytes_max: int
 ) -> list[Run]:
-    """Reads contiguous entries from `first` to `last` at most from bookies: at least one, and about
+    """Reads contiguous entries of first..last from bookies: at least the entry `first`, and about
     `bytes_max` of payload.
 
     Raises: EntryUnavailable for the entry `first`. A later unavailable entry only ends the list.
@@ -310,7 +310,7 @@ def _end_before_lost(row: LedgerMetadata, first: int, last: int) -> int:
 
 
 def _absent(view: LedgerView, entry_id: int) -> errors.QuorumLogError:
-    """The error for an entry that no read returned. It claims only what is proven (rule 5)."""
+    """The error for an entry that can't be read, which claims only what is proven (rule 5)."""
     ledger_id = view.row.ledger_id
     is_beyond = entry_id > view.last_add_confirmed
     if view.closed and is_beyond:

@@ -4,8 +4,8 @@ A ledger is created with this process as its only writer, on an ensemble of live
 bookies or zones are live, the creation is rejected, or the ledger is marked as degraded. Appends go
 to this process's write handle, or to the gateway that is the ledger's writer.
 
-A transaction's ledger stores record batches in the format of the log that may publish it: one
-request is one entry (rule 25), which has the number of earlier records in the ledger.
+A transaction's ledger stores record batches in the format of the log that may publish it. One
+request is one entry (rule 25), which stores the number of earlier records in the ledger.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ _RETRY_S: Final = 1.0
 _PLACINGS: Final = 3
 """How often a creation chooses an ensemble, if chosen bookies register again in the meantime."""
 LARGE_BYTES: Final = 512 << 10
-"""Batches from this size on are compressed in a thread. Compressing one of this size takes about a
-millisecond (docs/performance.md), the thread a tenth of that."""
+"""Batches of this size or more are compressed in a thread. The compression of such a batch takes a
+millisecond (docs/performance.md), the use of a thread a tenth of that."""
 
 _U32: Final = struct.Struct(">I")
 
@@ -105,12 +105,12 @@ class Placing:
 class Creations:
     """Creates ledgers.
 
-    Invariant: a running creation counts against the budget of open ledgers. At its end the ledger's
-    handle takes the count over, or the creation gives it back.
+    Invariant: a running creation counts against the budget of open ledgers. If it fails, it gives
+    the budget back; otherwise the ledger's handle does so at its end.
     """
 
     def __init__(self, handles: Handles, metadata: MetadataClient, placing: Placing) -> None:
-        """Start without running creations."""
+        """`metadata` stores the new ledgers, and `placing` chooses their ensembles."""
         self._handles, self._metadata, self._placing = handles, metadata, placing
 
     async def create(self, options: LedgerOptions) -> LedgerMetadata:
@@ -122,7 +122,7 @@ class Creations:
         if options.log is None:
             places.take(peer)
         else:
-            places.back(peer)  # the budget never rejects a ledger of a log (a roll, a takeover)
+            places.back(peer)  # the budget never rejects a log's ledger, for a roll or a takeover
         is_kept = False
         try:
             stale: errors.StaleMember | None = None
@@ -324,8 +324,8 @@ class Appends:
     async def append_batch(
         self, ledger_id: int, data: bytes, *, expect: int | None = None
     ) -> EntriesAppended:
-        """Appends a record batch as one entry of a transaction's ledger that this process writes,
-        with the current time and the number of earlier records. Returns when the entry is
+        """Appends a record batch as one entry to a transaction's ledger that this process writes;
+        adds the current time and the number of earlier records. Returns when the entry is
         acknowledged.
         """
         try:

@@ -32,7 +32,7 @@ _HUNG_S: Final = 2.0
 """After a writer timed out, readers do not ask it for this long (chosen by judgement)."""
 _CONNECT_S: Final = 2.0
 _GONE_MAX: Final = 10_000
-"""How many replaced instances are remembered. A forgotten one costs one more request."""
+"""How many replaced instances are remembered. Forgetting an instance costs one request in vain."""
 _WRITER: Final = ExpectedServer(Role.GATEWAY)
 
 
@@ -66,7 +66,7 @@ class Peers:
             )
         except TimeoutError as error:
             now = asyncio.get_running_loop().time()
-            # Also drop expired items: a writer that is gone for ever gets no later request.
+            # Also drop expired items: no later request would drop a writer that is gone for ever.
             self._hung_until = {who: end for who, end in self._hung_until.items() if end > now}
             self._hung_until[writer.id] = now + _HUNG_S
             raise errors.WriterLost("the writer did not answer", ledger_id=ledger_id) from error
@@ -115,8 +115,8 @@ class Peers:
             headers[header.LEDGER_PASSWORD] = password
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
         try:
-            # Count only the time in which this process was awake: its own standstill is no
-            # silence of the writer.
+            # The timeout counts only time in which this process was awake: while it stands still,
+            # it can't see the writer's answer.
             async with (
                 awake_timeout(timeout_s),
                 self._session.request(

@@ -28,8 +28,8 @@ _RETRY_S: Final = 0.5
 """Pause after a failed reread. The failed request itself takes up to the client's deadline."""
 _LOGGED_MAX: Final = 10
 _ROWS_MAX: Final = 100_000
-"""How many ledgers have cached metadata. With three members it takes about 1 KiB (measured with
-sys.getsizeof), so at most 100 MB, plus custom metadata."""
+"""How many ledgers have cached metadata. A ledger with three members takes about 1 KiB (measured
+with sys.getsizeof), so the cache takes at most 100 MB, plus custom metadata."""
 _TEXT_BYTES_MAX: Final = 16 << 20
 """Limit of all cached custom metadata (chosen by judgement). A ledger may have 16 KiB, so 100,000
 ledgers could have 1.6 GB."""
@@ -37,10 +37,10 @@ _FRESH_S: Final = 0.5
 """How long a read waits for the metadata service before it uses cached metadata (chosen by
 judgement)."""
 _REQUESTS_MAX: Final = 32
-"""Concurrent requests of machines: more than one Postgres executes in parallel, and few enough not
-to overload it (chosen by judgement)."""
+"""Limit of concurrent requests by machines: above the parallelism of a single Postgres server, and
+below what overloads it (chosen by judgement)."""
 _AWAY_PAUSE_S: Final = 1.0
-"""After the metadata service did not answer, reads use old metadata without asking for this long
+"""For this long after the metadata service did not answer, reads use cached metadata at once
 (chosen by judgement)."""
 
 
@@ -184,8 +184,8 @@ class LedgerRows:
         return row
 
     async def fresh_closed(self, ledger_id: int) -> LedgerMetadata:
-        """Reads the metadata of a ledger that was just closed from the primary. If the metadata is
-        missing or not CLOSED, the database went back, and proves nothing of the close (rule 18a).
+        """Reads from the primary the metadata of a ledger that was just closed. If it is missing or
+        not CLOSED, the database went back, and can't prove the close's outcome (rule 18a).
 
         Raises: NoSuchLedger if the ledger was deleted since, MetadataUnavailable, DatabaseWentBack.
         """
@@ -237,12 +237,12 @@ class LedgerRows:
 class Rereads(Generic[Key, Head]):
     """Rereads the metadata of ledgers or logs after a gap in the stream of changes.
 
-    A write handle or log owner that missed the change that superseded it would continue to write to
-    a ledger or log without readers. All metadata is read from the primary, in bulk and in the
-    background, while appends continue: writing to an open ledger needs no metadata. The handle or
-    owner decides whether it must end.
+    A write handle or log owner that missed its own replacement would continue to write what no
+    reader sees. All metadata is read from the primary, in bulk and in the background, while appends
+    continue, because writing to an open ledger needs no metadata. The handle or owner then decides
+    whether it must end.
 
-    Invariant: a key stays wanted until a request that began later has returned.
+    Invariant: a key stays wanted until a request succeeds that began after it became wanted.
     """
 
     def __init__(
@@ -322,11 +322,11 @@ class ThrottledMetadata:
     """
 
     def __init__(self, metadata: MetadataClient) -> None:
-        """Sends requests through `metadata`."""
+        """`metadata`: the client that sends the requests."""
         self._metadata = metadata
         self._room = asyncio.Semaphore(_REQUESTS_MAX)
         self.ensemble_changes = 0
-        """How many changes by machines left a ledger OPEN, as only ensemble changes do."""
+        """The number of ensemble changes, the only changes by machines that leave a ledger OPEN."""
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
         """Reads the metadata from the primary."""

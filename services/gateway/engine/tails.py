@@ -4,7 +4,7 @@ All readers that wait for entries of another gateway's ledger share one long pol
 
 The runs that this process's writers confirmed last stay in memory, so that readers at the tail need
 no bookie. A cached run has the bytes that were sent to bookies, and keeps no request buffer alive.
-Runs are cached when they are confirmed, so no entry beyond the LAC is here.
+Runs are cached when they are confirmed, so no entry beyond the LAC is cached.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ RECENT_BYTES_MAX: Final = 8 << 20
 """Memory of all cached runs, of all ledgers (chosen by judgement): some thousand small appends."""
 
 RECENT_RUN_BYTES_MAX: Final = 64 << 10
-"""Larger runs are not cached: a request to a bookie costs little beside reading their bytes, and
+"""Larger runs are not cached. The request to a bookie costs little compared with their bytes, and
 they would evict the runs of many ledgers."""
 
 _RUN_COST: Final = 1280
-"""Memory of a run besides its body, in bytes; half of it is per ledger, so this is the cost of a
-ledger's only run (measured)."""
+"""Memory of a ledger's only cached run besides the run's body, in bytes; half of it is taken by the
+ledger's own entry in the cache (measured)."""
 
 _ENTRY_COST: Final = 40
 """Memory of each entry besides its payload, in bytes: an offset that the run stores (measured)."""
@@ -38,7 +38,7 @@ _ENTRY_COST: Final = 40
 POLL_S: Final = 10.0
 """How long one poll waits at the writer for a higher LAC."""
 _PAUSE_S: Final = 1.0
-"""Pause between polls while the writer is gone, and so can't hold a poll (chosen by judgement)."""
+"""Pause between polls while no poll can wait at the writer, who is gone (chosen by judgement)."""
 
 Poll = Callable[[int, int, float], Awaitable[LedgerView]]
 """(ledger id, after, wait_s) -> LAC. Waits up to `wait_s` for an LAC above `after`, if possible."""
@@ -51,7 +51,7 @@ class LacWaiters:
     """
 
     def __init__(self) -> None:
-        """Start without waiters."""
+        """Start with no waiters."""
         self._waiting: dict[asyncio.Future[None], int] = {}
         self.known = NO_ENTRY
         """The highest LAC that `Tails` has learned."""
@@ -153,7 +153,7 @@ class RecentRuns:
     __slots__ = ("_bytes_max", "_order", "_runs", "bytes_kept", "reads")
 
     def __init__(self, bytes_max: int = RECENT_BYTES_MAX) -> None:
-        """Start empty. `bytes_max`: the memory limit."""
+        """`bytes_max`: the memory limit of all cached runs."""
         self._bytes_max = bytes_max
         self._runs: dict[int, deque[Run]] = {}
         self._order: deque[int] = deque()
