@@ -48,7 +48,7 @@ def missing_zones(row: LedgerMetadata, bookies: Iterable[BookieInfo]) -> int:
 
 
 def is_believable(bookies: Iterable[BookieInfo], *, share_max: float) -> bool:
-    """Whether few enough bookies are absent that liveness is probably right (I31)."""
+    """Whether liveness is believable: at most `share_max` of the bookies are absent (I31)."""
     states = [bookie.state for bookie in bookies]
     return bool(states) and states.count("lost") <= share_max * len(states)
 
@@ -62,7 +62,7 @@ class GracePeriod:
     unobserved_since: float | None = None
 
     def note_unobserved(self, now: float) -> None:
-        """Notes that nothing can be observed now. If that lasts `grace_s`, all periods start again."""
+        """Notes that nothing can be observed now. If that lasts `grace_s`, periods start again."""
         self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
 
     def expired(self, seen: Mapping[Hashable, V], now: float) -> list[V]:

@@ -187,7 +187,7 @@ class _LogRoutes:
         self._logs, self._room = logs, room
 
     async def forwarded(self, request: web.Request, given: Given) -> web.Response:
-        """Performs an append, publication, consultation or roll for another gateway, as the owner."""
+        """Performs an append, publication, consultation or roll that another gateway forwarded."""
         data = await body.read(request, self._room, _BODY_BYTES_MAX)
         call: Append | Publish | Consult | None = None
         match given[CALL]:

@@ -113,8 +113,8 @@ class LogMetrics(Collector):
 def _lags(measured: Measured) -> Iterable[Metric]:
     """Yields the lag of consumers, at the gateway that owns the log of committed offsets."""
     who = (
-        f"of consumers: {CONSUMERS_SHOWN_MAX} by name; of the others, the one with the most unprocessed"
-        f" records as {OTHER_CONSUMERS}"
+        f"of consumers: {CONSUMERS_SHOWN_MAX} by name; of the others, the one with the most"
+        f" unprocessed records as {OTHER_CONSUMERS}"
     )
     labels = ("log", "consumer")
     name = "quorumlog_consumer_lag_records"

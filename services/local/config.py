@@ -30,8 +30,7 @@ class LocalSettings(Settings):
     zones: tuple[str, ...] = ()
     """zones, such as `a,b,c`, that are assigned to the bookies in turn"""
     durability: Literal["fsync", "deferred"] = "fsync"
-    """`deferred`: bookies acknowledge before the sync; entries survive unless Qa bookies lose power
-    """
+    """`deferred`: acknowledge before the sync; entries survive unless Qa bookies lose power"""
     auto_fix_cookies: bool = False
     """1: a wiped bookie rejoins as a new incarnation"""
     rebuild_metadata: bool = Field(

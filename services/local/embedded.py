@@ -218,8 +218,8 @@ def _run_as(argv: list[str], become: Become) -> str:
 def _await_predecessor(data: Path) -> None:
     """Waits for the processes of a Postgres whose supervisor was killed, and removes its lock file.
 
-    The caller owns the data folder, so a lock file without a running Postgres is stale. The process
-    id in it may be another program's by now, which must not prevent the start. All old processes
+    The caller owns the data folder, so a lock file without a running Postgres is stale. Its process
+    id may belong to another program by now, which must not prevent the start. All old processes
     must end, not only the postmaster: a remaining one would write to the data of the new Postgres.
 
     Raises: EmbeddedError after 30 s.

@@ -204,7 +204,7 @@ class Ends:
         return await self._read(row, await spread(row, self._ports))
 
     async def _read(self, closed: LedgerMetadata, copies: int) -> LedgerMetadata:
-        """Reads the metadata again, after copies were sent, and remembers the end if it is kept.
+        """Reads the metadata after copies were sent. Remembers the end if enough bookies keep it.
 
         Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
         """

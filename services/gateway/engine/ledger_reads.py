@@ -295,8 +295,8 @@ def _view_of_ended(row: LedgerMetadata) -> LedgerView:
 
 
 def _end_before_lost(row: LedgerMetadata, first: int, last: int) -> int:
-    """Returns the last entry of first..last before the first lost one. Lost entries are never read
-    from bookies, so a copy that is found later changes no answer. Raises: EntryLost.
+    """Returns the last entry of first..last that precedes all lost entries. Lost entries are never
+    read from bookies, so a copy that is found later changes no answer. Raises: EntryLost.
     """
     lost = row.lost_at(first)
     if lost is not None:

@@ -105,7 +105,7 @@ class Placing:
 class Creations:
     """Creates ledgers.
 
-    Invariant: a running creation counts against the budget of open ledgers. If it fails, it gives
+    Invariant: a running creation counts against the budget of open ledgers. A failed creation gives
     the budget back; otherwise the ledger's handle does so at its end.
     """
 

@@ -25,8 +25,8 @@ RECENT_BYTES_MAX: Final = 8 << 20
 """Memory of all cached runs, of all ledgers (chosen by judgement): some thousand small appends."""
 
 RECENT_RUN_BYTES_MAX: Final = 64 << 10
-"""Larger runs are not cached. The request to a bookie costs little compared with their bytes, and
-they would evict the runs of many ledgers."""
+"""Larger runs are not cached: for them a request to a bookie costs little compared with the transfer,
+and they would evict the runs of many ledgers."""
 
 _RUN_COST: Final = 1280
 """Memory of a ledger's only cached run besides the run's body, in bytes; half of it is taken by the
