@@ -1,8 +1,7 @@
-"""The auditor looks for lost members, and for open ledgers whose writer is gone.
+"""The auditor looks for lost members and for open ledgers whose writer is gone, and queues repairs.
 
-It queues repairs, which workers perform. A lease selects one process as the auditor, to avoid
-duplicate work. Two auditors at the same time do no harm: queueing a repair twice equals queueing it
-once, and every change is a compare-and-swap.
+A lease selects one process as the auditor, to avoid duplicate work. Two auditors at the same time
+do no harm: queueing a repair twice equals queueing it once, and every change is a compare-and-swap.
 """
 
 import asyncio
@@ -150,8 +149,8 @@ class Auditor:
         self.audit_s = awake().time() - now
 
     def _note_unobserved(self, *, from_bookies: bool = True) -> None:
-        """Notes that this process can't observe the absence of writers now, which may end and begin
-        again unnoticed (rule 21). `from_bookies`: the absence of bookies isn't observed either.
+        """Notes that this process can't observe writers now, and with `from_bookies` bookies, so
+        that an absence may end unnoticed (rule 21).
         """
         now = awake().time()
         self._refused.note_unobserved(now)
@@ -296,7 +295,7 @@ class Auditor:
                 self._ports.tasks.start(self._recover(ledger_id, is_silence_enough=is_enough))
 
     async def _is_abandoned(self, row: LedgerMetadata, *, is_silence_enough: bool) -> bool:
-        """Probes the writer again, since the recovery may have waited long. Returns whether the
+        """Probes the writer again before a recovery that may have waited long. Returns whether the
         writer is gone; with `is_silence_enough`, whether it is gone or silent.
         """
         if row.writer is None or row.state is not State.OPEN:

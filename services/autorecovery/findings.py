@@ -1,7 +1,5 @@
-"""The logic of audits (which bookies are lost, which ledgers are at risk), and known lost entries.
-
-The functions are pure: they use ledger metadata and liveness, without a clock or requests.
-`KnownLosses` remembers lost entries (rule 31) until the loss is accepted or a copy turns up.
+"""Decides which bookies are lost and which ledgers are at risk, by pure functions of metadata and
+liveness. Remembers lost entries (rule 31) until the loss is accepted or a copy turns up.
 """
 
 import logging
@@ -66,8 +64,8 @@ class GracePeriod:
         self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
 
     def expired(self, seen: Mapping[Hashable, V], now: float) -> list[V]:
-        """Returns the values of the keys that were in `seen` for the whole grace period. Forgets
-        keys that are not in `seen`.
+        """Returns the values of keys that were in `seen` for `grace_s`; forgets all keys not in
+        `seen`.
         """
         if self.unobserved_since is not None and now - self.unobserved_since >= self.grace_s:
             self.since = {}

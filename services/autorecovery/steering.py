@@ -138,10 +138,7 @@ class Steering:
             await asyncio.sleep(_SETTINGS_S)
 
     async def refresh(self, triggered: Callable[[], None]) -> None:
-        """Reads and applies the settings; calls `triggered` as `follow` does.
-
-        Raises: MetadataUnavailable.
-        """
+        """Reads and applies the settings, like one round of `follow`. Raises: MetadataUnavailable."""
         services = (await self._metadata.services()).services
         self._processes = max(1, sum(info.kind == "autorecovery" for info in services))
         found = await self._repairs.settings()

@@ -45,8 +45,8 @@ _IDLE_S: Final = 1.0
 _BUSY_S: Final = 0.1
 _ASK_S: Final = 5.0
 _CHANGE_S: Final = 3.0
-"""How long the worker waits for an ensemble change that it requested from a writer. If the change
-doesn't come, the item is retried later."""
+"""How long the worker waits for an ensemble change by a writer, before it retries the item later.
+"""
 _POLL_S: Final = 0.05
 
 
@@ -130,8 +130,8 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def _renewing(self, item: RepairItem) -> AsyncIterator[None]:
-        """Context manager that renews an item's lease. If the lease is lost all the same, a second
-        worker copies the same entries again, which does no harm.
+        """Renews an item's lease during the block. If the lease is lost, another worker only copies
+        again.
         """
 
         async def renew() -> None:
@@ -187,8 +187,8 @@ class Worker:
         return row
 
     async def _move(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
-        """Replaces a member in all fragments of a ledger; first copies its entries to other
-        bookies. An open fragment must be changed by the writer.
+        """Replaces a member in all fragments, after its entries were copied to other bookies. The
+        writer is asked to replace it in an open fragment.
         """
         row = await self._ask_writer_to_replace(row, member)
         for index, fragment in enumerate(row.fragments):

@@ -1,9 +1,8 @@
 """Finds out whether the writer of an open ledger is alive, gone, or silent (rule 21a).
 
 A writer is proven gone if every address of its URL refuses a connection, or if another process
-answers there with its own instance id. All other failures prove nothing, because the writer may
-still work: an unknown host name, a timeout, exhausted descriptors, an unreachable host, a proxy's
-answer.
+answers there with its own instance id. An unknown host name, a timeout, exhausted descriptors, an
+unreachable host or a proxy's answer prove nothing: the writer may still work.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The gateway: serves the client protocol over HTTP. Any other gateway can replace it at any time.
 
 `edge` is the HTTP API, `logs` builds named logs from ledgers, `engine` writes and reads ledgers.
-Each layer may use the layers after it (pyproject.toml). `interface` has the values that pass
-between layers; `app` builds the layers. The gateway may use `quorumlog.net`, `wire` and `protocol`,
-and no other service.
+Each layer may use the layers after it (pyproject.toml). `interface` has the values that layers
+exchange, `app` builds the layers. A gateway may use `quorumlog.net`, `wire` and `protocol`, and no
+other service.
 """

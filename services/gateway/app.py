@@ -161,9 +161,7 @@ def build_internal_app(
     hosts: Hosts | None = None,
     authenticator: Authenticator | None = None,
 ) -> web.Application:
-    """Builds the application for other processes of the cluster. It shares the budgets and metrics
-    of the public application.
-    """
+    """Builds the application for other processes, with the public one's budgets and metrics."""
     room = public[_ROOM]
     instance = engine.writer.id
     routes = [*ledger_routes(engine, instance, public[_ROUTES]), *log_routes(logs, instance, room)]
@@ -248,9 +246,7 @@ def _routes(
 async def running_logs(
     engine: Engine, times: LogTimes
 ) -> AsyncIterator[tuple[LogManager, Transactions]]:
-    """Context manager of an engine's logs and transactions, with their background tasks. Drain the
-    logs before the engine.
-    """
+    """Runs the logs and transactions of an engine. `drain` the logs before the engine."""
     transactions = TransactionClient(engine.metadata)
     store = MetadataLogs(LogClient(engine.metadata, engine.database_clock), transactions)
     logs = LogManager(engine=engine, store=store, peers=LogPeers(engine.peers), times=times)
@@ -265,11 +261,11 @@ async def running_logs(
 
 
 async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
-    """Builds both applications of a gateway process. The engine runs until the internal
-    application's cleanup.
+    """Builds both applications of a gateway process. The internal one ends the engine at its
+    cleanup.
 
     The internal application listens first and ends last, so that other processes can reach this one
-    for as long as it may be a ledger's writer.
+    while it may be a ledger's writer.
     """
     stack = contextlib.AsyncExitStack()
     bound = bind(settings.internal_host, settings.internal_port)

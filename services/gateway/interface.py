@@ -25,8 +25,8 @@ FRAMES: Final = "application/vnd.quorumlog.frames"
 _DEFAULT: Final = Quorum.of()
 
 DEGRADED = "degraded"
-"""A tag in `LedgerMetadata.extra`. The value "true" means that some of the ledger's bookies were
-not live at its creation (rule 29), or that they are in fewer zones than `ZONES_MIN`."""
+"""A tag in `LedgerMetadata.extra`. The value "true" means that too few bookies or zones were live
+when the ledger was created (rule 29)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,7 @@ class EngineConfig:
     quarantine: QuarantineRule = field(default_factory=QuarantineRule)
     times: MachineTimes = field(default_factory=MachineTimes)
     clock_difference_s: float = CLOCK_DIFFERENCE_S
-    """If the database's clock differs by more from this machine's, nothing is deleted by age (rule
-    26c)."""
+    """If the database's clock differs by more, nothing is deleted by age (rule 26c)."""
 
 
 @dataclass(frozen=True, slots=True)

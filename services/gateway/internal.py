@@ -85,8 +85,8 @@ SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the produ
 
 
 def ledger_routes(engine: Engine, instance: str, public: Sequence[Route]) -> list[Route]:
-    """Returns the internal routes for ledgers that this instance writes. `public`: the public
-    routes; those in `FORWARDED` get internal twins.
+    """Returns the routes for ledgers of this instance, and internal twins of `FORWARDED` in
+    `public`.
     """
     inner, routes, ledger = _LedgerRoutes(engine), Routes(), "/internal/ledgers/{ledger_id}"
     asked = (LEDGER_ID, entries.AFTER, WAIT_MS)
@@ -99,9 +99,7 @@ def ledger_routes(engine: Engine, instance: str, public: Sequence[Route]) -> lis
 
 
 def log_routes(logs: LogManager, instance: str, room: Room) -> list[Route]:
-    """Returns the internal routes for logs that this instance owns. `room` limits the memory of
-    request bodies, as for public routes.
-    """
+    """Returns the routes for logs that this instance owns. `room` limits the memory of bodies."""
     inner, log, routes = _LogRoutes(logs, room), "/internal/logs/{name}", Routes()
     asks = partial(routes.add, roles=GATEWAYS)
     asks("POST /internal/log-ends")(inner.ends)
@@ -111,9 +109,7 @@ def log_routes(logs: LogManager, instance: str, room: Room) -> list[Route]:
 
 
 def _for_instance(instance: str, inner: Route) -> Route:
-    """Wraps a route so that it rejects requests for another instance, and names this instance in
-    its responses.
-    """
+    """Returns a route that rejects requests for another instance, and names this one in responses."""
 
     async def handle(request: web.Request, given: Given) -> web.StreamResponse:
         if given[WRITER] != instance:

@@ -43,8 +43,8 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Builds a parser with an option for each setting. Secrets are read from files, because all
-    users of the machine can see arguments.
+    """Builds a parser with an option for each setting. The option of a secret names a file, because
+    all users of the machine can see arguments.
     """
     parser = argparse.ArgumentParser(
         prog="quorumlog serve",

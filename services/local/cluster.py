@@ -55,9 +55,7 @@ _PATHS: Final = (ROOT / "shared", ROOT) if (ROOT / "shared").is_dir() else ()
 
 
 class ClusterError(Exception):
-    """The cluster cannot start or continue. The message has the reason, and the end of the relevant
-    log where a process failed.
-    """
+    """The cluster cannot start or continue. The message has the reason, and the end of a log."""
 
 
 class StartTimeout(ClusterError):
@@ -166,8 +164,8 @@ class LocalCluster:
         self._write_targets()
 
     def _write_targets(self) -> None:
-        """Writes the files with the targets of Prometheus (docs/operations/prometheus.yml) and with
-        the gateways' URLs.
+        """Writes two files: the targets of Prometheus (docs/operations/prometheus.yml), and the
+        gateways' URLs.
         """
         services = [s for s in self.services.values() if s.kind in _SERVICES]
         targets = [
@@ -323,9 +321,8 @@ class LocalCluster:
         await self.until_up(*healers)
 
     async def _rebuild(self, metadata_url: str) -> None:
-        """Rebuilds the metadata from the copies on bookies (rule 18d), and reports what was found.
-
-        Raises: ClusterError.
+        """Rebuilds the metadata from bookies' copies (rule 18d); reports the result. Raises:
+        ClusterError.
         """
         bookies = [service for service in self.services.values() if service.kind == "bookie"]
         for service in bookies:
@@ -356,8 +353,8 @@ class LocalCluster:
             self._say(f"  {found['action']}: {subject}: {found['why']}")
 
     async def _count_writable(self, bookies: Sequence[str]) -> int:
-        """Returns how many bookies accept entries. Tells the user why the others don't, because
-        gateways wait for writable bookies.
+        """Returns how many bookies accept entries. Tells the user why the others don't, since
+        gateways would wait for them.
         """
         found = [await self._fetch_info(self.services[name].url) for name in bookies]
         full = [info for info in found if info["free_bytes"] < info["read_only_below_bytes"]]
@@ -430,7 +427,7 @@ class LocalCluster:
         return none | self.certificates.settings(role, name, host)
 
     def _in_file(self, name: str, secret: str) -> dict[str, str]:
-        """Writes a secret into a file, and returns the setting that names the file. A file is safer
+        """Writes a secret to a file, and returns the setting that names the file. A file is safer
         than an environment variable, which more tools show.
         """
         file = self._run / name.lower()
@@ -438,9 +435,7 @@ class LocalCluster:
         return {f"{name}_FILE": str(file.resolve())}
 
     def _embedded_passwords(self) -> dict[str, str]:
-        """Returns empty password settings for embedded servers, whose URLs contain the passwords.
-        The empty settings override passwords in this process's environment.
-        """
+        """Returns empty password settings for embedded servers: their URLs contain the passwords."""
         given = {"POSTGRES": self.settings.postgres_dsn, "REDIS": self.settings.redis_url}
         return {
             f"{store}_PASSWORD{end}": ""
@@ -462,8 +457,7 @@ class LocalCluster:
     def launch(self, name: str, *, prefix: tuple[str, ...] = ()) -> None:
         """Starts a process, or restarts it with the same settings and port.
 
-        `prefix`: a command in front of the process's own, for this start only, such as a tracer
-        that keeps the process id.
+        `prefix`: a command that becomes the process, for this start only (such as a tracer).
         """
         service = self.services[name]
         program = service.program

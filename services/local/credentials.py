@@ -54,8 +54,8 @@ class LocalCertificates:
 def kept_certificate(
     authority: Path, into: Path, role: str, name: str, hosts: Collection[str]
 ) -> Path:
-    """Returns a process's certificate in the folder `into`. Makes one if there is none for these
-    hosts, and renews it if it expires soon.
+    """Returns a process's certificate in the folder `into`. Issues one if there is none for these
+    hosts, and renews one that expires soon.
     """
     certificate = into / f"{role}-{name}.pem"
     is_there = key_file(certificate).exists() and certificate.exists()

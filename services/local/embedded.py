@@ -134,10 +134,7 @@ def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Post
 
 
 def set_up_redis(folder: Path, port: int) -> Redis:
-    """Returns a Redis or Valkey server, which the caller starts.
-
-    Raises: EmbeddedError if none is installed.
-    """
+    """Returns how to run a Redis or Valkey. Raises: EmbeddedError if none is installed."""
     folder = folder.resolve()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     binary = next(_redis_binaries(), None)
@@ -156,10 +153,7 @@ def set_up_redis(folder: Path, port: int) -> Redis:
 
 
 def _initialise(binaries: Path, data: Path, password_file: Path, *, is_durable: bool) -> Become:
-    """Runs initdb if there is no data, and returns the user as which Postgres can run.
-
-    Raises: EmbeddedError.
-    """
+    """Runs initdb if there is no data. Returns the user to run Postgres as. Raises: EmbeddedError."""
     refusals = []
     for become in users_to_try(data.parent.parent, binaries):
         try:
@@ -238,8 +232,8 @@ def _await_predecessor(data: Path) -> None:
 
 
 def _processes_in(folder: Path) -> list[int]:
-    """Ids of the processes whose working directory is the folder. All processes of a Postgres have
-    its data folder as their working directory.
+    """Ids of the processes that work in a folder, as all processes of a Postgres do in its data
+    folder.
     """
     found = []
     for entry in Path("/proc").iterdir():
@@ -257,8 +251,8 @@ def _environment() -> dict[str, str]:
 
 
 def _postgres_for(data: Path) -> Path:
-    """Returns the folder of Postgres binaries to use: of the major version that wrote `data`, if
-    `data` exists. Raises: EmbeddedError.
+    """Returns the folder of Postgres binaries, of the version that wrote `data`. Raises:
+    EmbeddedError.
     """
     found = list(_postgres_folders())
     if not found:

@@ -86,9 +86,8 @@ class Process(Protocol):
         """Returns the exit status, or minus the number of the signal; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end of the process, and returns its exit status like `poll`.
-
-        Raises: subprocess.TimeoutExpired.
+        """Waits for the end; returns the exit status as `poll` does. Raises:
+        subprocess.TimeoutExpired.
         """
 
     def send_signal(self, sig: int) -> None:
@@ -121,9 +120,7 @@ def start(program: Program, log: Path) -> subprocess.Popen[bytes]:
 
 
 def stop(process: Process, how: signal.Signals, deadline_s: float) -> bool:
-    """Stops a process with the signal `how`, and waits for its end. Returns False if it did not end
-    in `deadline_s` and was killed.
-    """
+    """Stops a process with a signal, and waits for its end. Returns False if it had to be killed."""
     if process.poll() is not None:
         return True
     process.send_signal(how)

@@ -1,9 +1,8 @@
-"""The health check of containers: `python -m services.local.ready URL` exits with 0 if the process
-at the URL is ready.
+"""Health check of containers: `python -m services.local.ready URL` exits with 0 if URL is ready.
 
-For an https URL, the check presents the process's own certificate, which the process's listener
-accepts. It uses http.client, since urllib takes twice as long to import, and the check runs every
-few seconds in each container.
+For an https URL, the check presents the process's own certificate, which its listener accepts. It
+uses http.client, because urllib takes twice as long to import and the check runs every few seconds
+in each container.
 """
 
 import os

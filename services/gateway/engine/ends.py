@@ -74,10 +74,9 @@ class Ends:
         return await self.kept(row, await spread(row, self._ports))
 
     async def kept(self, closed: LedgerMetadata, copies: int = 0) -> LedgerMetadata:
-        """Reads CLOSED metadata again from the primary before its end is reported to a client.
-
-        The database that confirmed the close may have been lost before bookies stored copies of the
-        metadata (rule 18b). `copies`: how many bookies have confirmed a copy.
+        """Reads CLOSED metadata again from the primary before its end is reported to a client,
+        because the database that confirmed the close may be lost since (rule 18b). `copies`: the
+        number of bookies that have confirmed a copy.
 
         Raises: MetadataUnavailable, DatabaseWentBack.
         """
@@ -91,9 +90,9 @@ class Ends:
     async def recover(
         self, row: LedgerMetadata, *, declare_lost: tuple[str, ...] = ()
     ) -> tuple[LedgerMetadata, int]:
-        """Recovers a ledger, or joins its running recovery. Returns the CLOSED metadata, and the
-        number of bookies that confirmed a copy of it. A call that declares members lost (rule 14)
-        waits until a running recovery has ended, and starts its own.
+        """Recovers a ledger, or joins its running recovery; if members are declared lost (rule 14),
+        runs a recovery of its own. Returns the CLOSED metadata, and the number of bookies with a
+        copy of it.
 
         Raises: RecoveryBlocked, NoSuchLedger, MetadataUnavailable.
         """
@@ -147,9 +146,9 @@ class Ends:
         declared: tuple[str, ...],
         holdings: HoldingsClient,
     ) -> LedgerMetadata:
-        """Declares entries first..last lost, for an operator; returns the new metadata. All bookies
-        that could hold these entries must deny them, or be in `declared` (permanently gone).
-        `row` is metadata that was just read from the primary.
+        """Declares entries first..last lost, for an operator; returns the new metadata. `row` was
+        just read. All bookies that could have these entries must deny them, or be in `declared`
+        (permanently gone).
 
         Raises: InvalidRequest, LossNotProven, NoSuchLedger, MetadataUnavailable.
         """
@@ -204,7 +203,7 @@ class Ends:
         return await self._read(row, await spread(row, self._ports))
 
     async def _read(self, closed: LedgerMetadata, copies: int) -> LedgerMetadata:
-        """Reads the metadata after copies were sent. Remembers the end if enough bookies keep it.
+        """Reads the metadata after copies were sent, and remembers an end that bookies keep.
 
         Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
         """

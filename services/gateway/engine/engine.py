@@ -175,8 +175,8 @@ class Engine:
     async def recover(
         self, ledger_id: int, *, password: str | None = None, declare_lost: Sequence[str] = ()
     ) -> LedgerMetadata:
-        """Closes a ledger of any writer: fences it, finds its end and writes the end. Returns the
-        CLOSED metadata, unchanged if the ledger is CLOSED already.
+        """Closes a ledger without its writer: fences it, finds its end, and writes the end. Returns
+        the metadata, also of a ledger that was CLOSED already.
         """
         row = await self._allowed(ledger_id, password)
         if is_closed(row):
@@ -193,9 +193,8 @@ class Engine:
         once: Once | None = None,
     ) -> LedgerMetadata:
         """Sets another password (rule 30). A retry succeeds although it presents the old password.
-
-        A late copy of the request named `once` changes nothing. A request that finds the new
-        password already set still does a compare-and-swap, which stores its name (rule 6a).
+        A late copy of the request `once` changes nothing. To store the request's name, the metadata
+        is swapped even if the password is set already (rule 6a).
 
         Raises: WrongPassword, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """
@@ -227,8 +226,8 @@ class Engine:
         password: str | None = None,
         declare_lost: Sequence[str] = (),
     ) -> LedgerMetadata:
-        """Declares entries first..last of a CLOSED ledger lost, if no bookie can serve any of them
-        (rule 31). `declare_lost` names members that are permanently gone.
+        """Declares entries first..last of a CLOSED ledger lost, if no bookie can serve them (rule
+        31).
 
         Raises: LossNotProven, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """
@@ -259,10 +258,7 @@ class Engine:
         await self.rows.require_deleted(ledger_id)
 
     async def existing(self, ledger_ids: Sequence[int]) -> Sequence[LedgerMetadata]:
-        """Reads the metadata of ledgers from the primary; omits ledgers that don't exist.
-
-        Raises: MetadataUnavailable.
-        """
+        """Reads the metadata of those ledgers that exist. Raises: MetadataUnavailable."""
         room = asyncio.Semaphore(_READ_AT_ONCE)
 
         async def read(ledger_id: int) -> LedgerMetadata | None:
@@ -358,10 +354,7 @@ class Engine:
         return [handle.ledger_id for handle in self.handles.live if handle.is_degraded]
 
     async def ready(self) -> None:
-        """Checks that a ledger with the default quorum could be created now.
-
-        Raises: ShuttingDown, NotEnoughBookies, MetadataUnavailable.
-        """
+        """Checks that a ledger could be created now. Raises: the error of such a creation."""
         if self._is_draining:
             raise errors.ShuttingDown("this gateway is about to end")
         size = LedgerOptions().quorum.ensemble_size

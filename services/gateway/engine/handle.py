@@ -40,8 +40,7 @@ EXPLICIT_LAC_S: Final = 0.01
 are readable even if the gateway dies. A busy writer sends the LAC with each entry."""
 _LARGE_BYTES: Final = 64 << 10
 _LARGE_IN_FLIGHT_BYTES: Final = 8 << 20
-"""While fewer bytes than this are in flight, runs of `_LARGE_BYTES` or more are sent at once, also
-beyond the limit `RUNS_IN_FLIGHT`."""
+"""Limit of bytes in flight for runs of `_LARGE_BYTES` or more, instead of `RUNS_IN_FLIGHT`."""
 
 
 class InFlightBytes:
@@ -176,8 +175,8 @@ class WriteHandle:
     def append(
         self, payloads: Sequence[bytes], expect: int | None = None
     ) -> asyncio.Future[EntriesAppended]:
-        """Accepts an append. Entry ids follow the order of the calls. The future completes when the
-        entries are acknowledged.
+        """Accepts an append. Entry ids follow the order of calls. The future completes on
+        acknowledgement.
 
         Raises: UnexpectedEntryId, Overloaded, or the error that ended the handle; nothing is sent.
         """

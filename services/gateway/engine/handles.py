@@ -105,10 +105,9 @@ class Handles:
         self, ledger_id: int, first_offset: int, lineage: Lineage | None = None
     ) -> None:
         """Sends copies of a ledger's metadata, once a log's metadata names the ledger and its first
-        offset. Does nothing if the offset is known, or if this process doesn't write the ledger.
-
-        No copy is sent earlier: a copy with the offset would not replace one of the same version
-        without it (rule 18f). The first offset of a ledger never changes.
+        offset. No copy is sent earlier: a copy with the offset would not replace one of the same
+        version without it (rule 18f). Does nothing if the offset is known already, or if another
+        process writes the ledger.
         """
         handle = self.by_ledger.get(ledger_id)
         if handle is not None and handle.is_live and handle.row.first_offset is None:
@@ -135,9 +134,8 @@ class Handles:
         return [ledger_id for ledger_id in self.by_ledger if self.has_password(ledger_id)]
 
     def writer_of(self, row: LedgerMetadata) -> Writer:
-        """Returns the gateway that writes the ledger, if it is not this process.
-
-        Raises: LedgerClosed, LedgerFenced, WriterLost.
+        """Returns the other gateway that writes a ledger. Raises: LedgerClosed, LedgerFenced,
+        WriterLost.
         """
         if is_closed(row):
             raise errors.LedgerClosed(
@@ -154,8 +152,8 @@ class Handles:
     async def prefer_ledger_state(
         self, error: errors.QuorumLogError, ledger_id: int
     ) -> errors.QuorumLogError:
-        """Returns a more precise error if the primary says that the ledger is closed, being
-        recovered or deleted; otherwise returns `error`. The outcome stays that of `error`.
+        """Returns the error of a ledger that is closed, fenced or deleted by now; otherwise
+        `error`.
         """
         try:
             self.writer_of(await self.ends.told(await self.rows.fresh(ledger_id)))
@@ -167,7 +165,7 @@ class Handles:
 
     async def close(self, row: LedgerMetadata) -> tuple[LedgerMetadata, int]:
         """Closes a ledger that this process writes, or answers a retry of its close. Returns the
-        CLOSED metadata, and the number of bookies that confirmed a copy of it.
+        metadata, and the number of bookies that confirmed a copy of it.
 
         Raises: LedgerClosed, LedgerFenced, WriterLost, MetadataUnavailable.
         """

@@ -31,8 +31,7 @@ _WRAPPING_KEY: Final = b"quorumlog MAC key's wrapping key"
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 32
 _VERIFIED_MAX: Final = 10_000
-"""How many hashes of verified passwords are remembered, so that most appends derive no keys (chosen
-by judgement)."""
+"""How many hashes of verified passwords are remembered, to save time (chosen by judgement)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +97,9 @@ class Gatekeeper:
         return is_same(salt + _derive(password, salt, _ACCESS_KEY), row.access_key)
 
     def _newest(self, row: LedgerMetadata) -> LedgerMetadata:
-        """Returns the metadata to check a password against. A writer's own metadata may be older
-        than a password change by another gateway. Rebuilt metadata is checked as it is: no writer
-        has it, only its own password yields its keys, and a higher known version may be of the lost
+        """Returns the metadata to check a password against: a writer's may be older than a change
+        of the password by another gateway. Rebuilt metadata is used as it is. No writer has it,
+        only its own password yields its keys, and a higher known version may be of the lost
         history.
         """
         known = None if is_sealed(row.access_key) else self._known(row.ledger_id)

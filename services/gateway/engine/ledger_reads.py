@@ -32,10 +32,8 @@ _SLACK_BYTES: Final = 64 << 10
 
 
 class LedgerReads:
-    """The reads of one gateway.
-
-    Invariant: metadata that comes with an LAC is at least as new as the LAC, so it names the
-    current members of all entries up to the LAC.
+    """The reads of one gateway. Invariant: metadata that comes with an LAC is at least as new as
+    the LAC, so it names the current members of all entries up to the LAC.
     """
 
     def __init__(self, handles: Handles, peers: Peers) -> None:
@@ -56,12 +54,11 @@ class LedgerReads:
         password: str | None = None,
         view: LedgerView | None = None,
     ) -> ReadResult:
-        """Reads confirmed entries from `first` to `last` (inclusive): at most `limit`, and about
-        `max_bytes` of payload, but at least one. All entries acknowledged before the call are
-        readable. A read beyond the end returns no entries, and `next` is `first`.
-
-        A read stops before lost entries (rule 31). A read that begins at one raises EntryLost,
-        whose `next` is the first entry after them. `view`: the ledger's view, if already known.
+        """Reads confirmed entries first..last: at most `limit` and about `max_bytes` of payload,
+        but at least one. All entries acknowledged before the call are readable. Beyond the end the
+        result is empty, and `next` is `first`. A read stops before lost entries (rule 31). A read
+        that begins at a lost entry raises EntryLost, whose `next` is the first entry after the
+        loss. `view`: the ledger's view, if known.
 
         Raises: EntryLost, EntryUnavailable, NoSuchLedger.
         """
@@ -251,8 +248,8 @@ async def confirmed_by_bookies(row: LedgerMetadata, bookies: BookiesPort) -> int
 async def read_range(
     ports: Ports, row: LedgerMetadata, first: int, last: int, bytes_max: int
 ) -> list[Run]:
-    """Reads contiguous entries of first..last from bookies: at least the entry `first`, and about
-    `bytes_max` of payload.
+    """Reads contiguous entries from `first` on from bookies: at least one, about `bytes_max` of
+    payload.
 
     Raises: EntryUnavailable for the entry `first`. A later unavailable entry only ends the list.
     """

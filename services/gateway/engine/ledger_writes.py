@@ -103,10 +103,8 @@ class Placing:
 
 
 class Creations:
-    """Creates ledgers.
-
-    Invariant: a running creation counts against the budget of open ledgers. A failed creation gives
-    the budget back; otherwise the ledger's handle does so at its end.
+    """Creates ledgers. Invariant: a running creation counts against the budget of open ledgers,
+    until it fails or passes the count to the ledger's handle.
     """
 
     def __init__(self, handles: Handles, metadata: MetadataClient, placing: Placing) -> None:
@@ -234,9 +232,7 @@ def check_not_of_log(row: LedgerMetadata, instead: str) -> None:
 
 
 async def packed_batch(data: bytes) -> bytes:
-    """Returns the batch compressed, or unchanged if that is shorter. A thread compresses a large
-    batch, so that the event loop is not blocked.
-    """
+    """Returns the shorter of a batch and its compressed form. A thread compresses large ones."""
     if len(data) < LARGE_BYTES:
         return packed.pack(data)
     return await asyncio.to_thread(packed.pack, data)
@@ -287,8 +283,8 @@ class Appends:
         password: str | None = None,
         expect: int | None = None,
     ) -> bytes:
-        """Forwards a client's append, whose body is `data`, to the gateway that writes the ledger.
-        Returns the JSON of its response.
+        """Sends a client's append with the body `data` to the ledger's writer; returns the JSON
+        response.
         """
         row = await self._row(ledger_id)
         check_not_of_log(row, "append to the log")
@@ -308,10 +304,9 @@ class Appends:
     def at_hand(
         self, ledger_id: int
     ) -> Callable[[Sequence[bytes]], asyncio.Future[EntriesAppended]] | None:
-        """Returns a function that starts an append without waiting (`WriteHandle.append`), or None.
-
-        There is a function only if this process writes the ledger, and the ledger has no password
-        and belongs to no log and no transaction. If the function raises, nothing is appended.
+        """Returns a function that starts an append without waiting (`WriteHandle.append`), or None
+        unless this process writes the ledger, and the ledger has no password, log or transaction.
+        If the function raises, nothing is appended.
         """
         handle = self._handles.by_ledger.get(ledger_id)
         if handle is None or not handle.takes_appends:
@@ -359,8 +354,8 @@ class Appends:
             return None  # the following append reports it
 
     async def _row(self, ledger_id: int) -> LedgerMetadata:
-        """Reads the metadata. If the ledger is CLOSED, reads it from the primary and checks that
-        bookies keep its end, because the error for the append names the end.
+        """Reads the metadata. CLOSED metadata is read from the primary, and its end must be kept by
+        bookies, because the error for the append reports the end.
         """
         row = await self._rows.row(ledger_id)
         if is_closed(row):

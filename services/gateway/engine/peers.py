@@ -26,8 +26,8 @@ _APPEND_BEYOND_S: Final = 5.0
 """A forwarded append waits this long beyond the quorum timeout, so the writer answers first."""
 _CLOSE_S: Final = 30.0
 _LAC_S: Final = 5.0
-"""Timeout of a request for an LAC. It is long, so that a busy writer does not look gone: the LAC
-that bookies know is older (rule 5)."""
+"""Timeout of LAC requests. It is long, so that a busy writer does not look gone: bookies know only
+an older LAC (rule 5)."""
 _HUNG_S: Final = 2.0
 """After a writer timed out, readers do not ask it for this long (chosen by judgement)."""
 _CONNECT_S: Final = 2.0
@@ -83,10 +83,7 @@ class Peers:
     async def ask(
         self, writer: Writer, method: str, path: str, timeout_s: float, data: bytes = b""
     ) -> dict[str, Any]:
-        """Sends a request of this gateway to the process `writer`; returns the parsed JSON.
-
-        Raises: WriterLost, TimeoutError, and the writer's own error.
-        """
+        """Sends a request of this gateway to `writer`; returns the parsed JSON. Raises: as `send`."""
         told: dict[str, Any] = orjson.loads(await self.send(writer, method, path, timeout_s, data))
         return told
 
@@ -101,8 +98,8 @@ class Peers:
         media: str | None = None,
         password: str | None = None,
     ) -> bytes:
-        """Sends one request to the process `writer`, which serves `path` below `/internal`. Returns
-        the JSON of its response.
+        """Sends a request to the process `writer`, below `/internal`; returns the JSON of the
+        response.
 
         Raises: WriterLost if it cannot be reached, TimeoutError, and the writer's own error.
         """

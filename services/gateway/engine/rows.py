@@ -34,14 +34,12 @@ _TEXT_BYTES_MAX: Final = 16 << 20
 """Limit of all cached custom metadata (chosen by judgement). A ledger may have 16 KiB, so 100,000
 ledgers could have 1.6 GB."""
 _FRESH_S: Final = 0.5
-"""How long a read waits for the metadata service before it uses cached metadata (chosen by
-judgement)."""
+"""How long a read waits before it uses cached metadata instead (chosen by judgement)."""
 _REQUESTS_MAX: Final = 32
-"""Limit of concurrent requests by machines: above the parallelism of a single Postgres server, and
-below what overloads it (chosen by judgement)."""
+"""Concurrent requests by machines: enough to keep one Postgres server busy, and too few to overload
+it (chosen by judgement)."""
 _AWAY_PAUSE_S: Final = 1.0
-"""For this long after the metadata service did not answer, reads use cached metadata at once
-(chosen by judgement)."""
+"""For this long after a failed read, cached metadata is used at once (chosen by judgement)."""
 
 
 @dataclass(slots=True)

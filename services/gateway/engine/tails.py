@@ -46,7 +46,6 @@ Poll = Callable[[int, int, float], Awaitable[LedgerView]]
 
 class LacWaiters:
     """The readers that wait for a higher LAC of one ledger, each with the LAC that it knows.
-
     Invariant: a waiter is removed when its wait ends, also by cancellation.
     """
 
@@ -91,10 +90,7 @@ class LacWaiters:
 
 
 class Tails:
-    """Waits for entries of other gateways' ledgers.
-
-    Invariant: while a reader waits for a ledger, exactly one task polls the ledger's LAC.
-    """
+    """Waits for new entries. Invariant: one task polls each ledger for which readers wait."""
 
     def __init__(self, poll: Poll, tasks: TasksPort) -> None:
         """`poll` returns a ledger's LAC; `tasks` runs one polling task per ledger."""
@@ -221,7 +217,7 @@ def _size(run: Run) -> int:
 
 
 def _part(run: Run, first: int, last: int, bytes_max: int, *, has_any: bool) -> Run | None:
-    """Returns the entries of a run from `first` on that fit into a page, by the same limits as
+    """Returns the entries of a run from `first` on that fit into a page, by the limits of
     `RangeReader`; None if none fits.
     """
     if run.first == first and run.last <= last and run.payload_bytes <= bytes_max:
