@@ -109,7 +109,7 @@ class Checker:
         log.info("all-checked", extra={"took_s": round(self.pass_s, 3), "lacking": self.lacking})
 
     async def verify(self, ledger_id: int, *, queue: bool) -> ReplicaReport:
-        """Checks one ledger now; `queue`: also queues repairs. Raises: NoSuchLedger,
+        """Checks one ledger now, and with `queue` queues repairs. Raises: NoSuchLedger,
         MetadataUnavailable.
         """
         return await self._verify(await self._metadata.get(ledger_id), queue=queue)

@@ -64,9 +64,7 @@ class GracePeriod:
         self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
 
     def expired(self, seen: Mapping[Hashable, V], now: float) -> list[V]:
-        """Returns the values of keys that were in `seen` for `grace_s`; forgets all keys not in
-        `seen`.
-        """
+        """Returns the values of keys that were in `seen` for `grace_s`; forgets all other keys."""
         if self.unobserved_since is not None and now - self.unobserved_since >= self.grace_s:
             self.since = {}
         self.unobserved_since = None
@@ -78,8 +76,7 @@ class LostMembers(GracePeriod):
     """Decides which members count as lost.
 
     Invariant: a member is lost only if this auditor itself observed its absence for `grace_s`, or
-    if another member is absent too. A bookie's earlier incarnations are lost as soon as a later
-    one is live.
+    if another member is absent too. Earlier incarnations of a live bookie are lost at once.
     """
 
     __slots__ = ()

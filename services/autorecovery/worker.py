@@ -130,8 +130,8 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def _renewing(self, item: RepairItem) -> AsyncIterator[None]:
-        """Renews an item's lease during the block. If the lease is lost, another worker only copies
-        again.
+        """Renews an item's lease during the block. If the lease is lost, a second worker copies
+        too.
         """
 
         async def renew() -> None:

@@ -2,6 +2,5 @@
 
 `edge` is the HTTP API, `logs` builds named logs from ledgers, `engine` writes and reads ledgers.
 Each layer may use the layers after it (pyproject.toml). `interface` has the values that layers
-exchange, `app` builds the layers. A gateway may use `quorumlog.net`, `wire` and `protocol`, and no
-other service.
+exchange, `app` builds the layers. A gateway may use `quorumlog.net`, `wire` and `protocol`.
 """

@@ -261,7 +261,7 @@ async def running_logs(
 
 
 async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
-    """Builds both applications of a gateway process. The internal one ends the engine at its
+    """Builds both applications of a gateway process, whose engine runs until the internal one's
     cleanup.
 
     The internal application listens first and ends last, so that other processes can reach this one

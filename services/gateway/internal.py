@@ -85,9 +85,7 @@ SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the produ
 
 
 def ledger_routes(engine: Engine, instance: str, public: Sequence[Route]) -> list[Route]:
-    """Returns the routes for ledgers of this instance, and internal twins of `FORWARDED` in
-    `public`.
-    """
+    """Returns the routes for ledgers of this instance, and twins of the `FORWARDED` public routes."""
     inner, routes, ledger = _LedgerRoutes(engine), Routes(), "/internal/ledgers/{ledger_id}"
     asked = (LEDGER_ID, entries.AFTER, WAIT_MS)
     routes.add(f"GET {ledger}/lac", *asked, roles=GATEWAYS)(inner.last_add_confirmed)

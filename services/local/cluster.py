@@ -164,9 +164,7 @@ class LocalCluster:
         self._write_targets()
 
     def _write_targets(self) -> None:
-        """Writes two files: the targets of Prometheus (docs/operations/prometheus.yml), and the
-        gateways' URLs.
-        """
+        """Writes the targets of Prometheus and the gateways' URLs (docs/operations/prometheus.yml)."""
         services = [s for s in self.services.values() if s.kind in _SERVICES]
         targets = [
             {
@@ -321,9 +319,7 @@ class LocalCluster:
         await self.until_up(*healers)
 
     async def _rebuild(self, metadata_url: str) -> None:
-        """Rebuilds the metadata from bookies' copies (rule 18d); reports the result. Raises:
-        ClusterError.
-        """
+        """Rebuilds the metadata from copies on bookies (rule 18d). Raises: ClusterError."""
         bookies = [service for service in self.services.values() if service.kind == "bookie"]
         for service in bookies:
             url = f"{service.url}/v1/rows?limit=1"
@@ -353,7 +349,7 @@ class LocalCluster:
             self._say(f"  {found['action']}: {subject}: {found['why']}")
 
     async def _count_writable(self, bookies: Sequence[str]) -> int:
-        """Returns how many bookies accept entries. Tells the user why the others don't, since
+        """Returns how many bookies accept entries. Tells the user why the others don't, because
         gateways would wait for them.
         """
         found = [await self._fetch_info(self.services[name].url) for name in bookies]

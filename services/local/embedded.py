@@ -232,9 +232,7 @@ def _await_predecessor(data: Path) -> None:
 
 
 def _processes_in(folder: Path) -> list[int]:
-    """Ids of the processes that work in a folder, as all processes of a Postgres do in its data
-    folder.
-    """
+    """Ids of processes whose working directory is `folder`. A Postgres works in its data folder."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -251,8 +249,8 @@ def _environment() -> dict[str, str]:
 
 
 def _postgres_for(data: Path) -> Path:
-    """Returns the folder of Postgres binaries, of the version that wrote `data`. Raises:
-    EmbeddedError.
+    """Returns the folder of Postgres binaries to use. If `data` exists, they are of the major
+    version that wrote it. Raises: EmbeddedError.
     """
     found = list(_postgres_folders())
     if not found:

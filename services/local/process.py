@@ -86,9 +86,7 @@ class Process(Protocol):
         """Returns the exit status, or minus the number of the signal; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end; returns the exit status as `poll` does. Raises:
-        subprocess.TimeoutExpired.
-        """
+        """Waits for the end; returns as `poll`. Raises: subprocess.TimeoutExpired."""
 
     def send_signal(self, sig: int) -> None:
         """Sends a signal, if the process still runs."""
@@ -136,7 +134,7 @@ def stop(process: Process, how: signal.Signals, deadline_s: float) -> bool:
 def in_child(
     become: Become, orphan_signal: signal.Signals, *, parent: int | None = None
 ) -> Callable[[], None]:
-    """Returns a function that the child runs between fork and exec. `parent`: the id of the process
+    """Returns a function to run in a child between fork and exec. `parent`: the id of the process
     that forks, if not this one.
     """
     parent = parent or os.getpid()

@@ -1,8 +1,7 @@
 """Health check of containers: `python -m services.local.ready URL` exits with 0 if URL is ready.
 
 For an https URL, the check presents the process's own certificate, which its listener accepts. It
-uses http.client, because urllib takes twice as long to import and the check runs every few seconds
-in each container.
+uses http.client: urllib takes twice as long to import, and the check runs every few seconds.
 """
 
 import os

@@ -90,9 +90,9 @@ class Ends:
     async def recover(
         self, row: LedgerMetadata, *, declare_lost: tuple[str, ...] = ()
     ) -> tuple[LedgerMetadata, int]:
-        """Recovers a ledger, or joins its running recovery; if members are declared lost (rule 14),
-        runs a recovery of its own. Returns the CLOSED metadata, and the number of bookies with a
-        copy of it.
+        """Recovers a ledger, or joins its running recovery; with members declared lost (rule 14),
+        runs its own recovery. Returns the CLOSED metadata, and how many bookies confirmed a copy of
+        it.
 
         Raises: RecoveryBlocked, NoSuchLedger, MetadataUnavailable.
         """
@@ -146,9 +146,9 @@ class Ends:
         declared: tuple[str, ...],
         holdings: HoldingsClient,
     ) -> LedgerMetadata:
-        """Declares entries first..last lost, for an operator; returns the new metadata. `row` was
-        just read. All bookies that could have these entries must deny them, or be in `declared`
-        (permanently gone).
+        """Declares entries first..last of a ledger lost, for an operator; returns the new metadata.
+        All bookies that could have the entries must deny them, or be in `declared` (permanently
+        gone).
 
         Raises: InvalidRequest, LossNotProven, NoSuchLedger, MetadataUnavailable.
         """

@@ -1,7 +1,7 @@
 """The client protocol behind one gateway, for all ledgers, including those of other writers.
 
-The engine builds its parts, and closes, recovers and deletes ledgers. A gateway may lose all of its
-state at any moment (rule 11).
+The engine builds its parts, and closes, recovers and deletes ledgers. All of its state may be lost
+at any moment (rule 11).
 """
 
 import asyncio
@@ -135,8 +135,7 @@ class Engine:
         return await self._creations.create(options)
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
-        """Reads a ledger's metadata from the primary, after a check that bookies keep the end of a
-        CLOSED ledger (rule 18b).
+        """Reads a ledger's metadata from the primary; checks that bookies keep its end (rule 18b).
 
         Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
         """
@@ -226,8 +225,7 @@ class Engine:
         password: str | None = None,
         declare_lost: Sequence[str] = (),
     ) -> LedgerMetadata:
-        """Declares entries first..last of a CLOSED ledger lost, if no bookie can serve them (rule
-        31).
+        """Declares entries first..last of a CLOSED ledger lost that no bookie can serve (rule 31).
 
         Raises: LossNotProven, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """

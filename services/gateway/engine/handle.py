@@ -175,7 +175,7 @@ class WriteHandle:
     def append(
         self, payloads: Sequence[bytes], expect: int | None = None
     ) -> asyncio.Future[EntriesAppended]:
-        """Accepts an append. Entry ids follow the order of calls. The future completes on
+        """Accepts an append. Ids follow the order of calls. The future completes on
         acknowledgement.
 
         Raises: UnexpectedEntryId, Overloaded, or the error that ended the handle; nothing is sent.

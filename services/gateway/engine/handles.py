@@ -104,10 +104,10 @@ class Handles:
     def place_in_log(
         self, ledger_id: int, first_offset: int, lineage: Lineage | None = None
     ) -> None:
-        """Sends copies of a ledger's metadata, once a log's metadata names the ledger and its first
+        """Sends copies of a ledger's metadata, once a log's metadata names the ledger and its
         offset. No copy is sent earlier: a copy with the offset would not replace one of the same
-        version without it (rule 18f). Does nothing if the offset is known already, or if another
-        process writes the ledger.
+        version without it (rule 18f). Does nothing if called again, or if another process writes
+        the ledger.
         """
         handle = self.by_ledger.get(ledger_id)
         if handle is not None and handle.is_live and handle.row.first_offset is None:
@@ -134,9 +134,7 @@ class Handles:
         return [ledger_id for ledger_id in self.by_ledger if self.has_password(ledger_id)]
 
     def writer_of(self, row: LedgerMetadata) -> Writer:
-        """Returns the other gateway that writes a ledger. Raises: LedgerClosed, LedgerFenced,
-        WriterLost.
-        """
+        """Returns the writer, another gateway. Raises: LedgerClosed, LedgerFenced, WriterLost."""
         if is_closed(row):
             raise errors.LedgerClosed(
                 f"it ends at {row.last_entry}", ledger_id=row.ledger_id, last_entry=row.last_entry
@@ -152,9 +150,7 @@ class Handles:
     async def prefer_ledger_state(
         self, error: errors.QuorumLogError, ledger_id: int
     ) -> errors.QuorumLogError:
-        """Returns the error of a ledger that is closed, fenced or deleted by now; otherwise
-        `error`.
-        """
+        """Returns LedgerClosed, LedgerFenced or NoSuchLedger if it holds by now; otherwise `error`."""
         try:
             self.writer_of(await self.ends.told(await self.rows.fresh(ledger_id)))
         except (errors.LedgerClosed, errors.LedgerFenced, errors.NoSuchLedger) as ended:

@@ -97,10 +97,9 @@ class Gatekeeper:
         return is_same(salt + _derive(password, salt, _ACCESS_KEY), row.access_key)
 
     def _newest(self, row: LedgerMetadata) -> LedgerMetadata:
-        """Returns the metadata to check a password against: a writer's may be older than a change
-        of the password by another gateway. Rebuilt metadata is used as it is. No writer has it,
-        only its own password yields its keys, and a higher known version may be of the lost
-        history.
+        """Returns the metadata to check a password against, because a writer's may be older than
+        another gateway's change of the password. Rebuilt metadata is used as it is: no writer has
+        it, only its own password yields its keys, and a higher version may be of the lost history.
         """
         known = None if is_sealed(row.access_key) else self._known(row.ledger_id)
         return row if known is None or known.version <= row.version else known

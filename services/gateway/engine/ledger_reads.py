@@ -248,8 +248,7 @@ async def confirmed_by_bookies(row: LedgerMetadata, bookies: BookiesPort) -> int
 async def read_range(
     ports: Ports, row: LedgerMetadata, first: int, last: int, bytes_max: int
 ) -> list[Run]:
-    """Reads contiguous entries from `first` on from bookies: at least one, about `bytes_max` of
-    payload.
+    """Reads contiguous entries from bookies: at least `first`, and about `bytes_max` of payload.
 
     Raises: EntryUnavailable for the entry `first`. A later unavailable entry only ends the list.
     """

@@ -283,9 +283,7 @@ class Appends:
         password: str | None = None,
         expect: int | None = None,
     ) -> bytes:
-        """Sends a client's append with the body `data` to the ledger's writer; returns the JSON
-        response.
-        """
+        """Forwards a client's append to the ledger's writer; returns the JSON of the response."""
         row = await self._row(ledger_id)
         check_not_of_log(row, "append to the log")
         self._gatekeeper.check(row, password)
@@ -320,8 +318,7 @@ class Appends:
         self, ledger_id: int, data: bytes, *, expect: int | None = None
     ) -> EntriesAppended:
         """Appends a record batch as one entry to a transaction's ledger that this process writes;
-        adds the current time and the number of earlier records. Returns when the entry is
-        acknowledged.
+        adds the time and the number of earlier records. Returns when the entry is acknowledged.
         """
         try:
             handle = self._handles.get(ledger_id)

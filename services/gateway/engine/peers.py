@@ -1,8 +1,7 @@
 """Requests to the gateway process that is a ledger's writer, which never forwards them (rule 11).
 
-A request names the writer's instance id, which the receiver checks. If nothing was sent (a refused
-connection), the error is WriterLost with the outcome not done. If any byte may have been sent, the
-outcome is unknown.
+Each request names the writer's instance id, which the receiver checks. The outcome of a failed
+request is not done if no byte was sent (the connection was refused), and otherwise unknown.
 """
 
 import asyncio
@@ -26,8 +25,7 @@ _APPEND_BEYOND_S: Final = 5.0
 """A forwarded append waits this long beyond the quorum timeout, so the writer answers first."""
 _CLOSE_S: Final = 30.0
 _LAC_S: Final = 5.0
-"""Timeout of LAC requests. It is long, so that a busy writer does not look gone: bookies know only
-an older LAC (rule 5)."""
+"""Timeout of LAC requests, which is long so that a busy writer does not look gone (rule 5)."""
 _HUNG_S: Final = 2.0
 """After a writer timed out, readers do not ask it for this long (chosen by judgement)."""
 _CONNECT_S: Final = 2.0
@@ -98,8 +96,7 @@ class Peers:
         media: str | None = None,
         password: str | None = None,
     ) -> bytes:
-        """Sends a request to the process `writer`, below `/internal`; returns the JSON of the
-        response.
+        """Sends a request to the process `writer`, below `/internal`; returns the response's JSON.
 
         Raises: WriterLost if it cannot be reached, TimeoutError, and the writer's own error.
         """

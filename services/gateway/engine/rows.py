@@ -31,13 +31,11 @@ _ROWS_MAX: Final = 100_000
 """How many ledgers have cached metadata. A ledger with three members takes about 1 KiB (measured
 with sys.getsizeof), so the cache takes at most 100 MB, plus custom metadata."""
 _TEXT_BYTES_MAX: Final = 16 << 20
-"""Limit of all cached custom metadata (chosen by judgement). A ledger may have 16 KiB, so 100,000
-ledgers could have 1.6 GB."""
+"""Limit of cached custom metadata: that of 100,000 ledgers may be 1.6 GB (chosen by judgement)."""
 _FRESH_S: Final = 0.5
 """How long a read waits before it uses cached metadata instead (chosen by judgement)."""
 _REQUESTS_MAX: Final = 32
-"""Concurrent requests by machines: enough to keep one Postgres server busy, and too few to overload
-it (chosen by judgement)."""
+"""Limit of concurrent requests by machines, which one Postgres can bear (chosen by judgement)."""
 _AWAY_PAUSE_S: Final = 1.0
 """For this long after a failed read, cached metadata is used at once (chosen by judgement)."""
 
@@ -236,9 +234,8 @@ class Rereads(Generic[Key, Head]):
     """Rereads the metadata of ledgers or logs after a gap in the stream of changes.
 
     A write handle or log owner that missed its own replacement would continue to write what no
-    reader sees. All metadata is read from the primary, in bulk and in the background, while appends
-    continue, because writing to an open ledger needs no metadata. The handle or owner then decides
-    whether it must end.
+    reader sees. Metadata is read from the primary, in bulk and in the background, while appends
+    continue: an open ledger needs no metadata. The handle or owner decides whether it must end.
 
     Invariant: a key stays wanted until a request succeeds that began after it became wanted.
     """

@@ -217,9 +217,7 @@ def _size(run: Run) -> int:
 
 
 def _part(run: Run, first: int, last: int, bytes_max: int, *, has_any: bool) -> Run | None:
-    """Returns the entries of a run from `first` on that fit into a page, by the limits of
-    `RangeReader`; None if none fits.
-    """
+    """Returns the entries of a run from `first` on that fit into a page; None if none fits."""
     if run.first == first and run.last <= last and run.payload_bytes <= bytes_max:
         return run
     sizes, begin = run.sizes, first - run.first
