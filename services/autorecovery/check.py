@@ -191,7 +191,7 @@ class ReplicaCheck:
 
 
 def _is_reply_about(member: str, ledger_id: int, reply: DigestsBody) -> bool:
-    """Whether the reply is about this member and ledger (rule 4), and not given in limbo (rule 15)."""
+    """Whether the reply is about this member and ledger (rule 4), and not from limbo (rule 15)."""
     return (reply.bookie, reply.ledger_id, reply.limbo) == (member, ledger_id, False)
 
 

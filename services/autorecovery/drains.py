@@ -77,5 +77,5 @@ def _reason(use: LedgerUse) -> str:
     if not use.leaves:
         return why or "is the target of a repair that is under way"
     # The bookie was replaced, but is kept for now (rule 20b).
-    kept = "its place is given away; kept until its successor has a copy of the row"
+    kept = "it was replaced, and is kept until its successor has a copy of the metadata"
     return f"{kept}: {why}" if why else kept

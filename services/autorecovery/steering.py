@@ -98,7 +98,7 @@ class Steering:
     """Follows operators' settings in the metadata service; without it, uses the last known ones."""
 
     _config: Config
-    """The settings of this process, where operators have set nothing."""
+    """This process's own settings, which hold until operators change them."""
     _metadata: MetadataClient
     _repairs: RepairClient
     _pace: PacedBookies
@@ -138,7 +138,7 @@ class Steering:
             await asyncio.sleep(_SETTINGS_S)
 
     async def refresh(self, triggered: Callable[[], None]) -> None:
-        """Reads and applies the settings, like one round of `follow`. Raises: MetadataUnavailable."""
+        """Reads and applies the settings, as `follow` does. Raises: MetadataUnavailable."""
         services = (await self._metadata.services()).services
         self._processes = max(1, sum(info.kind == "autorecovery" for info in services))
         found = await self._repairs.settings()

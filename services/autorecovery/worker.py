@@ -130,7 +130,7 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def _renewing(self, item: RepairItem) -> AsyncIterator[None]:
-        """Renews an item's lease during the block. If the lease is lost, a second worker copies
+        """Renews an item's lease during the block. A lost lease only makes a second worker copy
         too.
         """
 
@@ -167,11 +167,13 @@ class Worker:
         elif row.state is not State.CLOSED or member_name(item.member) in map(
             member_name, row.all_members
         ):
-            raise BookieAway("repair waits for it: away, and not lost yet", bookie=item.member)
+            raise BookieAway("the bookie is absent, but not lost yet", bookie=item.member)
         # Otherwise the member was replaced already, and its successor was verified (rule 20a).
         for repair in row.placed_repairs:
             if repair.leaving == item.member:
-                raise BookieAway("the new member has no copy of the row yet", bookie=repair.target)
+                raise BookieAway(
+                    "the new member has no copy of the metadata yet", bookie=repair.target
+                )
 
     async def _finish_placed(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
         """Makes the last step of repairs whose worker ended before it (rule 20b), if `member` is

@@ -223,7 +223,7 @@ def _routes(
     transactions: Transactions | None,
     callers: Callers | None,
 ) -> list[Route]:
-    """Returns the public routes. aiohttp tries them in this order, so appends and reads come first."""
+    """Returns the public routes. aiohttp tries them in this order: appends and reads come first."""
     routes = [
         *EntryRoutes(engine, room, transactions).routes(),
         *LedgerRoutes(engine, room, transactions).routes(),

@@ -51,8 +51,8 @@ from services.gateway.logs.peers import EndsBody
 
 _ID_CHARS_MAX: Final = 200
 _BODY_BYTES_MAX: Final = 2 * batch.BATCH_BYTES_MAX
-"""Limit of a request's body: three times a page of logs. It is above the limit of a record batch,
-because that limit is checked when the batch becomes an entry."""
+"""Limit of a request's body: three times a page of logs. It exceeds the limit of a record batch,
+which is checked when the batch becomes an entry."""
 
 FORWARDED: Final = (
     EntryRoutes.operations["append_entries"],
@@ -85,7 +85,7 @@ SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the produ
 
 
 def ledger_routes(engine: Engine, instance: str, public: Sequence[Route]) -> list[Route]:
-    """Returns the routes for ledgers of this instance, and twins of the `FORWARDED` public routes."""
+    """Returns the routes for ledgers of this instance, and twins of `FORWARDED` public routes."""
     inner, routes, ledger = _LedgerRoutes(engine), Routes(), "/internal/ledgers/{ledger_id}"
     asked = (LEDGER_ID, entries.AFTER, WAIT_MS)
     routes.add(f"GET {ledger}/lac", *asked, roles=GATEWAYS)(inner.last_add_confirmed)
@@ -107,7 +107,7 @@ def log_routes(logs: LogManager, instance: str, room: Room) -> list[Route]:
 
 
 def _for_instance(instance: str, inner: Route) -> Route:
-    """Returns a route that rejects requests for another instance, and names this one in responses."""
+    """Returns a route that rejects requests for other instances and names this one in responses."""
 
     async def handle(request: web.Request, given: Given) -> web.StreamResponse:
         if given[WRITER] != instance:
@@ -155,7 +155,7 @@ class _LedgerRoutes:
         return Route(inside, handle)
 
     async def last_add_confirmed(self, _request: web.Request, given: Given) -> web.Response:
-        """Returns the writer's LAC. With `after`, first waits up to `wait_ms` for an LAC above it."""
+        """Returns the writer's LAC. With `after`, first waits up to `wait_ms` for a higher LAC."""
         known, version = await self._engine.reads.writers_lac(
             given[LEDGER_ID], after=given[entries.AFTER], wait_s=given[WAIT_MS] / 1000
         )
@@ -211,7 +211,7 @@ class _LogRoutes:
         return json_value({"ends": self._logs.views.ends_here(heads)})
 
     async def access(self, _request: web.Request, given: Given) -> web.Response:
-        """Counts an access to a log that expires, as the process that decides about its expiry."""
+        """Counts an access to a log whose expiry this process decides; returns the verdict."""
         term = given[TERM]
         if term is None:
             raise InvalidRequest("query parameter `term` is required")
@@ -228,7 +228,7 @@ def _checked(data: bytes) -> batch.BatchHead:
     """
     try:
         if batch.decode_head(data).count > batch.RECORDS_MAX:
-            raise TooLarge(f"a batch of more than {batch.RECORDS_MAX} records")
+            raise TooLarge(f"a batch may have at most {batch.RECORDS_MAX} records")
         head = batch.opened(packed.unpack(data)).head
     except batch.BadBatch as error:
         raise BadRequest(str(error)) from error

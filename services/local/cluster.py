@@ -164,7 +164,7 @@ class LocalCluster:
         self._write_targets()
 
     def _write_targets(self) -> None:
-        """Writes the targets of Prometheus and the gateways' URLs (docs/operations/prometheus.yml)."""
+        """Writes Prometheus' targets (docs/operations/prometheus.yml) and the gateways' URLs."""
         services = [s for s in self.services.values() if s.kind in _SERVICES]
         targets = [
             {
@@ -431,7 +431,7 @@ class LocalCluster:
         return {f"{name}_FILE": str(file.resolve())}
 
     def _embedded_passwords(self) -> dict[str, str]:
-        """Returns empty password settings for embedded servers: their URLs contain the passwords."""
+        """Returns empty password settings for embedded servers, whose URLs contain passwords."""
         given = {"POSTGRES": self.settings.postgres_dsn, "REDIS": self.settings.redis_url}
         return {
             f"{store}_PASSWORD{end}": ""

@@ -153,7 +153,7 @@ def set_up_redis(folder: Path, port: int) -> Redis:
 
 
 def _initialise(binaries: Path, data: Path, password_file: Path, *, is_durable: bool) -> Become:
-    """Runs initdb if there is no data. Returns the user to run Postgres as. Raises: EmbeddedError."""
+    """Runs initdb if needed, and returns the user to run Postgres as. Raises: EmbeddedError."""
     refusals = []
     for become in users_to_try(data.parent.parent, binaries):
         try:
@@ -249,8 +249,8 @@ def _environment() -> dict[str, str]:
 
 
 def _postgres_for(data: Path) -> Path:
-    """Returns the folder of Postgres binaries to use. If `data` exists, they are of the major
-    version that wrote it. Raises: EmbeddedError.
+    """Returns the folder of the Postgres binaries to use. If `data` exists, the binaries have the
+    major version that wrote `data`. Raises: EmbeddedError.
     """
     found = list(_postgres_folders())
     if not found:

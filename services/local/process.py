@@ -118,7 +118,7 @@ def start(program: Program, log: Path) -> subprocess.Popen[bytes]:
 
 
 def stop(process: Process, how: signal.Signals, deadline_s: float) -> bool:
-    """Stops a process with a signal, and waits for its end. Returns False if it had to be killed."""
+    """Stops a process with a signal, and waits for its end. Returns False if it was killed."""
     if process.poll() is not None:
         return True
     process.send_signal(how)

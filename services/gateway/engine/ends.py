@@ -90,9 +90,8 @@ class Ends:
     async def recover(
         self, row: LedgerMetadata, *, declare_lost: tuple[str, ...] = ()
     ) -> tuple[LedgerMetadata, int]:
-        """Recovers a ledger, or joins its running recovery; with members declared lost (rule 14),
-        runs its own recovery. Returns the CLOSED metadata, and how many bookies confirmed a copy of
-        it.
+        """Recovers a ledger, or joins its running recovery. A call that declares members lost (rule
+        14) runs its own. Returns the CLOSED metadata, and how many bookies confirmed a copy of it.
 
         Raises: RecoveryBlocked, NoSuchLedger, MetadataUnavailable.
         """
@@ -168,7 +167,7 @@ class Ends:
             changed = row.given_up(first, last, declared)
             if len(changed.lost_entries) > LOST_RANGES_MAX:
                 raise errors.InvalidRequest(
-                    f"at most {LOST_RANGES_MAX} ranges of a ledger are given up",
+                    f"a ledger may have at most {LOST_RANGES_MAX} ranges of lost entries",
                     ledger_id=row.ledger_id,
                 )
             # The proof holds for this version of the metadata only: after a repair or another

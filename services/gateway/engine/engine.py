@@ -225,7 +225,7 @@ class Engine:
         password: str | None = None,
         declare_lost: Sequence[str] = (),
     ) -> LedgerMetadata:
-        """Declares entries first..last of a CLOSED ledger lost that no bookie can serve (rule 31).
+        """Declares entries first..last of a CLOSED ledger lost, if no bookie has them (rule 31).
 
         Raises: LossNotProven, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """
@@ -352,7 +352,7 @@ class Engine:
         return [handle.ledger_id for handle in self.handles.live if handle.is_degraded]
 
     async def ready(self) -> None:
-        """Checks that a ledger could be created now. Raises: the error of such a creation."""
+        """Checks that a default ledger could be created now. Raises: the errors of `create`."""
         if self._is_draining:
             raise errors.ShuttingDown("this gateway is about to end")
         size = LedgerOptions().quorum.ensemble_size
@@ -400,6 +400,6 @@ def _members(row: LedgerMetadata, names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not any(name in (member, member_name(member)) for member in members):
             raise errors.InvalidRequest(
-                f"{name} is no member of this ledger", ledger_id=row.ledger_id
+                f"{name} is not a member of this ledger", ledger_id=row.ledger_id
             )
     return tuple(m for m in members if m in names or member_name(m) in names)

@@ -40,7 +40,7 @@ EXPLICIT_LAC_S: Final = 0.01
 are readable even if the gateway dies. A busy writer sends the LAC with each entry."""
 _LARGE_BYTES: Final = 64 << 10
 _LARGE_IN_FLIGHT_BYTES: Final = 8 << 20
-"""Limit of bytes in flight for runs of `_LARGE_BYTES` or more, instead of `RUNS_IN_FLIGHT`."""
+"""Large runs are sent up to this many bytes in flight, even beyond `RUNS_IN_FLIGHT`."""
 
 
 class InFlightBytes:
@@ -157,7 +157,7 @@ class WriteHandle:
     @property
     def waits_for(self) -> str:
         """Describes, for operators, what a close of the handle waits for."""
-        what = "its last row in the metadata service"
+        what = "its last change in the metadata service"
         if not self.machine.is_drained:
             what = f"acknowledgements of {', '.join(self.row.last_fragment.bookies)}"
         return f"ledger {self.ledger_id}: {what}"

@@ -150,7 +150,7 @@ class Handles:
     async def prefer_ledger_state(
         self, error: errors.QuorumLogError, ledger_id: int
     ) -> errors.QuorumLogError:
-        """Returns LedgerClosed, LedgerFenced or NoSuchLedger if it holds by now; otherwise `error`."""
+        """Returns LedgerClosed, LedgerFenced or NoSuchLedger if one applies; otherwise `error`."""
         try:
             self.writer_of(await self.ends.told(await self.rows.fresh(ledger_id)))
         except (errors.LedgerClosed, errors.LedgerFenced, errors.NoSuchLedger) as ended:
@@ -172,7 +172,7 @@ class Handles:
             if last is not None and last != row.last_entry:
                 row = await self.ends.told(row)
                 raise errors.LedgerClosed(
-                    f"somebody else closed it at {row.last_entry}, not at {last}",
+                    f"another process closed it at {row.last_entry}, not at {last}",
                     ledger_id=ledger_id,
                     last_entry=row.last_entry,
                 )

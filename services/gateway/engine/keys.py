@@ -97,9 +97,9 @@ class Gatekeeper:
         return is_same(salt + _derive(password, salt, _ACCESS_KEY), row.access_key)
 
     def _newest(self, row: LedgerMetadata) -> LedgerMetadata:
-        """Returns the metadata to check a password against, because a writer's may be older than
-        another gateway's change of the password. Rebuilt metadata is used as it is: no writer has
-        it, only its own password yields its keys, and a higher version may be of the lost history.
+        """Returns the metadata to check a password against: a writer's own may lack the password
+        that another gateway has set. Rebuilt metadata is used as it is: no writer has it, only its
+        own password yields its keys, and a higher known version may be of the lost history.
         """
         known = None if is_sealed(row.access_key) else self._known(row.ledger_id)
         return row if known is None or known.version <= row.version else known
@@ -111,7 +111,7 @@ class Gatekeeper:
         salt, _ = salt_and_digest(row.access_key)
         derived = salt + _derive(password, salt, _ACCESS_KEY)
         if not is_same(derived, row.access_key):
-            raise WrongPassword("the password is another one", ledger_id=row.ledger_id)
+            raise WrongPassword("this is not the ledger's password", ledger_id=row.ledger_id)
         self._verified[mark] = None
         if len(self._verified) > _VERIFIED_MAX:
             self._verified.popitem(last=False)

@@ -232,7 +232,7 @@ def check_not_of_log(row: LedgerMetadata, instead: str) -> None:
 
 
 async def packed_batch(data: bytes) -> bytes:
-    """Returns the shorter of a batch and its compressed form. A thread compresses large ones."""
+    """Returns the shorter of a batch and its compressed form. A thread compresses large batches."""
     if len(data) < LARGE_BYTES:
         return packed.pack(data)
     return await asyncio.to_thread(packed.pack, data)
@@ -323,7 +323,7 @@ class Appends:
         try:
             handle = self._handles.get(ledger_id)
             if transaction_of(handle.access_row) is None:
-                raise errors.OwnedByLog("it is of no transaction", ledger_id=ledger_id)
+                raise errors.OwnedByLog("the ledger is of no transaction", ledger_id=ledger_id)
             if (PACKED_TAG, "true") in handle.access_row.extra:
                 data = await packed_batch(data)
             if len(data) > batch.BATCH_BYTES_MAX:

@@ -1,7 +1,7 @@
 """Requests to the gateway process that is a ledger's writer, which never forwards them (rule 11).
 
 Each request names the writer's instance id, which the receiver checks. The outcome of a failed
-request is not done if no byte was sent (the connection was refused), and otherwise unknown.
+request is `not-done` if no byte was sent (the connection was refused), otherwise `unknown`.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class Peers:
     async def ask(
         self, writer: Writer, method: str, path: str, timeout_s: float, data: bytes = b""
     ) -> dict[str, Any]:
-        """Sends a request of this gateway to `writer`; returns the parsed JSON. Raises: as `send`."""
+        """Sends a request of this gateway to `writer`; returns the JSON. Raises: as `send`."""
         told: dict[str, Any] = orjson.loads(await self.send(writer, method, path, timeout_s, data))
         return told
 

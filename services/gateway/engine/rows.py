@@ -35,7 +35,7 @@ _TEXT_BYTES_MAX: Final = 16 << 20
 _FRESH_S: Final = 0.5
 """How long a read waits before it uses cached metadata instead (chosen by judgement)."""
 _REQUESTS_MAX: Final = 32
-"""Limit of concurrent requests by machines, which one Postgres can bear (chosen by judgement)."""
+"""Limit of concurrent requests by machines, as many as Postgres can bear (chosen by judgement)."""
 _AWAY_PAUSE_S: Final = 1.0
 """For this long after a failed read, cached metadata is used at once (chosen by judgement)."""
 

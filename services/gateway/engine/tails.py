@@ -25,8 +25,8 @@ RECENT_BYTES_MAX: Final = 8 << 20
 """Memory of all cached runs, of all ledgers (chosen by judgement): some thousand small appends."""
 
 RECENT_RUN_BYTES_MAX: Final = 64 << 10
-"""Larger runs are not cached: for them a request to a bookie costs little compared with the transfer,
-and they would evict the runs of many ledgers."""
+"""Larger runs are not cached. They would evict the runs of many ledgers, and a request to a bookie
+costs little compared with the transfer of their bytes."""
 
 _RUN_COST: Final = 1280
 """Memory of a ledger's only cached run besides the run's body, in bytes; half of it is taken by the
@@ -61,7 +61,7 @@ class LacWaiters:
         return min(self._waiting.values(), default=None)
 
     async def wait(self, after: int, wait_s: float) -> bool:
-        """Waits until the LAC is above `after` or the ledger changed; returns False after `wait_s`."""
+        """Waits until the LAC is above `after` or the ledger changed. Returns False on timeout."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[future] = after
         try:
