@@ -256,7 +256,7 @@ class Engine:
         await self.rows.require_deleted(ledger_id)
 
     async def existing(self, ledger_ids: Sequence[int]) -> Sequence[LedgerMetadata]:
-        """Reads the metadata of those ledgers that exist. Raises: MetadataUnavailable."""
+        """Reads existing ledgers' metadata from the primary. Raises: MetadataUnavailable."""
         room = asyncio.Semaphore(_READ_AT_ONCE)
 
         async def read(ledger_id: int) -> LedgerMetadata | None:

@@ -134,7 +134,7 @@ class Handles:
         return [ledger_id for ledger_id in self.by_ledger if self.has_password(ledger_id)]
 
     def writer_of(self, row: LedgerMetadata) -> Writer:
-        """Returns the writer, another gateway. Raises: LedgerClosed, LedgerFenced, WriterLost."""
+        """Returns the gateway that writes a ledger. Raises: LedgerClosed, LedgerFenced, WriterLost."""
         if is_closed(row):
             raise errors.LedgerClosed(
                 f"it ends at {row.last_entry}", ledger_id=row.ledger_id, last_entry=row.last_entry
@@ -291,10 +291,10 @@ async def queue_missed(
     """Adds ranges of entries that bookies missed to the repair queue (rule 8); retries until the
     metadata service is available.
 
-    Normally a writer queues these ranges with its own changes of the metadata. After another
-    process's recovery, the writer can't. The recovery doesn't know of entries below its LAC that
-    reached only an ack quorum: only this function or the daily check of all copies finds them.
-    A range that is queued twice, or repaired already, costs only a check.
+    Normally a writer queues these ranges with its own changes of the metadata, which it can't make
+    after another process's recovery. That recovery doesn't know of entries below its LAC that
+    reached only an ack quorum: only this function or the daily check of all copies finds them. A
+    range that is queued twice, or repaired already, costs only a check.
     """
     ranges = defaultdict(list)
     for item in missed:

@@ -317,5 +317,5 @@ def _absent(view: LedgerView, entry_id: int) -> errors.QuorumLogError:
     if view.lac_source == "writer" and is_beyond:
         return errors.NotYetConfirmed(confirmed, ledger_id=ledger_id, entry_id=entry_id)
     return errors.EntryUnavailable(
-        f"{confirmed}, according to {view.lac_source}", ledger_id=ledger_id, entry_id=entry_id
+        f"{confirmed} (reported by the {view.lac_source})", ledger_id=ledger_id, entry_id=entry_id
     )

@@ -351,8 +351,8 @@ class Appends:
             return None  # the following append reports it
 
     async def _row(self, ledger_id: int) -> LedgerMetadata:
-        """Reads the metadata. CLOSED metadata is read from the primary, and its end must be kept by
-        bookies, because the error for the append reports the end.
+        """Reads the metadata. CLOSED metadata is read from the primary, and its end is checked
+        (rule 18b), because the error for the append reports the end.
         """
         row = await self._rows.row(ledger_id)
         if is_closed(row):
