@@ -213,7 +213,8 @@ class Worker:
         self, row: LedgerMetadata, member: str, wanted: FragmentRange
     ) -> LedgerMetadata:
         """Copies the entries of a range that a member, by its own report, lacks on its disk. The
-        second verification of rule 20a usually finds none, and so transfers no entries.
+        second verification after a repair (rule 20a) usually finds no such entries, and transfers
+        none.
         """
         missing = await self._replicas.missing_on_disk(row, member, wanted.first, wanted.last)
         for first, last in ((wanted.first, wanted.last),) if missing is None else missing:

@@ -86,7 +86,7 @@ class Process(Protocol):
         """Returns the exit status, or minus the number of the signal; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end; returns as `poll`. Raises: subprocess.TimeoutExpired."""
+        """Waits for the process to end; returns its status. Raises: subprocess.TimeoutExpired."""
 
     def send_signal(self, sig: int) -> None:
         """Sends a signal, if the process still runs."""

@@ -75,8 +75,8 @@ class Ends:
 
     async def kept(self, closed: LedgerMetadata, copies: int = 0) -> LedgerMetadata:
         """Reads CLOSED metadata again from the primary before its end is reported to a client,
-        because the database that confirmed the close may be lost since (rule 18b). `copies`: the
-        number of bookies that have confirmed a copy.
+        because the database that confirmed the close may have been lost since (rule 18b). `copies`:
+        the number of bookies that have confirmed a copy.
 
         Raises: MetadataUnavailable, DatabaseWentBack.
         """

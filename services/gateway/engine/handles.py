@@ -134,7 +134,9 @@ class Handles:
         return [ledger_id for ledger_id in self.by_ledger if self.has_password(ledger_id)]
 
     def writer_of(self, row: LedgerMetadata) -> Writer:
-        """Returns the gateway that writes a ledger. Raises: LedgerClosed, LedgerFenced, WriterLost."""
+        """Returns the ledger's writer to forward to. Raises: LedgerClosed, LedgerFenced,
+        WriterLost.
+        """
         if is_closed(row):
             raise errors.LedgerClosed(
                 f"it ends at {row.last_entry}", ledger_id=row.ledger_id, last_entry=row.last_entry
