@@ -1,4 +1,4 @@
-"""The processes of a cluster. They meet over HTTP, and none imports another.
+"""The services of a cluster. They talk over HTTP, and no service imports another one.
 
-Each may use `quorumlog.net`, `wire` and `protocol`, and nothing that is for users.
+A service may use `quorumlog.net`, `wire` and `protocol`, and none of the client-side packages.
 """

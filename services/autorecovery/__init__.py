@@ -1,6 +1,6 @@
-"""Autorecovery: finds missing copies and abandoned ledgers, and repairs them. Keeps no state.
+"""Autorecovery: repairs missing copies, and recovers abandoned ledgers. Keeps no state.
 
-The auditor queues what it finds, workers repair it, checkers compare copies; their conclusions are pure
-(`findings`) or rest on bookies' answers (`check`, `losses`). May use `quorumlog.net`, `wire` and
-`protocol`, and no other service.
+The auditor finds lost bookies and abandoned ledgers, the checker compares copies, and workers
+perform the queued repairs. `findings` has pure functions, `check` asks bookies. Autorecovery may
+use `quorumlog.net`, `wire` and `protocol`, and no other service.
 """

@@ -1,4 +1,4 @@
-"""`python -m services.autorecovery`."""
+"""Runs autorecovery: `python -m services.autorecovery`."""
 
 import os
 

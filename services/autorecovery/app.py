@@ -1,4 +1,4 @@
-"""Builds autorecovery: an auditor, a checker, workers, the routes for operators, and the metrics."""
+"""Builds the autorecovery application: auditor, checker, workers, operators' routes and metrics."""
 
 import asyncio
 import contextlib
@@ -36,36 +36,36 @@ from services.autorecovery.writers import Writers
 
 _HEARTBEAT_S: Final = 1.0
 _COPY_BYTES: Final = 1 << 20
-"""Read at a time, so that with a limit on the rate no larger burst is sent."""
+"""Repairs read at most this much at a time, so that no larger burst exceeds a copy limit."""
 
 
 class Measures(Collector):
-    """Metrics of this process, read at each scrape."""
+    """The Prometheus metrics of this process, computed at each scrape."""
 
     def __init__(self, app: web.Application) -> None:
-        """There are no metrics until the application has its parts."""
+        """`app` has no metrics until its parts have started."""
         self._app = app
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics as they are now."""
+        """Yields the metrics with their current values."""
         parts = self._app.get(PARTS)
         if parts is None:
             return
         gauges: tuple[tuple[str, str, float], ...] = (
-            ("is_auditor", "This process audits", parts.auditor.is_auditor),
+            ("is_auditor", "1: this process is the auditor", parts.auditor.is_auditor),
             ("lost_bookies", "Bookies whose entries are copied to others", len(parts.auditor.lost)),
             (
                 "draining_bookies",
-                "Bookies whose ledgers are moved away",
+                "Bookies whose entries are being moved to other bookies",
                 len(parts.auditor.draining),
             ),
-            ("paused", "1: nothing is copied", parts.steering.is_paused),
-            ("working", "Repairs under way", parts.worker.working),
+            ("paused", "1: an operator has paused copying", parts.steering.is_paused),
+            ("working", "Running repairs", parts.worker.working),
             ("audit_seconds", "How long the last audit took", parts.auditor.audit_s),
             ("check_seconds", "How long the last check of all copies took", parts.checker.pass_s),
             (
                 "lost_entries",
-                "Entries that no bookie can serve: accept the loss",
+                "Entries that no bookie can serve: restore a copy, or accept the loss",
                 parts.losses.entries,
             ),
             (
@@ -87,7 +87,7 @@ class Measures(Collector):
             ("copied_bytes", "Bytes written to repaired members", parts.pace.copied_bytes),
             ("copied_entries", "Entries written to repaired members", parts.pace.copied_entries),
             ("checked_ledgers", "Ledgers whose copies were compared", parts.checker.checked),
-            ("lacking_ranges", "Ranges found lacking by a check", parts.checker.lacking),
+            ("lacking_ranges", "Ranges that a check found missing", parts.checker.lacking),
             ("differing_ranges", "Ranges whose copies differ: an alarm", parts.checker.differing),
             ("checks_unanswered", "Members that did not answer a check", parts.checker.unknown),
             ("audits", "Audits", parts.auditor.audits),
@@ -103,7 +103,7 @@ class Measures(Collector):
 
 
 def build(config: Config) -> web.Application:
-    """Build the application, which runs its background work from startup to cleanup."""
+    """Builds the application, whose background tasks run from its startup to its cleanup."""
     app = web.Application(middlewares=[answers_problems])
 
     async def work(app: web.Application) -> AsyncIterator[None]:
@@ -131,7 +131,7 @@ def build(config: Config) -> web.Application:
 
 @contextlib.asynccontextmanager
 async def _running(config: Config) -> AsyncIterator[AutorecoveryParts]:
-    """One auditor, a checker and some workers, at work until the end of the block."""
+    """Context manager that starts the auditor, the checker and the workers, and stops them."""
     name = str(uuid4())
     tasks, timers = Tasks(), Timers(asyncio.get_running_loop(), awake().time)
     async with service_session(config.credentials) as session:
@@ -146,8 +146,8 @@ async def _running(config: Config) -> AsyncIterator[AutorecoveryParts]:
             directory,
             timers,
             tasks,
-            # An add that waits for its turn must not time out. A sent add is always answered by its channel, if
-            # only as unknown.
+            # Repairs have no quorum timeout, because a paced add may wait long until it is sent.
+            # After that its channel always answers, if only with `unknown`.
             MachineTimes(quorum_s=inf),
             read_bytes_max=_COPY_BYTES,
         )
@@ -185,6 +185,6 @@ async def _running(config: Config) -> AsyncIterator[AutorecoveryParts]:
 
 async def _send_heartbeats(metadata: MetadataClient, name: str, url: str) -> None:
     while True:
-        with contextlib.suppress(QuorumLogError):  # the client logs that the service is away
+        with contextlib.suppress(QuorumLogError):  # the metadata client logs the failure
             await metadata.send_service_heartbeat("autorecovery", name, ServiceHeartbeat(url=url))
         await asyncio.sleep(_HEARTBEAT_S)

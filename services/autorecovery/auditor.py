@@ -1,7 +1,7 @@
-"""The auditor: one process at a time looks for lost members and for ledgers without a writer.
+"""The auditor looks for lost members and for open ledgers whose writer is gone, and queues repairs.
 
-It queues repairs; workers run them. A lease saves duplicate work. Two auditors for a moment do no
-harm, since queueing twice equals queueing once and every change is a compare-and-swap.
+A lease selects one process as the auditor, to avoid duplicate work. Two auditors at the same time
+do no harm: queueing a repair twice equals queueing it once, and every change is a compare-and-swap.
 """
 
 import asyncio
@@ -33,25 +33,24 @@ log = logging.getLogger(__name__)
 _PAGE: Final = 1000
 _RECOVERY_S: Final = 60.0
 _DRAIN_SHARE: Final = 20
-"""The auditor spends at most one part in so many of its time on drains, and as much on open ledgers:
-the more there are, the less often it checks them."""
+"""The auditor pauses its work on drains, or its checks of open ledgers, for this many times as long
+as the last round took. So each takes about 5 % of the auditor's time."""
 _PAUSE_MAX_S: Final = 30.0
-"""The longest such pause: a check that waited for a slow metadata service took long whatever the number
-of ledgers."""
+"""The longest of these pauses: a round may have been slow only because the metadata service was."""
 _BLOCKED_MAX: Final = 100
-"""Blocked recoveries reported with their reasons; all are counted, and each try is logged."""
+"""At most this many blocked recoveries are reported with reasons; all are counted and logged."""
 _LEASE: Final = "auditor"
 
 
 @dataclass(eq=False)
 class Auditor:
-    """Finds lost members and abandoned ledgers; queues repairs of the former, and recovers the latter.
+    """Queues repairs for lost and draining members, and recovers abandoned ledgers.
 
     Invariant: an open ledger is not changed while its writer answers (rule 21).
     """
 
     _name: str
-    """Unique to this process: the holder of the lease."""
+    """The name under which this process takes the lease; unique to the process."""
     _config: Config
     _metadata: MetadataClient
     _repairs: RepairClient
@@ -79,16 +78,16 @@ class Auditor:
         self.recovered = 0
         self.blocked_count = 0
         self.blocked: dict[int, QuorumLogError] = {}
-        """Why recoveries are blocked: the errors name the bookie and the entry."""
+        """The errors of blocked recoveries by ledger id, of at most `_BLOCKED_MAX` ledgers."""
         self.blocked_ledgers: set[int] = set()
-        """The ledgers of all blocked recoveries."""
+        """The ids of all ledgers whose recovery is blocked."""
         self.lost: tuple[str, ...] = ()
         self.draining: tuple[str, ...] = ()
         self.liveness_age_s: float | None = None
-        """For how long liveness was recorded at the last audit; None if that was unknown."""
+        """How long Redis had recorded liveness at the last audit; None if unknown."""
 
     def trigger(self) -> None:
-        """Run a full audit now."""
+        """Starts a full audit now."""
         self._triggers += 1
         self._queued_at.clear()
         self._drain_due_at.clear()
@@ -96,7 +95,7 @@ class Auditor:
         self._wake.set()
 
     async def run(self) -> None:
-        """Audit for ever, whenever this process holds the lease."""
+        """Audits periodically while this process holds the lease. Never returns."""
         while True:
             try:
                 lease = await self._repairs.take_lease(_LEASE, ttl_s=self._config.lease_s)
@@ -115,7 +114,7 @@ class Auditor:
             self._wake.clear()
 
     async def audit(self) -> None:
-        """Run one audit."""
+        """Runs one audit: lost members, drains and open ledgers."""
         triggers = self._triggers
         now = awake().time()
         self._lost.grace_s = self._steering.lost_bookie_delay_s
@@ -150,7 +149,9 @@ class Auditor:
         self.audit_s = awake().time() - now
 
     def _note_unobserved(self, *, from_bookies: bool = True) -> None:
-        """Absences are not observed now: one may end meanwhile and begin anew (rule 21)."""
+        """Notes that this process can't observe writers now, and with `from_bookies` bookies, so
+        that an absence may end unnoticed (rule 21).
+        """
         now = awake().time()
         self._refused.note_unobserved(now)
         self._silent.note_unobserved(now)
@@ -158,21 +159,20 @@ class Auditor:
             self._lost.note_unobserved(now)
 
     def _note_audited(self, when: dict[str, float], member: str, at: float, triggers: int) -> None:
-        """Note that a member was audited, unless a trigger came meanwhile and asks for another."""
+        """Stores `at` for a member in `when`, unless a full audit was triggered since then."""
         if triggers == self._triggers:
             when[member] = at
 
     async def _hurry_repairs_for_returned(self, bookies: Iterable[BookieInfo]) -> None:
-        """Retry waiting repairs at once if a bookie returned: they may wait for it."""
+        """Retries waiting repairs at once if a bookie has returned, since they may wait for it."""
         there = frozenset(bookie.id for bookie in bookies if bookie.state == "writable")
         if not there <= self._writable:
             await self._repairs.hurry()
         self._writable = there
 
     async def _queue_drains(self, bookies: Iterable[BookieInfo]) -> None:
-        """Queue the places of draining members. They asked for it themselves, so there is no delay;
-        it is repeated, since a gateway that does not know of the drain yet may choose such a member
-        for a new ensemble.
+        """Queues repairs of all entries of draining members, without a grace period. Repeats that,
+        because gateways that don't know of a drain yet may choose the member for a new ensemble.
         """
         clock = awake().time
         begun, triggers = clock(), self._triggers
@@ -193,16 +193,16 @@ class Auditor:
             self._note_audited(self._drain_due_at, member, again_at, triggers)
 
     async def _tell_of_drain(self, member: str) -> None:
-        """Log why a drain waits, where that is new, and its end."""
+        """Logs the end of a drain, or what the drain waits for, if that has changed."""
         is_paused = self._steering.is_paused
         try:
             left = await drain_of(member_name(member), self._metadata, is_paused=is_paused)
         except NoSuchBookie:
-            return  # an older database without its cookie was restored meanwhile
+            return  # an older database, without the bookie's cookie, was restored in the meantime
         told = (left.why, left.ledgers, left.repairs)
         if self._drains_told.get(member) == told:
             return
-        # Those of bookies that drain no more are forgotten.
+        # Forget bookies that are no longer draining.
         self._drains_told = {
             each: self._drains_told[each] for each in self.draining if each in self._drains_told
         }
@@ -230,8 +230,8 @@ class Auditor:
     async def _queue_places_of(
         self, member: str, *, but: Container[tuple[int, str]] = frozenset()
     ) -> int:
-        """Queue a member's places in all ledgers, except items in `but`; returns the number of
-        ledgers. To queue an item again would take it from its worker.
+        """Queues repairs of a member's entries in all ledgers; returns the number of ledgers. Skips
+        the items in `but`: queueing an item again would take it away from its worker.
         """
         count = 0
         items: list[RepairAdd] = []
@@ -256,7 +256,7 @@ class Auditor:
         return count
 
     async def _check_open_ledgers(self, now: float, *, is_silence_proven: bool) -> None:
-        # Only what is needed of each: rows may hold 16 KiB of custom metadata.
+        # Keep only ids and writers: a ledger may have 16 KiB of custom metadata.
         open_ledgers = {
             row.ledger_id: row.writer async for row in self._metadata.rows(state=State.OPEN)
         }
@@ -273,8 +273,8 @@ class Auditor:
             if presence is WriterPresence.GONE:
                 gone[ledger_id] = ledger_id
             if presence is not WriterPresence.ALIVE:
-                # A refusal is no answer either: else a writer that alternates between refusal and
-                # silence would stay open.
+                # A refusal counts as silence too. Otherwise the ledger of a writer that alternates
+                # between refusals and silence would stay open.
                 silent[ledger_id] = ledger_id
         stuck: dict[Hashable, int] = {
             (row.ledger_id, row.version): row.ledger_id
@@ -283,8 +283,8 @@ class Auditor:
         self._keep_blocked({*open_ledgers, *stuck.values()})
         has_been_silent = frozenset(self._silent.expired(silent, now))
         if not is_silence_proven:
-            # Rule 21: nothing is proven while Redis is younger than the grace period, and silence
-            # has the longer one.
+            # Rule 21: nothing is proven until Redis has been up for the grace period, which is
+            # longer for silent writers.
             has_been_silent = frozenset()
         for ledger_id in dict.fromkeys(
             (*has_been_silent, *self._refused.expired(gone, now), *self._stuck.expired(stuck, now))
@@ -295,7 +295,9 @@ class Auditor:
                 self._ports.tasks.start(self._recover(ledger_id, is_silence_enough=is_enough))
 
     async def _is_abandoned(self, row: LedgerMetadata, *, is_silence_enough: bool) -> bool:
-        """Whether the ledger has no writer, asked again: its recovery may have waited for long."""
+        """Probes the writer again before a recovery that may have waited long. Returns whether the
+        writer is gone; with `is_silence_enough`, whether it is gone or silent.
+        """
         if row.writer is None or row.state is not State.OPEN:
             return True
         presence = await self._writers.presence_of(row.writer)
@@ -333,16 +335,16 @@ class Auditor:
             self._recovering.discard(ledger_id)
 
     def _ended(self, ledger_id: int) -> None:
-        """The ledger is CLOSED or deleted: nothing is blocked any more."""
+        """Forgets a blocked recovery, because the ledger is CLOSED or deleted."""
         self.blocked.pop(ledger_id, None)
         self.blocked_ledgers.discard(ledger_id)
 
     def _keep_blocked(self, open_ledgers: Container[int]) -> None:
-        """Forget blocked ledgers that another process has recovered or deleted."""
+        """Forgets blocked recoveries of ledgers that other processes have closed or deleted."""
         for ledger_id in [each for each in self.blocked_ledgers if each not in open_ledgers]:
             self._ended(ledger_id)
 
 
 def _pause_s(spent_s: float) -> float:
-    """How long to pause after work that took so long."""
+    """How long to pause after work that took `spent_s` seconds."""
     return min(_DRAIN_SHARE * spent_s, _PAUSE_MAX_S)

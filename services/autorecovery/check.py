@@ -1,9 +1,9 @@
-"""The replica check: compares what bookies report as stored with the write sets.
+"""The replica check: compares the entries that bookies report as stored with the write sets.
 
-Bookies digest their own copies (ledger, entry, length, payload), so that replicas are compared
-without sending their entries. A bookie that is unreachable, in limbo, or another incarnation
-reports nothing: unreachable is not missing. Only closed fragments are checked; the last fragment of
-an open ledger belongs to its writer.
+Bookies compute digests of their own copies (ledger, entry, length, payload), so replicas are
+compared without transferring entries. The answer of a bookie that is unreachable, in limbo, or
+another incarnation is unknown: its entries do not count as missing. Only closed fragments are
+checked, because the last fragment of an open ledger belongs to its writer.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ from quorumlog.wire.rebuild_bodies import DigestsAsked, DigestsBody, RangeDigest
 SPAN_ENTRIES: Final = 10_000
 _SPAN_BYTES: Final = 8 << 20
 _SPANS: Final = 8
-"""Ranges in one request: a bookie reads them from memory in well below a second."""
+"""How many ranges one request has. A bookie reads them from memory in well below a second."""
 _ASK_S: Final = 60.0
 _PRESENT_MAX: Final = 1000
-"""A bookie reports at most so many ranges; entries beyond them are unknown."""
+"""A bookie reports at most this many ranges. Entries beyond the last reported range are unknown."""
 
 _LACKS_MAX: Final = 100
-"""Up to so many ranges are copied one by one; more of them as one range."""
+"""If a member lacks more ranges than this, everything from the first to the last is copied."""
 
 Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Entries that a member should have and, by its own report, lacks or cannot read."""
+    """Entries that a member should have, but reports as missing or unreadable."""
 
     member: str
     fragment: int
@@ -54,18 +54,18 @@ class ReplicaReport:
 
     ledger_id: int
     entries: int = 0
-    """Entries checked, of closed fragments."""
+    """How many entries of closed fragments were checked."""
     open_from: int | None = None
-    """Entries from here on are compared after their fragment has ended."""
+    """The first entry of the open fragment, which is not checked; None if the ledger has none."""
     lacks: list[Lack] = field(default_factory=list)
     differing: list[Range] = field(default_factory=list)
-    """Ranges whose complete copies differ: an alarm (rule 2), not a repair."""
+    """Ranges of which members have different complete copies: an alarm (rule 2), never repaired."""
     silent: list[str] = field(default_factory=list)
-    """Members that reported nothing."""
+    """Members that did not report on all of their entries."""
     suspects: list[Range] = field(default_factory=list)
-    """Ranges without a complete copy: entries may be lost."""
+    """Ranges without a complete copy: some of their entries may be lost."""
     lost: tuple[Answers, ...] = ()
-    """Ranges that every possible holder denies."""
+    """Ranges of entries that are denied by every bookie that could have them."""
 
     @property
     def is_whole(self) -> bool:
@@ -75,7 +75,7 @@ class ReplicaReport:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """The ids of one residue in one span, and the members that store them."""
+    """The entries of a range with one residue mod `modulus`, and the members that store them."""
 
     fragment: int
     first: int
@@ -91,13 +91,13 @@ class _Share:
 
 @dataclass(eq=False)
 class ReplicaCheck:
-    """Requests digests from bookies and compares them."""
+    """Requests digests of entries from bookies, and compares the digests."""
 
     _directory: Directory
     _session: aiohttp.ClientSession
 
     async def check(self, row: LedgerMetadata) -> ReplicaReport:
-        """Check one ledger by its row. `recheck` must confirm the findings."""
+        """Checks one ledger. `row` may be old metadata, so `recheck` must confirm the findings."""
         report = ReplicaReport(row.ledger_id)
         if row.fragment_last(len(row.fragments) - 1) is None:
             report.open_from = row.fragments[-1].first_entry
@@ -128,8 +128,8 @@ class ReplicaCheck:
         return report
 
     async def recheck(self, row: LedgerMetadata, lacks: Iterable[Lack]) -> list[Lack]:
-        """Which of these findings still hold for a row that was just read: the fragment still names
-        the member, and the member reports the same again.
+        """Returns the findings that still hold. `row` is metadata that was just read: it must still
+        name the member in the fragment, and the member must report the same again.
         """
         kept: list[Lack] = []
         for lack in lacks:
@@ -143,9 +143,9 @@ class ReplicaCheck:
     async def missing_on_disk(
         self, row: LedgerMetadata, member: str, first: int, last: int
     ) -> Ranges | None:
-        """The ranges of first..last that a member lacks on its disk, of closed fragments (rule
-        20a). Entries that it does not report count as lacking; None if it reports nothing about
-        some share.
+        """Returns the ranges of first..last, in closed fragments, that a member lacks on its disk
+        (rule 20a). Entries that a full report leaves out count as lacking. Returns None if the
+        member does not report on a share at all.
         """
         found: list[Range] = []
         for shares in _batches(_within(row, member, first, last)):
@@ -164,7 +164,7 @@ class ReplicaCheck:
     async def _ask(
         self, member: str, ledger_id: int, shares: Sequence[_Share], *, from_disk: bool = False
     ) -> dict[_Share, RangeDigest]:
-        """A member's digests of its shares; unreported shares are left out."""
+        """Requests a member's digests of its shares; omits shares that it does not report."""
         mine: dict[tuple[int, int], list[_Share]] = defaultdict(list)
         for share in shares:
             if member in share.members:
@@ -191,15 +191,15 @@ class ReplicaCheck:
 
 
 def _is_reply_about(member: str, ledger_id: int, reply: DigestsBody) -> bool:
-    """Rule 4: the reply names this member and this ledger. Rule 15: it is not in limbo."""
+    """Whether the reply is about this member and ledger (rule 4), and not from limbo (rule 15)."""
     return (reply.bookie, reply.ledger_id, reply.limbo) == (member, ledger_id, False)
 
 
 def _shares(row: LedgerMetadata) -> Iterator[_Share]:
     quorum = row.quorum
     modulus = quorum.modulus
-    # A member of a striped ledger names a range for each stripe: of more entries than these it could
-    # not name all that it has, and what it lacks behind them would never be known.
+    # In a striped ledger a member reports one range for each stripe. The report on a larger share
+    # could exceed its limit, and the entries beyond it would never be checked.
     size = 2 * _PRESENT_MAX - 2 if quorum.is_striped else SPAN_ENTRIES
     if row.length and row.last_entry is not None and row.last_entry >= 0:
         size = max(1, min(size, _SPAN_BYTES * (row.last_entry + 1) // row.length))
@@ -216,7 +216,7 @@ def _shares(row: LedgerMetadata) -> Iterator[_Share]:
 
 
 def _within(row: LedgerMetadata, member: str, first: int, last: int) -> Iterator[_Share]:
-    """A member's shares of first..last."""
+    """Yields a member's shares of the entries first..last."""
     for share in _shares(row):
         low, high = max(share.first, first), min(share.last, last)
         if member in share.members and low <= high:
@@ -226,7 +226,7 @@ def _within(row: LedgerMetadata, member: str, first: int, last: int) -> Iterator
 
 
 def _unreported(share: _Share, answer: RangeDigest) -> Iterator[Range]:
-    """The rest of a share beyond a report of maximum length, if entries are lacking."""
+    """Yields the part of a share beyond the end of a full report, if entries are lacking."""
     if answer.entries != len(share.ids):
         for named in (answer.present, answer.damaged):
             if len(named) >= _PRESENT_MAX and named[-1][1] < share.last:
@@ -234,7 +234,7 @@ def _unreported(share: _Share, answer: RangeDigest) -> Iterator[Range]:
 
 
 def _spans(row: LedgerMetadata, first: int, last: int, size: int) -> Iterator[Range]:
-    """Entries of first..last that members should have, in pieces, without lost ones (rule 31)."""
+    """Splits first..last, without lost entries (rule 31), into ranges of at most `size` entries."""
     for low, high in row.kept(first, last):
         for start in range(low, high + 1, size):
             yield start, min(high, start + size - 1)
@@ -252,7 +252,7 @@ def _batches(shares: Iterator[_Share]) -> Iterator[list[_Share]]:
 
 
 def _lacks(member: str, share: _Share, answer: RangeDigest) -> Iterator[Lack]:
-    """The entries of a share that a member reports as lacking; contiguous ids make one range."""
+    """Yields the entries of a share that a member lacks, as ranges for each reason."""
     if answer.entries == len(share.ids):
         return
     known_to = share.last

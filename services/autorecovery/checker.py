@@ -1,8 +1,8 @@
 """Periodic checks of all ledgers' copies, and checks of single ledgers on request.
 
-Each finding is checked again by a row just read, for the member that lacks the entries, before it
-is queued. Damage that bookies report is checked in the same way. Members of closed ledgers are sent
-the row, of which a change may not have reached them (rule 18b).
+Each finding is checked again with new metadata, at the member that lacks the entries, before its
+repair is queued. Damage that bookies report is checked in the same way. Members of CLOSED ledgers
+are sent a copy of the metadata, because they may have missed a change (rule 18b).
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _MISPLACED_MAX: Final = 10
 
 @dataclass(eq=False)
 class Checker:
-    """The checks of one process. Invariant: nothing is queued because a member is silent."""
+    """Checks the copies of ledgers. Invariant: a member's silence never causes a repair."""
 
     _config: Config
     _metadata: MetadataClient
@@ -56,16 +56,16 @@ class Checker:
         self.differing = 0
         self.unknown = 0
         self.misplaced: list[int] = []
-        """Ledgers of the last pass in fewer zones than possible, the first of them."""
+        """Ids of the first ledgers that the last pass found in fewer zones than possible."""
         self.misplaced_count = 0
         self.pass_s = 0.0
 
     def trigger(self) -> None:
-        """Check all ledgers now."""
+        """Starts a check of all ledgers now."""
         self._wake.set()
 
     async def run(self, is_auditor: Callable[[], bool]) -> None:
-        """Check for ever, whenever this process audits."""
+        """Checks periodically while this process is the auditor. Never returns."""
         clock = asyncio.get_running_loop().time
         due = clock() + self._config.check_s
         while True:
@@ -83,11 +83,11 @@ class Checker:
             except QuorumLogError as error:
                 log.warning("check-put-off", extra={"why": error.detail})
             except Exception:
-                # A bug in one check must not end all checks.
+                # A defect in one check must not end all checks.
                 log.exception("check-failed")
 
     async def check_all(self) -> None:
-        """Check every ledger once, a few at a time."""
+        """Checks every ledger once, `_CHECKS_AT_ONCE` at a time."""
         clock = asyncio.get_running_loop().time
         begun = clock()
         misplaced: list[int] = []
@@ -109,7 +109,9 @@ class Checker:
         log.info("all-checked", extra={"took_s": round(self.pass_s, 3), "lacking": self.lacking})
 
     async def verify(self, ledger_id: int, *, queue: bool) -> ReplicaReport:
-        """Check one ledger now. Raises: NoSuchLedger, MetadataUnavailable."""
+        """Checks one ledger now, and with `queue` queues repairs. Raises: NoSuchLedger,
+        MetadataUnavailable.
+        """
         return await self._verify(await self._metadata.get(ledger_id), queue=queue)
 
     async def _check_row(self, row: LedgerMetadata) -> None:
@@ -132,12 +134,12 @@ class Checker:
         if queue:
             await self._queue_placed(row)
         if queue and row.state is State.CLOSED:
-            # A member that has this copy writes nothing, so that nobody is asked first.
+            # A member that already has the copy writes nothing, so no member is asked first.
             await spread(row, self._ports)
         report = await self._replicas.check(row)
         report.lost = await self._losses.recheck(row, tuple(report.suspects))
         if report.lacks:
-            # The ledger may have been repaired, moved or deleted since the row was read.
+            # The ledger may have been repaired, moved or deleted since the metadata was read.
             row = await self._metadata.get(row.ledger_id)
             report.lacks = await self._replicas.recheck(row, report.lacks)
         if report.lacks and queue:
@@ -171,8 +173,8 @@ class Checker:
         )
 
     async def _queue_placed(self, row: LedgerMetadata) -> None:
-        """Queue repairs that lack their last step only (rule 20b). A database that went back, or that was rebuilt,
-        may lack their items, and without one nobody lets go of the former member.
+        """Queues repairs that lack only their last step (rule 20b). If the database went back or
+        was rebuilt, the queue may lack such repairs, and the former member would be kept for ever.
         """
         targets = {repair.target for repair in row.placed_repairs}
         if targets:
@@ -186,7 +188,7 @@ class Checker:
             )
 
     async def _recheck_losses(self) -> None:
-        """Check known losses again: an operator may have accepted one, or restored a copy."""
+        """Checks known losses again: an operator may have accepted the loss or restored a copy."""
         for ledger_id in self._losses.oldest:
             try:
                 await self._losses.recheck(await self._metadata.get(ledger_id), ())
@@ -194,7 +196,7 @@ class Checker:
                 self._losses.forget(ledger_id)
 
     async def _check_damaged(self) -> None:
-        """Check the ledgers of which bookies report unreadable entries."""
+        """Checks the ledgers for which a bookie reports unreadable entries."""
         for bookie in self._directory.bookies:
             if bookie.state == "lost":
                 continue

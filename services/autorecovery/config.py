@@ -1,4 +1,4 @@
-"""The settings of autorecovery; nothing else reads the environment."""
+"""The settings of autorecovery. Only this module reads the environment."""
 
 from pydantic import Field
 
@@ -6,33 +6,33 @@ from quorumlog.net.service import ServiceSettings
 
 
 class Config(ServiceSettings):
-    """The settings of autorecovery."""
+    """The settings of autorecovery; each field is the environment variable of the same name."""
 
     metadata_urls: tuple[str, ...] = Field(min_length=1)
-    """metadata services"""
+    """URLs of the metadata services"""
     lost_bookie_delay_s: float = Field(default=60.0, ge=0)
-    """how long a bookie may be away before its ledgers are copied"""
+    """how long a bookie may be absent before its entries are copied to other bookies"""
     abandoned_s: float = Field(default=30.0, ge=0)
-    """how long a writer may be proven gone before its ledger is recovered"""
+    """how long a writer must be proven gone before its open ledger is recovered"""
     silent_s: float = Field(default=300.0, ge=0)
-    """how long a writer may neither answer nor refuse before its ledger is recovered"""
+    """how long a writer must be silent, without proof that it is gone, until a recovery begins"""
     in_recovery_s: float = Field(default=30.0, ge=0)
-    """how long a recovery may stall before another one is run"""
+    """how long a ledger may stay IN_RECOVERY before another recovery is started"""
     audit_s: float = Field(default=5.0, gt=0)
-    """interval of checks of liveness and open ledgers"""
+    """interval between checks for lost bookies and abandoned ledgers"""
     full_audit_s: float = Field(default=3600.0, gt=0)
-    """until a lost bookie's places are queued again"""
+    """interval after which the repairs for a lost bookie are queued again"""
     check_s: float = Field(default=86_400.0, gt=0)
-    """interval of comparing all copies by digests"""
+    """interval between comparisons of all copies by their digests"""
     damage_s: float = Field(default=10.0, gt=0)
-    """interval of checking damage reported by bookies"""
+    """interval between checks of the damage that bookies report"""
     lease_s: float = Field(default=10.0, gt=1)
-    """time without renewal after which another process may audit"""
+    """if the auditor does not renew its lease for this long, another process takes the lease"""
     workers: int = Field(default=2, ge=1, le=64)
     """concurrent repairs of this process"""
     copy_bytes_per_s: int = Field(default=0, ge=0)
     """copy rate limit of all processes together; 0: no limit"""
     recoveries: int = Field(default=4, ge=1, le=64)
-    """concurrent recoveries (rule 21)"""
+    """concurrent recoveries of abandoned ledgers (rule 21)"""
     lost_share_max: float = Field(default=0.5, gt=0, le=1)
-    """if a larger share of bookies seems lost, liveness is not believed: nothing is copied"""
+    """if a larger share of bookies seems lost, liveness counts as wrong, and nothing is copied"""

@@ -1,7 +1,7 @@
-"""A drain's progress: which ledgers still name the bookie, and why.
+"""The progress of a drain: which ledgers still name the draining bookie, and why.
 
-The progress is computed from the present metadata and not counted down. So a drain survives any
-restart, and ends when nothing names the bookie, whoever caused that.
+The progress is computed from the current metadata. So a drain survives any restart, and is done
+when no metadata names the bookie, whichever process caused that.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from quorumlog.wire.bodies import Body, BookieState, LedgerUse
 
 
 class LedgerLeft(Body):
-    """A ledger that still names the bookie."""
+    """A ledger whose metadata still names the draining bookie, and the reason."""
 
     ledger_id: int
     bookie: str
@@ -23,22 +23,22 @@ class LedgerLeft(Body):
 
 
 class Drain(Body):
-    """`GET /v1/drains/{bookie}`."""
+    """The progress of a drain: the response of `GET /v1/drains/{bookie}`."""
 
     bookie: str
     state: BookieState
     done: bool
-    """Nothing names the bookie: it may be stopped and decommissioned."""
+    """True: no metadata names the bookie, so it may be stopped and decommissioned."""
     ledgers: int
     repairs: int
-    """Items of the repair queue."""
+    """The number of items for the bookie in the repair queue."""
     why: str
-    """What it waits for, for people; empty where it is done."""
+    """What the drain waits for, as a text for operators; empty if it is done."""
     first: tuple[LedgerLeft, ...]
 
 
 async def drain_of(name: str, metadata: MetadataClient, *, is_paused: bool = False) -> Drain:
-    """How far a bookie is drained. Raises: NoSuchBookie, MetadataUnavailable."""
+    """Computes the progress of a bookie's drain. Raises: NoSuchBookie, MetadataUnavailable."""
     uses = await metadata.uses(name)
     states = {member_name(b.id): b.state for b in (await metadata.bookies()).bookies}
     done = uses.ledgers == 0 and uses.repairs == 0
@@ -59,7 +59,7 @@ async def drain_of(name: str, metadata: MetadataClient, *, is_paused: bool = Fal
 
 
 def _why(first: Sequence[LedgerUse], state: BookieState | None, *, is_paused: bool) -> str:
-    """What stops all of it, else what stops the most of the first ledgers."""
+    """Why a drain is not done: what stops all of it, or the most frequent reason of its ledgers."""
     if is_paused:
         return "copying is paused: `quorumlog repair resume` ends that"
     if state not in ("draining", "lost", None):
@@ -76,6 +76,6 @@ def _reason(use: LedgerUse) -> str:
         return why or waits
     if not use.leaves:
         return why or "is the target of a repair that is under way"
-    # Rule 20b.
-    kept = "its place is given away; kept until its successor has a copy of the row"
+    # The bookie was replaced, but is kept for now (rule 20b).
+    kept = "it was replaced, and is kept until its successor has a copy of the metadata"
     return f"{kept}: {why}" if why else kept

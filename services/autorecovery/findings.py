@@ -1,5 +1,5 @@
-"""What audits and checks find: conclusions from rows and liveness, without a clock or requests; and lost entries
-(rule 31), which are remembered until a loss is accepted or a copy turns up.
+"""Decides which bookies are lost and which ledgers are at risk, by pure functions of metadata and
+liveness. Remembers lost entries (rule 31) until the loss is accepted or a copy turns up.
 """
 
 import logging
@@ -19,22 +19,22 @@ from quorumlog.wire.bodies import BookieInfo
 log = logging.getLogger(__name__)
 
 _RECHECKS_AT_ONCE: Final = 10
-"""How many ledgers are checked again per round (taste)."""
+"""One round checks at most this many ledgers with lost entries again (chosen by judgement)."""
 _LEDGERS_MAX: Final = 1000
-"""How many ledgers are remembered; the one checked longest ago is dropped first (taste)."""
+"""How many ledgers with lost entries are remembered (chosen by judgement)."""
 
 V = TypeVar("V")
 
 
 def survivors_of(row: LedgerMetadata, gone: Iterable[str]) -> int:
-    """The fewest members left in any fragment: ledgers with the fewest are repaired first."""
+    """The fewest members that any fragment has left; repairs begin with the lowest number."""
     lost = frozenset(gone)
     return min(sum(member not in lost for member in fragment.bookies) for fragment in row.fragments)
 
 
 def missing_zones(row: LedgerMetadata, bookies: Iterable[BookieInfo]) -> int:
-    """How many zones a ledger's worst fragment misses, of those it could span. A lost bookie counts
-    as a zone of its own: it is a matter of repair, not of placement.
+    """How many more zones a ledger's worst fragment could span. A lost bookie counts as a separate
+    zone, because it needs a repair rather than another placement.
     """
     zones = {bookie.id: bookie.zone for bookie in bookies if bookie.state != "lost"}
     possible = min(len(set(zones.values())), row.quorum.ensemble_size)
@@ -46,25 +46,25 @@ def missing_zones(row: LedgerMetadata, bookies: Iterable[BookieInfo]) -> int:
 
 
 def is_believable(bookies: Iterable[BookieInfo], *, share_max: float) -> bool:
-    """Whether so few bookies are away that liveness itself is probably right (I31)."""
+    """Whether liveness is believable: at most `share_max` of the bookies are absent (I31)."""
     states = [bookie.state for bookie in bookies]
     return bool(states) and states.count("lost") <= share_max * len(states)
 
 
 @dataclass(slots=True)
 class GracePeriod:
-    """How long each key has been observed without a break."""
+    """Measures how long a condition has held without a break, for each key (ledger or member)."""
 
     grace_s: float
     since: dict[Hashable, float] = field(default_factory=dict)
     unobserved_since: float | None = None
 
     def note_unobserved(self, now: float) -> None:
-        """Nothing is observed from now on; after `grace_s` of that, observations expire."""
+        """Notes that nothing can be observed now. After `grace_s` of this, all keys start over."""
         self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
 
     def expired(self, seen: Mapping[Hashable, V], now: float) -> list[V]:
-        """The values of keys observed for the grace period; absent keys are forgotten."""
+        """Returns the values of keys that were in `seen` for `grace_s`; forgets all other keys."""
         if self.unobserved_since is not None and now - self.unobserved_since >= self.grace_s:
             self.since = {}
         self.unobserved_since = None
@@ -73,17 +73,16 @@ class GracePeriod:
 
 
 class LostMembers(GracePeriod):
-    """The members that count as lost, by how long each has been away.
+    """Decides which members count as lost.
 
-    Invariant: a member is lost only after this auditor itself observed `grace_s` without a sign of
-    life, or beside another absent member; a bookie's earlier incarnations are lost as soon as a
-    later one lives.
+    Invariant: a member is lost only if this auditor itself observed its absence for `grace_s`, or
+    if another member is absent too. Earlier incarnations of a live bookie are lost at once.
     """
 
     __slots__ = ()
 
     def update(self, bookies: Iterable[BookieInfo], now: float) -> tuple[str, ...]:
-        """The lost members at a time (monotonic seconds)."""
+        """Returns the lost members. `now`: monotonic seconds."""
         away: dict[Hashable, str] = {}
         earlier: list[str] = []
         for bookie in bookies:
@@ -93,31 +92,31 @@ class LostMembers(GracePeriod):
                 name, incarnation = member_name(bookie.id), member_incarnation(bookie.id)
                 earlier += [member_of(name, number) for number in range(1, incarnation)]
         expired = self.expired(away, now)
-        # A second loss during the grace period of a first: waiting longer would risk the third
-        # (BookKeeper: lostBookieRecoveryDelay).
+        # If a second member is lost during the grace period, waiting longer would risk a third
+        # loss (BookKeeper: lostBookieRecoveryDelay).
         return (*(expired if len(away) < 2 else away.values()), *earlier)
 
 
 class KnownLosses:
-    """Lost entries by ledger. Invariant: all possible holders have denied each of them."""
+    """Known lost entries by ledger. Invariant: every bookie that could have the entry denied it."""
 
     def __init__(self, holdings: HoldingsClient) -> None:
-        """No loss is known yet."""
+        """`holdings`: the client that asks bookies which entries they hold."""
         self._holdings = holdings
         self._found: OrderedDict[int, tuple[Answers, ...]] = OrderedDict()
 
     @property
     def entries(self) -> int:
-        """How many entries are known to be lost."""
+        """The number of known lost entries."""
         return sum(f.last - f.first + 1 for found in self._found.values() for f in found)
 
     @property
     def oldest(self) -> list[int]:
-        """The ledgers checked longest ago, to be checked again."""
+        """Ids of up to `_RECHECKS_AT_ONCE` ledgers whose last check is the longest ago."""
         return list(islice(self._found, _RECHECKS_AT_ONCE))
 
     async def recheck(self, row: LedgerMetadata, suspects: Ranges) -> tuple[Answers, ...]:
-        """Which of these entries, and of those lost at the last check, are lost."""
+        """Asks bookies again; returns the lost ranges among `suspects` and the known losses."""
         known = {(found.first, found.last) for found in self._found.get(row.ledger_id, ())}
         found = await self._holdings.lost(row, union((*suspects, *known)))
         self.forget(row.ledger_id)
@@ -132,11 +131,11 @@ class KnownLosses:
         return found
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger has all its entries, or is deleted."""
+        """Forgets the losses of a ledger that has all its entries, or was deleted."""
         self._found.pop(ledger_id, None)
 
     def json(self) -> list[dict[str, Any]]:
-        """The losses as JSON for operators."""
+        """The known losses as JSON objects, for operators."""
         return [
             {"ledger_id": ledger_id, **answers_json(lost)}
             for ledger_id, found in self._found.items()
@@ -145,5 +144,5 @@ class KnownLosses:
 
 
 def answers_json(found: Answers) -> dict[str, Any]:
-    """A range, and the answer of each possible holder."""
+    """A lost range, and the answer of each bookie that could have it, as a JSON object."""
     return {"first": found.first, "last": found.last, "answers": dict(found.words)}

@@ -1,4 +1,4 @@
-"""The routes of autorecovery, for operators."""
+"""The routes of autorecovery, which operators call."""
 
 import re
 from dataclasses import dataclass
@@ -45,14 +45,14 @@ PARTS: Final = web.AppKey("parts", AutorecoveryParts)
 
 
 class Delay(Body):
-    """`PUT /v1/lost-bookie-delay`. Each request also starts a full audit."""
+    """The body of `PUT /v1/lost-bookie-delay`. Each request also starts a full audit."""
 
     seconds: float = Field(ge=0, le=86_400, strict=False)
 
 
 def _bookie(name: str, _pointer: str) -> str:
     if not re.fullmatch(BOOKIE_NAME, name):
-        raise NoSuchBookie("a bookie's name is expected, without @incarnation", bookie=name)
+        raise NoSuchBookie("name the bookie without its @incarnation", bookie=name)
     return name
 
 
@@ -66,7 +66,9 @@ BOOKIE: Final = Parameter(
     "",
     "bookie-1",
 )
-AFTER: Final = query_text("after", REPAIR_PLACE, "Only items after this one: `ledger_id:member`.")
+AFTER: Final = query_text(
+    "after", REPAIR_PLACE, "Return only items after this one, as `ledger_id:member`."
+)
 
 
 _OBJECT: Final[dict[str, Any]] = {"type": "object"}
@@ -76,13 +78,13 @@ ROUTES: Final = Routes()
 
 @ROUTES.add("GET /v1/status", roles=OPERATORS, gives=_OBJECT)
 async def get_status(request: web.Request, _given: Given) -> web.Response:
-    """State and counters of this process."""
+    """Return the state and the counters of this process."""
     return web.json_response(await _status_json(request.app[PARTS]))
 
 
 @ROUTES.add("GET /v1/repairs", AFTER, roles=OPERATORS, gives=RepairList)
 async def list_repairs(request: web.Request, given: Given) -> web.Response:
-    """Items of the repair queue, with the reasons of failures."""
+    """List the items of the repair queue, with the reasons of failed tries."""
     items, following = await request.app[PARTS].repairs.list(after=given[AFTER])
     return answer(RepairList(repairs=items, next=following))
 
@@ -96,28 +98,28 @@ async def check_all(request: web.Request, _given: Given) -> web.Response:
 
 @ROUTES.add(f"GET {_CHECK}", LEDGER_ID, roles=OPERATORS, gives=_OBJECT)
 async def check_ledger(request: web.Request, given: Given) -> web.Response:
-    """Compare a ledger's copies."""
+    """Compare the copies of a ledger's entries, without any change."""
     report = await request.app[PARTS].checker.verify(given[LEDGER_ID], queue=False)
     return web.json_response(_report_json(report))
 
 
 @ROUTES.add(f"POST {_CHECK}", LEDGER_ID, roles=OPERATORS, gives=_OBJECT)
 async def mend_ledger(request: web.Request, given: Given) -> web.Response:
-    """Compare a ledger's copies, and queue repairs of what members lack."""
+    """Compare the copies of a ledger's entries, and queue repairs of what members lack."""
     report = await request.app[PARTS].checker.verify(given[LEDGER_ID], queue=True)
     return web.json_response(_report_json(report))
 
 
 @ROUTES.add("GET /v1/drains/{bookie}", BOOKIE, roles=OPERATORS, gives=Drain)
 async def get_drain(request: web.Request, given: Given) -> web.Response:
-    """Which ledgers still name a bookie, and why."""
+    """Return a drain's progress: which ledgers still name the bookie, and why."""
     parts = request.app[PARTS]
     return answer(await drain_of(given[BOOKIE], parts.metadata, is_paused=parts.steering.is_paused))
 
 
 @ROUTES.add("DELETE /v1/bookies/{bookie}", BOOKIE, roles=OPERATORS, status=204, is_audited=True)
 async def decommission(request: web.Request, given: Given) -> web.Response:
-    """Decommission a dead bookie."""
+    """Decommission a bookie that is stopped and that no ledger or repair names."""
     try:
         await request.app[PARTS].metadata.retire(given[BOOKIE])
     except VersionConflict as error:
@@ -134,7 +136,7 @@ async def trigger_audit(request: web.Request, _given: Given) -> web.Response:
 
 @ROUTES.add("PUT /v1/lost-bookie-delay", roles=OPERATORS, takes=Delay, gives=Delay, is_audited=True)
 async def put_delay(request: web.Request, _given: Given) -> web.Response:
-    """Set how long a bookie may be away before its ledgers are copied."""
+    """Set how long a bookie may be absent before its entries are copied to other bookies."""
     parts, delay = request.app[PARTS], parsed(await bodies.read(request), Delay)
     await parts.steering.change(RepairSettingsPut(lost_bookie_delay_s=delay.seconds))
     await parts.repairs.trigger()

@@ -1,5 +1,5 @@
-"""Operators' settings for all of autorecovery, as this process knows them, and the rate of its copying that follows:
-bytes per second, and none while repair is paused.
+"""Follows the operators' settings for autorecovery, and applies them to this process: limits the
+rate of its copies, or pauses them.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ log = logging.getLogger(__name__)
 
 _SETTINGS_S: Final = 1.0
 _POLL_S: Final = 0.2
-"""How soon a changed limit, or the end of a pause, takes effect."""
+"""A changed limit, or the end of a pause, takes effect after at most this time."""
 
 
 class PacedBookies:
-    """Bookies for repair: adds wait for their turn. Implements `BookiesPort`.
+    """A client of bookies for repairs, which delays adds to keep a rate. Implements `BookiesPort`.
 
-    Invariant: in any t seconds at most `bytes_per_s` * t bytes and one run are sent.
+    Invariant: in any t seconds, at most `bytes_per_s` * t bytes plus one run are sent.
     """
 
     def __init__(self, bookies: BookieClient) -> None:
-        """Not limited at first. Only adds are paced: a paced add follows each read."""
+        """Start without a limit. Only adds are paced: in a repair, an add follows each read."""
         self._bookies = bookies
         self.fence, self.read_lac, self.read = bookies.fence, bookies.read_lac, bookies.read
         self.keep_row = bookies.keep_row
@@ -49,7 +49,7 @@ class PacedBookies:
         self.copied_entries = 0
 
     async def run(self) -> None:
-        """Send queued adds, for ever."""
+        """Sends queued adds at the allowed rate. Never returns."""
         while True:
             while self._queue:
                 await self._wait_for_turn()
@@ -58,7 +58,7 @@ class PacedBookies:
                 self.copied_bytes += size
                 self.copied_entries += count
                 send()
-                # Pay off from here on: a process that stalled while it sent gets no credit.
+                # The debt shrinks only from here on: a stall during the send gives no credit.
                 self._seen_at = self._loop.time()
             self._wake.clear()
             await self._wake.wait()
@@ -68,7 +68,7 @@ class PacedBookies:
             now = self._loop.time()
             rate, since = self.bytes_per_s, now - self._seen_at
             self._seen_at = now
-            # Unused rate gives no credit: the limit holds at any time, not on average.
+            # Unused rate is not saved up: the limit holds at any time, not on average.
             self._debt_bytes = 0.0 if rate is None else max(0.0, self._debt_bytes - rate * since)
             if self.is_paused:
                 await asyncio.sleep(_POLL_S)
@@ -87,7 +87,7 @@ class PacedBookies:
         recovery: bool = False,
         row: LedgerMetadata | None = None,
     ) -> None:
-        """Store a member's part of a run, in its turn."""
+        """Queues an add of a member's part of a run; `run` sends it when the rate allows."""
         send = partial(self._bookies.add, member, ledger_key, run, done, recovery=recovery, row=row)
         self._queue.append((len(run.body), run.count, send))
         self._wake.set()
@@ -95,41 +95,41 @@ class PacedBookies:
 
 @dataclass(eq=False)
 class Steering:
-    """Follows the settings in metadata; while metadata is away the last known ones hold."""
+    """Follows operators' settings in the metadata service; without it, uses the last known ones."""
 
     _config: Config
-    """Holds until the first refresh."""
+    """This process's own settings, which hold until operators change them."""
     _metadata: MetadataClient
     _repairs: RepairClient
     _pace: PacedBookies
     _settings: RepairSettings = field(default_factory=RepairSettings)
     _triggers: int | None = None
-    """How many audits had been requested by the last refresh."""
+    """The number of audits requested by operators, at the last refresh; None before the first."""
     _processes: int = 1
 
     @property
     def is_paused(self) -> bool:
-        """Whether copying is paused."""
+        """Whether an operator has paused copying."""
         return self._settings.paused
 
     @property
     def lost_bookie_delay_s(self) -> float:
-        """How long a bookie may be away before its ledgers are copied."""
+        """How long a bookie may be absent before its entries are copied to others, in seconds."""
         delay_s = self._settings.lost_bookie_delay_s
         return self._config.lost_bookie_delay_s if delay_s is None else delay_s
 
     @property
     def bytes_per_s(self) -> int | None:
-        """The copy limit of all processes together; None is no limit."""
+        """The copy limit of all processes together, in bytes per second; None: no limit."""
         return self._settings.bytes_per_s or self._config.copy_bytes_per_s or None
 
     @property
     def concurrency(self) -> int:
-        """Repairs at a time in this process."""
+        """The number of concurrent repairs in this process."""
         return self._settings.concurrency or self._config.workers
 
     async def follow(self, triggered: Callable[[], None]) -> None:
-        """Refresh the settings for ever; call `triggered` when an operator requests an audit."""
+        """Refreshes the settings forever. Calls `triggered` when an operator requests an audit."""
         while True:
             try:
                 await self.refresh(triggered)
@@ -138,7 +138,7 @@ class Steering:
             await asyncio.sleep(_SETTINGS_S)
 
     async def refresh(self, triggered: Callable[[], None]) -> None:
-        """Read the settings now. Raises: MetadataUnavailable."""
+        """Reads and applies the settings, as `follow` does. Raises: MetadataUnavailable."""
         services = (await self._metadata.services()).services
         self._processes = max(1, sum(info.kind == "autorecovery" for info in services))
         found = await self._repairs.settings()
@@ -149,7 +149,7 @@ class Steering:
             triggered()
 
     async def change(self, change: RepairSettingsPut) -> None:
-        """Change the given fields, for all processes. Raises: MetadataUnavailable."""
+        """Changes the given settings for all processes. Raises: MetadataUnavailable."""
         self._apply(await self._repairs.change_settings(change))
 
     def _apply(self, found: RepairSettings) -> None:

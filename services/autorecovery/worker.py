@@ -1,4 +1,4 @@
-"""Workers: claim items of the repair queue, and restore what members lack."""
+"""Workers, which claim items of the repair queue and copy the entries that members lack."""
 
 import asyncio
 import contextlib
@@ -39,12 +39,14 @@ log = logging.getLogger(__name__)
 
 _LEASE_S: Final = 60.0
 _REPAIR_S: Final = 24 * 3600.0
-"""Guards only against bugs: a repair under a small limit may take hours, and its lease is renewed."""
+"""Deadline of a repair, which guards only against defects: under a low copy limit a repair may take
+hours, and its lease is renewed."""
 _IDLE_S: Final = 1.0
 _BUSY_S: Final = 0.1
 _ASK_S: Final = 5.0
 _CHANGE_S: Final = 3.0
-"""How long a writer may take for the requested ensemble change; else the item is retried later."""
+"""How long the worker waits for an ensemble change by a writer, before it retries the item later.
+"""
 _POLL_S: Final = 0.05
 
 
@@ -53,23 +55,24 @@ class FragmentOpen(NotEnoughBookies):
 
 
 class BookieAway(NotEnoughBookies):
-    """The bookie is absent and not lost: it may be restarting (rule 8)."""
+    """The bookie is absent but not lost yet: it may be restarting (rule 8)."""
 
 
 @dataclass(eq=False)
 class Worker:
-    """Repairs items of the queue, as many at a time as operators want.
+    """Performs the repairs in the queue, as many at a time as the settings allow.
 
-    Invariants: entries are copied only to a member that metadata names, at least as a repair's
-    target (rule 20); an item ends when its member's disk was seen to have what it should (rule
-    20a); an open fragment is left to its writer (rule 21, I25); a member keeps its place unless it
-    is lost, drained, or an earlier incarnation.
+    Invariants:
+    - entries are copied only to bookies that metadata names as members or targets (rule 20);
+    - an item is done only after a check that the member has its entries on disk (rule 20a);
+    - an open fragment is left to its writer (rule 21, I25);
+    - a member stays in its ensembles unless it is lost, drained, or an earlier incarnation.
     """
 
     _repairs: RepairClient
     _directory: Directory
     _ports: Ports
-    """Those of repair: paced, and without a quorum timer."""
+    """The ports for repairs, with paced adds and without a quorum timeout."""
     _session: aiohttp.ClientSession
     _losses: KnownLosses
     _steering: Steering
@@ -77,10 +80,10 @@ class Worker:
     def __post_init__(self) -> None:
         self._replicas = ReplicaCheck(self._directory, self._session)
         self.working = self.repaired = self.failed = 0
-        """Repairs under way, and those that ended since the start of this process."""
+        """The numbers of running, completed and failed repairs since the start of this process."""
 
     async def run(self, tasks: Tasks) -> None:
-        """Claim items and start work on them, for ever."""
+        """Claims items of the queue and starts their repairs. Never returns."""
         while True:
             room = 0 if self._steering.is_paused else self._steering.concurrency - self.working
             items: tuple[RepairItem, ...] = ()
@@ -98,13 +101,13 @@ class Worker:
         try:
             await self.process(item)
         except Exception:
-            # A bug with one item must not end the work on all others; its lease expires.
+            # A defect in one repair must not end the others. The item is retried after its lease.
             log.exception("repair-failed", extra={"ledger": item.ledger_id})
         finally:
             self.working -= 1
 
     async def process(self, item: RepairItem) -> None:
-        """Repair an item, or release it with the reason."""
+        """Repairs an item; if that fails, returns the item to the queue with the reason."""
         where = {"ledger": item.ledger_id, "bookie": item.member}
         try:
             try:
@@ -127,7 +130,9 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def _renewing(self, item: RepairItem) -> AsyncIterator[None]:
-        """Renew an item's claim during the block. Two workers on one item only copy twice."""
+        """Renews an item's lease during the block. A lost lease only makes a second worker copy
+        too.
+        """
 
         async def renew() -> None:
             while True:
@@ -142,14 +147,15 @@ class Worker:
             renewal.cancel()
 
     async def repair(self, item: RepairItem) -> None:
-        """Copy what a member lacks, or give its place to another member.
+        """Copies to a member the entries that it lacks, or replaces the member with another one.
 
-        Raises: what prevents that, if only for now.
+        Raises: QuorumLogError if the repair is not possible now; it is retried later.
         """
         row = await self._finish_placed(await self._row(item.ledger_id), item.member)
         if self._may_stay(item.member):
-            # Filling an earlier incarnation, where the directory does not know yet of a later one, would end the item
-            # and leave the place to a member that is gone (rule 15).
+            # The bookie may have returned as a later incarnation, unknown to the directory. A
+            # repair of the earlier one would end the item, and keep a member that is gone (rule
+            # 15).
             answering = (await self._ledger_info_from(item.member, row.ledger_id)).get("bookie")
             if isinstance(answering, str) and answering != item.member:
                 raise BookieAway("it has just returned as a later incarnation", bookie=item.member)
@@ -161,15 +167,17 @@ class Worker:
         elif row.state is not State.CLOSED or member_name(item.member) in map(
             member_name, row.all_members
         ):
-            raise BookieAway("repair waits for it: away, and not lost yet", bookie=item.member)
-        # Else the place moved, and its new member was verified (rule 20a).
+            raise BookieAway("the bookie is absent, but not lost yet", bookie=item.member)
+        # Otherwise the member was replaced already, and its successor was verified (rule 20a).
         for repair in row.placed_repairs:
             if repair.leaving == item.member:
-                raise BookieAway("the new member has no copy of the row yet", bookie=repair.target)
+                raise BookieAway(
+                    "the new member has no copy of the metadata yet", bookie=repair.target
+                )
 
     async def _finish_placed(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
-        """Finish repairs whose worker ended before the last step (rule 20b): of places that the member
-        lost or got. Where a target is away too, its own repair passes the place on.
+        """Makes the last step of repairs whose worker ended before it (rule 20b), if `member` is
+        the leaving member or the target. If the target is absent too, its own repair replaces it.
         """
         for repair in row.placed_repairs:
             is_of_member = member in {repair.leaving, repair.target}
@@ -181,7 +189,9 @@ class Worker:
         return row
 
     async def _move(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
-        """Give all places of a member to others."""
+        """Replaces a member in all fragments, after its entries were copied to other bookies. The
+        writer is asked to replace it in an open fragment.
+        """
         row = await self._ask_writer_to_replace(row, member)
         for index, fragment in enumerate(row.fragments):
             if member not in fragment.bookies:
@@ -202,9 +212,9 @@ class Worker:
     async def _copy_missing(
         self, row: LedgerMetadata, member: str, wanted: FragmentRange
     ) -> LedgerMetadata:
-        """Copy what a member lacks of a range, as it reports after a check of its disk. A member
-        that has just got its place mostly lacks nothing, so the check that its change of place has
-        queued transfers no entries (rule 20a).
+        """Copies the entries of a range that a member, by its own report, lacks on its disk. The
+        second verification after a repair (rule 20a) usually finds no such entries, and transfers
+        none.
         """
         missing = await self._replicas.missing_on_disk(row, member, wanted.first, wanted.last)
         for first, last in ((wanted.first, wanted.last),) if missing is None else missing:
@@ -218,7 +228,7 @@ class Worker:
         try:
             return await conclude(repair, row.ledger_id, self._ports, Begin(), deadline_s=_REPAIR_S)
         except EntryUnavailable as error:
-            # Rule 31: entries that all possible holders deny are lost, and reported.
+            # Rule 31: entries that every bookie that could have them denies are reported as lost.
             lost = await self._losses.recheck(repair.metadata, ranges_of(repair.unreadable))
             if lost:
                 raise error.replace(detail=f"lost: {lost[0]}") from error
@@ -229,19 +239,19 @@ class Worker:
         if status is CasStatus.MISSING:
             raise NoSuchLedger("it is deleted", ledger_id=ledger_id)
         if row is None:
-            raise NotEnoughBookies("the ledger's row can't be read now", ledger_id=ledger_id)
+            raise NotEnoughBookies("the ledger's metadata can't be read now", ledger_id=ledger_id)
         return row
 
     def _may_stay(self, member: str) -> bool:
-        """Whether a member is present and may keep its entries: neither lost nor drained."""
+        """Whether a member may stay in its ensembles, because it is neither lost nor drained."""
         return any(
             bookie.id == member and bookie.state in {"writable", "read-only"}
             for bookie in self._directory.bookies
         )
 
     def _may_move(self, item: RepairItem) -> bool:
-        """Whether another member may take the place. Entries missed while a bookie was restarting
-        are no reason (rule 8: they are queued for that very member).
+        """Whether another bookie may replace the item's member. The member of a restarting bookie
+        must stay: entries that it missed are copied to it later (rule 8).
         """
         if item.moves:
             return True
@@ -249,19 +259,19 @@ class Worker:
             if member_name(bookie.id) == member_name(item.member):
                 is_later = member_incarnation(bookie.id) > member_incarnation(item.member)
                 return is_later or bookie.state == "draining"
-        return self._directory.is_known  # decommissioned
+        return self._directory.is_known  # a bookie that is not listed was decommissioned
 
     def _target(self, row: LedgerMetadata, index: int, leaving: str) -> str:
-        """The member to take a place: the target that an earlier worker began to fill, else a later
-        incarnation of the same bookie, which may still have most entries (BP-46), else the best
-        free bookie.
+        """Chooses the member to replace `leaving` in a fragment: the target that an earlier worker
+        began to fill; otherwise a later incarnation of the same bookie, which may still have most
+        entries (BP-46); otherwise the best bookie outside of the fragment.
         """
         fragment = row.fragments[index]
         staying = tuple(member for member in fragment.bookies if member != leaving)
         placed = {member_name(member) for member in staying}
         for repair in row.repairs:
             is_this = (repair.first_entry, repair.leaving) == (fragment.first_entry, leaving)
-            # The target may have got another place of the fragment since, by another repair.
+            # By now, another repair may have given the target another position in the fragment.
             is_free = member_name(repair.target) not in placed
             if is_this and is_free and self._may_stay(repair.target):
                 return repair.target
@@ -280,9 +290,9 @@ class Worker:
     async def _ranges_held_by(
         self, target: str, row: LedgerMetadata
     ) -> tuple[tuple[int, int], ...]:
-        """The ranges that a target reports to have, so that a repair continues where an earlier one
-        ended. They are read back like all others (rule 20a). A ledger that does not name the bookie
-        may be about to be dropped there (rules 18 and 20), so its entries are sent again.
+        """Returns the ranges that a target reports to have, so that a repair continues where an
+        earlier one ended. They are read back like all others (rule 20a). Returns none if the
+        metadata does not name the bookie, which may be about to drop its copies (rules 18 and 20).
         """
         if member_name(target) not in map(member_name, row.all_members):
             return ()
@@ -295,15 +305,15 @@ class Worker:
             return ()
 
     async def _ledger_info_from(self, member: str, ledger_id: int) -> dict[str, Any]:
-        """A bookie's report on a ledger; {} if it does not answer or has nothing."""
+        """Requests a bookie's report on a ledger. {}: no answer, or the bookie has no entries."""
         name = member_name(member)
         url = f"{self._directory.address(name)}/v1/ledgers/{ledger_id}"
         found = await ask_bookie(self._session, name, url, dict[str, Any], limit_s=_ASK_S)
         return found or {}
 
     async def _ask_writer_to_replace(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
-        """Ask a live writer to replace the member itself, since nobody may fence it (rule 21).
-        Returns the resulting row.
+        """Asks a live writer to replace the member itself, since no process may fence a live writer
+        (rule 21). Returns the metadata, which still names the member if the writer did not do so.
         """
         is_open = row.state is State.OPEN and member in row.last_fragment.bookies
         if not is_open or row.writer is None:

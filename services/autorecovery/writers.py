@@ -1,8 +1,8 @@
-"""Whether the writer of an open ledger is alive, gone, or silent (rule 21a).
+"""Finds out whether the writer of an open ledger is alive, gone, or silent (rule 21a).
 
 A writer is proven gone if every address of its URL refuses a connection, or if another process
-answers there with its own instance id. An unknown host name, a timeout, a lack of descriptors here,
-an unreachable host and a proxy's answer prove nothing: the writer may still work.
+answers there with its own instance id. An unknown host name, a timeout, exhausted descriptors, an
+unreachable host or a proxy's answer prove nothing: the writer may still work.
 """
 
 import asyncio
@@ -25,32 +25,32 @@ _ASK_S: Final = 2.0
 _PORTS: Final = {"http": 80, "https": 443}
 
 Refuses = Callable[[str], Awaitable[bool]]
-"""Whether every address of a URL refuses a connection."""
+"""Returns whether every address of a URL refuses a connection."""
 
 
 class WriterPresence(Enum):
-    """What a request to a ledger's writer shows (rule 21a)."""
+    """The result of a probe of a ledger's writer (rule 21a)."""
 
     ALIVE = "alive"
     GONE = "gone"
     SILENT = "silent"
-    """Nothing is proven."""
+    """Nothing is proven: the writer may be alive or gone."""
 
 
 class Writers:
-    """Probes writers. Invariant: a writer that answers with its id is alive."""
+    """Probes the writers of ledgers. A writer that answers with its own instance id is alive."""
 
     def __init__(self, session: aiohttp.ClientSession, refuses: Refuses | None = None) -> None:
-        """`session` is shared and not closed here."""
+        """`session` is shared and closed by its owner."""
         self._session = session
         self._refuses = refuses or refuses_everywhere
 
     async def presence_of(self, writer: Writer) -> WriterPresence:
-        """Whether the writer's URL still leads to that very process."""
+        """Probes whether the process at the writer's URL is still the writer."""
         try:
             found = await self._fetch_instance(writer.url_inside)
         except aiohttp.ClientConnectorError as error:
-            # aiohttp reports the last address only.
+            # aiohttp reports only the error of the last address.
             is_refused = is_refusal(error.os_error) and await self._refuses(writer.url_inside)
             return WriterPresence.GONE if is_refused else WriterPresence.SILENT
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
@@ -61,7 +61,8 @@ class Writers:
         return WriterPresence.ALIVE if instance == writer.id else WriterPresence.GONE
 
     async def _fetch_instance(self, url: str) -> Any:
-        # In time awake: this process's own standstill is not the writer's silence.
+        # The timeout counts only time in which this process was awake: while it stands still, it
+        # can't see the writer's answer.
         async with (
             awake_timeout(_ASK_S),
             self._session.get(
@@ -74,13 +75,13 @@ class Writers:
 
 
 def instance_in(found: Any) -> str | None:
-    """The instance id in a gateway's answer; None in any other answer, as of a proxy."""
+    """The instance id in a gateway's answer; None if another program answered, such as a proxy."""
     said = found.get("id") if isinstance(found, dict) else None
     return said if isinstance(said, str) and said else None
 
 
 def is_refusal(error: OSError) -> bool:
-    """Whether the host answered that nothing listens at the port."""
+    """Whether the connection was refused: the host answered that nothing listens on the port."""
     return error.errno == errno.ECONNREFUSED
 
 
@@ -103,7 +104,7 @@ async def refuses_everywhere(url: str) -> bool:
 
 
 async def _is_refused(family: int, address: Any) -> bool:
-    """Raises OSError if the connection cannot be tried."""
+    """Whether an address refuses a connection. Raises: OSError if no connection can be tried."""
     with socket.socket(family, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         try:

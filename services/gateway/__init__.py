@@ -1,6 +1,6 @@
-"""The gateway: the client protocol over HTTP. It keeps no state that another gateway could not find again.
+"""The gateway: serves the client protocol over HTTP. Any other gateway can replace it at any time.
 
-`edge` is HTTP, `logs` puts named logs on ledgers, `engine` writes and reads ledgers; each layer uses the layers
-after it (pyproject.toml). `interface` holds the values that pass between layers; `app` builds the layers.
-May use `quorumlog.net`, `wire` and `protocol`, and no other service.
+`edge` is the HTTP API, `logs` builds named logs from ledgers, `engine` writes and reads ledgers.
+Each layer may use the layers after it (pyproject.toml). `interface` has the values that layers
+exchange, `app` builds the layers. A gateway may use `quorumlog.net`, `wire` and `protocol`.
 """

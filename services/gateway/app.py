@@ -1,4 +1,4 @@
-"""Build the gateway's application around an engine."""
+"""Builds the gateway's public and internal applications around an engine."""
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -73,15 +73,15 @@ def build_app(
     cors_origins: Iterable[str] = (),
     hosts: Hosts | None = None,
 ) -> web.Application:
-    """The public application that serves an engine and logs, which the caller starts and stops. `callers`: those
-    who are let in; without it everyone.
+    """Builds the public application. The caller starts and stops the engine and the logs.
+    `callers`: verifies access tokens; if None, requests need no token.
     """
     app = web.Application()
     room = app[_ROOM] = Room(limits)
     routes = _routes(engine, room, logs, transactions, callers)
     app[_ROUTES] = routes
     declared = [*(route.operation for route in routes), *SHARED]
-    # Without a scope a route has no row in the guard's table, and the gateway doesn't start.
+    # A route without a scope is missing in the guard's table, and the gateway doesn't start.
     operations = [one for one in declared if isinstance(one, PublicOperation)]
 
     async def drain() -> None:
@@ -133,7 +133,8 @@ def build_app(
             room,
             app[_METRICS],
             hosts=app[HOSTS],
-            # What is added to each answer is added by aiohttp's way; streams have headers of their own.
+            # Hooks that change responses need the regular path. The fast path serves no streams, so
+            # it can ignore the hook for their headers.
             is_usual=lambda: (
                 app[DRAINING].is_set()
                 or any(hook is not stream_headers for hook in app.on_response_prepare)
@@ -160,7 +161,7 @@ def build_internal_app(
     hosts: Hosts | None = None,
     authenticator: Authenticator | None = None,
 ) -> web.Application:
-    """The application for other processes of the cluster, which shares the public one's budgets and metrics."""
+    """Builds the application for other processes, with the public one's budgets and metrics."""
     room = public[_ROOM]
     instance = engine.writer.id
     routes = [*ledger_routes(engine, instance, public[_ROUTES]), *log_routes(logs, instance, room)]
@@ -189,7 +190,7 @@ def build_internal_app(
 
 
 def _adds(name: str, value: str) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """Add a header to every response."""
+    """Returns a hook for aiohttp that adds a header to every response."""
 
     async def add(_request: web.Request, response: web.StreamResponse) -> None:
         response.headers.add(name, value)
@@ -198,8 +199,8 @@ def _adds(name: str, value: str) -> Callable[[web.Request, web.StreamResponse], 
 
 
 def _described(operation: PublicOperation) -> Operation:
-    """An operation with what the edge answers in its place: while the gateway shuts down, and to callers whom it does
-    not let in.
+    """Returns an operation for OpenAPI, with the errors and parameters that the edge adds: errors
+    for shutdown and access control, and `Content-Encoding`.
     """
     more: Errors = () if operation.method == "GET" else (errors.ShuttingDown,)
     description = operation.description
@@ -222,7 +223,7 @@ def _routes(
     transactions: Transactions | None,
     callers: Callers | None,
 ) -> list[Route]:
-    """The public routes. aiohttp tries them in this order: appends and reads come first."""
+    """Returns the public routes. aiohttp tries them in this order: appends and reads come first."""
     routes = [
         *EntryRoutes(engine, room, transactions).routes(),
         *LedgerRoutes(engine, room, transactions).routes(),
@@ -245,7 +246,7 @@ def _routes(
 async def running_logs(
     engine: Engine, times: LogTimes
 ) -> AsyncIterator[tuple[LogManager, Transactions]]:
-    """The logs of a running engine, with their background work. `drain` the logs before the engine."""
+    """Runs the logs and transactions of an engine. `drain` the logs before the engine."""
     transactions = TransactionClient(engine.metadata)
     store = MetadataLogs(LogClient(engine.metadata, engine.database_clock), transactions)
     logs = LogManager(engine=engine, store=store, peers=LogPeers(engine.peers), times=times)
@@ -260,9 +261,11 @@ async def running_logs(
 
 
 async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
-    """The applications of a real gateway, whose engine runs until the internal one's cleanup.
+    """Builds both applications of a gateway process, whose engine runs until the internal one's
+    cleanup.
 
-    The internal one listens first and ends last: whoever may ask for a ledger of this process finds it.
+    The internal application listens first and ends last, so that other processes can reach this one
+    while it may be a ledger's writer.
     """
     stack = contextlib.AsyncExitStack()
     bound = bind(settings.internal_host, settings.internal_port)
@@ -310,7 +313,7 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
     )
     app[METRICS].register(EngineMetrics(engine))
     if settings.hsts_s:
-        # From now on browsers use TLS only.
+        # Once a browser has seen this header, it uses only TLS.
         demand = _adds("Strict-Transport-Security", f"max-age={settings.hsts_s}")
         app.on_response_prepare.append(demand)
     internal = build_internal_app(

@@ -23,75 +23,75 @@ class GatewaySettings(ServiceSettings, Limits):
     """The settings of a gateway; each field is the environment variable of the same name."""
 
     metadata_urls: tuple[str, ...] = Field(min_length=1)
-    """Metadata services; one that does not answer is skipped."""
+    """URLs of the metadata services. A service that does not answer is skipped."""
     internal_host: str = "127.0.0.1"
-    """Where to listen for other processes of the cluster; 0.0.0.0 in containers."""
+    """Host of the internal listener, for other processes of the cluster; 0.0.0.0 in containers."""
     internal_port: int = Field(default=0, ge=0, le=65535)
-    """The port of it; 0: the system chooses one."""
+    """Port of the internal listener; 0: the system chooses one."""
     internal_advertised_url: str = ""
-    """How other processes of the cluster reach it; empty: from `INTERNAL_HOST` and the port."""
+    """URL of the internal listener for other processes; empty: `INTERNAL_HOST` and the port."""
     require_tokens: bool = False
-    """1: each request needs an access token, whose grants say what it may do."""
+    """1: each request needs an access token, whose grants define what the request may do."""
     jwt_keys_file: Path | None = Field(
         default=None,
-        description="File with the public keys of an issuer (a JWKS), whose JWTs count as tokens"
-        " (docs/guides/tokens.md); read again when it changes.",
+        description="File with the public keys (a JWKS) of an issuer whose JWTs are accepted as"
+        " tokens (docs/guides/tokens.md). Read again when it changes.",
     )
     jwt_issuer: str = ""
-    """The issuer of JWTs, as their `iss` names it."""
+    """The `iss` claim that JWTs must have."""
     jwt_audience: str = ""
-    """What the `aud` of JWTs must name."""
+    """The audience that the `aud` claim of JWTs must contain."""
     jwt_grants_claim: str = Field(default="scope", min_length=1)
-    """The claim of JWTs that has the grants."""
+    """The claim of JWTs that lists the grants."""
     jwt_leeway_s: int = Field(default=10, ge=0, le=300)
-    """How far the issuer's clock may be from this machine's."""
+    """How far the issuer's clock and this machine's may differ."""
     public_tls_cert_file: Path | None = None
-    """Certificate of the public listener, for clients; read again when it changes."""
+    """Certificate of the public listener. Read again when it changes."""
     public_tls_key_file: Path | None = None
-    """The key of the public certificate."""
+    """Private key of the public listener's certificate."""
     public_tls_key_password: SecretStr | None = None
-    """The password of that key, where it has one."""
+    """Password of `PUBLIC_TLS_KEY_FILE`, if the key is encrypted."""
     hsts_s: int = Field(default=0, ge=0)
-    """Browsers use TLS only for so long (`Strict-Transport-Security`); 0: not sent."""
+    """How long browsers insist on TLS: `max-age` of `Strict-Transport-Security`; 0: not sent."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may call; `*` for all. Off by default."""
+    """Origins whose pages may call the API from a browser; `*` for all. Off by default."""
     trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
-    """Networks of the proxies before this gateway (`10.0.0.0/8`), which say whose requests they pass on."""
+    """Networks of proxies (`10.0.0.0/8`) that are trusted to name the client of a request."""
     proxies_send: ProxiesSend = "x-forwarded-for"
-    """How they name the client."""
+    """How trusted proxies name the client."""
     quorum_timeout_s: float = Field(default=10.0, gt=0)
-    """After it, an append without its ack quorum fails, outcome unknown."""
+    """An append without its ack quorum after this time fails with the outcome unknown."""
     silent_bookie_s: float = Field(default=2.0, gt=0)
-    """A bookie that is silent for so long is replaced."""
+    """A bookie that does not answer an append for this long is replaced."""
     delay_ensemble_change: bool = False
-    """Replace bookies only if an ack quorum is out of reach."""
+    """1: replace a silent bookie only if an ack quorum is out of reach without it."""
     ledger_in_flight_bytes_max: int = Field(default=128 << 20, gt=0)
-    """Unacknowledged appends of a ledger; beyond: 429 overloaded."""
+    """Limit of unacknowledged appends to one ledger; beyond it: 429 overloaded."""
     gateway_in_flight_bytes_max: int = Field(default=512 << 20, gt=0)
-    """Unacknowledged appends of all ledgers; beyond: 429 overloaded."""
+    """Limit of unacknowledged appends to all ledgers; beyond it: 429 overloaded."""
     open_ledgers_max: int = Field(default=200_000, ge=1)
-    """Ledgers that are written here; beyond: 429 overloaded."""
+    """Limit of open ledgers that this gateway writes; beyond it: 429 overloaded."""
     peer_open_ledgers_max: int = Field(default=25_000, ge=1)
-    """Of one address, once seven eighths of all are taken."""
+    """One address's limit of open ledgers, once seven eighths of `OPEN_LEDGERS_MAX` are in use."""
     zones_min: int = Field(default=1, ge=1, le=255)
-    """Zones over which an entry's copies are spread."""
+    """The number of zones over which the copies of an entry are spread."""
     enforce_zones: bool = False
-    """Refuse a ledger if too few zones live; else warn."""
+    """1: reject a new ledger if live bookies are in fewer zones than `ZONES_MIN`; 0: only warn."""
     quarantine_failures: int = Field(default=10, ge=0)
-    """Failures after which a live bookie is quarantined."""
+    """Failures within `QUARANTINE_WINDOW_S` after which a live bookie is quarantined; 0: never."""
     quarantine_window_s: float = Field(default=60.0, gt=0)
-    """Failures within this time count."""
+    """The time in which failures of a bookie are counted."""
     quarantine_s: float = Field(default=300.0, gt=0)
-    """How long a bookie stays quarantined."""
+    """How long a bookie stays in quarantine."""
     clock_difference_s: float = Field(
         default=CLOCK_DIFFERENCE_S,
         gt=0,
         description=f"{CLOCK_SETTING[0].upper()}{CLOCK_SETTING[1:]}.",
     )
     orphan_age_s: float = Field(default=ORPHAN_AGE_S, ge=30)
-    """Age at which unnamed ledgers of logs are deleted: above a roll or a takeover."""
+    """Age at which a log's ledger is deleted if no log names it; longer than a roll or takeover."""
     consumer_expiry_s: float = Field(default=CONSUMER_EXPIRY_S, ge=0)
-    """Consumers without use for this long are deleted; 0: never."""
+    """Consumers that are unused for this long are deleted; 0: never."""
 
     @model_validator(mode="after")
     def _knows_users_beyond_loopback(self) -> Self:
@@ -111,7 +111,7 @@ class GatewaySettings(ServiceSettings, Limits):
 
     @cached_property
     def jwts(self) -> Jwts | None:
-        """The JWTs that count as tokens. Raises: KeysUnusable."""
+        """The verifier of JWTs; None if JWTs are not accepted as tokens. Raises: KeysUnusable."""
         file, issuer, audience = self.jwt_keys_file, self.jwt_issuer, self.jwt_audience
         if file is None and not issuer and not audience:
             return None
@@ -125,7 +125,7 @@ class GatewaySettings(ServiceSettings, Limits):
         return "INTERNAL_HOST", self.internal_host
 
     def internal_url(self, port: int) -> str:
-        """The URL at which other processes of the cluster reach this one, which listens at `port`."""
+        """The internal listener's URL for other processes of the cluster; it listens on `port`."""
         is_tls = self.tls is not None
         return url_of(self.internal_advertised_url, self.internal_host, port, is_tls=is_tls)
 
@@ -141,16 +141,18 @@ class GatewaySettings(ServiceSettings, Limits):
 
     @cached_property
     def public_tls(self) -> Tls | None:
-        """The certificate of the public listener. Raises: TlsUnusable."""
+        """The certificate and key of the public listener, if it has TLS. Raises: TlsUnusable."""
         certificate, key = self.public_tls_cert_file, self.public_tls_key_file
         if certificate is None and key is None:
             return None
         if certificate is None or key is None:
-            raise TlsUnusable("PUBLIC_TLS_CERT_FILE and PUBLIC_TLS_KEY_FILE go together")
+            raise TlsUnusable(
+                "PUBLIC_TLS_CERT_FILE and PUBLIC_TLS_KEY_FILE go together: set both or none"
+            )
         return Tls(TlsFiles(certificate, key, password=self.public_tls_key_password))
 
     def certificates(self) -> dict[str, Tls]:
-        """The certificates of both listeners."""
+        """The certificates of both listeners, by the listener's name."""
         public = {} if self.public_tls is None else {"public": self.public_tls}
         return super().certificates() | public
 
@@ -161,7 +163,7 @@ class GatewaySettings(ServiceSettings, Limits):
         return url_of(self.advertised_url, self.host, self.port, is_tls=is_tls)
 
     def listen_limits(self) -> ListenLimits:
-        """The limits of the listening socket."""
+        """The limits of the public listener's connections."""
         return ListenLimits(
             drain_timeout_s=self.drain_s,
             connections_max=self.connections_max,

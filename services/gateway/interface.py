@@ -1,7 +1,7 @@
-"""The values that the engine takes and returns.
+"""The values that pass between the engine and its callers.
 
-The edge parses requests and knows nothing of quorums; the engine knows nothing of HTTP and raises
-classes of `quorumlog.errors`. Both import these values from here.
+The edge parses HTTP requests and knows nothing of quorums. The engine knows nothing of HTTP and
+raises `quorumlog.errors`.
 """
 
 from dataclasses import dataclass, field
@@ -17,47 +17,48 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.record import Run
 
 LacSource = Literal["writer", "bookies", "metadata"]
-"""The source of an LAC; `metadata`: the ledger is CLOSED."""
+"""The source of an LAC. `metadata`: the ledger is CLOSED, so its metadata has the end."""
 
 FRAMES: Final = "application/vnd.quorumlog.frames"
-"""The media type of payloads, each after its length."""
+"""The media type of a sequence of payloads, each preceded by its length (32 bits, big-endian)."""
 
 _DEFAULT: Final = Quorum.of()
 
 DEGRADED = "degraded"
-"""A tag in `LedgerMetadata.extra`; "true": the ledger was created with absent members (rule 29)."""
+"""A tag in `LedgerMetadata.extra`. The value "true" means that too few bookies or zones were live
+when the ledger was created (rule 29)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The configuration of one gateway's engine, fixed at construction; `services/gateway/config.py` reads the settings."""
+    """The configuration of one gateway's engine, made from the settings in `config.py`."""
 
     url: str
     """The URL at which clients reach this process."""
     metadata_urls: tuple[str, ...]
     internal_url: str = ""
-    """The URL at which other processes of the cluster reach this one; empty: the one of clients."""
+    """The URL at which other processes of the cluster reach this one; empty: `url`."""
     credentials: Credentials = ANONYMOUS
-    """What this process shows to other services."""
+    """The credentials that this process presents to other services."""
     ledger_in_flight_bytes_max: int = 128 << 20
-    """Two of the largest bodies (docs/guides/http.md, Bounds)."""
+    """The default is twice the largest request body (docs/guides/http.md, Bounds)."""
     gateway_in_flight_bytes_max: int = 512 << 20
     open_ledgers_max: int = 200_000
     peer_open_ledgers_max: int = 25_000
     metadata_s: float = 3.0
-    """After this time a caller gets metadata-unavailable."""
+    """A request to the metadata service that takes longer fails with metadata-unavailable."""
     delays_ensemble_change: bool = False
     zones_min: int = 1
     enforces_zones: bool = False
     quarantine: QuarantineRule = field(default_factory=QuarantineRule)
     times: MachineTimes = field(default_factory=MachineTimes)
     clock_difference_s: float = CLOCK_DIFFERENCE_S
-    """Beyond: the database's clock is doubted (rule 26c)."""
+    """If the database's clock differs by more, nothing is deleted by age (rule 26c)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerOptions:
-    """A ledger to create. The password is as the client sent it."""
+    """The options of a ledger to create. `password` is the client's password, unchanged."""
 
     quorum: Quorum = _DEFAULT
     digest: DigestKind = DigestKind.CRC32C
@@ -67,14 +68,15 @@ class LedgerOptions:
     allow_degraded: bool = False
     once: Once | None = None
     tags: tuple[tuple[str, str], ...] = ()
-    """Transaction, partition and attempt of a transaction's ledger (docs/guides/transactions.md)."""
+    """A transaction's ledger has its transaction, partition and attempt here
+    (docs/guides/transactions.md)."""
     log: str | None = None
     """The log for which the ledger is created: only that log may write to it (rule 27)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntriesAppended:
-    """Entries first..last are acknowledged."""
+    """The result of an append: entries `first` to `last` (inclusive) are acknowledged."""
 
     first: int
     last: int
@@ -83,10 +85,10 @@ class EntriesAppended:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Confirmed entries, contiguous from the first requested one, possibly none.
+    """The result of a read: contiguous confirmed entries from the first requested one on, or none.
 
-    `next` is where to go on. `closed`: the ledger is CLOSED, with `last_entry` as its end, which this
-    page need not reach.
+    `next`: the entry at which the next read begins. `closed`: the ledger is CLOSED and ends at
+    `last_entry`, which may lie beyond this page.
     """
 
     runs: tuple[Run, ...]
@@ -99,8 +101,8 @@ class ReadResult:
 
 @dataclass(frozen=True, slots=True)
 class LedgerView:
-    """How far a ledger is confirmed, with metadata that is at least as new: entries up to the LAC are read from the members
-    that it names.
+    """How far a ledger is confirmed. The metadata is at least as new as the LAC, so it names the
+    members that have the entries up to the LAC.
     """
 
     row: LedgerMetadata

@@ -51,17 +51,18 @@ from services.gateway.logs.peers import EndsBody
 
 _ID_CHARS_MAX: Final = 200
 _BODY_BYTES_MAX: Final = 2 * batch.BATCH_BYTES_MAX
-"""Above what a batch may have as an entry, which is checked where it becomes one; and three times a page of logs."""
+"""Limit of a request's body: three times a page of logs. It exceeds the limit of a record batch,
+which is checked when the batch becomes an entry."""
 
 FORWARDED: Final = (
     EntryRoutes.operations["append_entries"],
     LedgerRoutes.operations["close_ledger"],
 )
-"""The operations whose requests are passed on to a ledger's writer."""
+"""The public operations that gateways forward to a ledger's writer."""
 
 WRITER: Final = header_text(
     header.FORWARDED_WRITER,
-    "The instance that is meant; another one answers 409.",
+    "The gateway instance that the request is for. Any other instance responds with 409.",
     chars_max=_ID_CHARS_MAX,
 )
 MEMBER: Final = query_text("member", MEMBER_OR_NAME, "The bookie to replace.")
@@ -69,18 +70,22 @@ NAME: Final = path_text("name", LOG_NAME, "The log.")
 CALL: Final = query_choice(
     "call",
     ("append", "publish", "consult", "roll"),
-    "What the owner of the log is asked for.",
+    "The operation that the log's owner is to perform.",
     "roll",
 )
 TOKEN: Final = query_integer("token", 0, ID_MAX, "The writer token.")
-TERM: Final = query_text("term", "[0-9a-f-]{1,36}", "Of the appointment of the log's keeper.")
-IDLE_S: Final = query_integer("idle_s", 0, ID_MAX, "Seconds without use after which it expires.", 0)
-COUNTS: Final = query_integer("counts", 0, 1, "1: this is an access; 0: a question.", 0)
+TERM: Final = query_text(
+    "term", "[0-9a-f-]{1,36}", "The term for which the receiver counts the log's accesses."
+)
+IDLE_S: Final = query_integer(
+    "idle_s", 0, ID_MAX, "Seconds without an access after which the log expires.", 0
+)
+COUNTS: Final = query_integer("counts", 0, 1, "1: counts as an access to the log; 0: doesn't.", 0)
 SINCE: Final = query_integer("since", 0, ID_MAX, "The log's end before the producer began.", 0)
 
 
 def ledger_routes(engine: Engine, instance: str, public: Sequence[Route]) -> list[Route]:
-    """The routes for ledgers that this instance writes. `public`: the public routes; those of FORWARDED are served here too."""
+    """Returns the routes for ledgers of this instance, and twins of `FORWARDED` public routes."""
     inner, routes, ledger = _LedgerRoutes(engine), Routes(), "/internal/ledgers/{ledger_id}"
     asked = (LEDGER_ID, entries.AFTER, WAIT_MS)
     routes.add(f"GET {ledger}/lac", *asked, roles=GATEWAYS)(inner.last_add_confirmed)
@@ -92,7 +97,7 @@ def ledger_routes(engine: Engine, instance: str, public: Sequence[Route]) -> lis
 
 
 def log_routes(logs: LogManager, instance: str, room: Room) -> list[Route]:
-    """The routes for logs that this instance owns. `room` limits the memory of request bodies, as for public routes."""
+    """Returns the routes for logs that this instance owns. `room` limits the memory of bodies."""
     inner, log, routes = _LogRoutes(logs, room), "/internal/logs/{name}", Routes()
     asks = partial(routes.add, roles=GATEWAYS)
     asks("POST /internal/log-ends")(inner.ends)
@@ -102,7 +107,7 @@ def log_routes(logs: LogManager, instance: str, room: Room) -> list[Route]:
 
 
 def _for_instance(instance: str, inner: Route) -> Route:
-    """The same route, which rejects requests that name another instance, and names this instance in its responses."""
+    """Returns a route that rejects requests for other instances and names this one in responses."""
 
     async def handle(request: web.Request, given: Given) -> web.StreamResponse:
         if given[WRITER] != instance:
@@ -124,13 +129,13 @@ class _LedgerRoutes:
         self._engine = engine
 
     async def instance(self, _request: web.Request, _given: Given) -> web.Response:
-        """Which process this is."""
+        """Returns the id of this gateway process."""
         me = self._engine.writer.id
         return json_value({"id": me}, headers={header.FORWARDED_WRITER: me})
 
     def forwarded(self, public: Route) -> Route:
-        """The internal twin of a public route, for requests that another gateway forwards. They are never forwarded again
-        (rule 11).
+        """Returns the internal twin of a public route, for requests that another gateway forwarded.
+        A forwarded request is never forwarded again (rule 11).
         """
 
         async def handle(request: web.Request, given: Given) -> web.StreamResponse:
@@ -143,14 +148,14 @@ class _LedgerRoutes:
             return await public.handler(request, given)
 
         method, path = public.operation.method, public.operation.path
-        # The door of the internal listener answers with problems of its own.
+        # The internal listener may also reject a request before it reaches the handler.
         replies = {**public.operation.replies, "default": Reply("A problem.")}
         key = f"{method} /internal{path}"
         inside = replace(public.operation, key=key, roles=GATEWAYS, replies=replies)
         return Route(inside, handle)
 
     async def last_add_confirmed(self, _request: web.Request, given: Given) -> web.Response:
-        """The writer's LAC; with `after` and `wait_ms`, once it is above `after`."""
+        """Returns the writer's LAC. With `after`, first waits up to `wait_ms` for a higher LAC."""
         known, version = await self._engine.reads.writers_lac(
             given[LEDGER_ID], after=given[entries.AFTER], wait_s=given[WAIT_MS] / 1000
         )
@@ -163,10 +168,10 @@ class _LedgerRoutes:
         )
 
     async def replace(self, _request: web.Request, given: Given) -> web.Response:
-        """Replace a bookie in the open fragment (rule 21)."""
+        """Requests the replacement of a bookie in the open fragment (rule 21)."""
         member = given[MEMBER]
         if member is None:
-            raise InvalidRequest("names no member")
+            raise InvalidRequest("query parameter `member` is required: name the bookie to replace")
         self._engine.handles.get(given[LEDGER_ID]).replace(member)
         return json_value({})
 
@@ -176,7 +181,7 @@ class _LogRoutes:
         self._logs, self._room = logs, room
 
     async def forwarded(self, request: web.Request, given: Given) -> web.Response:
-        """Carry out a request of another gateway's client as the owner of the log."""
+        """Performs an append, publication, consultation or roll that another gateway forwarded."""
         data = await body.read(request, self._room, _BODY_BYTES_MAX)
         call: Append | Publish | Consult | None = None
         match given[CALL]:
@@ -191,7 +196,7 @@ class _LogRoutes:
             case "consult" if given[NAME] == POSITIONS_LOG:
                 call = Consult(data)
             case other if other != "roll":
-                raise InvalidRequest("nothing can be asked of this log")
+                raise InvalidRequest("`call=consult` is only for the log of committed offsets")
             case _:
                 pass
         try:
@@ -200,30 +205,30 @@ class _LogRoutes:
             raise BadRequest(str(error)) from error
 
     async def ends(self, request: web.Request, _given: Given) -> web.Response:
-        """The ends of those of the named logs that this process owns."""
+        """Returns the ends of the named logs, as far as this process owns them."""
         asked = parsed(await body.read(request, self._room, _BODY_BYTES_MAX), EndsBody)
         heads = (LogHead(name, 0, LogState.OPEN, token, last) for name, last, token in asked.logs)
         return json_value({"ends": self._logs.views.ends_here(heads)})
 
     async def access(self, _request: web.Request, given: Given) -> web.Response:
-        """Count an access to a log whose keeper this process is, and say whether the log lives."""
+        """Counts an access to a log whose expiry this process decides; returns the verdict."""
         term = given[TERM]
         if term is None:
-            raise InvalidRequest("a keeper is asked by its term")
+            raise InvalidRequest("query parameter `term` is required")
         expiry = Expiry(given[IDLE_S], self._logs.me, term)
         verdict = await self._logs.accesses.here(given[NAME], expiry, is_access=given[COUNTS] == 1)
         return json_value({"verdict": verdict})
 
 
 def _checked(data: bytes) -> batch.BatchHead:
-    """The head of a record batch, once the whole batch is known to be valid: its records can be decoded, and its producer is
-    within the bounds of the public headers, which are also the bounds of the log's row.
+    """Validates a whole record batch and returns its head. The records can be decoded, and the
+    producer is within the bounds of the public headers, which are also those of the log's metadata.
 
     Raises: BadRequest, InvalidRequest, TooLarge.
     """
     try:
         if batch.decode_head(data).count > batch.RECORDS_MAX:
-            raise TooLarge(f"a batch of more than {batch.RECORDS_MAX} records")
+            raise TooLarge(f"a batch may have at most {batch.RECORDS_MAX} records")
         head = batch.opened(packed.unpack(data)).head
     except batch.BadBatch as error:
         raise BadRequest(str(error)) from error

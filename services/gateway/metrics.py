@@ -1,4 +1,4 @@
-"""Metrics of a gateway's engine and logs for operators: read at scrape time, never on the hot path."""
+"""Prometheus metrics of a gateway's engine and logs, computed at scrape time."""
 
 import asyncio
 from collections.abc import Iterable
@@ -14,35 +14,35 @@ from services.gateway.logs.transactions import Transactions
 
 
 class EngineMetrics(Collector):
-    """What an engine counts."""
+    """Metrics of an engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
-        """The present numbers."""
+        """Yields the metrics with their current values."""
         engine, handles = self._engine, self._engine.handles
         channels = list(engine.bookies.channels().values())
         for name, text, value in (
             ("open_ledgers", "Ledgers that this process writes.", len(handles.live)),
             (
                 "clock_doubted",
-                "1 while nothing is deleted by age, since the database's clock may be wrong (rule 26c).",
+                "1: nothing is deleted by age, as the database's clock may be wrong (rule 26c).",
                 bool(engine.database_clock.doubt),
             ),
             (
                 "degraded_ledgers",
-                "Of those, the ones with a bookie that takes no adds (reduced redundancy).",
+                "Ledgers of this process with a bookie that accepts no appends.",
                 len(engine.degraded_ledgers()),
             ),
             (
                 "append_in_flight_bytes",
-                "Payload that is accepted and not yet acknowledged.",
+                "Payload bytes that are accepted and not yet acknowledged.",
                 handles.in_flight.used_bytes,
             ),
             (
                 "recent_bytes",
-                "Acknowledged entries that are in memory for readers at the tail.",
+                "Memory of acknowledged entries that are cached for readers at the tail.",
                 handles.recent.bytes_kept,
             ),
             ("bookie_channels", "Bookies with an open connection.", channels.count(True)),
@@ -53,7 +53,7 @@ class EngineMetrics(Collector):
             ),
             (
                 "bookies_quarantined",
-                "Bookies that are listed as live and fail here.",
+                "Bookies in quarantine: they are listed as live, but their requests failed here.",
                 len(engine.directory.quarantine.names),
             ),
             (
@@ -76,13 +76,13 @@ class EngineMetrics(Collector):
 
 
 class LogMetrics(Collector):
-    """What logs and transactions count."""
+    """Metrics of logs and transactions."""
 
     def __init__(self, logs: LogManager, transactions: Transactions | None) -> None:
         self._logs, self._transactions = logs, transactions
 
     def collect(self) -> Iterable[Metric]:
-        """The present numbers."""
+        """Yields the metrics with their current values."""
         ownership = self._logs.ownership
         counts, owned = ownership.counts, "Logs that this gateway owns"
         yield GaugeMetricFamily("quorumlog_logs_owned", owned, len(ownership.owned))
@@ -90,10 +90,10 @@ class LogMetrics(Collector):
             ("takeovers", "Logs taken over or sealed", counts.takeovers),
             ("requests", "Append requests that were acknowledged here", counts.requests),
             ("records", "Records that were acknowledged here", counts.records),
-            ("duplicates", "Repeats of producers, answered as the first time", counts.duplicates),
+            ("duplicates", "Retries of producers that got the first response", counts.duplicates),
         ):
             yield CounterMetricFamily(f"quorumlog_log_{name}", text, value)
-        text = f"By log: the {LOGS_COUNTED_MAX} first ones that this gateway appended to; the others are {OTHER_LOGS}"
+        text = f"By log: the first {LOGS_COUNTED_MAX} appended to here; others are {OTHER_LOGS}"
         records = CounterMetricFamily("quorumlog_log_appended_records", text, labels=("log",))
         size = CounterMetricFamily("quorumlog_log_appended_bytes", text, labels=("log",))
         for name, appended in counts.by_log.items():
@@ -102,7 +102,7 @@ class LogMetrics(Collector):
         yield records
         yield size
         if self._transactions is not None:
-            text = "Ledgers of transactions that came onto a log through this gateway"
+            text = "Ledgers of transactions that were published onto a log through this gateway"
             count = self._transactions.published_ledgers
             yield CounterMetricFamily("quorumlog_published_ledgers", text, count)
         measured = self._logs.lags.measured
@@ -111,27 +111,27 @@ class LogMetrics(Collector):
 
 
 def _lags(measured: Measured) -> Iterable[Metric]:
-    """How far consumers are behind, at the gateway that owns their positions."""
+    """Yields the lag of consumers, at the gateway that owns the log of committed offsets."""
     who = (
-        f"of consumers: {CONSUMERS_SHOWN_MAX} by name; of the others the one that is most records behind, as"
-        f" {OTHER_CONSUMERS}"
+        f"of consumers: {CONSUMERS_SHOWN_MAX} by name; of the others, the one with the most"
+        f" unprocessed records as {OTHER_CONSUMERS}"
     )
     labels = ("log", "consumer")
     name = "quorumlog_consumer_lag_records"
-    records = GaugeMetricFamily(name, f"Records that are not processed, {who}", labels=labels)
+    records = GaugeMetricFamily(name, f"Unprocessed records, {who}", labels=labels)
     name = "quorumlog_consumer_lag_seconds"
-    seconds = GaugeMetricFamily(name, f"Age of the first of them, {who}", labels=labels)
+    seconds = GaugeMetricFamily(name, f"Age of the oldest unprocessed record, {who}", labels=labels)
     for lag in measured.lags:
         records.add_metric((lag.log, lag.consumer), lag.records)
         if lag.seconds is not None:
             seconds.add_metric((lag.log, lag.consumer), lag.seconds)
     yield records
     yield seconds
-    text = "Consumers by what has become of their positions"
+    text = "Consumers by the state of their committed offsets"
     states = GaugeMetricFamily("quorumlog_consumers", text, labels=("state",))
     for state, count in measured.states.items():
         states.add_metric((state,), count)
     yield states
-    text = "Since the lag of consumers was measured"
+    text = "Seconds since the lag of consumers was last measured"
     age_s = asyncio.get_running_loop().time() - measured.at_s
     yield GaugeMetricFamily("quorumlog_consumer_lag_age_seconds", text, age_s)

@@ -1,5 +1,5 @@
-"""The one-machine cluster: embedded Postgres and Redis, and all services as processes.
+"""The one-machine cluster: runs embedded Postgres and Redis, and all services, as processes.
 
-Starts them and ends them in order. Imports nothing of them, and of `quorumlog` only what makes certificates: a
-cluster is what its processes answer.
+Imports none of the services, so it knows them only by their responses. Of `quorumlog`, it imports
+only what it needs for settings, secrets and certificates.
 """

@@ -1,4 +1,4 @@
-"""`quorumlog serve` and `make run`: a whole cluster on this machine, until Ctrl-C."""
+"""`quorumlog serve` and `make run`: runs a whole cluster on this machine until Ctrl-C."""
 
 import argparse
 import asyncio
@@ -19,16 +19,16 @@ from services.local.cluster import ClusterError, LocalCluster
 from services.local.config import LocalSettings
 
 _METAVARS: Final = {"path": "FOLDER", "whole number": "N", "number": "SECONDS", "list": "NAMES"}
-"""What `--help` shows for a value of each kind; a choice shows its values."""
+"""Placeholders for values in `--help`, by kind of setting. A choice shows its values instead."""
 
 
 def main() -> None:
-    """Run the cluster that the environment configures."""
+    """Runs a cluster with settings from the command line and the environment."""
     parser = _parser()
     options = vars(parser.parse_args())
     is_dev = options.pop("dev", False)
     if is_dev and "DATA" in options:
-        parser.error("--dev has a folder of its own, so --data does not go with it")
+        parser.error("--dev uses a temporary folder: omit --data, or omit --dev")
     with tempfile.TemporaryDirectory(prefix="quorumlog-") if is_dev else nullcontext() as folder:
         settings = LocalSettings.read(os.environ | options | ({"DATA": folder} if folder else {}))
         for doubt in settings.doubts:
@@ -43,7 +43,9 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """An option for each setting; a secret is read from a file, since arguments are visible to all users."""
+    """Builds a parser with an option for each setting. The option of a secret names a file, because
+    all users of the machine can see arguments.
+    """
     parser = argparse.ArgumentParser(
         prog="quorumlog serve",
         description="Run a whole cluster on this machine until Ctrl-C.",
@@ -82,7 +84,7 @@ async def _run(settings: LocalSettings) -> int:
     asked_to_end = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Explicitly: the parent may ignore SIGINT (a shell does so for `&`).
+        # Set all handlers: the parent may ignore SIGINT, as a shell does for `&`.
         loop.add_signal_handler(number, asked_to_end.set)
     cluster = LocalCluster(settings, say=_say)
     end = asyncio.ensure_future(asked_to_end.wait())
@@ -91,7 +93,7 @@ async def _run(settings: LocalSettings) -> int:
         await asyncio.wait((end, life), return_when=asyncio.FIRST_COMPLETED)
         if life.done():
             life.result()
-    except (ClusterError, OSError) as error:  # OSError: a folder that can't be written, say
+    except (ClusterError, OSError) as error:  # OSError: for example, a folder is not writable
         _say(f"quorumlog can't run: {error}")
         return 1
     finally:
@@ -118,7 +120,7 @@ async def _run_until_cancelled(cluster: LocalCluster) -> None:
     _say(f"data: {data}, log files: {data / 'log'}")
     _say(f"for requests to the services behind the gateways: {secret}")
     command = "quorumlog"
-    if shutil.which(command) is None:  # of a virtual environment that is not activated
+    if shutil.which(command) is None:  # its virtual environment is not activated
         command = str(Path(sys.executable).with_name(command))
     gateway = cluster.services["gateway-1"].url
     _say(
@@ -134,7 +136,7 @@ def _say(line: str) -> None:
         sys.stdout.flush()
     except (
         OSError
-    ):  # a closed pipe or terminal: whoever read it is gone; the cluster goes on, and ends in order
+    ):  # the pipe or terminal is closed: the cluster continues without output, and ends in order
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
 
 

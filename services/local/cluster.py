@@ -1,10 +1,9 @@
-"""All processes of a cluster on one machine: started in order, watched, stopped in order.
+"""Starts, watches and stops all processes of a cluster on one machine, in order.
 
-`python -m services.local` runs it for people, `loadtest/cluster.py` for tests.
+`python -m services.local` runs a cluster for users, `loadtest/cluster.py` for tests.
 
 Invariants:
-- `DATA/run/lock` is held from before the first process starts until after the last one ended, so
-  that two clusters never share a folder;
+- `DATA/run/lock` is held while any process of the cluster runs, so two clusters never share DATA;
 - each process of `services` has a pid file, and `stop` ends every process that was started.
 """
 
@@ -35,12 +34,13 @@ from services.local.embedded import EmbeddedError, Postgres, Redis, set_up_postg
 from services.local.process import Process, Program, Start, free_ports, is_free, start
 
 START_S: Final = 120.0
-"""For one step of the start; a step takes about a second on an idle machine."""
+"""Timeout of each step of the start. A step takes about a second on an idle machine."""
 _POLL_S: Final = 0.05
 _RESTART_S: Final = 1.0
-"""A process that dies is back within 2 s, and one that keeps dying does not use up the machine."""
+"""Minimum time between two starts of a process, so that one that keeps dying does not use up the
+CPU. A process that dies is back within 2 s."""
 _NEW_BYTES: Final = 80 << 20
-"""What a new bookie sets aside by default (its first segment and its reserve); Postgres takes less."""
+"""Disk space of a new bookie by default: its first segment and its reserve. Postgres needs less."""
 _LOG_BYTES_MAX: Final = 16 << 20
 _SERVICES: Final = ("gateway", "autorecovery", "bookie", "metadata")
 _CREDENTIALS: Final = (
@@ -51,71 +51,71 @@ _STOP_ORDER: Final = (*_SERVICES, "redis", "postgres")
 
 
 _PATHS: Final = (ROOT / "shared", ROOT) if (ROOT / "shared").is_dir() else ()
-"""Where the services find their code; an installed package is found anyway, behind the standard library."""
+"""PYTHONPATH of the services in a source checkout. An installed package needs none."""
 
 
 LOOPBACK: Final = "127.0.0.1"
 
 
 class ClusterError(Exception):
-    """The cluster cannot start or continue; says why, with the end of the relevant log."""
+    """The cluster cannot start or continue. The message has the reason, and the end of a log."""
 
 
 class StartTimeout(ClusterError):
-    """A process is not ready in time; it may be well, and the machine slow."""
+    """A process was not ready in time. The process may be healthy, and the machine slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServicePlace:
-    """Where a process runs, for tests that put some elsewhere."""
+    """Where a process runs, for tests that run processes in other network namespaces."""
 
     host: str = LOOPBACK
     prefix: tuple[str, ...] = ()
-    """Put in front of its command: `nsenter` with a network namespace, say."""
+    """Arguments in front of the process's command, such as `nsenter` and a network namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What tests put around the processes of a cluster; by default nothing."""
+    """How tests change the environment of a cluster's processes. The defaults change nothing."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Further settings of the services."""
+    """Additional settings of all services."""
     places: Mapping[str, ServicePlace] = field(default_factory=dict)
-    """By the name of the service."""
+    """The places of processes that don't run on 127.0.0.1, by the process's name (`bookie-1`)."""
     start: Start = start
-    """Starts each process."""
+    """The function that starts each process."""
     reach: Callable[[str], Awaitable[str]] | None = None
-    """Maps the URL (or DSN) of an embedded database to one that leads there, through a proxy say."""
+    """Replaces the URL or DSN of an embedded database, for example with the URL of a proxy."""
 
 
 @dataclass(slots=True)
 class Service:
-    """One process, and its life so far."""
+    """A process of the cluster: how it is started, and its current state."""
 
     program: Program
     log: Path
     url: str
     is_up: Callable[[], Awaitable[bool]]
-    """Whether the process is ready to work."""
+    """Returns whether the process is ready to serve requests."""
     process: Process | None = None
     started_at: float = 0.0
     is_expected: bool = field(default=False)
-    """Whether it should be running; false after a test has killed it."""
+    """Whether the process should be running. False after a test has killed it."""
     internal_url: str = ""
-    """Where the other services ask it, if not at `url`."""
+    """The URL for the other services, if it is not `url`."""
 
     @property
     def kind(self) -> str:
-        """`bookie` of `bookie-1`."""
+        """The kind of the process: `bookie` for the process `bookie-1`."""
         return self.program.name.partition("-")[0]
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """Whether the process is running."""
         return self.process is not None and self.process.poll() is None
 
     def log_end(self, lines: int = 20) -> str:
-        """The last lines of its log."""
+        """The last lines of the process's log file."""
         try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         except FileNotFoundError:
@@ -123,7 +123,7 @@ class Service:
 
 
 class LocalCluster:
-    """The processes of one DATA folder."""
+    """The cluster of one DATA folder, with all its processes."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class LocalCluster:
         around: Surroundings = Surroundings(),
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
-        """`say` gets messages for people."""
+        """`say` gets each message for the user."""
         self.settings = settings
         self.services: dict[str, Service] = {}
         self._around = around
@@ -146,9 +146,9 @@ class LocalCluster:
         self.certificates: LocalCertificates | None = None
 
     async def start(self) -> None:
-        """Start all processes, each kind after the kinds that it needs are ready.
+        """Starts all processes; each kind starts when the kinds that it needs are ready.
 
-        Raises: ClusterError; `stop` must still be called then.
+        Raises: ClusterError. Then `stop` must still be called.
         """
         self._lock_folder()
         for port in self._gateway_ports:
@@ -167,7 +167,7 @@ class LocalCluster:
         self._write_targets()
 
     def _write_targets(self) -> None:
-        """Write where Prometheus finds the metrics of each service (docs/operations/prometheus.yml)."""
+        """Writes Prometheus' targets (docs/operations/prometheus.yml) and the gateways' URLs."""
         services = [s for s in self.services.values() if s.kind in _SERVICES]
         targets = [
             {
@@ -176,7 +176,7 @@ class LocalCluster:
             }
             for service in services
         ]
-        # As a whole: Prometheus may read at any time.
+        # Replace the file atomically, because Prometheus may read it at any time.
         text = json.dumps(targets, indent=1) + "\n"
         replace_file(self._run / "prometheus.json", text.encode(), 0o644)
         gateways = [service.url for service in services if service.kind == "gateway"]
@@ -184,21 +184,21 @@ class LocalCluster:
 
     @property
     def _gateways_file(self) -> Path:
-        """Where the command line finds the gateways, while they run: beside the secret."""
+        """The file with the running gateways' URLs for the command line, beside the secret."""
         return self.settings.secret_file.with_name(LOCAL_GATEWAYS.name)
 
     @property
     def headers(self) -> dict[str, str]:
-        """What a request to an internal listener needs."""
+        """The headers that authenticate a request to an internal listener."""
         return headers_of(read_secret(self.settings.secret_file))
 
     @cached_property
     def context(self) -> ssl.SSLContext | None:
-        """With which an internal listener is asked over TLS."""
+        """The TLS context for requests to internal listeners; None without TLS."""
         return None if self.certificates is None else self.certificates.context()
 
     def session(self, timeout_s: float | None, **more: Any) -> aiohttp.ClientSession:
-        """A session of an operator for requests to internal listeners."""
+        """Returns an HTTP session for requests to internal listeners as an operator."""
         return aiohttp.ClientSession(
             headers=self.headers,
             connector=aiohttp.TCPConnector(ssl=self.context or True),
@@ -207,7 +207,7 @@ class LocalCluster:
         )
 
     async def _answers(self, url: str) -> bool:
-        """Whether a request gets status 200."""
+        """Whether a GET of `url` returns status 200."""
         try:
             async with self.session(10) as session, session.get(url) as answer:
                 return answer.status == 200
@@ -215,7 +215,7 @@ class LocalCluster:
             return False
 
     async def _fetch_info(self, url: str) -> dict[str, Any]:
-        """What a bookie tells of itself."""
+        """Requests a bookie's state (`GET /v1/info`). Raises: ClusterError."""
         try:
             async with self.session(10) as session, session.get(f"{url}/v1/info") as answer:
                 answer.raise_for_status()
@@ -237,7 +237,7 @@ class LocalCluster:
         _await_orphans(self._run)
 
     def _tell_of_room(self) -> None:
-        """Say so where new bookies and databases will hardly fit."""
+        """Warns if the disk has too little room for new bookies and databases."""
         names = _names("bookie", self.settings.bookies)
         if not self.settings.postgres_dsn:
             names.append("postgres")
@@ -267,7 +267,7 @@ class LocalCluster:
         return dsn, redis_url
 
     async def _start_store(self, store: Postgres | Redis, url: str) -> str:
-        """Start an embedded server; the URL by which the services reach it."""
+        """Starts an embedded server; returns the URL by which the services reach it."""
         place, is_up = f"127.0.0.1:{store.port}", partial(asyncio.to_thread, store.is_ready)
         self._launch(store.program, place, is_up)
         await self.until_up(store.program.name)
@@ -303,7 +303,8 @@ class LocalCluster:
                 launched()
         if settings.rebuild_metadata:
             await self._rebuild(urls[0])
-        # Registered before the rebuild, a new bookie would make this database another cluster's.
+        # New bookies start after the rebuild: by registering before it, they would turn the empty
+        # database into a new cluster.
         for launch in new:
             launch()
         await self.until_up(*bookies)
@@ -321,7 +322,7 @@ class LocalCluster:
         await self.until_up(*healers)
 
     async def _rebuild(self, metadata_url: str) -> None:
-        """Make the metadata's rows again from what the bookies hold, and say what was found."""
+        """Rebuilds the metadata from copies on bookies (rule 18d). Raises: ClusterError."""
         bookies = [service for service in self.services.values() if service.kind == "bookie"]
         for service in bookies:
             url = f"{service.url}/v1/rows?limit=1"
@@ -351,7 +352,9 @@ class LocalCluster:
             self._say(f"  {found['action']}: {subject}: {found['why']}")
 
     async def _count_writable(self, bookies: Sequence[str]) -> int:
-        """How many bookies take entries; says why the others do not, since gateways would wait."""
+        """Returns how many bookies accept entries. Tells the user why the others don't, because
+        gateways would wait for them.
+        """
         found = [await self._fetch_info(self.services[name].url) for name in bookies]
         full = [info for info in found if info["free_bytes"] < info["read_only_below_bytes"]]
         put = [info for info in found if info not in full and info["state"] != "writable"]
@@ -380,7 +383,7 @@ class LocalCluster:
         *,
         internal_port: int | None = None,
     ) -> None:
-        """Launch a service; `internal_port`: of an internal listener beside the public one."""
+        """Launches a service. `internal_port`: the port of its internal listener, if it has two."""
         place = self._place(name)
         env = {**inherited_environment(), **self._around.environment} | {
             "HOST": place.host,
@@ -393,7 +396,7 @@ class LocalCluster:
             "PYTHONSAFEPATH": "1",
         }
         if internal_port is not None:
-            # Kept over restarts: who asks for a process that is gone hears so from the next one.
+            # A restart keeps the port: the new process tells its callers that the old one is gone.
             env |= {
                 "HOST": self.settings.listen if place.host == LOOPBACK else place.host,
                 "ADVERTISED_URL": f"http://{place.host}:{port}",
@@ -402,10 +405,10 @@ class LocalCluster:
                 "INTERNAL_ADVERTISED_URL": "",
             }
         argv = (*place.prefix, sys.executable, "-m", f"services.{module}")
-        # A gateway's public listener is for programs that know nothing of the certificates.
+        # A gateway's public listener has no TLS: its clients don't know the cluster's certificates.
         scheme = "http" if internal_port is not None else self._scheme
         url = f"{scheme}://{place.host}:{port}"
-        # A gateway is ready when a default ledger (E=3) could be created.
+        # A gateway is ready only if a ledger with the default quorum (E=3) could be created.
         health = "live" if module == "gateway" and self._writable_count < 3 else "ready"
         is_up = partial(self._answers, f"{url}/health/{health}")
         service = self._launch(Program(name, argv, env | own, ROOT), url, is_up)
@@ -414,24 +417,26 @@ class LocalCluster:
 
     @property
     def _scheme(self) -> str:
-        """Of the internal listeners."""
+        """The URL scheme of the internal listeners."""
         return "http" if self.certificates is None else "https"
 
     def _credentials(self, name: str, role: str, host: str) -> dict[str, str]:
-        """The settings with which a service shows who it is; those of this process's own environment do not count."""
+        """Returns a service's credentials as settings, overriding this process's environment."""
         none = dict.fromkeys(_CREDENTIALS, "")
         if self.certificates is None:
             return none | {"CLUSTER_SECRET_FILE": str(self.settings.secret_file)}
         return none | self.certificates.settings(role, name, host)
 
     def _in_file(self, name: str, secret: str) -> dict[str, str]:
-        """A setting that a service reads from a file: its environment is shown in more places."""
+        """Writes a secret to a file, and returns the setting that names the file. A file is safer
+        than an environment variable, which more tools show.
+        """
         file = self._run / name.lower()
         replace_file(file, secret.encode(), 0o600)
         return {f"{name}_FILE": str(file.resolve())}
 
     def _embedded_passwords(self) -> dict[str, str]:
-        """Settings for those of embedded servers, which are part of their URLs or absent."""
+        """Returns empty password settings for embedded servers, whose URLs contain passwords."""
         given = {"POSTGRES": self.settings.postgres_dsn, "REDIS": self.settings.redis_url}
         return {
             f"{store}_PASSWORD{end}": ""
@@ -451,9 +456,9 @@ class LocalCluster:
         return service
 
     def launch(self, name: str, *, prefix: tuple[str, ...] = ()) -> None:
-        """Start a process (again), with the same settings and port.
+        """Starts a process, or restarts it with the same settings and port.
 
-        `prefix`: a command that runs it, this time only, as the same process (a tracer, say).
+        `prefix`: a command that becomes the process, for this start only (such as a tracer).
         """
         service = self.services[name]
         program = service.program
@@ -468,9 +473,9 @@ class LocalCluster:
         (self._run / f"{name}.pid").write_text(f"{service.process.pid}\n")
 
     async def until_up(self, *names: str) -> None:
-        """Wait until processes are ready.
+        """Waits until the named processes are ready.
 
-        Raises: ClusterError if one ends instead, or takes too long.
+        Raises: ClusterError if a process ends instead, StartTimeout if it takes too long.
         """
         for service in map(self.services.__getitem__, names):
             await self._until(service, service.is_up)
@@ -486,7 +491,7 @@ class LocalCluster:
             await asyncio.sleep(_POLL_S)
 
     async def watch(self) -> None:
-        """Report processes that die, and restart them if RESTART is set. Never returns."""
+        """Reports processes that die, and restarts them if RESTART is set. Never returns."""
         while True:
             for name, service in self.services.items():
                 if service.is_alive or not service.is_expected:
@@ -501,17 +506,17 @@ class LocalCluster:
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:
-        """Stop all processes, each kind after the kinds that need it."""
+        """Stops all processes; each kind stops when the kinds that need it have ended."""
         for kind in _STOP_ORDER:
             group = [service for service in self.services.values() if service.kind == kind]
             for service in group:
                 service.is_expected = False
                 if service.is_alive and service.process:
-                    # A process paused by a test would not handle the signal.
+                    # Continue it first: a process that a test has paused handles no signal.
                     service.process.send_signal(signal.SIGCONT)
                     service.process.send_signal(service.program.stop_signal)
             loop = asyncio.get_running_loop()
-            # One drain, and as long again for what closes after it.
+            # Allow one drain, and as much time again for the work after the drain.
             end = loop.time() + 2 * self.settings.drain_s + 10
             for service in group:
                 await self._await_end(service, end)
@@ -545,13 +550,15 @@ def _exit_reason(service: Service) -> str:
 
 
 def _await_orphans(run: Path) -> None:
-    """Wait for processes of a cluster whose supervisor was killed: the kernel has signalled them to
-    end, and one that is still alive holds the files that this cluster needs.
+    """Waits for processes of an earlier cluster whose supervisor was killed. The kernel has sent
+    them a signal; until they end, they use files that this cluster needs.
+
+    Raises: ClusterError after 30 s.
     """
     end = time.monotonic() + 30
     for file in run.glob("*.pid"):
         pid = file.read_text().strip()
-        while file.stem != "postgres" and _is_service(pid):  # embedded.py handles that one
+        while file.stem != "postgres" and _is_service(pid):  # embedded.py handles Postgres
             if time.monotonic() > end:
                 raise ClusterError(f"process {pid} of an earlier cluster does not end")
             time.sleep(_POLL_S)

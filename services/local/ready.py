@@ -1,7 +1,7 @@
-"""`python -m services.local.ready URL`: status 0 if the process there can do its work. The health check of containers.
+"""Health check of containers: `python -m services.local.ready URL` exits with 0 if URL is ready.
 
-At an https URL it shows the process's own certificate, which is among those that its listener takes. http.client
-rather than urllib, which takes twice as long to import: the check runs every few seconds in each container.
+For an https URL, the check presents the process's own certificate, which its listener accepts. It
+uses http.client: urllib takes twice as long to import, and the check runs every few seconds.
 """
 
 import os
@@ -15,7 +15,7 @@ _TIMEOUT_S: Final = 4.0
 
 
 def why_not_ready(url: str) -> str:
-    """Why the process at a URL can't do its work; empty if it can."""
+    """Returns why the process at a URL is not ready; empty if it is ready."""
     try:
         connection = _connection(url)
         connection.request("GET", "/health/ready")

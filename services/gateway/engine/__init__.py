@@ -1,7 +1,7 @@
-"""The client protocol behind one gateway: ledgers that it writes, reads, recovers and deletes.
+"""The client protocol behind one gateway: writes, reads, recovers and deletes ledgers.
 
-May use `interface` of the gateway; it knows nothing of logs and of HTTP's public face.
-`peers` is what gateways ask of each other.
+Of the gateway's other parts, the engine may import only `interface`: it knows neither logs nor the
+public HTTP API. `peers` sends requests to other gateways.
 """
 
 from services.gateway.engine.engine import Engine

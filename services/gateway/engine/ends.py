@@ -1,5 +1,5 @@
-"""Ends of ledgers: runs recoveries, decides which ends may be reported to clients (those that bookies keep, rule 18b), and
-accepts proven losses of a CLOSED ledger's entries (rule 31).
+"""Recovers ledgers, reports their ends to clients once bookies have copies of the CLOSED metadata
+(rule 18b), and accepts proven losses of entries (rule 31).
 """
 
 import asyncio
@@ -26,29 +26,29 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _DEADLINE_S: Final = 30.0
-"""After this time callers of a recovery get recovery-blocked; they may retry."""
+"""A recovery that takes longer fails with recovery-blocked, which callers may retry."""
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Between tries of a background recovery (rule 10)."""
+"""Pauses between tries of a background recovery (rule 10)."""
 _KEPT_MAX: Final = 100_000
-"""As many as rows are cached (`rows.py`)."""
+"""How many ends are remembered as kept: as many as ledgers have cached metadata (`rows.py`)."""
 _REFUSED_RANGES_MAX: Final = 100
-"""How many ranges a refusal names (taste)."""
+"""A `LossNotProven` error lists at most this many ranges of entries (chosen by judgement)."""
 
 
 class Ends:
-    """Recovers ledgers, and knows which ends are kept.
+    """Recovers ledgers, and knows which ends are *kept* (bookies have copies of the metadata).
 
-    Between the change that closes a ledger and the copies of its row, the end is in the database alone. Whoever closes
-    a ledger waits for the copies; whoever reads the row meanwhile does not know whether they are kept, so each gateway
-    sends them once before it tells the end of a ledger that another one closed.
+    Until bookies store copies of the metadata that closes a ledger, only the database has the end.
+    The gateway that closes a ledger waits for the copies. Another gateway cannot know whether they
+    were stored, so it sends copies itself once, before it first reports the end.
 
-    Invariants: an end is known as kept only if the database had it after an ack quorum of bookies confirmed copies; at most
-    one recovery of a ledger runs. An end with fewer copies is told too, since nobody can wait for bookies for ever; copies
-    are sent again for the next reader.
+    Invariants: an end counts as kept only if the database still had it after an ack quorum of
+    bookies confirmed copies; at most one recovery of a ledger runs. An end with fewer copies is
+    reported too, because bookies may stay down; its copies are sent again for the next reader.
     """
 
     def __init__(self, rows: LedgerRows, ports: Ports) -> None:
-        """No end is known as kept, and no recovery runs."""
+        """`rows`: this gateway's metadata cache; `ports`: its bookies and metadata service."""
         self._rows, self._ports = rows, ports
         self._kept: OrderedDict[int, int | None] = OrderedDict()
         self._asking: dict[int, asyncio.Task[LedgerMetadata]] = {}
@@ -56,8 +56,8 @@ class Ends:
         self._in_background: set[int] = set()
 
     async def told(self, row: LedgerMetadata) -> LedgerMetadata:
-        """Returns the metadata, or a later version. Reports the end of a CLOSED ledger only once bookies keep it. Concurrent
-        callers share one check.
+        """Returns the given metadata or a later version, after a check that bookies keep a CLOSED
+        ledger's end (rule 18b). Concurrent callers share one check.
 
         Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
         """
@@ -70,28 +70,28 @@ class Ends:
         return await asyncio.shield(self._asking[ledger_id])
 
     async def copied(self, row: LedgerMetadata) -> LedgerMetadata:
-        """`kept` for a row of which no copies may have been sent."""
+        """Sends copies of CLOSED metadata to bookies, then returns the result of `kept`."""
         return await self.kept(row, await spread(row, self._ports))
 
     async def kept(self, closed: LedgerMetadata, copies: int = 0) -> LedgerMetadata:
-        """The row of an end that a client is about to be told, from the primary. Members keep copies of the end now, so
-        that a later loss of the row leaves the end as it is; the answer that told of it may be of a database that was
-        lost before, and this process may have stood still since (rule 18b). `copies`: how many bookies confirmed one.
+        """Reads CLOSED metadata again from the primary before its end is reported to a client,
+        because the database that confirmed the close may have been lost since (rule 18b). `copies`:
+        the number of bookies that have confirmed a copy.
 
         Raises: MetadataUnavailable, DatabaseWentBack.
         """
         try:
             return await self._read(closed, copies)
         except errors.NoSuchLedger:
-            return closed  # deleted since, which only a CLOSED ledger is
+            return closed  # deleted since; only a CLOSED ledger can be deleted
         except errors.MetadataUnavailable as error:
             raise error.with_outcome(errors.UNKNOWN) from error
 
     async def recover(
         self, row: LedgerMetadata, *, declare_lost: tuple[str, ...] = ()
     ) -> tuple[LedgerMetadata, int]:
-        """Recover a ledger of which the caller has read this row, or join the running recovery: the closed row, and how many
-        bookies confirmed a copy of it. Members declared lost (rule 14) need a recovery of their own.
+        """Recovers a ledger, or joins its running recovery. A call that declares members lost (rule
+        14) runs its own. Returns the CLOSED metadata, and how many bookies confirmed a copy of it.
 
         Raises: RecoveryBlocked, NoSuchLedger, MetadataUnavailable.
         """
@@ -113,7 +113,7 @@ class Ends:
         return closed, copies
 
     def start_recovery(self, ledger_id: int) -> None:
-        """Recover a ledger in the background, with retries until it is closed (rule 10)."""
+        """Recovers a ledger in the background, with retries until it is CLOSED (rule 10)."""
         if ledger_id not in self._in_background:
             self._in_background.add(ledger_id)
             self._ports.tasks.start(self._retry_until_closed(ledger_id))
@@ -123,7 +123,7 @@ class Ends:
             for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
                 try:
                     row = await self._rows.fresh(ledger_id)
-                    # An earlier recovery may have ended before it had sent copies.
+                    # The process that closed the ledger may have ended before it sent copies.
                     await (spread(row, self._ports) if is_closed(row) else self.recover(row))
                     return
                 except errors.NoSuchLedger:
@@ -131,7 +131,7 @@ class Ends:
                 except errors.QuorumLogError as error:
                     log.warning("recovery-failed", extra={"ledger": ledger_id, "why": error.detail})
                 except Exception:
-                    # A defect: an open ledger without a writer must end all the same.
+                    # A defect must not end the retries: no writer will close this ledger.
                     log.exception("recovery-broke", extra={"ledger": ledger_id})
                 await asyncio.sleep(pause_s)
         finally:
@@ -145,8 +145,9 @@ class Ends:
         declared: tuple[str, ...],
         holdings: HoldingsClient,
     ) -> LedgerMetadata:
-        """Declare entries first..last lost, of a ledger whose row was just read; returns the new
-        row. An operator decides. All possible holders of these entries must deny them, or be in `declared` (permanently gone).
+        """Declares entries first..last of a ledger lost, for an operator; returns the new metadata.
+        All bookies that could have the entries must deny them, or be in `declared` (permanently
+        gone).
 
         Raises: InvalidRequest, LossNotProven, NoSuchLedger, MetadataUnavailable.
         """
@@ -161,16 +162,16 @@ class Ends:
                 )
             kept = row.kept(first, last)
             if not kept:
-                return row  # a repeat
+                return row  # all of these entries were declared lost earlier
             await _prove_lost(row, kept, declared, holdings)
             changed = row.given_up(first, last, declared)
             if len(changed.lost_entries) > LOST_RANGES_MAX:
                 raise errors.InvalidRequest(
-                    f"at most {LOST_RANGES_MAX} ranges of a ledger are given up",
+                    f"a ledger may have at most {LOST_RANGES_MAX} ranges of lost entries",
                     ledger_id=row.ledger_id,
                 )
-            # The proof holds for this row only: after a change by a repair or another operator,
-            # others may have the entries.
+            # The proof holds for this version of the metadata only: after a repair or another
+            # operator's change, other bookies may have the entries.
             status, now = await self._ports.metadata.cas(changed, (), attempt=new_attempt())
             if status is CasStatus.MISSING:
                 raise errors.NoSuchLedger("it is deleted", ledger_id=row.ledger_id)
@@ -191,7 +192,7 @@ class Ends:
             row = now
 
     async def close(self) -> None:
-        """Cancel what is under way: a recovery may stop at any point."""
+        """Cancels running recoveries and checks of ends. Stopping a recovery anywhere is safe."""
         under_way = [*self._asking.values(), *self._recovering.values()]
         for task in under_way:
             task.cancel()
@@ -201,7 +202,10 @@ class Ends:
         return await self._read(row, await spread(row, self._ports))
 
     async def _read(self, closed: LedgerMetadata, copies: int) -> LedgerMetadata:
-        """The row as the database has it now that copies were sent. Raises: NoSuchLedger and as `kept`."""
+        """Reads the metadata after copies were sent, and remembers an end that bookies keep.
+
+        Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
+        """
         row = await self._rows.fresh_closed(closed.ledger_id)
         end = end_after(closed, copies, row)
         if end is End.MOVED:
@@ -221,7 +225,7 @@ async def _prove_lost(
     declared: tuple[str, ...],
     holdings: HoldingsClient,
 ) -> None:
-    """Raise LossNotProven unless no bookie can serve any of these entries."""
+    """Raises LossNotProven if a bookie may be able to serve one of these entries."""
     against: list[Answers] = []
     async for found in holdings.answers(row, ranges):
         if not found.is_lost(declared):
@@ -243,12 +247,12 @@ async def _prove_lost(
 def _share(
     running: dict[int, asyncio.Task[T]], ledger_id: int, work: Coroutine[Any, Any, T]
 ) -> None:
-    """Start one task per ledger that all callers await; the entry is removed when the task ends."""
+    """Starts one task per ledger, which all callers await. `running` has the task until it ends."""
 
     def ended(task: asyncio.Task[T]) -> None:
         del running[ledger_id]
         if not task.cancelled():
-            task.exception()  # perhaps nobody awaits the task any more
+            task.exception()  # else asyncio logs it: all callers may have been cancelled
 
     running[ledger_id] = asyncio.get_running_loop().create_task(work)
     running[ledger_id].add_done_callback(ended)

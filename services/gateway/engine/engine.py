@@ -1,7 +1,7 @@
-"""The client protocol behind one gateway, for any ledger, whoever writes it.
+"""The client protocol behind one gateway, for all ledgers, including those of other writers.
 
-The engine builds its parts, and ends ledgers. A gateway holds no state that may not be lost at any
-moment (rule 11).
+The engine builds its parts, and closes, recovers and deletes ledgers. All of its state may be lost
+at any moment (rule 11).
 """
 
 import asyncio
@@ -38,13 +38,13 @@ from services.gateway.interface import EngineConfig, LedgerOptions
 
 _HEARTBEAT_S: Final = 1.0
 _KEPT_SHOWN_MAX: Final = 100
-"""Ledgers that bookies keep for lost changes, in the state of the cluster, which has the count of all."""
+"""The cluster state lists at most this many ledgers with copies that the database lacks."""
 _READ_AT_ONCE: Final = 32
-"""Rows of one log or transaction that are read at once (taste)."""
+"""One call reads the metadata of at most this many ledgers at once (chosen by judgement)."""
 
 
 class Engine:
-    """One gateway's engine: creates and ends ledgers; its parts `appends` and `reads` append and read."""
+    """One gateway's engine: creates, closes and deletes ledgers; see also `appends` and `reads`."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class Engine:
         peers: Peers,
         holdings: HoldingsClient,
     ) -> None:
-        """Use `running`."""
+        """Internal: use `Engine.running`, which also starts the background tasks."""
         self.writer = Writer(str(uuid4()), config.url, config.internal_url)
         self.metadata, self.peers = metadata, peers
         self.directory, self.bookies = directory, bookies
         self.database_clock = HeardClock(config.clock_difference_s)
         self.throttled = ThrottledMetadata(metadata)
-        """The metadata service as the engine's machines ask it."""
+        """The metadata client of the protocol machines, with a limit on concurrent requests."""
         self._ports = ports = replace(ports, metadata=self.throttled)
         self.placing = Placing(
             directory, zones_min=config.zones_min, enforces_zones=config.enforces_zones
@@ -81,7 +81,8 @@ class Engine:
         )
         self._gatekeeper = self.handles.gatekeeper
         self._passwords = Rereads(self.handles.with_password, self._read_rows, self.rows.put)
-        """The rows of ledgers that are written here, since another gateway may set another password."""
+        """Rereads metadata of password-protected ledgers that this process writes, because another
+        gateway may change their passwords."""
         self.rows.on_gap += [self.handles.rereads.gap, self._passwords.gap]
         self._creations = Creations(self.handles, metadata, self.placing)
         self.reads = LedgerReads(self.handles, peers)
@@ -91,7 +92,7 @@ class Engine:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, config: EngineConfig) -> AsyncIterator["Engine"]:
-        """An engine with its connections and its background tasks."""
+        """Context manager of an engine with its connections and background tasks."""
         tasks, timers = Tasks(), Timers(asyncio.get_running_loop(), awake().time)
         async with service_session(config.credentials) as session:
             metadata = MetadataClient(config.metadata_urls, session, deadline_s=config.metadata_s)
@@ -125,7 +126,7 @@ class Engine:
                 await bookies.close()
 
     async def create(self, options: LedgerOptions) -> LedgerMetadata:
-        """Create a ledger whose only writer is this process.
+        """Creates a ledger whose only writer is this process.
 
         Raises: ShuttingDown, and what `Creations.create` raises.
         """
@@ -134,7 +135,7 @@ class Engine:
         return await self._creations.create(options)
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
-        """The row from the primary; an end once it may be told (rule 18b).
+        """Reads a ledger's metadata from the primary; checks that bookies keep its end (rule 18b).
 
         Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
         """
@@ -144,10 +145,13 @@ class Engine:
         """Whether this process has the ledger open for appends."""
         return ledger_id in self.handles.by_ledger
 
-    # The ends of ledgers.
+    # Closing, recovering and deleting ledgers.
 
     async def close(self, ledger_id: int, *, password: str | None = None) -> LedgerMetadata:
-        """The writer's close. Raises: LedgerClosed, LedgerFenced, WriterLost, OwnedByLog, WrongPassword."""
+        """Closes a ledger through its writer, in this or another gateway; returns the metadata.
+
+        Raises: LedgerClosed, LedgerFenced, WriterLost, OwnedByLog, WrongPassword.
+        """
         row = await self.rows.fresh(ledger_id)
         check_not_of_log(row, "close the log")
         self._gatekeeper.check(row, password)
@@ -157,19 +161,22 @@ class Engine:
             await self.peers.close(row.writer, ledger_id, password=password)
         except errors.WriterLost as error:
             if is_closed(row):
-                return await self._ends.copied(row)  # only the lost writer knew its own last entry
+                # Only the lost writer knew its last entry, so any end is accepted as its close.
+                return await self._ends.copied(row)
             raise await self.handles.prefer_ledger_state(error, ledger_id) from error
         return await self.rows.fresh_closed(ledger_id)
 
     async def close_for_log(self, ledger_id: int) -> LedgerMetadata:
-        """The writer's close of a log's ledger (rule 27)."""
+        """Closes a log's ledger, which only the log's owner may do (rule 27)."""
         row, _ = await self.handles.close(await self.rows.fresh(ledger_id))
         return row
 
     async def recover(
         self, ledger_id: int, *, password: str | None = None, declare_lost: Sequence[str] = ()
     ) -> LedgerMetadata:
-        """The reader's close: fence, recover, close. On a closed ledger: its row."""
+        """Closes a ledger without its writer: fences it, finds its end, and writes the end. Returns
+        the metadata, also of a ledger that was CLOSED already.
+        """
         row = await self._allowed(ledger_id, password)
         if is_closed(row):
             return await self._ends.copied(row)
@@ -184,8 +191,9 @@ class Engine:
         password: str | None = None,
         once: Once | None = None,
     ) -> LedgerMetadata:
-        """Set another password (rule 30); a repeat, which shows the old one, succeeds. A late copy of the client's request
-        `once` changes nothing, and so that one is known a request that finds the password set swaps the row too (rule 6a).
+        """Sets another password (rule 30). A retry succeeds although it presents the old password.
+        A late copy of the request `once` changes nothing. To store the request's name, the metadata
+        is swapped even if the password is set already (rule 6a).
 
         Raises: WrongPassword, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """
@@ -205,7 +213,7 @@ class Engine:
                 raise errors.NoSuchLedger("it is deleted", ledger_id=ledger_id)
             if changed is None:
                 raise errors.MetadataUnavailable(ledger_id=ledger_id)
-        await spread(row, self._ports)  # rule 18b
+        await spread(row, self._ports)  # members keep copies of the metadata (rule 18b)
         return row
 
     async def accept_loss(
@@ -217,7 +225,7 @@ class Engine:
         password: str | None = None,
         declare_lost: Sequence[str] = (),
     ) -> LedgerMetadata:
-        """Declare entries first..last of a CLOSED ledger lost, which nobody can serve (rule 31).
+        """Declares entries first..last of a CLOSED ledger lost, if no bookie has them (rule 31).
 
         Raises: LossNotProven, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """
@@ -228,7 +236,7 @@ class Engine:
         return await self._ends.copied(row)
 
     async def delete(self, ledger_id: int, *, password: str | None = None) -> None:
-        """Delete a ledger; an open one is recovered first. Raises: NoSuchLedger, OwnedByLog."""
+        """Deletes a ledger; recovers an open one first. Raises: NoSuchLedger, OwnedByLog."""
         row = await self._allowed(ledger_id, password)
         while True:
             if row.log is not None:
@@ -240,7 +248,7 @@ class Engine:
                     ledger_id, version=row.version, row_attempt=row.attempt
                 )
             except errors.VersionConflict:
-                row = await self._allowed(ledger_id, password)  # another password may be set since
+                row = await self._allowed(ledger_id, password)  # checks the password again
                 continue
             break
         self.rows.deleted(ledger_id)
@@ -248,7 +256,7 @@ class Engine:
         await self.rows.require_deleted(ledger_id)
 
     async def existing(self, ledger_ids: Sequence[int]) -> Sequence[LedgerMetadata]:
-        """The rows of those ledgers that exist, from the primary. Raises: MetadataUnavailable."""
+        """Reads existing ledgers' metadata from the primary. Raises: MetadataUnavailable."""
         room = asyncio.Semaphore(_READ_AT_ONCE)
 
         async def read(ledger_id: int) -> LedgerMetadata | None:
@@ -263,13 +271,13 @@ class Engine:
     async def tell_deleted(
         self, rows: Sequence[LedgerMetadata], deletion: Deletion = Deletion.ALONE
     ) -> None:
-        """Tell members that ledgers are deleted, of which these were the last rows (rule 18e)."""
+        """Sends members copies of deleted ledgers' last metadata, marked as deleted (rule 18e)."""
         told = [row.deleted(deletion=deletion) for row in rows]
         await asyncio.gather(*[spread(row, self._ports) for row in told])
 
     async def copy_rows(self, ledger_ids: Sequence[int]) -> None:
-        """Send members copies of rows that others have changed (rule 18b). A row that cannot be read is left
-        to autorecovery's check.
+        """Sends members copies of metadata that the metadata service or another process has changed
+        (rule 18b). If a read fails, autorecovery's check sends the copies later.
         """
         room = asyncio.Semaphore(_READ_AT_ONCE)
 
@@ -281,21 +289,21 @@ class Engine:
         await asyncio.gather(*map(copy, ledger_ids))
 
     async def _allowed(self, ledger_id: int, password: str | None) -> LedgerMetadata:
-        """The row from the primary, for a caller with the ledger's password."""
+        """Reads the metadata from the primary, and checks the caller's password."""
         while True:
             row = await self.rows.fresh(ledger_id)
             opened = self._gatekeeper.check(row, password)
             if opened == row:
                 return row
-            # A row that was made again has no keys (rule 18d): from now on recovery and repair have them too.
+            # Rebuilt metadata lacks the keys (rule 18d). Store them: recovery and repair need them.
             status, changed = await self.metadata.cas(opened)
-            if status is not CasStatus.CONFLICT:  # else it may have another password
+            if status is not CasStatus.CONFLICT:  # otherwise the password may have changed
                 return opened if changed is None else changed
 
     # The state of the gateway and of the cluster.
 
     async def gateways(self) -> Sequence[Writer]:
-        """The gateways that live as far as is known."""
+        """The gateways with a recent heartbeat."""
         services = (await self.metadata.services()).services
         return [
             Writer(found.id, found.url, found.internal_url)
@@ -304,7 +312,7 @@ class Engine:
         ]
 
     async def cluster(self) -> dict[str, Any]:
-        """Every service with its state, and this gateway's ledgers with reduced redundancy."""
+        """Every service with its state, and ledgers that are degraded, kept or under-replicated."""
         queue = RepairClient(self.metadata, self.writer.id)
         bookies, services, metadata, missing, repairs, summary = await asyncio.gather(
             self.directory.refresh(),
@@ -340,11 +348,11 @@ class Engine:
         }
 
     def degraded_ledgers(self) -> Sequence[int]:
-        """Ledgers of this process with a member that takes no adds (rule 8)."""
+        """Ids of the ledgers of this process with a bookie that accepts no appends (rule 8)."""
         return [handle.ledger_id for handle in self.handles.live if handle.is_degraded]
 
     async def ready(self) -> None:
-        """Return if a default ledger could be created now. Raises: as that creation."""
+        """Checks that a default ledger could be created now. Raises: the errors of `create`."""
         if self._is_draining:
             raise errors.ShuttingDown("this gateway is about to end")
         size = LedgerOptions().quorum.ensemble_size
@@ -353,12 +361,12 @@ class Engine:
             raise self.placing.too_few(size)
 
     async def drain(self) -> None:
-        """Refuse new work, settle what is in flight and close the ledgers of this writer."""
+        """Rejects new ledgers, waits for appends in flight, and closes this writer's ledgers."""
         self._is_draining = True
         await self.handles.drain()
 
     def waits_for(self) -> Sequence[str]:
-        """What a drain waits for, for people."""
+        """Describes, for operators, each ledger that a drain still waits for."""
         return [handle.waits_for for handle in self.handles.live if self._is_draining]
 
     async def _send_heartbeats(self) -> None:
@@ -371,7 +379,7 @@ class Engine:
                 await self.metadata.send_service_heartbeat("gateway", self.writer.id, heartbeat)
             await asyncio.sleep(_HEARTBEAT_S)
 
-    # What is heard of rows.
+    # Notifications of changed metadata.
 
     def _row_changed(self, ledger_id: int) -> None:
         self.reads.tails.changed(ledger_id)
@@ -387,11 +395,11 @@ class Engine:
 
 
 def _members(row: LedgerMetadata, names: Sequence[str]) -> tuple[str, ...]:
-    """The ledger's members that these names of members or bookies denote."""
+    """The ledger's members with these names: `b1@2` names one member, `b1` each incarnation."""
     members = sorted(row.all_members)
     for name in names:
         if not any(name in (member, member_name(member)) for member in members):
             raise errors.InvalidRequest(
-                f"{name} is no member of this ledger", ledger_id=row.ledger_id
+                f"{name} is not a member of this ledger", ledger_id=row.ledger_id
             )
     return tuple(m for m in members if m in names or member_name(m) in names)

@@ -1,9 +1,9 @@
-"""One write handle: the appends of one ledger on their way through its writer machine.
+"""The write handle of one ledger: passes appends to the ledger's writer machine.
 
-Appends are batched into runs without a timer: those that arrive in one turn of the event loop form
-one run; while two runs are in flight, new appends wait, and all that waited form the next run. Ids
-are assigned here, in the order of arrival, so that `expect` is checked before anything is sent. The
-handle has no task of its own.
+The handle batches appends into runs without a timer. Appends that arrive in one turn of the event
+loop form one run. While two runs are in flight, new appends wait, and together form the next run.
+The handle assigns entry ids in the order of arrival, so `expect` is checked before anything is
+sent. The handle has no task of its own.
 """
 
 import asyncio
@@ -31,44 +31,44 @@ from services.gateway.interface import EntriesAppended
 log = logging.getLogger(__name__)
 
 RUN_BYTES_MAX: Final = 1 << 20
-"""Larger appends are split: a run is the unit of a group commit and of a read."""
+"""Larger appends are split into several runs: a run is the unit of a group commit and of a read."""
 RUN_ENTRIES_MAX: Final = 10_000
 RUNS_IN_FLIGHT: Final = 2
-"""One on the wire and one on the disk; more only makes runs smaller (measured)."""
+"""One run is on the wire and one on the disk; more would only make runs smaller (measured)."""
 EXPLICIT_LAC_S: Final = 0.01
-"""A writer that is idle for so long sends its bookies an explicit LAC, so that the last appends are
-readable even if the gateway dies. A busy writer sends it with each entry."""
+"""A writer that is idle for this long sends its bookies an explicit LAC, so that the last appends
+are readable even if the gateway dies. A busy writer sends the LAC with each entry."""
 _LARGE_BYTES: Final = 64 << 10
 _LARGE_IN_FLIGHT_BYTES: Final = 8 << 20
-"""Large runs need not wait for each other, up to this size in flight."""
+"""Large runs are sent up to this many bytes in flight, even beyond `RUNS_IN_FLIGHT`."""
 
 
 class InFlightBytes:
-    """Bytes of appends that are accepted and not yet acknowledged, with a limit."""
+    """Counts the bytes of accepted, unacknowledged appends against a limit."""
 
     __slots__ = ("limit_bytes", "used_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
-        """Nothing is used yet."""
+        """`limit_bytes`: the limit of bytes in flight."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
 
     def has_room(self, size: int) -> bool:
-        """Whether `size` more bytes fit; an append of any size fits when nothing is in flight."""
+        """Whether an append of `size` bytes fits. Any size fits while nothing is in flight."""
         return self.used_bytes == 0 or self.used_bytes + size <= self.limit_bytes
 
 
 class HandleOwner(Protocol):
-    """Gets a handle's outcomes."""
+    """Callbacks of a write handle."""
 
     def handle_closed(self, handle: "WriteHandle", row: LedgerMetadata) -> None:
-        """The ledger is CLOSED."""
+        """Called when the ledger is CLOSED."""
 
     def handle_failed(self, handle: "WriteHandle") -> None:
-        """The handle has failed, and the ledger's end is not known here."""
+        """Called when the handle has failed without learning the ledger's end."""
 
     def recovery_wanted(self, handle: "WriteHandle") -> None:
-        """The writer met a recovery of its ledger: run one (rule 10)."""
+        """Called when another process recovers the ledger: run a recovery here too (rule 10)."""
 
 
 @dataclass(slots=True)
@@ -82,12 +82,12 @@ class _Waiter:
 
 
 class WriteHandle:
-    """The writer of one ledger, from its creation to its end.
+    """The writer of one ledger, from the ledger's creation to its end.
 
     Invariants:
-    - waiters are in the order of their ids, which are contiguous;
-    - entries below `_sent` were given to the machine; those from `_sent` to `_next` are gathered;
-    - each waiter is answered once: by its confirmation or by the handle's end.
+    - waiters are in the order of their entry ids, which are contiguous;
+    - entries below `_sent` were passed to the machine; those from `_sent` to `_next` are gathered;
+    - each waiter gets one result: when its entries are confirmed, or when the handle ends.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class WriteHandle:
         recent: RecentRuns,
         delays_change: bool = False,
     ) -> None:
-        """Created once, by the process that created the ledger (rule 11)."""
+        """Called once for each ledger, by the process that created the ledger (rule 11)."""
         self.ledger_id = row.ledger_id
         self.access_row = row
-        """The newest row that this process has read: the writer's own is older where another gateway set another
-        password."""
+        """The newest metadata that this process has read. The machine's may be older, if another
+        gateway has changed the password."""
         self.machine = LedgerWriter(
             row, Codec(row.digest, row.mac_key), delays_change=delays_change
         )
@@ -130,23 +130,23 @@ class WriteHandle:
         self._is_flush_due = False
         self._failure: messages.Failed | None = None
         self.end_code: str | None = None
-        """The final failure, after which the ledger's end is not this handle's to tell."""
+        """Code of the final failure, after which this handle can't report the ledger's end."""
         self._closed_row: LedgerMetadata | None = None
         self.copies = 0
-        """How many bookies confirmed a copy of the end, once `close` has ended."""
+        """The number of bookies that confirmed a copy of the CLOSED metadata, after `close`."""
         self.last_add_confirmed = -1
         self.records = 0
-        """How many records were accepted, if the ledger stores record batches."""
+        """The number of records that were accepted, if the ledger stores record batches."""
         self.tails = LacWaiters()
 
     @property
     def is_live(self) -> bool:
-        """Whether this handle still writes: neither failed nor closed."""
+        """Whether the handle has neither failed nor closed its ledger."""
         return self._failure is None and self._closed_row is None
 
     @property
     def takes_appends(self) -> bool:
-        """Whether it still writes, and nobody asked it to close."""
+        """Whether the handle is live, and its close was not requested."""
         return self.is_live and self._close is None
 
     @property
@@ -156,28 +156,29 @@ class WriteHandle:
 
     @property
     def waits_for(self) -> str:
-        """What its close waits for, for people."""
-        what = "its last row in the metadata service"
+        """Describes, for operators, what a close of the handle waits for."""
+        what = "its last change in the metadata service"
         if not self.machine.is_drained:
             what = f"acknowledgements of {', '.join(self.row.last_fragment.bookies)}"
         return f"ledger {self.ledger_id}: {what}"
 
     @property
     def row(self) -> LedgerMetadata:
-        """The row as the writer knows it."""
+        """The ledger's metadata as the writer machine knows it."""
         return self.machine.metadata
 
     @property
     def is_degraded(self) -> bool:
-        """Whether a member of the ensemble takes no adds (rule 8)."""
+        """Whether a member of the ensemble accepts no appends (rule 8)."""
         return self.is_live and self.machine.is_degraded
 
     def append(
         self, payloads: Sequence[bytes], expect: int | None = None
     ) -> asyncio.Future[EntriesAppended]:
-        """Accept an append; ids follow the order of the calls. The future completes when it is durable.
+        """Accepts an append. Ids follow the order of calls. The future completes on
+        acknowledgement.
 
-        Raises: UnexpectedEntryId, Overloaded, or why the handle ended; nothing is sent then.
+        Raises: UnexpectedEntryId, Overloaded, or the error that ended the handle; nothing is sent.
         """
         if self._failure is not None or self._close is not None or self._closed_row is not None:
             raise self._refusal()
@@ -206,16 +207,16 @@ class WriteHandle:
         return future
 
     def recent(self, first: int, last: int, bytes_max: int) -> list[Run]:
-        """Confirmed entries from `first` to `last` at most that are in memory; none where `first` is not. A handle that has
-        ended shows none: what becomes of the ledger is not its own to tell.
+        """Returns confirmed entries from memory, from `first` up to `last`; none if `first` is not
+        in memory. An ended handle returns none, since others may decide the ledger's end.
         """
         return self._recent.read(self.ledger_id, first, last, bytes_max) if self.is_live else []
 
     async def close(self) -> LedgerMetadata:
-        """The writer's close, after in-flight appends are settled. Every caller gets the outcome, once members
-        have copies of the row (rule 18b).
+        """Closes the ledger once no append is in flight, and sends copies of the CLOSED metadata to
+        bookies (rule 18b). Concurrent callers get the same outcome.
 
-        Raises: LedgerFenced, LedgerClosed, or why the handle ended.
+        Raises: LedgerFenced, LedgerClosed, or the error that ended the handle.
         """
         if self._close is None or self._close.done():
             if self._closed_row is not None:
@@ -228,34 +229,34 @@ class WriteHandle:
         return await asyncio.shield(self._close)
 
     def replace(self, member: str) -> None:
-        """Request a member's replacement in the open fragment (rule 21)."""
+        """Requests the replacement of a bookie in the open fragment (rule 21)."""
         if self.is_live:
             self._driver.post(messages.ReplaceRequested(member))
 
     def place_in_log(self, first_offset: int, lineage: Lineage | None) -> None:
-        """Send copies of the row with the ledger's place in its log (rule 18f)."""
+        """Adds the ledger's place in its log to the copies of its metadata (rule 18f)."""
         self._driver.post(messages.PlacedInLog(first_offset, lineage))
 
     def closed_by_other(self, row: LedgerMetadata) -> None:
-        """Somebody else closed the ledger; noticed before a bookie answered fenced."""
+        """Ends the handle because another process closed the ledger; ignored during a close."""
         if self._close is None or self._close.done():
             self._ended(row)
 
     def learn_row(self, row: LedgerMetadata) -> None:
-        """Keep a row, by which passwords are judged from now on."""
+        """Keeps newer metadata; later passwords are checked against it."""
         if row.version > self.access_row.version:
             self.access_row = row
 
     def learn(self, head: LedgerHead) -> None:
-        """Apply a row of the primary. If its version is above the writer's and it names another
-        state or another writer, the handle ends at once and acknowledges nothing more (rule 16a).
+        """Compares the primary's metadata with the writer's. A higher version with another state or
+        writer ends the handle at once, which then acknowledges nothing more (rule 16a).
         """
         if not self.is_live or head.version <= self.row.version:
             return
         if head.state is None:
             self._stop(errors.NoSuchLedger, "the ledger was deleted")
         elif self.machine.is_closing_row:
-            pass  # the answer to its own close tells who closed the ledger
+            pass  # the response to the handle's own close will report the ledger's end
         elif head.state is not State.OPEN or not self._is_writer(head):
             self._stop(errors.LedgerFenced, f"the row of version {head.version} is {head.state}")
 
@@ -264,26 +265,26 @@ class WriteHandle:
         return mine is None or head.writer_id == mine.id
 
     def abandon(self) -> None:
-        """The process ends: pending appends have an unknown outcome."""
+        """Ends the handle with its process: pending appends have an unknown outcome."""
         self._stop(errors.WriterLost, "the writer's process ends")
 
     def _stop(self, reason: type[errors.QuorumLogError], detail: str) -> None:
-        """End without the machine."""
+        """Stops the driver and fails the handle; the machine gets no further events."""
         self._driver.stop()
         self._fail(messages.Failed(reason.code, detail=detail), is_final=True)
 
     def _flush_gathered(self) -> None:
-        """Send the appends of one turn of the event loop as one run."""
+        """Sends the appends of one turn of the event loop as one run."""
         self._is_flush_due = False
         if self.is_live:
             self._flush()
 
     def _flush(self) -> None:
-        """Send gathered appends, as far as runs may be in flight."""
+        """Sends gathered appends, up to the limit of runs in flight."""
         try:
             self._send_gathered()
         except Exception:
-            # A defect: nobody can say what was sent, and no event would answer the waiters.
+            # A defect: it is unknown what was sent, and no later event would answer the waiters.
             log.exception("handle-broke", extra={"ledger": self.ledger_id})
             self._sent = self._next
             self._stop(errors.QuorumLogError, "the write handle broke")
@@ -305,7 +306,7 @@ class WriteHandle:
         )
 
     def _cut_run(self) -> tuple[tuple[bytes, ...], int]:
-        """The next run's payloads and their bytes."""
+        """Takes the payloads of the next run; returns the payloads and their total bytes."""
         gathered = self._gathered
         if self._gathered_bytes <= RUN_BYTES_MAX and len(gathered) <= RUN_ENTRIES_MAX:
             size = self._gathered_bytes
@@ -327,13 +328,14 @@ class WriteHandle:
                 self._ended(row)
                 spread(row, self._ports).add_done_callback(partial(self._answer_close, row))
             case messages.Failed():
-                # An ENDING machine closes the ledger at its LAC and reports that later, unless it is stopped.
+                # An ENDING machine still closes the ledger at its LAC, and reports the close later,
+                # unless it is stopped.
                 is_ending = self.machine.state in (WriterState.ENDING, WriterState.CLOSED)
                 self._fail(told, is_final=not is_ending or self._driver.is_stopped)
             case messages.RecoveryNeeded():
                 self._owner.recovery_wanted(self)
             case messages.EntriesRead() | messages.Repaired():
-                pass  # a writer reads and repairs nothing
+                pass  # a writer machine never reports these outcomes
 
     def _confirm(self, last: int) -> None:
         self.last_add_confirmed = last
@@ -353,8 +355,8 @@ class WriteHandle:
             self._flush()
 
     def _send_explicit_lac(self, known: int) -> None:
-        """Send the explicit LAC once nothing was confirmed for a moment. This is safe whatever
-        became of the ledger: a confirmed entry is below any end (I1).
+        """Sends the explicit LAC once no entry was confirmed for `EXPLICIT_LAC_S`. A fenced or
+        closed ledger is no problem: no end is below a confirmed entry (I1).
         """
         if not self.is_live:
             return
@@ -379,13 +381,13 @@ class WriteHandle:
             self.tails.wake_all()
         if is_final and self._close is not None and not self._close.done():
             self._close.set_exception(self._error(failed, errors.UNKNOWN))
-            self._close.exception()  # perhaps nobody awaits it
+            self._close.exception()  # else asyncio logs it: all callers may have been cancelled
         if is_final and self.end_code is None:
             self.end_code = failed.code
             self._owner.handle_failed(self)
 
     def _drop_waiters(self, failed: messages.Failed) -> None:
-        """Fail all waiting appends: unknown if anything was sent, else not done."""
+        """Fails all waiting appends: outcome unknown if an entry was sent, otherwise not done."""
         while self._waiters:
             waiter = self._waiters.popleft()
             self._release(waiter)
@@ -393,7 +395,7 @@ class WriteHandle:
                 outcome = errors.UNKNOWN if waiter.first < self._sent else errors.NOT_DONE
                 error = self._error(failed, outcome)
                 waiter.future.set_exception(error)
-                waiter.future.exception()  # its client may be gone
+                waiter.future.exception()  # else asyncio logs it: the client may be gone
         self._gathered, self._gathered_bytes = [], 0
         self._runs.clear()
         self._runs_bytes = 0
@@ -405,7 +407,7 @@ class WriteHandle:
         if self._closed_row is not None:
             return
         self._closed_row = row
-        # Nothing of its end: members may not keep it yet (rule 18b).
+        # The error doesn't name the end, because members may have no copies of it yet (rule 18b).
         self._drop_waiters(messages.Failed(errors.LedgerClosed.code, detail="the ledger is closed"))
         self.tails.wake_all()
         self._driver.stop()
@@ -417,7 +419,7 @@ class WriteHandle:
             self._close.set_result(row)
 
     def _refusal(self) -> errors.QuorumLogError:
-        """The error of any further request."""
+        """The error for requests after the handle's end."""
         failed, row = self._failure, self._closed_row
         if row is not None or failed is None:
             return errors.LedgerClosed("the ledger is closed", ledger_id=self.ledger_id)

@@ -1,4 +1,4 @@
-"""The write handles of this process, and what becomes of a ledger whose handle has ended."""
+"""The write handles of this process, and the recovery of ledgers whose handles have failed."""
 
 import asyncio
 import contextlib
@@ -30,14 +30,14 @@ _CLOSE_S: Final = 30.0
 _RETRY_S: Final = 1.0
 _CLOSES_AT_ONCE: Final = 64
 _CLOSED_KEPT: Final = 10_000
-"""How many closed ledgers are remembered, to answer repeated closes."""
+"""How many closed ledgers are remembered, to answer retries of a close."""
 
 
 class Handles:
-    """The ledgers that this process writes.
+    """The write handles of the ledgers that this process writes.
 
-    Invariants: a handle is created once, for a ledger that this process created (rule 11); a place
-    of `places` is taken for each handle until it has closed or failed.
+    Invariants: each ledger gets at most one handle, in the process that created the ledger (rule
+    11); each handle counts against the budget `places` until it has closed or failed.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Handles:
         ports: Ports,
         lacs: LacPort,
     ) -> None:
-        """`writer` is this process."""
+        """`writer` identifies this process in the metadata of its ledgers."""
         self.writer = writer
         self.rows, self.ends, self.ports = rows, ends, ports
         self._config, self._lacs = config, lacs
@@ -59,7 +59,7 @@ class Handles:
         self._repairs = RepairClient(metadata, writer.id)
         self.by_ledger: dict[int, WriteHandle] = {}
         self.closed_here: dict[int, int] = {}
-        """Ledgers written and closed here, with the last acknowledged entry."""
+        """The last acknowledged entry of each recent ledger that this process wrote and closed."""
         self.in_flight = InFlightBytes(config.gateway_in_flight_bytes_max)
         self.recent = RecentRuns()
         self.places = Budget(
@@ -69,14 +69,14 @@ class Handles:
             config.peer_open_ledgers_max,
         )
         self._opened_by: dict[int, str] = {}
-        """The peer that had each open ledger created here."""
+        """The client address that created each open ledger, by ledger id."""
         self.rereads = Rereads(
             lambda: [handle.ledger_id for handle in self.live], metadata.heads, self._apply_head
         )
-        """The rows of this process's write handles."""
+        """Rereads the metadata of live handles after a gap in the stream of changes (rule 16a)."""
 
     def get(self, ledger_id: int) -> WriteHandle:
-        """The ledger's handle. Raises: WriterLost."""
+        """Returns the ledger's write handle. Raises: WriterLost."""
         handle = self.by_ledger.get(ledger_id)
         if handle is None:
             raise errors.WriterLost(
@@ -85,7 +85,7 @@ class Handles:
         return handle
 
     def open(self, row: LedgerMetadata, peer: str) -> None:
-        """Become the writer of a ledger that `peer` had created here and took a place for."""
+        """Opens a write handle for a ledger that the client `peer` just created here."""
         self._opened_by[row.ledger_id] = peer
         self.by_ledger[row.ledger_id] = WriteHandle(
             row,
@@ -98,15 +98,16 @@ class Handles:
             delays_change=self._config.delays_ensemble_change,
         )
         if row.log is None:
-            # Nobody waits: the first append brings a copy too (rule 18b).
+            # Not awaited: the first append sends a copy too (rule 18b).
             _ = spread(row, self.ports)
 
     def place_in_log(
         self, ledger_id: int, first_offset: int, lineage: Lineage | None = None
     ) -> None:
-        """A log's row names a ledger with its first offset. If this process writes it, the members' copies
-        of its row say so. There is no copy before: one that says more, of the same name, would not replace
-        it (rule 18f). Later rows of the log tell nothing new of the place.
+        """Sends copies of a ledger's metadata, once a log's metadata names the ledger and its
+        offset. No copy is sent earlier: a copy with the offset would not replace one of the same
+        version without it (rule 18f). Does nothing if called again, or if another process writes
+        the ledger.
         """
         handle = self.by_ledger.get(ledger_id)
         if handle is not None and handle.is_live and handle.row.first_offset is None:
@@ -115,25 +116,27 @@ class Handles:
 
     @property
     def live(self) -> Sequence[WriteHandle]:
-        """The handles that still write."""
+        """The handles that have neither failed nor closed."""
         return [handle for handle in self.by_ledger.values() if handle.is_live]
 
     def access_row(self, ledger_id: int) -> LedgerMetadata | None:
-        """The newest known row of a ledger that is written here."""
+        """The newest known metadata of a ledger that this process writes, or None."""
         handle = self.by_ledger.get(ledger_id)
         return None if handle is None else handle.access_row
 
     def has_password(self, ledger_id: int) -> bool:
-        """Whether a ledger is written here with a password."""
+        """Whether this process writes the ledger, and the ledger has a password."""
         handle = self.by_ledger.get(ledger_id)
         return handle is not None and handle.is_live and bool(handle.row.access_key)
 
     def with_password(self) -> Sequence[int]:
-        """The ledgers that are written here with a password."""
+        """Ids of the password-protected ledgers that this process writes."""
         return [ledger_id for ledger_id in self.by_ledger if self.has_password(ledger_id)]
 
     def writer_of(self, row: LedgerMetadata) -> Writer:
-        """The writer to forward to. Raises: LedgerClosed, LedgerFenced, WriterLost."""
+        """Returns the ledger's writer to forward to. Raises: LedgerClosed, LedgerFenced,
+        WriterLost.
+        """
         if is_closed(row):
             raise errors.LedgerClosed(
                 f"it ends at {row.last_entry}", ledger_id=row.ledger_id, last_entry=row.last_entry
@@ -149,7 +152,7 @@ class Handles:
     async def prefer_ledger_state(
         self, error: errors.QuorumLogError, ledger_id: int
     ) -> errors.QuorumLogError:
-        """The ledger's closed or fenced state, read from the primary, if it has one by now."""
+        """Returns LedgerClosed, LedgerFenced or NoSuchLedger if one applies; otherwise `error`."""
         try:
             self.writer_of(await self.ends.told(await self.rows.fresh(ledger_id)))
         except (errors.LedgerClosed, errors.LedgerFenced, errors.NoSuchLedger) as ended:
@@ -159,7 +162,8 @@ class Handles:
         return error.replace(ledger_id=ledger_id)
 
     async def close(self, row: LedgerMetadata) -> tuple[LedgerMetadata, int]:
-        """Close a ledger that was written here, or answer how it ended; and how many bookies confirmed a copy of the end.
+        """Closes a ledger that this process writes, or answers a retry of its close. Returns the
+        metadata, and the number of bookies that confirmed a copy of it.
 
         Raises: LedgerClosed, LedgerFenced, WriterLost, MetadataUnavailable.
         """
@@ -170,11 +174,11 @@ class Handles:
             if last is not None and last != row.last_entry:
                 row = await self.ends.told(row)
                 raise errors.LedgerClosed(
-                    f"somebody else closed it at {row.last_entry}, not at {last}",
+                    f"another process closed it at {row.last_entry}, not at {last}",
                     ledger_id=ledger_id,
                     last_entry=row.last_entry,
                 )
-            return row, await spread(row, self.ports)  # the first answer may have got lost
+            return row, await spread(row, self.ports)  # a retry: the first answer was lost
         try:
             async with asyncio.timeout(_CLOSE_S):
                 handle = self.get(ledger_id)
@@ -185,7 +189,7 @@ class Handles:
             ) from error
 
     async def drain(self) -> None:
-        """Settle what is in flight, and close the ledgers of this process."""
+        """Waits for appends in flight, and closes the ledgers of this process."""
         room = asyncio.Semaphore(_CLOSES_AT_ONCE)
 
         async def close(handle: WriteHandle) -> None:
@@ -198,14 +202,14 @@ class Handles:
         await asyncio.gather(*[close(handle) for handle in handles])
 
     def abandon(self) -> None:
-        """The process ends: pending appends have an unknown outcome."""
+        """Ends all handles with the process: pending appends have an unknown outcome."""
         for handle in list(self.by_ledger.values()):
             handle.abandon()
 
-    # What handles report.
+    # Callbacks of handles.
 
     def handle_closed(self, handle: WriteHandle, row: LedgerMetadata) -> None:
-        """The ledger is CLOSED: its row is the answer from now on."""
+        """Removes the handle of a CLOSED ledger. Later requests are answered from its metadata."""
         self._give_place(handle.ledger_id)
         self.rows.put(row)
         if handle.failure_code is None:
@@ -216,8 +220,8 @@ class Handles:
             del self.closed_here[next(iter(self.closed_here))]
 
     def handle_failed(self, handle: WriteHandle) -> None:
-        """The handle has failed. It stays, so that callers learn why, until the ledger is known to be
-        CLOSED or deleted: then the row tells more, and a handle for each failure is kept nowhere.
+        """Recovers the ledger of a failed handle, unless it was deleted. The handle stays, so that
+        callers learn the error, until the ledger is known to be CLOSED or deleted.
         """
         self._give_place(handle.ledger_id)
         code = handle.end_code
@@ -225,54 +229,54 @@ class Handles:
         if code in (errors.LedgerFenced.code, errors.LedgerClosed.code):
             self._queue_missed(handle)
         if code in (errors.LedgerFenced.code, errors.LedgerClosed.code, errors.QuorumLogError.code):
-            # Nobody else recovers it, since its writer's process lives. A ledger without a handle
-            # must end. Of one that has ended, only the row is read.
+            # A ledger without a live handle must end, and no other process recovers it while its
+            # writer's process lives. If the ledger has ended already, this only reads its metadata.
             self.ends.start_recovery(handle.ledger_id)
         if code == errors.NoSuchLedger.code:
             self.rows.deleted(handle.ledger_id)
         else:
-            self.row_changed(handle.ledger_id)  # the news may have come before the failure
+            self.row_changed(handle.ledger_id)  # the change may have been seen before the failure
 
     def recovery_wanted(self, handle: WriteHandle) -> None:
-        """The writer met a recovery of its ledger: run one (rule 10)."""
+        """Runs a recovery because the writer met another process's recovery (rule 10)."""
         self.ends.start_recovery(handle.ledger_id)
 
     def _give_place(self, ledger_id: int) -> None:
-        """A ledger is not written here any more."""
+        """Gives the budget `places` back for a ledger that this process no longer writes."""
         peer = self._opened_by.pop(ledger_id, None)
         if peer is not None:
             self.places.give(peer)
 
     def _queue_missed(self, handle: WriteHandle) -> None:
-        """Queue missed entries, which only this writer knows, after somebody else's close."""
+        """Queues repairs of the entries that bookies missed, which only this writer knows."""
         missed = handle.machine.missed
         if missed:
             self.ports.tasks.start(queue_missed(self._repairs, handle.ledger_id, missed))
 
-    # What is heard of rows.
+    # Notifications of changed metadata.
 
     def row_changed(self, ledger_id: int) -> None:
-        """The cached row of a ledger changed: its handle may be over."""
+        """Passes changed metadata to the ledger's handle. Removes the handle of an ended ledger."""
         handle, row = self.by_ledger.get(ledger_id), self.rows.cached(ledger_id)
         if handle is not None and row is not None:
             handle.learn_row(row)
         if handle is not None and row is not None and is_closed(row):
             handle.closed_by_other(row)
         elif handle is not None and not handle.is_live and self.rows.is_deleted(ledger_id):
-            # A live handle ends by the primary's row (`ledger_ended`).
+            # A live handle ends only by metadata from the primary (`ledger_ended`).
             del self.by_ledger[ledger_id]
 
     def ledger_ended(self, ledger_id: int) -> None:
-        """A change says that a ledger is not OPEN any more. If this process writes it, somebody
-        else ended it, and its handle must end now, not at the next append. A notification proves
-        nothing, so the row is read.
+        """Handles a notification that a ledger is no longer OPEN. If this process writes the
+        ledger, another process ended it, and the handle must end before the next append. A
+        notification proves nothing, so the metadata is read first.
         """
         handle = self.by_ledger.get(ledger_id)
         if handle is not None and handle.is_live and not handle.machine.is_closing_row:
             self.rereads.want(ledger_id)
 
     def _apply_head(self, head: LedgerHead) -> None:
-        """Apply the primary's row of a ledger that is written here."""
+        """Applies the primary's metadata to the ledger's handle."""
         handle = self.by_ledger.get(head.ledger_id)
         if handle is None:
             return
@@ -286,12 +290,13 @@ class Handles:
 async def queue_missed(
     repairs: RepairClient, ledger_id: int, missed: Iterable[MissedRange]
 ) -> None:
-    """Add missed entries that only a writer knows to the repair queue, once metadata is available (rule 8).
+    """Adds ranges of entries that bookies missed to the repair queue (rule 8); retries until the
+    metadata service is available.
 
-    A writer normally queues missed entries with its own changes of the row. A recovery writes back
-    entries above the LAC that it found, and knows nothing of an older entry that reached only an ack
-    quorum. Without this only the next check of all copies would find that entry, a day later. Repair checks before it
-    copies, so a range that is queued twice, or repaired since, costs only a check.
+    Normally a writer queues these ranges with its own changes of the metadata, which it can't make
+    after another process's recovery. That recovery doesn't know of entries below its LAC that
+    reached only an ack quorum: only this function or the daily check of all copies finds them. A
+    range that is queued twice, or repaired already, costs only a check.
     """
     ranges = defaultdict(list)
     for item in missed:

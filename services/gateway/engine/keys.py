@@ -1,8 +1,9 @@
 """The keys derived from a ledger's password (rule 30); the password itself is stored nowhere.
 
-The access key in the row is salt and key; it verifies a password. Bookies check the ledger key: the
-access key (empty without a password) bound to a nonce of this ledger, so that an id reused by
-mistake has another key (rule 17). Only gateways get the MAC key, for the digest `hmac-sha256`.
+- Access key: a salt and a derived key, in the ledger metadata; gateways verify passwords with it.
+- Ledger key: the access key (empty without a password), hashed with a random nonce; bookies check
+  it. If a ledger id is reused by mistake, the ledger keys differ (rule 17).
+- MAC key: for the digest `hmac-sha256`; only gateways get it.
 """
 
 import hashlib
@@ -30,12 +31,12 @@ _WRAPPING_KEY: Final = b"quorumlog MAC key's wrapping key"
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 32
 _VERIFIED_MAX: Final = 10_000
-"""Verified passwords are remembered as hashes, so that an append does not derive keys (taste)."""
+"""How many hashes of verified passwords are remembered, to save time (chosen by judgement)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerKeys:
-    """The keys in a new ledger's row."""
+    """The keys in a new ledger's metadata."""
 
     ledger_key: bytes
     access_key: bytes
@@ -43,7 +44,7 @@ class LedgerKeys:
 
 
 def new_keys(password: str | None, digest: DigestKind) -> LedgerKeys:
-    """Keys for a new ledger; different ones each time, even for the same password."""
+    """Makes keys for a new ledger. They differ each time, even for the same password."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     access_key = mac_key = b""
     if password is not None:
@@ -56,8 +57,8 @@ def new_keys(password: str | None, digest: DigestKind) -> LedgerKeys:
 
 
 def with_password(row: LedgerMetadata, password: str) -> LedgerMetadata:
-    """The row of a ledger, whose keys are known, with another password. The MAC key stays, so that entries of before
-    verify, and is wrapped under a key that the new password gives.
+    """Returns the metadata with another password. `row` must contain the ledger's keys. The MAC key
+    stays, so that existing entries verify; it is wrapped under a key derived from the new password.
     """
     salt = secrets.token_bytes(SALT_BYTES)
     wrapped = b""
@@ -71,13 +72,13 @@ class Gatekeeper:
     """Checks passwords of ledgers."""
 
     def __init__(self, known: Callable[[int], LedgerMetadata | None] = lambda _: None) -> None:
-        """No password is remembered yet. `known`: the newest known row of a ledger that is written here."""
+        """`known(id)`: the newest known metadata of a ledger that this process writes, or None."""
         self._known = known
         self._verified: OrderedDict[bytes, None] = OrderedDict()
 
     def check(self, row: LedgerMetadata, password: str | None) -> LedgerMetadata:
-        """The row; of one that was made again, with the keys that only the password gives (rule 18d). Raises: WrongPassword
-        unless `password` is the ledger's, or the ledger has none.
+        """Checks a password, unless the ledger has none. Returns the metadata; if it was rebuilt
+        (rule 18d), adds the keys, which only the password yields. Raises: WrongPassword.
         """
         if not row.access_key:
             return row
@@ -91,14 +92,14 @@ class Gatekeeper:
         return _with_keys(row, password) if is_sealed(row.access_key) else row
 
     def opens(self, row: LedgerMetadata, password: str) -> bool:
-        """Whether a password is the ledger's. Audits nothing."""
+        """Whether a password is the ledger's. Writes nothing to the audit log."""
         salt, _ = salt_and_digest(row.access_key)
         return is_same(salt + _derive(password, salt, _ACCESS_KEY), row.access_key)
 
     def _newest(self, row: LedgerMetadata) -> LedgerMetadata:
-        """The row by which a password is judged: that of a writer may be from before another gateway changed the
-        password. A row that was made again is no writer's, and only its own password gives its keys: a known row of
-        a higher version may be of the lost history.
+        """Returns the metadata to check a password against: a writer's own may lack the password
+        that another gateway has set. Rebuilt metadata is used as it is: no writer has it, only its
+        own password yields its keys, and a higher known version may be of the lost history.
         """
         known = None if is_sealed(row.access_key) else self._known(row.ledger_id)
         return row if known is None or known.version <= row.version else known
@@ -110,7 +111,7 @@ class Gatekeeper:
         salt, _ = salt_and_digest(row.access_key)
         derived = salt + _derive(password, salt, _ACCESS_KEY)
         if not is_same(derived, row.access_key):
-            raise WrongPassword("the password is another one", ledger_id=row.ledger_id)
+            raise WrongPassword("this is not the ledger's password", ledger_id=row.ledger_id)
         self._verified[mark] = None
         if len(self._verified) > _VERIFIED_MAX:
             self._verified.popitem(last=False)
@@ -118,7 +119,7 @@ class Gatekeeper:
 
 
 def _note(row: LedgerMetadata, status: int, code: str = "") -> None:
-    """Audit an open: the first use of a password here, or a wrong one."""
+    """Audits the first use of a right password in this process, or each use of a wrong one."""
     target = f"ledgers/{row.ledger_id}"
     audit.note("openLedger", target, status, code, who=audit.WHO.get(), remote=PEER.get())
 

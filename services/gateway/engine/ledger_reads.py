@@ -1,8 +1,8 @@
-"""Reads of any ledger: the LAC and its source, the entries, and which negative answers are proven.
+"""Reads of any ledger: its LAC, its entries, and proof that an entry does not exist.
 
-The writer's LAC is best, from this process or over HTTP; if the writer cannot be reached, the
-bookies' LAC by coverage serves. A cached row may be old, so a negative answer needs a read of the
-primary (rule 5).
+The LAC comes from the writer, in this process or over HTTP. If the writer cannot be reached, a
+covering set of bookies determines the LAC. Cached metadata may be old, so a negative answer needs a
+read of the primary (rule 5).
 """
 
 import asyncio
@@ -28,16 +28,16 @@ from services.gateway.engine.tails import Tails
 from services.gateway.interface import LedgerView, ReadResult
 
 _SLACK_BYTES: Final = 64 << 10
-"""Added to the wanted payload bytes: columns and digests of many small entries."""
+"""Bytes added to the payload limit of a read, for columns and digests of many small entries."""
 
 
 class LedgerReads:
-    """The reads of one gateway. Invariant: each LAC comes with a row at least as new, so that
-    entries up to it are read from their present members.
+    """The reads of one gateway. Invariant: metadata that comes with an LAC is at least as new as
+    the LAC, so it names the current members of all entries up to the LAC.
     """
 
     def __init__(self, handles: Handles, peers: Peers) -> None:
-        """`handles` are the ledgers of this process, `peers` the other gateways."""
+        """`handles`: the ledgers that this process writes; `peers`: the other gateways."""
         self._handles, self._peers = handles, peers
         self._rows, self._ends, self._ports = handles.rows, handles.ends, handles.ports
         self._gatekeeper = handles.gatekeeper
@@ -54,10 +54,11 @@ class LedgerReads:
         password: str | None = None,
         view: LedgerView | None = None,
     ) -> ReadResult:
-        """Confirmed entries from `first` to `last` (inclusive), at most `limit` and about `max_bytes` of payload, but at least
-        one. Includes every entry acknowledged before the call. Beyond the end: no entries, and `next` is `first`. Stops before
-        lost entries (rule 31); a read from there raises EntryLost, whose `next` is where to go on. `view`: of this ledger, as
-        the caller has it.
+        """Reads confirmed entries first..last: at most `limit` and about `max_bytes` of payload,
+        but at least one. All entries acknowledged before the call are readable. Beyond the end the
+        result is empty, and `next` is `first`. A read stops before lost entries (rule 31). A read
+        that begins at a lost entry raises EntryLost, whose `next` is the first entry after the
+        loss. `view`: the ledger's view, if known.
 
         Raises: EntryLost, EntryUnavailable, NoSuchLedger.
         """
@@ -86,7 +87,10 @@ class LedgerReads:
     async def entry(
         self, ledger_id: int, entry_id: int, *, password: str | None = None
     ) -> ReadResult:
-        """A page of one entry. Raises: NoSuchEntry, NotYetConfirmed, EntryLost, EntryUnavailable (rule 5)."""
+        """Reads one entry (rule 5).
+
+        Raises: NoSuchEntry, NotYetConfirmed, EntryLost, EntryUnavailable.
+        """
         found = await self.read(ledger_id, entry_id, limit=1, password=password)
         if not found.runs:
             view = await self._view(ledger_id, is_strict=True)
@@ -104,8 +108,8 @@ class LedgerReads:
         password: str | None = None,
         view: LedgerView | None = None,
     ) -> LedgerView:
-        """The LAC; with `after`, waits until it is above that or the ledger is closed. `view`: as the caller has just seen
-        the ledger.
+        """Returns the ledger's LAC. With `after`, first waits up to `wait_s` for an LAC above
+        `after` or for the ledger's close. `view`: the ledger's current view, if already known.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s
@@ -123,8 +127,8 @@ class LedgerReads:
             view = None
 
     async def ended(self, ledger_id: int, *, is_fresh: bool) -> LedgerView:
-        """The view of a ledger that the caller knows to be CLOSED. Unless `is_fresh`, cached metadata serves, however old it
-        is: the end never changes.
+        """Returns the view of a ledger that the caller knows to be CLOSED. Unless `is_fresh`, any
+        cached CLOSED metadata is used, because the end never changes.
 
         Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
         """
@@ -136,9 +140,9 @@ class LedgerReads:
     async def writers_lac(
         self, ledger_id: int, *, after: int | None, wait_s: float
     ) -> tuple[LedgerView, int]:
-        """The LAC of this process as the ledger's writer, and the row's version.
+        """Returns this process's LAC as the ledger's writer, and the version of the metadata.
 
-        Raises: WriterLost if this process has no live handle and the ledger is not closed.
+        Raises: WriterLost if this process has no live handle and the ledger is not CLOSED.
         """
         handle = self._handles.by_ledger.get(ledger_id)
         if handle is not None and handle.is_live:
@@ -155,13 +159,13 @@ class LedgerReads:
         return view, view.row.version
 
     async def _view(self, ledger_id: int, *, is_strict: bool = False) -> LedgerView:
-        """The LAC, and a row at least as new.
+        """Returns the LAC, with metadata at least as new.
 
-        With `is_strict` the row was read from the primary, for a negative answer (rule 5).
+        With `is_strict` the metadata is read from the primary, for a negative answer (rule 5).
         """
         handle = self._handles.by_ledger.get(ledger_id)
         if handle is not None and self._rows.cached(ledger_id) is None:
-            self._rows.put(handle.row)  # its row is known here, even without metadata
+            self._rows.put(handle.row)  # so that a read needs no metadata service
         row = await (self._rows.fresh(ledger_id) if is_strict else self._rows.row(ledger_id))
         if is_closed(row):
             return await self._ended(row)
@@ -179,8 +183,8 @@ class LedgerReads:
         return await self._by_bookies(row)
 
     async def _ended(self, row: LedgerMetadata) -> LedgerView:
-        """The end of a CLOSED ledger. Where nobody can say whether it is kept, nothing is told of it, and what the
-        bookies know as confirmed may be read (rule 18b).
+        """Returns the end of a CLOSED ledger. If it can't be checked that bookies keep the end,
+        returns the LAC that bookies know instead, and does not report the end (rule 18b).
         """
         try:
             return _view_of_ended(await self._ends.told(row))
@@ -188,7 +192,7 @@ class LedgerReads:
             return await self._by_bookies(row)
 
     async def _by_bookies(self, row: LedgerMetadata) -> LedgerView:
-        """The LAC that bookies tell. Raises: EntryUnavailable."""
+        """Returns the LAC that a covering set of bookies knows. Raises: EntryUnavailable."""
         lac_by_bookies = await confirmed_by_bookies(row, self._ports.bookies)
         if lac_by_bookies is None:
             raise errors.EntryUnavailable(
@@ -215,7 +219,7 @@ class LedgerReads:
         return LedgerView(row, lac, closed=False, lac_source="writer")
 
     async def _poll_lac(self, ledger_id: int, after: int, wait_s: float) -> LedgerView:
-        """The LAC for `Tails`; waits at the writer if the writer can be reached."""
+        """Returns the LAC for `Tails`, by a long poll at the writer if it can be reached."""
         row = await self._rows.row(ledger_id)
         writer = row.writer
         if not is_closed(row) and writer is not None and writer.id != self._handles.writer.id:
@@ -225,8 +229,8 @@ class LedgerReads:
 
 
 async def confirmed_by_bookies(row: LedgerMetadata, bookies: BookiesPort) -> int | None:
-    """The highest LAC known to a covering set of the last fragment's bookies, if the writer cannot be asked (rules 5 and 13);
-    None if too few answered. Entries below the last fragment are always confirmed.
+    """Returns the highest LAC known to a covering set of the last fragment's bookies (rules 5 and
+    13); None if too few bookies answered. All entries below the last fragment are confirmed.
     """
     machine = LacByCoverage(row)
     end: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
@@ -244,9 +248,9 @@ async def confirmed_by_bookies(row: LedgerMetadata, bookies: BookiesPort) -> int
 async def read_range(
     ports: Ports, row: LedgerMetadata, first: int, last: int, bytes_max: int
 ) -> list[Run]:
-    """Contiguous entries from `first` on, at least one, about `bytes_max` of payload.
+    """Reads contiguous entries from bookies: at least `first`, and about `bytes_max` of payload.
 
-    Raises: EntryUnavailable for the first entry; a later unavailable entry only ends the list.
+    Raises: EntryUnavailable for the entry `first`. A later unavailable entry only ends the list.
     """
     runs: list[Run] = []
     end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -287,8 +291,8 @@ def _view_of_ended(row: LedgerMetadata) -> LedgerView:
 
 
 def _end_before_lost(row: LedgerMetadata, first: int, last: int) -> int:
-    """The last entry that may be read from `first` on, before lost ones. Bookies are not asked for
-    lost entries, so a copy found later changes no answer. Raises: EntryLost.
+    """Returns the last entry of first..last that precedes all lost entries. Lost entries are never
+    read from bookies, so a copy that is found later changes no answer. Raises: EntryLost.
     """
     lost = row.lost_at(first)
     if lost is not None:
@@ -302,7 +306,7 @@ def _end_before_lost(row: LedgerMetadata, first: int, last: int) -> int:
 
 
 def _absent(view: LedgerView, entry_id: int) -> errors.QuorumLogError:
-    """The error for an entry without a copy: only what is proven (rule 5)."""
+    """The error for an entry that can't be read, which claims only what is proven (rule 5)."""
     ledger_id = view.row.ledger_id
     is_beyond = entry_id > view.last_add_confirmed
     if view.closed and is_beyond:
@@ -313,5 +317,5 @@ def _absent(view: LedgerView, entry_id: int) -> errors.QuorumLogError:
     if view.lac_source == "writer" and is_beyond:
         return errors.NotYetConfirmed(confirmed, ledger_id=ledger_id, entry_id=entry_id)
     return errors.EntryUnavailable(
-        f"{confirmed}, as {view.lac_source} say", ledger_id=ledger_id, entry_id=entry_id
+        f"{confirmed} (reported by the {view.lac_source})", ledger_id=ledger_id, entry_id=entry_id
     )

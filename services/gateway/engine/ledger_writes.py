@@ -1,10 +1,11 @@
 """Creates ledgers and appends to them.
 
-A ledger is created with this process as its only writer, on an ensemble of live bookies in enough zones; otherwise the ledger
-is marked as degraded. Appends go to this process's write handle, or to the gateway that is the writer.
+A ledger is created with this process as its only writer, on an ensemble of live bookies. If too few
+bookies or zones are live, the creation is rejected, or the ledger is marked as degraded. Appends go
+to this process's write handle, or to the gateway that is the ledger's writer.
 
-A transaction's ledger stores record batches, in the form of the log that may publish the ledger: one request is one entry
-(rule 25), and the writer counts the records before it.
+A transaction's ledger stores record batches in the format of the log that may publish it. One
+request is one entry (rule 25), which stores the number of earlier records in the ledger.
 """
 
 import asyncio
@@ -36,9 +37,10 @@ log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 1.0
 _PLACINGS: Final = 3
-"""How often an ensemble is chosen where its bookies register anew meanwhile."""
+"""How often a creation chooses an ensemble, if chosen bookies register again in the meantime."""
 LARGE_BYTES: Final = 512 << 10
-"""A batch that is compressed in a millisecond (docs/performance.md); a thread costs a tenth of that."""
+"""Batches of this size or more are compressed in a thread. The compression of such a batch takes a
+millisecond (docs/performance.md), the use of a thread a tenth of that."""
 
 _U32: Final = struct.Struct(">I")
 
@@ -47,19 +49,19 @@ class Placing:
     """Chooses the ensembles of new ledgers for one gateway."""
 
     def __init__(self, directory: Directory, *, zones_min: int, enforces_zones: bool) -> None:
-        """`zones_min`: over how many zones the copies of each entry are spread. If too few zones
-        live, a ledger is refused (`enforces_zones`), or created and marked as degraded.
+        """`zones_min`: how many zones must have a copy of each entry. If an ensemble has too few,
+        the creation is rejected (`enforces_zones`), or the ledger is marked as degraded.
         """
         self.directory = directory
         self._zones_min = zones_min
         self._enforces_zones = enforces_zones
         self.narrow_count = 0
-        """Ledgers created in fewer zones than requested."""
+        """The number of ledgers that were created in fewer zones than `zones_min`."""
 
     async def new_ensemble(
         self, quorum: Quorum, *, allow_degraded: bool
     ) -> tuple[tuple[str, ...], bool]:
-        """The members, and whether the ensemble is degraded.
+        """Chooses the members of a new ledger; also returns whether the ensemble is degraded.
 
         Raises: NotEnoughBookies, MetadataUnavailable.
         """
@@ -67,7 +69,7 @@ class Placing:
         for is_retry in (False, True):
             if is_retry or not self.directory.is_known:
                 await self.directory.refresh()
-            # A full ensemble of recently live bookies is better than a degraded one.
+            # Only the second try, with a refreshed list of bookies, accepts a degraded ensemble.
             found = self.directory.new_ensemble(
                 quorum.ensemble_size, degraded_ack=degraded_ack if is_retry else None
             )
@@ -77,7 +79,7 @@ class Placing:
         raise self.too_few(quorum.ensemble_size)
 
     def too_few(self, needed: int) -> errors.NotEnoughBookies:
-        """The error if no ensemble is possible."""
+        """The error for a creation that found too few bookies."""
         return errors.NotEnoughBookies(
             f"{needed} bookies that take entries are needed: {self.directory.census()}"
         )
@@ -101,16 +103,16 @@ class Placing:
 
 
 class Creations:
-    """Creates ledgers. Invariant: each creation under way has taken a place for an open ledger, which
-    it hands to the ledger's handle or gives back.
+    """Creates ledgers. Invariant: a running creation counts against the budget of open ledgers,
+    until it fails or passes the count to the ledger's handle.
     """
 
     def __init__(self, handles: Handles, metadata: MetadataClient, placing: Placing) -> None:
-        """No creation is under way yet."""
+        """`metadata` stores the new ledgers, and `placing` chooses their ensembles."""
         self._handles, self._metadata, self._placing = handles, metadata, placing
 
     async def create(self, options: LedgerOptions) -> LedgerMetadata:
-        """Create a ledger whose only writer is this process.
+        """Creates a ledger whose only writer is this process.
 
         Raises: NotEnoughBookies, LedgerExists, Overloaded, InvalidRequest, MetadataUnavailable.
         """
@@ -118,7 +120,7 @@ class Creations:
         if options.log is None:
             places.take(peer)
         else:
-            places.back(peer)  # a roll or a takeover of a log is never refused
+            places.back(peer)  # the budget never rejects a log's ledger, for a roll or a takeover
         is_kept = False
         try:
             stale: errors.StaleMember | None = None
@@ -128,7 +130,7 @@ class Creations:
                 try:
                     row, is_kept = await self._create(draft, attempt, once, peer)
                 except errors.StaleMember as error:
-                    # The list of bookies is older than a registration (rule 15b).
+                    # The list of bookies is older than the registration of one of them (rule 15b).
                     stale = error
                     await self._placing.directory.refresh()
                 except (errors.MetadataUnavailable, asyncio.CancelledError) as error:
@@ -149,7 +151,7 @@ class Creations:
                 places.give(peer)
 
     async def _draft(self, options: LedgerOptions) -> LedgerMetadata:
-        """The row to be created, with a new ensemble and new keys."""
+        """The metadata of the ledger to create, with a new ensemble and new keys."""
         if options.digest is DigestKind.HMAC_SHA256 and options.password is None:
             raise errors.InvalidRequest("the digest hmac-sha256 needs a password")
         members, is_degraded = await self._placing.new_ensemble(
@@ -173,7 +175,7 @@ class Creations:
     async def _create(
         self, draft: LedgerMetadata, attempt: str, once: Once | None, peer: str
     ) -> tuple[LedgerMetadata, bool]:
-        """The ledger's row, and whether a new handle has the place of this creation."""
+        """Returns the ledger's metadata, and whether a new handle took the budget over."""
         rereads = self._handles.rereads
         gaps = rereads.gaps
         row = await self._metadata.create(draft, attempt=attempt, once=once)
@@ -183,11 +185,11 @@ class Creations:
         return row, is_new
 
     def _adopt(self, row: LedgerMetadata, ledger_key: bytes, peer: str) -> bool:
-        """Become the writer of a ledger created here, unless this process is that already."""
+        """Opens a write handle for the new ledger, unless one exists; returns whether it did."""
         self._handles.rows.put(row)
         is_ours = row.writer is not None and row.writer.id == self._handles.writer.id
-        # A repeated request of a client gets the first ledger's row, whose handle may exist; and
-        # somebody else may have ended the ledger before this answer arrived.
+        # A client's retry gets the metadata of the first ledger, which may have a handle already.
+        # Another process may have ended the ledger before this answer arrived.
         is_new = row.ledger_id not in self._handles.by_ledger and row.state is State.OPEN
         if is_ours and row.ledger_key == ledger_key and is_new:
             self._handles.open(row, peer)
@@ -197,8 +199,8 @@ class Creations:
     async def _settle(
         self, draft: LedgerMetadata, attempt: str, once: Once | None, peer: str
     ) -> None:
-        """Settle a creation of unknown outcome. While this process lives it counts as the ledger's
-        writer (rule 11), so nobody else would close or repair the ledger.
+        """Retries a creation until its outcome is known. While this process lives, it counts as the
+        ledger's writer (rule 11), so no other process would close or repair the ledger.
         """
         is_kept = False
         try:
@@ -217,30 +219,30 @@ class Creations:
 
 
 def transaction_of(row: LedgerMetadata) -> str | None:
-    """The transaction that a ledger belongs to, if any."""
+    """The id of the transaction that a ledger belongs to, or None."""
     return dict(row.extra).get(TRANSACTION_TAG) if row.extra else None
 
 
 def check_not_of_log(row: LedgerMetadata, instead: str) -> None:
-    """Raise OwnedByLog if only a log may write and close the ledger (rule 27). A transaction's ledger
-    is written and sealed by a task attempt instead.
+    """Raises OwnedByLog if only a log may append to the ledger and close it (rule 27). Clients
+    append to a transaction's ledger and seal it, although the ledger names a log.
     """
     if row.log is not None and transaction_of(row) is None:
         raise errors.OwnedByLog(instead, ledger_id=row.ledger_id, log=row.log)
 
 
 async def packed_batch(data: bytes) -> bytes:
-    """The batch with compressed columns where that is shorter; a thread compresses a large one, so that the event loop goes on."""
+    """Returns the shorter of a batch and its compressed form. A thread compresses large batches."""
     if len(data) < LARGE_BYTES:
         return packed.pack(data)
     return await asyncio.to_thread(packed.pack, data)
 
 
 class Appends:
-    """The appends that this gateway takes. Keeps no state."""
+    """The appends of this gateway's clients. Keeps no state."""
 
     def __init__(self, handles: Handles, peers: Peers) -> None:
-        """`handles` are the ledgers of this process, `peers` the other gateways."""
+        """`handles`: the ledgers that this process writes; `peers`: the other gateways."""
         self._handles, self._peers = handles, peers
         self._rows, self._gatekeeper = handles.rows, handles.gatekeeper
 
@@ -252,7 +254,7 @@ class Appends:
         password: str | None = None,
         expect: int | None = None,
     ) -> EntriesAppended:
-        """Append payloads as contiguous entries; returns when they are acknowledged."""
+        """Appends payloads as contiguous entries. Returns when all of them are acknowledged."""
         handle = self._handles.by_ledger.get(ledger_id)
         row = await self._row(ledger_id) if handle is None else handle.row
         if row.log is not None:
@@ -281,7 +283,7 @@ class Appends:
         password: str | None = None,
         expect: int | None = None,
     ) -> bytes:
-        """Pass a client's append, whose body is `data`, to the ledger's writer, another gateway: the JSON of its response."""
+        """Forwards a client's append to the ledger's writer; returns the JSON of the response."""
         row = await self._row(ledger_id)
         check_not_of_log(row, "append to the log")
         self._gatekeeper.check(row, password)
@@ -300,9 +302,9 @@ class Appends:
     def at_hand(
         self, ledger_id: int
     ) -> Callable[[Sequence[bytes]], asyncio.Future[EntriesAppended]] | None:
-        """A function that begins an append without waiting, with the result of `append`. Returns None unless this process
-        writes the ledger and any caller may append to it: the ledger has no password, and belongs to no log and no
-        transaction. The function raises the errors of `WriteHandle.append` at once; then nothing is appended.
+        """Returns a function that starts an append without waiting (`WriteHandle.append`), or None
+        unless this process writes the ledger, and the ledger has no password, log or transaction.
+        If the function raises, nothing is appended.
         """
         handle = self._handles.by_ledger.get(ledger_id)
         if handle is None or not handle.takes_appends:
@@ -315,20 +317,20 @@ class Appends:
     async def append_batch(
         self, ledger_id: int, data: bytes, *, expect: int | None = None
     ) -> EntriesAppended:
-        """Append a batch without time and place as one entry of a ledger that this process writes; returns when it is
-        acknowledged.
+        """Appends a record batch as one entry to a transaction's ledger that this process writes;
+        adds the time and the number of earlier records. Returns when the entry is acknowledged.
         """
         try:
             handle = self._handles.get(ledger_id)
             if transaction_of(handle.access_row) is None:
-                raise errors.OwnedByLog("it is of no transaction", ledger_id=ledger_id)
+                raise errors.OwnedByLog("the ledger is of no transaction", ledger_id=ledger_id)
             if (PACKED_TAG, "true") in handle.access_row.extra:
                 data = await packed_batch(data)
             if len(data) > batch.BATCH_BYTES_MAX:
                 raise errors.TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
             now_ms, count = int(datetime.now(UTC).timestamp() * 1000), handle.records
             entry = batch.placed(data, append_time_ms=now_ms, records_before=count)
-            # No await since they were counted: records and entry ids have one order.
+            # No `await` since `records` was read: records are counted in the order of entry ids.
             submitted = handle.append((entry,), expect)
             handle.records += batch.decode_head(data).count
         except (errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost) as error:
@@ -336,7 +338,7 @@ class Appends:
         return await submitted
 
     async def transaction_of(self, ledger_id: int) -> str | None:
-        """The transaction that a ledger belongs to, if any; None for an unknown ledger too.
+        """The id of the transaction that a ledger belongs to; None also for an unknown ledger.
 
         Raises: MetadataUnavailable.
         """
@@ -349,7 +351,9 @@ class Appends:
             return None  # the following append reports it
 
     async def _row(self, ledger_id: int) -> LedgerMetadata:
-        """The row; a CLOSED one from the primary, with an end that may be told, since the append is refused then."""
+        """Reads the metadata. CLOSED metadata is read from the primary, and its end is checked
+        (rule 18b), because the error for the append reports the end.
+        """
         row = await self._rows.row(ledger_id)
         if is_closed(row):
             row = await self._rows.fresh(ledger_id)

@@ -1,8 +1,7 @@
-"""Requests to the gateway that is a ledger's writer: one hop, to that very process (rule 11).
+"""Requests to the gateway process that is a ledger's writer, which never forwards them (rule 11).
 
-A request has the writer's instance id, which the receiver checks. If nothing was sent (a refused
-connection), the writer is lost and nothing was done; if anything may have been sent, the outcome is
-unknown.
+Each request names the writer's instance id, which the receiver checks. The outcome of a failed
+request is `not-done` if no byte was sent (the connection was refused), otherwise `unknown`.
 """
 
 import asyncio
@@ -23,15 +22,15 @@ from quorumlog.wire.problems import from_answer
 
 _QUORUM_S: Final = 10.0
 _APPEND_BEYOND_S: Final = 5.0
-"""Added to the quorum timeout, so that the writer answers first."""
+"""A forwarded append waits this long beyond the quorum timeout, so the writer answers first."""
 _CLOSE_S: Final = 30.0
 _LAC_S: Final = 5.0
-"""Long, so that a busy writer does not look gone: the LAC that bookies know is older (rule 5)."""
+"""Timeout of LAC requests, which is long so that a busy writer does not look gone (rule 5)."""
 _HUNG_S: Final = 2.0
-"""How long readers skip a writer that did not answer in time (taste)."""
+"""After a writer timed out, readers do not ask it for this long (chosen by judgement)."""
 _CONNECT_S: Final = 2.0
 _GONE_MAX: Final = 10_000
-"""Replaced instances that are remembered. A forgotten one is asked again, which costs a request."""
+"""How many replaced instances are remembered. Forgetting an instance costs one request in vain."""
 _WRITER: Final = ExpectedServer(Role.GATEWAY)
 
 
@@ -39,20 +38,20 @@ class Peers:
     """The other gateways of the cluster."""
 
     def __init__(self, session: aiohttp.ClientSession, quorum_s: float = _QUORUM_S) -> None:
-        """`session` is shared and not closed here. `quorum_s`: the writers' quorum timeout."""
+        """`session` is shared and closed by its owner. `quorum_s`: the writers' quorum timeout."""
         self._session = session
         self.append_s = quorum_s + _APPEND_BEYOND_S
         self._gone: OrderedDict[str, None] = OrderedDict()
-        """Instances that another one has replaced: they never come back."""
+        """Gateway instances whose address another instance has now: they never come back."""
         self._hung_until: dict[str, float] = {}
-        """Writers that timed out: until then readers ask the bookies at once."""
+        """For each writer that timed out: until when readers ask bookies instead (loop time)."""
 
     async def last_add_confirmed(
         self, writer: Writer, ledger_id: int, *, after: int | None = None, wait_s: float = 0.0
     ) -> tuple[int, bool, int]:
-        """LAC, whether the ledger is closed, and the row's version, as the writer knows them.
+        """Asks the writer for the LAC, whether the ledger is CLOSED, and the metadata's version.
 
-        Raises: WriterLost, also if the writer times out.
+        Raises: WriterLost, also after a timeout.
         """
         query = "" if after is None else f"?after={after}&wait_ms={int(wait_s * 1000)}"
         now = asyncio.get_running_loop().time()
@@ -65,14 +64,14 @@ class Peers:
             )
         except TimeoutError as error:
             now = asyncio.get_running_loop().time()
-            # A process that is gone for ever is asked for no more, and would stay here.
+            # Also drop expired items: no later request would drop a writer that is gone for ever.
             self._hung_until = {who: end for who, end in self._hung_until.items() if end > now}
             self._hung_until[writer.id] = now + _HUNG_S
             raise errors.WriterLost("the writer did not answer", ledger_id=ledger_id) from error
         return int(reply["last_add_confirmed"]), reply["closed"] is True, int(reply["version"])
 
     async def close(self, writer: Writer, ledger_id: int, *, password: str | None) -> None:
-        """The writer's close. Raises what the writer raised, WriterLost."""
+        """Asks the writer to close the ledger. Raises: WriterLost, and the writer's own error."""
         path = f"/v1/ledgers/{ledger_id}/close"
         try:
             await self.send(writer, "POST", path, _CLOSE_S, password=password)
@@ -82,7 +81,7 @@ class Peers:
     async def ask(
         self, writer: Writer, method: str, path: str, timeout_s: float, data: bytes = b""
     ) -> dict[str, Any]:
-        """The answer of that very process to a question of this gateway. Raises: as `send`."""
+        """Sends a request of this gateway to `writer`; returns the JSON. Raises: as `send`."""
         told: dict[str, Any] = orjson.loads(await self.send(writer, method, path, timeout_s, data))
         return told
 
@@ -97,9 +96,9 @@ class Peers:
         media: str | None = None,
         password: str | None = None,
     ) -> bytes:
-        """Send one request to that very process, which serves it below `/internal`: the JSON of its response.
+        """Sends a request to the process `writer`, below `/internal`; returns the response's JSON.
 
-        Raises: what the writer raised, WriterLost if it cannot be reached, TimeoutError.
+        Raises: WriterLost if it cannot be reached, TimeoutError, and the writer's own error.
         """
         if writer.id in self._gone:
             raise errors.WriterLost("its process was replaced", outcome=errors.NOT_DONE)
@@ -110,7 +109,8 @@ class Peers:
             headers[header.LEDGER_PASSWORD] = password
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
         try:
-            # In time awake: this process's own standstill says nothing of the writer.
+            # The timeout counts only time in which this process was awake: while it stands still,
+            # it can't see the writer's answer.
             async with (
                 awake_timeout(timeout_s),
                 self._session.request(

@@ -1,8 +1,8 @@
-"""Ledger rows: a cache that follows the stream of changes, and rereads of the rows on which this process relies after a gap
-in the stream (rule 16a).
+"""A cache of ledger metadata, which follows the stream of changes. After a gap in the stream, the
+metadata on which this process relies is read again (rule 16a).
 
-A cached row may be old, so it proves no absence: negative answers need a read of the primary
-(`fresh`). While the metadata service is away, cached rows serve.
+Cached metadata may be old, so it proves no absence: negative answers need a read of the primary
+(`fresh`). While the metadata service is unavailable, reads use cached metadata.
 """
 
 import asyncio
@@ -25,24 +25,24 @@ Key = TypeVar("Key", int, str)
 Head = TypeVar("Head")
 
 _RETRY_S: Final = 0.5
-"""Pause between tries to reread without metadata; each try also takes its client's deadline."""
+"""Pause after a failed reread. The failed request itself takes up to the client's deadline."""
 _LOGGED_MAX: Final = 10
 _ROWS_MAX: Final = 100_000
-"""A row of three members takes about 1 KiB, so at most 100 MB (measured with sys.getsizeof) and what clients keep
-in the rows."""
+"""How many ledgers have cached metadata. A ledger with three members takes about 1 KiB (measured
+with sys.getsizeof), so the cache takes at most 100 MB, plus custom metadata."""
 _TEXT_BYTES_MAX: Final = 16 << 20
-"""Custom metadata of cached rows: a ledger may have 16 KiB, so 100,000 rows could hold 1.6 GB (taste)."""
+"""Limit of cached custom metadata: that of 100,000 ledgers may be 1.6 GB (chosen by judgement)."""
 _FRESH_S: Final = 0.5
-"""How long a read waits for metadata if it has an old row to fall back on (taste)."""
+"""How long a read waits before it uses cached metadata instead (chosen by judgement)."""
 _REQUESTS_MAX: Final = 32
-"""Above the parallelism of one Postgres, below what hurts it (taste)."""
+"""Limit of concurrent requests by machines, as many as Postgres can bear (chosen by judgement)."""
 _AWAY_PAUSE_S: Final = 1.0
-"""After the metadata service did not answer, old rows serve at once for this long (taste)."""
+"""For this long after a failed read, cached metadata is used at once (chosen by judgement)."""
 
 
 @dataclass(slots=True)
 class _PendingReads:
-    """Reads of one row from the primary that are under way, and the changes heard meanwhile."""
+    """Running reads of one ledger's metadata, and the changes announced since they began."""
 
     count: int = 0
     version: int = 0
@@ -50,10 +50,10 @@ class _PendingReads:
 
 
 class LedgerRows:
-    """The cache.
+    """The cache of ledger metadata.
 
-    Invariants: a cached row never goes back to a lower version; a row older than a version heard
-    of, before or after it was read, is stale.
+    Invariants: the cached version of a ledger never decreases; cached metadata is marked stale if a
+    higher version was announced, before or after the metadata was read.
     """
 
     def __init__(
@@ -62,22 +62,22 @@ class LedgerRows:
         changed: Callable[[int], None],
         ended: Callable[[int], None],
     ) -> None:
-        """`changed` gets ledgers whose row changed, `ended` those that are not OPEN any more."""
+        """`changed` gets the id of each changed ledger, `ended` of each that is no longer OPEN."""
         self._metadata = metadata
         self._changed = changed
         self._ended = ended
         self.on_gap: list[Callable[[], None]] = []
-        """Called when changes may have been missed."""
+        """Callbacks for gaps in the stream of changes: changes may have been missed."""
         self._rows: OrderedDict[int, LedgerMetadata] = OrderedDict()
         self._stale: set[int] = set()
-        """Rows older than a version heard of."""
+        """Ledgers whose cached metadata is older than an announced version."""
         self._reads: dict[int, _PendingReads] = {}
         self._text_bytes = 0
         self._deleted: OrderedDict[int, None] = OrderedDict()
         self._cached_until = 0.0
 
     async def follow(self) -> None:
-        """Follow the stream of changes, for ever."""
+        """Applies the stream of changes to the cache. Never returns."""
         async with contextlib.aclosing(self._metadata.changes()) as changes:
             async for change in changes:
                 if change.kind == "gap":
@@ -96,15 +96,15 @@ class LedgerRows:
                         self._ended(change.ledger_id)
 
     def cached(self, ledger_id: int) -> LedgerMetadata | None:
-        """The last known row."""
+        """The cached metadata, possibly stale; None if there is none."""
         return self._rows.get(ledger_id)
 
     def is_current(self, ledger_id: int) -> bool:
-        """Whether the row is known, and none of a higher version was heard of."""
+        """Whether the ledger's metadata is cached, and no higher version was announced."""
         return ledger_id in self._rows and ledger_id not in self._stale
 
     def put(self, row: LedgerMetadata) -> None:
-        """Cache a row that was read or written."""
+        """Caches metadata that was read or written, unless a higher version is cached."""
         known = self._rows.get(row.ledger_id)
         if row.ledger_id in self._deleted or (known is not None and known.version > row.version):
             return
@@ -126,21 +126,21 @@ class LedgerRows:
         return ledger_id in self._deleted
 
     def deleted(self, ledger_id: int) -> None:
-        """The ledger has a tombstone and never comes back (rule 17)."""
+        """Records that a ledger has a tombstone, and so never exists again (rule 17)."""
         self._forget(ledger_id)
         self._deleted[ledger_id] = None
         if ledger_id in self._reads:
-            # Its answer may come when the tombstone is remembered no more.
+            # The answer to a running read may come after the tombstone was evicted.
             self._reads[ledger_id].has_gap = True
         if len(self._deleted) > _ROWS_MAX:
             self._deleted.popitem(last=False)
         self._changed(ledger_id)
 
     async def row(self, ledger_id: int, *, newer_than: int = 0) -> LedgerMetadata:
-        """The row, possibly some moments old; with `newer_than`, of a higher version if there is
-        one.
+        """Returns the ledger's metadata, possibly slightly stale. With `newer_than`, asks the
+        primary unless a higher version is cached.
 
-        Raises: NoSuchLedger, MetadataUnavailable if it was never known here.
+        Raises: NoSuchLedger, MetadataUnavailable if the metadata is not cached.
         """
         known = self._rows.get(ledger_id)
         if known is not None:
@@ -158,7 +158,7 @@ class LedgerRows:
         return await self.fresh(ledger_id)
 
     async def fresh(self, ledger_id: int) -> LedgerMetadata:
-        """The row from the primary. Raises: NoSuchLedger, MetadataUnavailable."""
+        """Reads the metadata from the primary. Raises: NoSuchLedger, MetadataUnavailable."""
         if ledger_id in self._deleted:
             raise errors.NoSuchLedger("the ledger was deleted", ledger_id=ledger_id, deleted=True)
         reads = self._reads.setdefault(ledger_id, _PendingReads())
@@ -175,15 +175,15 @@ class LedgerRows:
                 del self._reads[ledger_id]
         self.put(row)
         if self._rows.get(ledger_id) is row and (reads.has_gap or row.version < reads.version):
-            # The notification overtook the answer, on another connection, and is not repeated.
+            # A notification on another connection overtook this answer, and is not repeated.
             self._stale.add(ledger_id)
         return row
 
     async def fresh_closed(self, ledger_id: int) -> LedgerMetadata:
-        """The row from the primary, of a ledger that somebody just closed. The outcome of a close is
-        never told by a row from before the close, nor by its absence (rule 18a).
+        """Reads from the primary the metadata of a ledger that was just closed. If it is missing or
+        not CLOSED, the database went back, and can't prove the close's outcome (rule 18a).
 
-        Raises: NoSuchLedger where it was deleted since, MetadataUnavailable, DatabaseWentBack.
+        Raises: NoSuchLedger if the ledger was deleted since, MetadataUnavailable, DatabaseWentBack.
         """
         try:
             row = await self.fresh(ledger_id)
@@ -198,10 +198,10 @@ class LedgerRows:
         raise went_back(ledger_id, "closed", known)
 
     async def require_deleted(self, ledger_id: int) -> None:
-        """Look once more whether the database has a deletion that members were told of, before a client is told: the
-        answer to it may be of a database that was lost since (rule 18e).
+        """Checks that the database still has a deletion, after members got copies of it and before
+        it is reported to a client: the database may have been lost in between (rule 18e).
 
-        Raises: MetadataUnavailable and DatabaseWentBack, whose outcome is unknown.
+        Raises: MetadataUnavailable, DatabaseWentBack; both with the outcome unknown.
         """
         try:
             row = await self._metadata.get(ledger_id)
@@ -231,14 +231,13 @@ class LedgerRows:
 
 
 class Rereads(Generic[Key, Head]):
-    """The rows of ledgers or logs to reread after a gap in the stream of changes.
+    """Rereads the metadata of ledgers or logs after a gap in the stream of changes.
 
-    A write handle or a log's owner that missed the change by which it was superseded would go on writing to a
-    ledger or log that nobody reads any more. All rows are read from the primary, in bulk and in the background.
-    Appends go on meanwhile, since writing an open ledger needs no metadata. The handle or owner judges its row.
+    A write handle or log owner that missed its own replacement would continue to write what no
+    reader sees. Metadata is read from the primary, in bulk and in the background, while appends
+    continue: an open ledger needs no metadata. The handle or owner decides whether it must end.
 
-    Invariant: a key stays wanted until its row was read by a request that began after
-    the key became wanted.
+    Invariant: a key stays wanted until a request succeeds that began after it became wanted.
     """
 
     def __init__(
@@ -247,38 +246,38 @@ class Rereads(Generic[Key, Head]):
         read: Callable[[Sequence[Key]], Awaitable[Mapping[Key, Head]]],
         apply: Callable[[Head], None],
     ) -> None:
-        """`live_keys` gives the keys of all rows on which this process relies; `read` asks the primary,
-        and `apply` gets each row. A missing row is logged as an error and proves nothing: its handle or owner goes
-        on (rule 18).
+        """`live_keys` returns the ids of the ledgers, or names of the logs, on which this process
+        relies; `read` reads their metadata from the primary, and `apply` gets each result. Missing
+        metadata is logged as an error, and proves nothing: the handle or owner continues (rule 18).
         """
         self._live_keys: Callable[[], Iterable[Key]] = live_keys
         self._read: Callable[[Sequence[Key]], Awaitable[Mapping[Key, Head]]] = read
         self._apply: Callable[[Head], None] = apply
         self._wanted: dict[Key, int] = {}
-        """Each key with the number of the request before or during which it became wanted."""
+        """For each wanted key: the number of requests that had been sent when it became wanted."""
         self._requests = 0
         self._is_due = asyncio.Event()
         self.gaps = 0
-        """Gaps in the stream of changes so far."""
+        """How many gaps the stream of changes has had so far."""
 
     @property
     def waiting(self) -> int:
-        """Rows to reread."""
+        """How many ledgers or logs wait for their reread."""
         return len(self._wanted)
 
     def gap(self) -> None:
-        """Reread every row: changes may have been missed."""
+        """Requests a reread of all keys in use, after a gap in the stream of changes."""
         self.gaps += 1
         for key in self._live_keys():
             self.want(key)
 
     def want(self, key: Key) -> None:
-        """Reread one row."""
+        """Requests a reread of one ledger or log."""
         self._wanted[key] = self._requests
         self._is_due.set()
 
     async def run(self) -> None:
-        """Reread wanted rows for ever."""
+        """Performs requested rereads. Never returns."""
         while True:
             await self._is_due.wait()
             self._is_due.clear()
@@ -287,7 +286,7 @@ class Rereads(Generic[Key, Head]):
                     await asyncio.sleep(_RETRY_S)
 
     async def _read_some(self) -> bool:
-        """Send one request; False if it failed."""
+        """Sends one request for up to `HEADS_MAX` keys; returns whether it succeeded."""
         asked = sorted(self._wanted)[:HEADS_MAX]
         self._requests += 1
         try:
@@ -299,40 +298,40 @@ class Rereads(Generic[Key, Head]):
             log.warning("rows-not-reread", extra={"rows": len(asked), "error": repr(error)})
             return False
         except Exception:
-            # A bug must not end a task that the gateway depends on.
+            # A defect must not end this task, on which the gateway depends.
             log.exception("rereading-broke")
             return False
         missing = [key for key in asked if key not in heads]
         if missing:
             log.error("rows-missing", extra={"rows": missing[:_LOGGED_MAX], "count": len(missing)})
         for key in asked:
-            # A key that became wanted meanwhile stays: this answer may be older.
+            # A key that became wanted during the request stays: this answer may be older.
             if self._wanted[key] < self._requests:
                 del self._wanted[key]
         return True
 
 
 class ThrottledMetadata:
-    """Machines' requests for rows, a few at a time: when a bookie dies, thousands of ledgers change
-    their ensembles at once. Implements `ports.MetadataPort`.
+    """Limits the concurrent metadata requests of machines: when a bookie dies, thousands of ledgers
+    change their ensembles at once. Implements `ports.MetadataPort`.
     """
 
     def __init__(self, metadata: MetadataClient) -> None:
-        """Sends requests through `metadata`."""
+        """`metadata`: the client that sends the requests."""
         self._metadata = metadata
         self._room = asyncio.Semaphore(_REQUESTS_MAX)
         self.ensemble_changes = 0
-        """Counted by rows left OPEN: no other change by a gateway's machines leaves a row OPEN."""
+        """The number of ensemble changes, the only changes by machines that leave a ledger OPEN."""
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
-        """The row from the primary."""
+        """Reads the metadata from the primary."""
         async with self._room:
             return await self._metadata.read(ledger_id)
 
     async def cas(
         self, metadata: LedgerMetadata, missed: tuple[MissedRange, ...], *, attempt: str
     ) -> tuple[CasStatus, LedgerMetadata | None]:
-        """Compare-and-swap, until the outcome is settled."""
+        """Changes the metadata by compare-and-swap; returns once the outcome is known."""
         async with self._room:
             status, row = await self._metadata.cas(metadata, missed, attempt=attempt)
         if status is CasStatus.OK and metadata.state is State.OPEN:
@@ -341,7 +340,7 @@ class ThrottledMetadata:
 
 
 def went_back(ledger_id: int, done: str, known: str) -> errors.DatabaseWentBack:
-    """The error where the database contradicts what was done to a ledger."""
+    """The error if the database lacks an acknowledged change of a ledger."""
     return errors.DatabaseWentBack(
         f"the ledger was {done}, and the database has {known}",
         ledger_id=ledger_id,
@@ -355,5 +354,5 @@ def is_closed(row: LedgerMetadata) -> bool:
 
 
 def _text_bytes(row: LedgerMetadata) -> int:
-    """The length of what a client keeps in a row, which may be many times the rest."""
+    """The size of a ledger's custom metadata, which may be much larger than the rest."""
     return sum(len(key) + len(value) for key, value in row.custom)

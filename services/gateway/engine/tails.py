@@ -1,10 +1,10 @@
-"""The tails of ledgers: readers that wait for entries, and the newest entries in memory.
+"""The tails of ledgers: readers that wait for new entries, and a cache of the newest entries.
 
-All readers of another gateway's ledger share one long poll.
+All readers that wait for entries of another gateway's ledger share one long poll.
 
-The runs that this process's writers confirmed last stay in memory: a reader that follows the tail here asks no bookie. A run
-is the very bytes that went to the bookies, which hold nothing else in memory: a request's buffer was copied from when the run
-was made. Runs are kept from their confirmation on, so that nothing beyond the LAC is here.
+The runs that this process's writers confirmed last stay in memory, so that readers at the tail need
+no bookie. A cached run has the bytes that were sent to bookies, and keeps no request buffer alive.
+Runs are cached when they are confirmed, so no entry beyond the LAC is cached.
 """
 
 import asyncio
@@ -22,44 +22,46 @@ from services.gateway.interface import LedgerView
 log = logging.getLogger(__name__)
 
 RECENT_BYTES_MAX: Final = 8 << 20
-"""Of all ledgers together, whoever followed them (taste): some thousand appends, or a moment of a busy gateway."""
+"""Memory of all cached runs, of all ledgers (chosen by judgement): some thousand small appends."""
 
 RECENT_RUN_BYTES_MAX: Final = 64 << 10
-"""A larger run is read from bookies: its bytes cost more than the question, and would push out those of many ledgers."""
+"""Larger runs are not cached. They would evict the runs of many ledgers, and a request to a bookie
+costs little compared with the transfer of their bytes."""
 
 _RUN_COST: Final = 1280
-"""Bytes that a run takes besides its body, if it is the only one of its ledger; half of it is the ledger's (measured)."""
+"""Memory of a ledger's only cached run besides the run's body, in bytes; half of it is taken by the
+ledger's own entry in the cache (measured)."""
 
 _ENTRY_COST: Final = 40
-"""The same of an entry: where its payload begins, which a run notes when it is read (measured)."""
+"""Memory of each entry besides its payload, in bytes: an offset that the run stores (measured)."""
 
 POLL_S: Final = 10.0
-"""How long one poll waits at the writer."""
+"""How long one poll waits at the writer for a higher LAC."""
 _PAUSE_S: Final = 1.0
-"""Between polls that cannot wait at the writer, because the writer is gone (taste)."""
+"""Pause between polls while no poll can wait at the writer, who is gone (chosen by judgement)."""
 
 Poll = Callable[[int, int, float], Awaitable[LedgerView]]
-"""(ledger, after, wait) to the LAC; waits for a higher one if possible."""
+"""(ledger id, after, wait_s) -> LAC. Waits up to `wait_s` for an LAC above `after`, if possible."""
 
 
 class LacWaiters:
-    """Futures of waiters, each with the LAC that it knows. Invariant: no waiter is kept after its
-    wait has ended, however it ended.
+    """The readers that wait for a higher LAC of one ledger, each with the LAC that it knows.
+    Invariant: a waiter is removed when its wait ends, also by cancellation.
     """
 
     def __init__(self) -> None:
-        """Nobody waits yet."""
+        """Start with no waiters."""
         self._waiting: dict[asyncio.Future[None], int] = {}
         self.known = NO_ENTRY
         """The highest LAC that `Tails` has learned."""
 
     @property
     def lowest(self) -> int | None:
-        """The lowest LAC known to a waiter; None if nobody waits."""
+        """The lowest LAC that a waiter knows; None without waiters."""
         return min(self._waiting.values(), default=None)
 
     async def wait(self, after: int, wait_s: float) -> bool:
-        """True once the LAC is above `after` or something else changed; False after `wait_s`."""
+        """Waits until the LAC is above `after` or the ledger changed. Returns False on timeout."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[future] = after
         try:
@@ -72,12 +74,12 @@ class LacWaiters:
         return True
 
     def advance(self, last_add_confirmed: int) -> None:
-        """Wake the waiters that know a lower LAC."""
+        """Wakes the waiters that know a lower LAC than `last_add_confirmed`."""
         if self._waiting:
             self._wake([f for f, after in self._waiting.items() if after < last_add_confirmed])
 
     def wake_all(self) -> None:
-        """Wake all waiters: the ledger was closed or deleted, or the writer is gone."""
+        """Wakes all waiters: the ledger was closed or deleted, or the writer is gone."""
         self._wake(list(self._waiting))
 
     def _wake(self, futures: list[asyncio.Future[None]]) -> None:
@@ -88,16 +90,16 @@ class LacWaiters:
 
 
 class Tails:
-    """The followed ledgers. Invariant: a ledger is followed while somebody waits."""
+    """Waits for new entries. Invariant: one task polls each ledger for which readers wait."""
 
     def __init__(self, poll: Poll, tasks: TasksPort) -> None:
-        """No ledger is followed yet."""
+        """`poll` returns a ledger's LAC; `tasks` runs one polling task per ledger."""
         self._poll = poll
         self._tasks = tasks
         self._followed: dict[int, LacWaiters] = {}
 
     async def wait(self, ledger_id: int, after: int, wait_s: float) -> bool:
-        """True once there may be a LAC above `after`, False after `wait_s`."""
+        """Waits until the LAC may be above `after`; returns False after `wait_s`."""
         tail = self._followed.get(ledger_id)
         if tail is None:
             tail = self._followed[ledger_id] = LacWaiters()
@@ -107,14 +109,14 @@ class Tails:
         return await tail.wait(after, wait_s)
 
     def changed(self, ledger_id: int) -> None:
-        """The ledger's row changed: wake all waiters."""
+        """Wakes all waiters of a ledger, because its metadata changed."""
         tail = self._followed.get(ledger_id)
         if tail is not None:
             tail.wake_all()
 
     async def _follow(self, ledger_id: int, tail: LacWaiters) -> None:
         try:
-            # The first waiter registers right after this task is started.
+            # The first waiter is registered before this task takes its first step.
             while (after := tail.lowest) is not None:
                 pause_s = 0.0
                 try:
@@ -138,25 +140,25 @@ class Tails:
 
 
 class RecentRuns:
-    """The newest confirmed runs of a process; the one that was confirmed first goes first.
+    """A cache of the newest confirmed runs of this process; evicts in the order of confirmation.
 
-    Invariants: a ledger's runs are in the order of their ids, with gaps where a run was too large; `_order` has a ledger
-    once for each of its runs, oldest first.
+    Invariants: a ledger's runs are in the order of their entry ids, with gaps where a run was too
+    large; `_order` has a ledger's id once for each of its runs, oldest first.
     """
 
     __slots__ = ("_bytes_max", "_order", "_runs", "bytes_kept", "reads")
 
     def __init__(self, bytes_max: int = RECENT_BYTES_MAX) -> None:
-        """Nothing is kept."""
+        """`bytes_max`: the memory limit of all cached runs."""
         self._bytes_max = bytes_max
         self._runs: dict[int, deque[Run]] = {}
         self._order: deque[int] = deque()
         self.bytes_kept = 0
         self.reads = 0
-        """How many reads were answered from here."""
+        """How many reads were answered from this cache."""
 
     def keep(self, runs: Iterable[Run]) -> None:
-        """Keep runs of one ledger that were just confirmed, in order."""
+        """Caches runs of one ledger that were just confirmed, in order."""
         for run in runs:
             if len(run.body) > RECENT_RUN_BYTES_MAX:
                 continue
@@ -177,8 +179,8 @@ class RecentRuns:
             del self._runs[ledger_id]
 
     def read(self, ledger_id: int, first: int, last: int, bytes_max: int) -> list[Run]:
-        """Contiguous entries from `first` to `last` at most, about `bytes_max` of payload and one entry at least; none
-        where `first` is not here.
+        """Returns contiguous cached entries from `first` up to `last`: about `bytes_max` of
+        payload, but at least one entry. Returns none if `first` is not cached.
         """
         found: list[Run] = []
         at, left = first, bytes_max
@@ -195,8 +197,8 @@ class RecentRuns:
         return found
 
     def _from(self, ledger_id: int, first: int) -> Iterable[Run]:
-        """A ledger's runs from the one on that has `first`, found from the newest one backwards: a reader at the tail
-        is near it.
+        """Returns a ledger's runs, beginning with the run that contains `first`. Searches backwards
+        from the newest run, which is near for a reader at the tail.
         """
         kept = self._runs.get(ledger_id)
         if kept is None or not kept[0].first <= first <= kept[-1].last:
@@ -210,12 +212,12 @@ class RecentRuns:
 
 
 def _size(run: Run) -> int:
-    """Bytes of a run in memory, once it was read."""
+    """The memory that a run takes after its first read, in bytes."""
     return len(run.body) + _RUN_COST + _ENTRY_COST * run.count
 
 
 def _part(run: Run, first: int, last: int, bytes_max: int, *, has_any: bool) -> Run | None:
-    """The entries of a run from `first` on that a page takes, as a reader of bookies cuts them (`RangeReader`)."""
+    """Returns the entries of a run from `first` on that fit into a page; None if none fits."""
     if run.first == first and run.last <= last and run.payload_bytes <= bytes_max:
         return run
     sizes, begin = run.sizes, first - run.first

@@ -354,7 +354,7 @@ async def test_a_drain_says_whether_a_member_waits_for_a_repair_or_for_its_succe
     assert [left.reason for left in waits[1].first] == [
         "is the target of a repair that is under way"
     ]
-    why = "its place is given away; kept until its successor has a copy of the row"
+    why = "it was replaced, and is kept until its successor has a copy of the metadata"
     assert kept.first[1].reason == why
     assert failed.first[1].reason == f"{why}: b4 is down (1 tries)"
     assert not failed.done
