@@ -30,8 +30,7 @@ from quorumlog.protocol.row_copy import RowCopy, RowName, superseded
 
 @dataclass(frozen=True, slots=True)
 class AddAsked:
-    """A request to store entries. Recovery adds, also of repair, pass fence and limbo (rules 2, 9,
-    12).
+    """A request to store entries. Recovery adds pass fence and limbo (rules 2, 9, 12).
 
     If some ids are held already, the first verdict lists them in `compare`. The driver then repeats
     the request with the entries that it could read (`stored`) and those that it could not
@@ -91,9 +90,7 @@ class LacTold:
 
 @dataclass(frozen=True, slots=True)
 class RowTold:
-    """A request to store a copy of the metadata (rule 18b) when no add brings it: at closes,
-    repairs.
-    """
+    """A request to store a copy of the metadata, after a close or repair (rule 18b)."""
 
     member: str
     row: RowCopy
@@ -178,10 +175,10 @@ ReplicaRecord = RunStored | RowKept | FenceSet | LacKept | LimboSet | EntriesDro
 class Verdict:
     """The answer to a request, and when to send it.
 
-    `after`: how many records of this ledger must be synced before the answer is sent. `present` and
-    `absent`: the result of a read; an entry in neither is unknown (rule 1). `compare`: no answer
-    yet: repeat the request with the stored entries of these ranges. `made`: the result of
-    `Holdings.accept` for the record of entries.
+    - `after`: how many records of this ledger must be synced before the answer is sent;
+    - `present` and `absent`: the result of a read; an entry in neither is unknown (rule 1);
+    - `compare`: no answer yet; repeat the request with the stored entries of these ranges;
+    - `made`: the result of `Holdings.accept` for the record of entries.
     """
 
     status: Status
@@ -276,7 +273,7 @@ class Replica(Keyed):
         self.synced_count = max(self.synced_count, count)
 
     def set_limbo(self, *, limbo: bool) -> Verdict:
-        """Set limbo: while state may be lost, the bookie denies nothing and counts for no coverage."""
+        """Begin or end limbo, in which the bookie denies nothing and counts for no coverage."""
         if limbo == self.is_limbo or self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
         return self._took(LimboSet(self._limbo_counter + 1, limbo))
@@ -320,8 +317,7 @@ class Replica(Keyed):
         return self._took(LedgerDeleted())
 
     def forget_copies(self) -> None:
-        """Forget superseded copies, if the database contains the changes of all held ones (rule
-        18c).
+        """Forget superseded copies. The database must contain all held ones' changes (rule 18c).
 
         No record is written: a copy that a replay finds again is valid, and is forgotten again.
         """
