@@ -247,7 +247,7 @@ def _contradiction(
     if any(a.version == b.version for a, b in pairwise(rows)):
         return "two copies of one version: the database went back earlier, and both histories continued"
     if any(a.state is State.CLOSED and b.state is not State.CLOSED for a, b in pairwise(rows)):
-        return "a copy is not CLOSED, though an earlier version is"
+        return "a copy of a later version is open, although an earlier one is CLOSED"
     return ""
 
 

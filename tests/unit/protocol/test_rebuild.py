@@ -209,7 +209,7 @@ FORKED = closed(later(FIRST, "z"), 9, "z")
         (known(closed(FIRST, 3, "z"), "a1"), [FIRST, CLOSED], "several ends: 3, 9"),
         (None, [closed(FIRST), later(later(FIRST))], "is open"),
         (known(later(FIRST, "z"), "a1"), [FIRST, MOVED], "the database lacks"),
-        (known(later(FIRST, "z"), "a1"), [FIRST, later(MOVED)], "nothing tells"),
+        (known(later(FIRST, "z"), "a1"), [FIRST, later(MOVED)], "no copy shows"),
         (known(FORKED, "a1"), [FIRST, CLOSED], "the database lacks"),
         (known(FIRST, "a1"), [replace(MOVED, quorum=Quorum(3, 2, 2))], "differ"),
         (None, [FIRST, replace(MOVED, writer=Writer("gateway-2", ""))], "differ"),
@@ -1036,7 +1036,7 @@ def nothing_wrong(*_given: object) -> str:
 def forks() -> None:
     copies = [FIRST, later(MOVED)]
     row = known(later(FIRST, "z"), "a1")
-    test_copies_that_contradict_each_other_or_the_row_are_told(row, copies, "nothing tells")
+    test_copies_that_contradict_each_other_or_the_row_are_told(row, copies, "no copy shows")
 
 
 def two_ends() -> None:
