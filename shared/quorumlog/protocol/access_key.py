@@ -17,7 +17,7 @@ _SEALED_BYTES: Final = len(_SEALED) + SALT_BYTES + 32
 
 
 def sealed(salt: bytes, digest: bytes) -> bytes:
-    """A sealed access key: metadata has it where the access key itself is unknown."""
+    """Make a sealed access key, which metadata has if the access key itself is unknown."""
     return _SEALED + salt + digest
 
 

@@ -111,8 +111,8 @@ class BatchHead:
 class Columns:
     """A plain batch whose columns were located and checked. Keys and values are decoded on demand.
 
-    Byte offsets are None, and sizes empty, for a column that the batch lacks. A key of size -1 is
-    no key.
+    Byte offsets are None, and sizes empty, for a column that the batch lacks. A key size of -1
+    means that the record has no key.
     """
 
     data: memoryview

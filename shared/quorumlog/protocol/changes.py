@@ -54,7 +54,7 @@ def is_made_from(old: Row, new: Row) -> bool:
 
 
 def is_row(row: Row, *, version: int, attempt: str) -> bool:
-    """Whether the change `attempt` made this version; an empty token on either side matches any."""
+    """Whether the change `attempt` made this version of `row`; an empty token matches any."""
     return row.version == version and ("" in (row.attempt, attempt) or row.attempt == attempt)
 
 
@@ -122,8 +122,8 @@ def _changes_password(old: LedgerMetadata, new: LedgerMetadata) -> bool:
 
 
 def _given_up(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
-    """Rule 31: lost entries stay lost, because readers were told so. None can be given up before
-    CLOSED, because the end decides which entries exist.
+    """Rule 31: lost entries stay lost, because readers got a final error. None can be given up
+    before CLOSED, because the end decides which entries exist.
     """
     pointer = "/row/lost_entries"
     if old.state is not State.CLOSED and new.lost_entries:

@@ -19,7 +19,7 @@ _SLACK_S_MAX: Final = 60.0
 
 
 def slack_s(idle_s: int) -> float:
-    """How long a report to the keeper covers later accesses, and how much later a log expires."""
+    """How long accesses may be served without another report, and how much later a log expires."""
     return min(idle_s / 4, _SLACK_S_MAX)
 
 

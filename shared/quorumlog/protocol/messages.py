@@ -249,7 +249,7 @@ Effect = (
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Begin: for machines that get their task when they are created (RangeReader, FragmentRepair)."""
+    """Begin the task that the machine got when it was created (RangeReader, FragmentRepair)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +280,8 @@ class ReplaceRequested:
 
 @dataclass(frozen=True, slots=True)
 class PlacedInLog:
-    """A log's metadata places this ledger at `first_offset`: precedes the first append (rule 23).
-    The members' copies of the ledger's metadata have the place too (rule 18f).
+    """A log's metadata places this ledger at `first_offset`. Sent before the first append (rule
+    23). The members' copies of the ledger's metadata have the place too (rule 18f).
     """
 
     first_offset: int

@@ -102,7 +102,7 @@ class Deletion(StrEnum):
 
 
 PREDECESSORS_KEPT = 4
-"""Predecessors in a lineage: a rebuild can bridge one ledger less, in a row, than this."""
+"""Predecessors in a lineage. A rebuild bridges gaps of up to one ledger fewer than this."""
 
 SHARED_KEPT = 64
 """Shared ledgers in a fork's lineage, chosen by judgement: 16 GiB of a log with default limits."""
@@ -314,7 +314,7 @@ class LedgerMetadata(Value):
             if repair.first_entry != first:
                 yield repair
             elif repair.target == old:
-                # A member kept for `old`, which may be lost for ever: a copy at `new` serves.
+                # Its member is kept for `old`, which may be lost for ever: a copy at `new` serves.
                 if repair.leaving != new:
                     yield replace(repair, target=new)
             elif repair.target != new and (repair.leaving != old or repair in placed):

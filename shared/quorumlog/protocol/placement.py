@@ -1,5 +1,5 @@
-"""Chooses the bookies of an ensemble. Pure: the caller passes live candidates in the order of
-preference (liveness only proposes: I31).
+"""Chooses the bookies of an ensemble. Pure: the caller judges which candidates are alive, and
+passes them in the order of preference (liveness only proposes: I31).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from quorumlog.protocol.ids import member_name
 
 _ROOM_MIN_BYTES: Final = 64 << 20
 _ROOM_TIMES: Final = 4
-"""The free space of a cluster's members rarely differs by more than this. Chosen by judgement."""
+"""The free space of a cluster's members rarely differs by a larger factor. Chosen by judgement."""
 
 
 def ensemble(
@@ -32,8 +32,7 @@ def spread(
     members: Sequence[str], candidates: Sequence[str], zones: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
     """The candidates that may join these members, best first. A zone with fewer members is better,
-    then a zone whose last member is farther ahead, then the given order. No bookie joins in two
-    incarnations.
+    then a zone that was used longer ago, then the given order. No bookie joins in two incarnations.
     """
     known = zones or {}
     taken = {member_name(member) for member in members}

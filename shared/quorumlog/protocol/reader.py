@@ -121,7 +121,7 @@ class RangeReader(Keyed):
         assert not self._asked & ~self._tried
         if self._reading_row is None and self._tally is not None:
             silent = self._tally.may_tell(self.next)
-            assert any(self._asked & 1 << position for position in silent), "somebody is asked"
+            assert any(self._asked & 1 << position for position in silent), "a member is asked"
 
     # --- asking ------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class RangeReader(Keyed):
 
     def _ask(self, tally: Tally, position: int) -> None:
         cursor = tally.cursors[position]
-        assert cursor is not None, "only who may tell is asked"
+        assert cursor is not None, "only members that have not answered are asked"
         self._asked |= 1 << position
         self._tried |= 1 << position
         self._round += 1
@@ -237,7 +237,7 @@ class RangeReader(Keyed):
         self.is_done = self.next > self.last or self.max_bytes == 0
         self._out.append(EntriesRead(tally.runs(first, self.next - 1), is_last=self.is_done))
 
-    # --- nobody has it -----------------------------------------------------------------------
+    # --- unavailable entries -----------------------------------------------------------------
 
     def _unavailable(self, tally: Tally, entry_id: int) -> None:
         """No member of the write set returned a valid copy: repair may have moved it (BK#4613)."""
@@ -266,7 +266,7 @@ class RangeReader(Keyed):
             self._tally = None
             self._go_on()
         else:
-            assert self._failure is not None, "why metadata was read"
+            assert self._failure is not None, "metadata is read after a failure"
             self.is_done = True
             self._out.append(self._failure)
 

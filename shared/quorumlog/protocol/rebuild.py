@@ -1,4 +1,4 @@
-"""Which metadata of a lost database bookies' copies prove (rule 18d). Pure decisions, no IO.
+"""Decides which metadata of a lost database bookies' copies prove (rule 18d). Pure, no IO.
 
 Bookies hold copies of metadata (rule 18b) and the ids of deleted ledgers (rule 16a); nothing else
 proves metadata. Each copy is of a committed version, so no copy is wrong. The question is whether a
@@ -100,7 +100,7 @@ class Bookies:
             for name, incarnation in map(_parts, row.all_members)
             if self.answering.get(name, incarnation) != incarnation
         }
-        # Any bookie may have stored an end (rule 18b). One with a later directory may have lost it.
+        # A bookie that is no member may have lost a stored end with its directory (rule 18b).
         named = set(map(member_name, row.all_members))
         emptied = {
             name
@@ -132,7 +132,7 @@ class Bookies:
                     " with a new directory since: stop it, move its DATA_DIR away, start it with"
                     " AUTO_FIX_COOKIES=1, so that it registers as a later incarnation, and rebuild again"
                 )
-            # Denials can't shorten a CLOSED ledger, so it waits for no bookie (rule 18d).
+            # Denials can't shorten a CLOSED ledger: it is written without waiting (rule 18d).
             if is_unproven and name in self.silent and row.state is not State.CLOSED:
                 return (
                     f"the ledger names {name}@{incarnation}, which registered after its creation, and is silent:"
@@ -289,8 +289,8 @@ def _fork(
     unknown: Sequence[LedgerMetadata],
     keeping: Collection[str],
 ) -> str:
-    """Why copies do not descend from the database's metadata, or "". `keeping`: who holds unknown
-    ones.
+    """Why copies do not descend from the database's metadata, or "". `keeping`: the members that
+    have a copy which the database lacks.
     """
     if unknown[0].version <= known.version:
         return (

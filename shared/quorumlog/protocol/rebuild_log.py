@@ -40,7 +40,7 @@ class LedgerPlace:
     digest: DigestKind
     lineage: Lineage | None = None
     has_row: bool = True
-    """Whether the database has or gets the ledger's metadata, without which it can't be read."""
+    """Whether the database has or gets the ledger's metadata, which readers need."""
     custom: tuple[tuple[str, str], ...] | None = None
     """The log's custom metadata, which its owner copies to each ledger; None for a transaction's
     ledger, which has its task's as well.
@@ -48,7 +48,7 @@ class LedgerPlace:
     is_packed: bool = False
     """Whether the log compresses its batches."""
     hides_next: bool = False
-    """Whether it is CLOSED, and all bookies with copies of the next ledger may be lost or silent.
+    """Whether the ledger is CLOSED, and all bookies with copies of the next may be lost or silent.
     """
 
     @property

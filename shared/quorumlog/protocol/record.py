@@ -39,7 +39,7 @@ _ONES, _PLACES = (
     int.from_bytes(struct.pack(f">{_TABLE_ENTRIES}q", *numbers), "big")
     for numbers in ([1] * _TABLE_ENTRIES, range(_TABLE_ENTRIES))
 )
-"""1, 1, 1, ... and 0, 1, 2, ..., each in eight bytes of one large number. A prefix serves fewer."""
+"""1, 1, 1, ... and 0, 1, 2, ..., each in eight bytes of a large number. Fewer are a prefix."""
 _KINDS: Final = (DigestKind.NONE, DigestKind.CRC32C, DigestKind.HMAC_SHA256)
 _SIZES: Final = (0, 4, 32)
 
@@ -173,7 +173,9 @@ class Run:
 
     @property
     def _offsets(self) -> list[int]:
-        """Each payload's start, and the last one's end. Computed on demand: writers never need it."""
+        """Each payload's start, and the last one's end. Computed on demand: writers don't need
+        them.
+        """
         if self._found_offsets is None:
             first = self._at.payloads
             self._found_offsets = list(itertools.accumulate(self.sizes, initial=first))

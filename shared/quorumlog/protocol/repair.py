@@ -55,8 +55,8 @@ from quorumlog.protocol.record import Codec, Run
 from quorumlog.protocol.tally import Tally
 
 _UNREADABLE_MAX: Final = 1000
-"""Unreadable entries after which a repair gives up: fewer don't stop the copying of others. Chosen
-by judgement.
+"""The number of unreadable entries at which a repair gives up; until then it copies all others.
+Chosen by judgement.
 """
 
 
@@ -119,7 +119,7 @@ class FragmentRepair(Keyed):
     """The new member, or `leaving` itself, which then gets the entries that it lacks."""
     first: InitVar[int | None] = None
     last: int | None = None
-    """With `first`, the range to check if `target` is `leaving`; None: the fragment's border."""
+    """The last entry to check if `target` is `leaving`; None: the fragment's last entry."""
     held: InitVar[Ranges] = ()
     """Ascending ranges that a new target reports to hold: they are not copied, but verified like
     all others.
@@ -132,7 +132,7 @@ class FragmentRepair(Keyed):
     _is_stalled: bool = False
     _first: int = field(init=False)
     _next: int = field(init=False)
-    """COPYING: the first entry not given to a reader. VERIFYING: the first entry not verified."""
+    """COPYING: the first entry that no reader got. VERIFYING: the first entry not verified yet."""
     _skipped: Ranges = field(init=False)
     """Ranges that this pass over the entries skips."""
     _lacking: Ranges = ()
@@ -468,7 +468,7 @@ class FragmentRepair(Keyed):
 
     def _read_target(self, tally: Tally, position: int) -> None:
         cursor = tally.cursors[position]
-        assert cursor is not None, "it has something to say"
+        assert cursor is not None, "the position has entries of the window"
         ledger_id = self.metadata.ledger_id
         self._out.append(
             SendRead(position, self.target, ledger_id, cursor, tally.last, from_disk=True)

@@ -25,7 +25,7 @@ from quorumlog.protocol.ranges import Ranges, complement, contains, ranges_of
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.row_copy import RowCopy, RowName, superseded
 
-# --- what is asked -----------------------------------------------------------------------------
+# --- requests ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class AddAsked:
     named_by: RowName | None = None
     """The version of the metadata that names this bookie for the run; None in a recovery add."""
     row: RowCopy | None = None
-    """A copy of that version. None if this bookie has answered an add that brought it."""
+    """A copy of the version `named_by`; None if an answered add has brought it already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -606,7 +606,7 @@ class Replica(Keyed):
             return held
         return ranges_of(e for e in run.ids if contains(held, e))
 
-    # --- exploring ---------------------------------------------------------------------------------
+    # --- invariants --------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Assert the invariants of one state."""

@@ -9,8 +9,9 @@ from quorumlog.protocol.metadata import LedgerMetadata
 
 ATTEMPT_BYTES: Final = 16
 COPIES_KEPT: Final = 8
-"""Copies of a ledger that a bookie keeps, of versions that the database contains. A rebuild needs
-the last one; the earlier ones show from which versions it descends. Chosen by judgement."""
+"""Copies of one ledger's metadata that a bookie keeps, of versions that the database contains. A
+rebuild needs the last one; the earlier ones show from which versions it descends. Chosen by
+judgement."""
 _NO_ATTEMPT: Final = bytes(ATTEMPT_BYTES)
 
 
@@ -32,7 +33,7 @@ class RowName(NamedTuple):
 
 
 class RowCopy(NamedTuple):
-    """A ledger's metadata as bookies keep it. They read only the token of its placing (rule 18c)."""
+    """A copy of a ledger's metadata. Bookies read only the token of its log's change (rule 18c)."""
 
     name: RowName
     body: bytes

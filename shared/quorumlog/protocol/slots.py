@@ -132,9 +132,9 @@ class Slots(Keyed):
     # --- answers -----------------------------------------------------------------------------
 
     def is_current(self, event: AddAnswered) -> bool:
-        """Whether an answer counts: not that of a replaced member, or from before it rejoined (rule
-        7, I18, X7). A writer ignores acknowledgements sent before an ensemble change for
-        unconfirmed entries, because that bookie still holds the old metadata (rule 18b).
+        """Whether an answer counts: not if its member was replaced since the request (rule 7, I18,
+        X7). A writer ignores acknowledgements sent before an ensemble change for unconfirmed
+        entries, because that bookie still holds the old metadata (rule 18b).
         """
         came = self._generations[event.position]
         if event.member != self.members[event.position] or event.generation < came:
@@ -167,7 +167,7 @@ class Slots(Keyed):
         self.down &= ~(1 << position)
         return self._ask(1 << position, first=0, is_anew=False)
 
-    # --- other members -----------------------------------------------------------------------
+    # --- changes of members ------------------------------------------------------------------
 
     def find(self, attempt: int, *, leaving: int = 0, lost: tuple[str, ...] = ()) -> FindBookies:
         """Ask for members, except those in use, suspects and `lost` ones. Members in `leaving`
@@ -204,7 +204,7 @@ class Slots(Keyed):
             asked += self._ask(staying & ~self.down, first=unconfirmed, is_anew=False)
         return asked
 
-    # --- what members lack (rule 8) ------------------------------------------------------------
+    # --- missed entries (rule 8) ---------------------------------------------------------------
 
     def write_off(self, mask: int) -> None:
         """Record as missed the confirmed entries that the slots in `mask` lack."""
@@ -263,6 +263,6 @@ class Slots(Keyed):
         window.check()
         assert not self.down & ~self.everyone
         for pending in window.runs.values():
-            assert not pending.waiting & self.down, "nobody waits for a slot that is down"
+            assert not pending.waiting & self.down, "no run waits for a slot that is down"
             is_asked = not pending.holders & usable & ~(pending.acked | pending.waiting)
             assert is_asked or pending.run.last <= window.last_confirmed, "every slot was asked"

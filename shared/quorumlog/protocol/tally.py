@@ -125,7 +125,7 @@ class Tally(Keyed):
         about the rest (rule 1).
         """
         position, cursor = answer.position, self.cursors[answer.position]
-        assert cursor is not None, "an answer that nobody waits for"
+        assert cursor is not None, "an answer that is not awaited"
         run = answer.run
         absent = answer.absent
         if answer.status is Status.NO_ENTRY:

@@ -26,7 +26,7 @@ def part_of(run: Run, quorum: Quorum, position: int) -> Run:
         return run
     residues, size = quorum.residues(position), quorum.ensemble_size
     part = run.where(lambda entry_id: entry_id % size in residues)
-    assert part is not None, "asked for the part of a position outside every write set of the run"
+    assert part is not None, "the position stores no entry of the run"
     return part
 
 
@@ -80,9 +80,9 @@ class Window(Keyed):
         for first, pending in self.runs.items():
             run = pending.run
             assert first == run.first, "a run is found by its first entry"
-            assert not pending.acked & pending.waiting, "an answer ends the asking"
+            assert not pending.acked & pending.waiting, "an answer ends the wait"
             assert not (pending.acked | pending.waiting) & ~pending.holders, "only holders count"
-            assert not pending.waiting & ~pending.asked, "who is waited for was asked"
+            assert not pending.waiting & ~pending.asked, "an awaited position was asked"
             if run.last <= self.last_confirmed:
                 assert pending.waiting or self.is_held, "settled runs leave"
             else:

@@ -136,7 +136,7 @@ class LedgerWriter(Keyed):
     def _window(self) -> Window:
         return self._slots.window
 
-    # --- what a driver may read --------------------------------------------------------------
+    # --- state for drivers -------------------------------------------------------------------
 
     @property
     def last_add_confirmed(self) -> int:
@@ -377,7 +377,7 @@ class LedgerWriter(Keyed):
             return
         row = event.metadata
         if row is not None and row.first_offset is None:
-            # This answer predates the ledger's place in the log, of which the writer knows already.
+            # This answer predates the ledger's place in its log, which the writer knows already.
             mine = self.metadata
             row = replace(row, first_offset=mine.first_offset, lineage=mine.lineage)
         if event.status is CasStatus.UNKNOWN or (

@@ -147,7 +147,7 @@ class Handover:
         item = None if self.row is None else self.row.last_item
         return None if item is None or item.last_offset is not None else item
 
-    # --- what happens to it ----------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def begin(self) -> HandoverNext:
         """Begin; no other handover is under way."""

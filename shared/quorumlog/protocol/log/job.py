@@ -157,7 +157,7 @@ class Job:
         default_factory=list
     )
 
-    # --- what happens to it ----------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def begin(self, held: Tenancy, now: Now) -> JobNext:
         """Begin; no other job is under way."""
@@ -325,7 +325,7 @@ class Job:
         errors say nothing about the log.
         """
         for pending, answer in self.doubted:
-            assert error is not None, "the next owner answers these"
+            assert error is not None, "without an error, the next owner answers these"
             is_repeat = isinstance(answer, RecordsAppended)
             is_unknown = is_repeat and isinstance(error, MetadataUnavailable)
             yield pending.request, error.with_outcome(UNKNOWN) if is_unknown else error

@@ -165,8 +165,8 @@ class Takeover:
     # --- the producers ---------------------------------------------------------------------------
 
     def _rebuild(self, now: Now) -> None:
-        """Rebuild the producers at the log's end: the table at the last ledger with a known start,
-        and what was appended since.
+        """Rebuild the producers at the log's end: the table at the start of the last ledger whose
+        start is known, and what was appended since.
 
         A producer that the previous owner forgot since that start is known again, or forgotten
         again.
@@ -224,7 +224,7 @@ class Takeover:
         )
         self.producers.done(head.producer, answer, now_ms=head.append_time_ms)
 
-    # --- the row ---------------------------------------------------------------------------------
+    # --- the metadata ----------------------------------------------------------------------------
 
     def _stream_seq(self) -> str | None:
         """The last stream sequence in the ends of ledgers: each batch carries the last one on (rule

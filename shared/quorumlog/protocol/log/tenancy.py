@@ -65,7 +65,7 @@ class Tenancy:
             or 0 < settings.roll_seconds <= now.monotonic_s - pipe.since_s
         )
 
-    # --- what rows say ---------------------------------------------------------------------------
+    # --- metadata --------------------------------------------------------------------------------
 
     def is_mine(self, log: LogMetadata) -> bool:
         """Whether a version of the metadata names this owner's ledger last."""
