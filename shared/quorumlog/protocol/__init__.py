@@ -1,8 +1,8 @@
 """The BookKeeper protocol as state machines without IO, clock or randomness.
 
 Read `messages` first: it defines events and effects. A machine takes one event and returns effects
-(`step(event) -> list[Effect]`). Its driver performs them and passes the answers back. The package
-may import `errors`, CRC32C, and standard modules without side effects (pyproject.toml).
+(`step(event) -> list[Effect]`). A driver performs the effects and passes the answers back. The
+package may import `errors`, CRC32C, and standard modules without side effects (pyproject.toml).
 
 | module | what it is |
 |---|---|

@@ -1,7 +1,7 @@
 """Sealed access keys: only the salt and a digest of a key, as rebuilt metadata has them (rule 18d).
 
 A password is right if the key that it gives with this salt has this digest. Bookies' copies of
-metadata hold no more than that, so that a copy gives no access.
+metadata hold only sealed keys, so that a copy gives no access.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Which changes of metadata are legal, so that a client's bug can't break a ledger or a log.
 
 The metadata service calls these checks in the transaction that changes the metadata; so do the
-models of the tests. They compare two versions. Each single version is checked when it is parsed
-(`LedgerMetadata.check`, `LogMetadata.check`).
+models of the tests. The checks compare two versions; each single version is checked when it is
+parsed (`LedgerMetadata.check`, `LogMetadata.check`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -168,7 +168,7 @@ def _kept(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
 
 
 def _named(row: LedgerMetadata) -> list[set[str]]:
-    """For each fragment, its members and those that are kept after they were replaced."""
+    """For each fragment, its members and its replaced members that are kept."""
     kept = row.placed_repairs
     return [
         {*f.bookies, *(r.leaving for r in kept if r.first_entry == f.first_entry)}
@@ -281,7 +281,8 @@ def check_unprotected(log: LogMetadata) -> None:
 def published_by(
     old: LogMetadata, new: LogMetadata, requested: Sequence[Sealed]
 ) -> tuple[LogItem, ...]:
-    """The items that `new` publishes, of those that a commit requested, in order (rule 28).
+    """The items that `new` publishes, among the ledgers that a commit requested, in order
+    (rule 28).
 
     Ledgers without records are left out. The caller ensures that all ledgers of `new` but the last
     are CLOSED. Raises: InvalidRequest, LogProtected.

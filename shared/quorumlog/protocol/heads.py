@@ -1,7 +1,7 @@
 """Heads of metadata: the fields by which a write handle or a log's owner learns that it has ended.
 
-A gateway whose stream of changes had a gap reads the heads of many ledgers and logs at once (rule
-16a). Fragments, keys and producers are left out.
+A gateway whose stream of changes had a gap reads the heads of many ledgers and logs at once
+(rule 16a). Fragments, keys and producers are left out.
 """
 
 from dataclasses import dataclass

@@ -13,8 +13,7 @@ from collections.abc import Collection
 from typing import Final
 
 TERMS_MAX: Final = 100_000
-"""How many logs' last uses a process remembers, and how many of its reports. Chosen by judgement.
-"""
+"""Maximum remembered last uses of logs, and remembered reports to keepers. Chosen by judgement."""
 _SLACK_S_MAX: Final = 60.0
 
 
@@ -27,7 +26,7 @@ class Kept:
     """A keeper's memory: by term, the log's last use, in seconds that the keeper was awake."""
 
     def __init__(self) -> None:
-        """Remember no log."""
+        """Start with an empty memory."""
         self._used_s: OrderedDict[str, float] = OrderedDict()
         """By term, the last use, oldest first."""
         self._expired: set[str] = set()

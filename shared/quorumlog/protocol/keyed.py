@@ -25,7 +25,7 @@ from typing import (
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """Marks a field that `key` leaves out: `Annotated[list[Effect], Out("empty between steps")]`."""
+    """A field that `key` leaves out: `Annotated[list[Effect], Out("empty between steps")]`."""
 
     reason: str
 

@@ -52,7 +52,7 @@ class Answers:
 
     def is_lost(self, declared: Iterable[str] = ()) -> bool:
         """Whether no member can serve these entries. A member in `declared` (lost for ever) need
-        not have answered. If it answered that it has the entries, they are not lost.
+        not have answered. Entries that a member reports as held are not lost.
         """
         return all(
             word is Word.ABSENT or (word is not Word.HELD and member in declared)

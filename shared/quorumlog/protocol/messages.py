@@ -45,8 +45,8 @@ class CasStatus(StrEnum):
     """The ledger is deleted (a tombstone)."""
     UNKNOWN = "unknown"
     """A read failed, or the store was away before anything was sent. A compare-and-swap that may
-    have been applied never ends so: the driver repeats it with its token until it is settled (rule
-    6)."""
+    have been applied never ends so: the driver repeats it with its token until it is settled
+    (rule 6)."""
 
 
 class Timer(Enum):
@@ -71,8 +71,8 @@ class SendAdd:
     """Ask a member to store its part of a run. Answered by AddAnswered.
 
     `recovery` adds pass the fence and replace a copy that fails its CRC (rules 2 and 12). `row`:
-    metadata that names the member, which stores a copy of it before it acknowledges the run (rule
-    18b). None in a recovery add.
+    metadata that names the member, which stores a copy of it before it acknowledges the run
+    (rule 18b). None in a recovery add.
     """
 
     position: int
@@ -99,8 +99,8 @@ class SendRead:
     """Ask a member for entries first..last. Answered by ReadAnswered.
 
     `fence`: a recovery read, before whose answer the bookie fences durably (X1). `from_disk`: a
-    repair verifies its copies, so the bookie waits for pending writes and reads the disk (rule
-    20a).
+    repair verifies its copies, so the bookie waits for pending writes and reads the disk
+    (rule 20a).
     """
 
     position: int
@@ -138,7 +138,7 @@ class MissedRange(Value):
 class UpdateMetadata:
     """Compare-and-swap to `metadata`, if the store still has `metadata.version`. Answered by
     MetadataAnswered with the same attempt. `missed` enters the repair queue in the same
-    transaction. The same attempt again repeats the same change, with the same token (rule 6).
+    transaction. A repeated attempt repeats its change, with the same token (rule 6).
     """
 
     attempt: int
@@ -280,8 +280,8 @@ class ReplaceRequested:
 
 @dataclass(frozen=True, slots=True)
 class PlacedInLog:
-    """A log's metadata places this ledger at `first_offset`. Sent before the first append (rule
-    23). The members' copies of the ledger's metadata have the place too (rule 18f).
+    """A log's metadata places this ledger at `first_offset`. Sent before the first append
+    (rule 23). The members' copies of the ledger's metadata have the place too (rule 18f).
     """
 
     first_offset: int
@@ -315,7 +315,7 @@ class FenceAnswered:
 @dataclass(frozen=True, slots=True)
 class ReadAnswered:
     """The answer to SendRead, with the requested range. With status OK, `run` has entries that are
-    present (maybe not all), and `absent` the ranges explicitly denied. Entries in neither are
+    present (maybe not all), and `absent` the ranges explicitly denied. Entries in neither list are
     unknown (rule 1).
     """
 

@@ -7,7 +7,7 @@ Invariants (checked by `check`):
   - I22: `first_entry` of the fragments grows strictly from 0; each ensemble has E distinct members;
   - I21: `last_entry` and `length` are None unless the state is CLOSED;
   - I23: CLOSED implies that no fragment starts beyond last_entry + 1;
-  - rule 31: only a CLOSED ledger has lost entries, none beyond its end, and `may_lack_entries` is set.
+  - rule 31: only a CLOSED ledger has lost entries, within its end and with `may_lack_entries`.
 """
 
 import itertools
@@ -66,8 +66,8 @@ class Fragment:
 @dataclass(frozen=True, slots=True)
 class Repair:
     """A repair under way: `target` gets copies to replace `leaving` in the fragment that begins at
-    `first_entry`, or has just replaced it. Neither may drop the ledger (rules 18, 20 and 20b);
-    readers ask only the one that is in the fragment.
+    `first_entry`, or has just replaced it. Neither member may drop the ledger (rules 18, 20 and
+    20b); readers ask only the member in the fragment.
     """
 
     first_entry: EntryId
@@ -254,7 +254,7 @@ class LedgerMetadata(Value):
 
     def given_up(self, first: int, last: int, members: tuple[str, ...]) -> "LedgerMetadata":
         """Metadata after an operator accepted that entries first..last are lost and `members` are
-        lost for ever (rule 14). Cannot be undone: the lost ranges only grow.
+        lost for ever (rule 14). The change cannot be undone: lost ranges only grow.
         """
         return replace(
             self,
@@ -314,7 +314,7 @@ class LedgerMetadata(Value):
             if repair.first_entry != first:
                 yield repair
             elif repair.target == old:
-                # Its member is kept for `old`, which may be lost for ever: a copy at `new` serves.
+                # `leaving` is kept for `old`, which may be lost for ever: a copy at `new` serves.
                 if repair.leaving != new:
                     yield replace(repair, target=new)
             elif repair.target != new and (repair.leaving != old or repair in placed):

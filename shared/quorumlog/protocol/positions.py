@@ -2,8 +2,8 @@
 
 The state is a fold over the log of committed offsets, where the last record of a consumer counts. A
 request is decided on a `Draft`; its changes count once the draft's batch is in the log
-(`position_keeper.py`). A version is the offset of its change in the log, so it always grows, even
-over a deletion. The version of the change that granted a lease is the lease's fencing token.
+(`position_keeper.py`). A version is made of its change's offset in the log, so it always grows,
+even over a deletion. The version of the change that granted a lease is the lease's fencing token.
 
 Invariants (checked by the simulation in tests/unit/positions):
   - only a reset, which raises the token, moves a committed offset back;
@@ -584,7 +584,7 @@ class Draft:
         return row
 
     def _used(self, row: Position) -> Position:
-        """Return the consumer, with its time of use updated if that differs by more than a step."""
+        """Return the consumer; its time of use is updated if it is off by more than a step."""
         step_ms = min(USE_STEP_MS, self._expiry_ms // 4 or USE_STEP_MS)
         return self._put(row) if abs(self._database_ms - row.used_ms) > step_ms else row
 

@@ -84,7 +84,7 @@ class Quorum:
         return mask
 
     def has_ack_quorum(self, acked: int, first_entry: int, last_entry: int) -> bool:
-        """Whether each entry of a run has Qa of the `acked` positions (bits) in its write set (I2)."""
+        """Whether each entry of a run has Qa of the `acked` positions in its write set (I2)."""
         if not self.is_striped:
             return acked.bit_count() >= self.ack_quorum
         masks, size = _write_set_masks(self), self.ensemble_size

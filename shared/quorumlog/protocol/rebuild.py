@@ -64,7 +64,7 @@ class Known:
     row: LedgerMetadata | None = None
     is_deleted: bool = False
     attempts: frozenset[str] = frozenset()
-    """Those tokens of the copies' changes that the database contains."""
+    """The tokens of the copies' changes, if the database contains them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Rebuilds a lost log from its ledgers' metadata: which ledgers it had, at which offsets (rule
-18f).
+"""Rebuilds a lost log from its ledgers' metadata: which ledgers it had, at which offsets
+(rule 18f).
 
 Pure decisions, no IO. A ledger's metadata has its first offset, the log's creation time and the
 ledgers before it. So a missing ledger is known: the log names it, and readers get an error there
@@ -215,7 +215,7 @@ class _Found:
         )
 
     def with_place(self, item: LogItem) -> LogItem:
-        """An item with the place that its own or a later ledger's metadata has."""
+        """Complete an item with the first offset from its own or a later ledger's metadata."""
         ledger = self.ledgers.get(item.ledger_id)
         first = item.first_offset
         if first is None and ledger is not None:
@@ -291,7 +291,7 @@ class _Found:
         return (*kept, *items[-1:])
 
     def _is_passed_over(self, item: LogItem, after: LogItem) -> bool:
-        """Whether the next ledger has the same first offset, and follows another ledger."""
+        """Whether the next ledger has the item's first offset, and follows another ledger."""
         is_told = self.follows.get(after.ledger_id, item.ledger_id) != item.ledger_id
         return item.first_offset == after.first_offset and is_told
 

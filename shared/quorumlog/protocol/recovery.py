@@ -219,7 +219,7 @@ class Recovery(Keyed):
             self._begin(row)
 
     def _is_same_ledger(self, row: LedgerMetadata) -> bool:
-        # Reference 2.4.8: if a fragment was added meanwhile, nothing that was read counts.
+        # Reference 2.4.8: entries that were read don't count if a fragment was added since.
         mine = self.metadata
         return row.state is State.IN_RECOVERY and (
             row.last_fragment == mine.last_fragment and row.declared_lost == mine.declared_lost

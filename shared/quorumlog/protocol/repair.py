@@ -132,7 +132,7 @@ class FragmentRepair(Keyed):
     _is_stalled: bool = False
     _first: int = field(init=False)
     _next: int = field(init=False)
-    """COPYING: the first entry that no reader got. VERIFYING: the first entry not verified yet."""
+    """COPYING: the first entry without a reader. VERIFYING: the first unverified entry."""
     _skipped: Ranges = field(init=False)
     """Ranges that this pass over the entries skips."""
     _lacking: Ranges = ()
@@ -261,8 +261,8 @@ class FragmentRepair(Keyed):
 
     def _ends_as_before(self, border: int | None) -> bool:
         """Whether the fragment's end is the one that this repair saw first. The end changes only if
-        the database went back and was rebuilt; the copies made so far are then incomplete (seed
-        314751).
+        the database went back and was rebuilt; the copies made so far are then incomplete
+        (seed 314751).
         """
         return self._border in (None, border)
 
@@ -326,7 +326,7 @@ class FragmentRepair(Keyed):
     # --- copying -----------------------------------------------------------------------------
 
     def _place(self) -> tuple[int, Fragment]:
-        """The position under repair and its fragment; `leaving` has the place until the last step."""
+        """The position under repair and its fragment; `leaving` is there until the last step."""
         index = self._index(self.metadata)
         assert index is not None, "checked in _begin"
         fragment = self.metadata.fragments[index]
@@ -451,7 +451,7 @@ class FragmentRepair(Keyed):
         self._next = self._first
         self._lacking = ()
         if not self._is_again:
-            self._skipped = ()  # rule 20a: entries from before this repair are read too
+            self._skipped = ()  # rule 20a: entries that the target had before are read too
         self._verify_next()
 
     def _verify_next(self) -> None:

@@ -4,10 +4,10 @@ Pure: knows ids, bytes and keys, but neither files nor clocks. The real bookie a
 run this code, so they cannot differ.
 
 A driver calls `step(asked) -> Verdict`, and appends the verdict's `records` to its log in their
-order. It calls `synced(count)` when the first `count` records of this ledger are on disk, and sends
-the verdict only when `count >= verdict.after` (rule 3). Accepted and durable records are counted
-apart. A crash discards this object, keeps the first n records for any n from `synced_count` to
-`accepted_count`, and applies them to a new object.
+order. The driver calls `synced(count)` when the first `count` records of this ledger are on disk,
+and sends the verdict only when `count >= verdict.after` (rule 3). Accepted and durable records are
+counted apart. A crash discards this object, keeps the first n records for any n from `synced_count`
+to `accepted_count`, and applies them to a new object.
 
 `Holdings` knows the entries that a bookie holds: in the bookie an index of log offsets, in the
 simulator a dictionary. Not covered here: storage, limits, queues, and anything about several
@@ -151,8 +151,8 @@ class EntriesDropped:
     """The entries were dropped; the fence stays (rule 16). Runs stored before this record are gone,
     later ones are not.
 
-    It needs no counter, although compaction reorders records (rule 16). A driver rewrites this
-    record only while no entry is held, and moves only held entries, so a run stored after this
+    The record needs no counter, although compaction reorders records (rule 16). A driver rewrites
+    this record only while no entry is held, and moves only held entries, so a run stored after this
     record never comes to lie before it. Compaction may remove this record and leave older runs.
     Then a replay finds dropped copies again: valid copies of a fenced ledger, which a collector
     drops again.
@@ -326,7 +326,7 @@ class Replica(Keyed):
             self.holdings.drop_row_copies(names)
 
     def repeated(self) -> Verdict:
-        """Records that repeat the ledger's state except entries (all are monotone)."""
+        """The records that restate the ledger's state, except its entries; all are monotone."""
         records: list[ReplicaRecord] = []
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)

@@ -54,9 +54,9 @@ def superseded(contained: Iterable[RowName]) -> tuple[RowName, ...]:
     """The copies of one ledger that a bookie may forget: all but the latest COPIES_KEPT of
     `contained`.
 
-    `contained`: all copies whose changes the database contains. They are of one history, so a
-    higher version descends from each lower one. Copies that the database lacks have no order (rule
-    18c).
+    `contained`: all copies whose changes the database contains. These copies are of one history, so
+    a higher version descends from each lower one. Copies that the database lacks have no order
+    (rule 18c).
     """
     return tuple(sorted(contained)[:-COPIES_KEPT])
 

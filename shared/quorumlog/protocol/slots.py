@@ -1,7 +1,7 @@
 """The slots of the ensemble that runs are written to: pending requests, failures, missed entries.
 
 Writers and recoveries send each run to all its holders, confirm it at Qa, and use one silence timer
-for all requests. They differ in how they handle failures. A writer seeks another member at once,
+for all requests. Only their handling of failures differs. A writer seeks another member at once,
 which metadata names before the first add (rule 7). A recovery continues at Qa, and changes its
 ensemble in memory (rule 12).
 """
@@ -134,7 +134,7 @@ class Slots(Keyed):
     def is_current(self, event: AddAnswered) -> bool:
         """Whether an answer counts: not if its member was replaced since the request (rule 7, I18,
         X7). A writer ignores acknowledgements sent before an ensemble change for unconfirmed
-        entries, because that bookie still holds the old metadata (rule 18b).
+        entries, because the member still holds the old metadata (rule 18b).
         """
         came = self._generations[event.position]
         if event.member != self.members[event.position] or event.generation < came:
@@ -223,7 +223,9 @@ class Slots(Keyed):
         self.missed = merged((*self.missed, *missed), stride)
 
     def lacking(self, told: Iterable[MissedRange]) -> tuple[MissedRange, ...]:
-        """What members would lack if no further answer came. `told`: ranges already being queued."""
+        """Ranges that members would lack without further answers. `told`: those being queued
+        already.
+        """
         twin = self.copy()
         twin.add_missed(told)
         twin.write_off(twin.everyone)
@@ -239,8 +241,8 @@ class Slots(Keyed):
         return [StartTimer(timer, tag)]
 
     def arm_silence(self) -> list[StartTimer]:
-        """Start the silence timer, one for all slots. It covers requests as old as itself, so
-        silence is noticed after one to two of its durations.
+        """Start the silence timer, one for all slots. The timer covers requests as old as itself,
+        so silence is noticed after one to two durations.
         """
         if Timer.ADD in self.armed or not self.window.is_waiting():
             return []

@@ -34,7 +34,7 @@ class TransactionState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A ledger that a commit asks to publish. `last_entry`: where its writer closed it, if known."""
+    """A ledger that a commit asks to publish. `last_entry`: where its writer closed it, or None."""
 
     ledger_id: LedgerId
     last_entry: IdOrNone | None = None

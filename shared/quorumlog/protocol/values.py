@@ -91,7 +91,7 @@ Pairs = Annotated[tuple[tuple[str, str], ...], AsObject()]
 
 
 class Value:
-    """Base of values that are parsed on their own: unknown members and a failed `check` are errors."""
+    """Base of values that are parsed alone: unknown members and a failed `check` are errors."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid"}

@@ -55,7 +55,7 @@ class WriterState(Enum):
     ENDING = "ending"
     """Pending appends failed; the ledger is being closed at the last confirmed entry."""
     CLOSED = "closed"
-    """The ledger is CLOSED at this writer's last confirmed entry; `metadata` says so."""
+    """The ledger is CLOSED at this writer's last confirmed entry, with its end in `metadata`."""
     ENDED = "ended"
     """The handle failed, and may not close the ledger; `end_code` has the reason."""
 
@@ -317,7 +317,7 @@ class LedgerWriter(Keyed):
             self._fail(code, detail="bookies refused and no other is live")
 
     def _may_wait(self) -> bool:
-        """Whether a change may wait: no member refused or is to leave, and ack quorums are reached."""
+        """Whether a change may wait: no member refused or leaves, and ack quorums are reached."""
         usable = self._slots.everyone & ~self._slots.down
         is_reached = self.metadata.quorum.can_reach(usable)
         return self.delays_change and is_reached and not (self._unwanted or self._refusals)

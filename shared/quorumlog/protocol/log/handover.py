@@ -130,8 +130,8 @@ class Handover:
     suspect: Writer | None = None
     """A process that counts as the owner only if it answers a probe."""
     created_at: str | None = None
-    """DELETE, FORCE: the log's creation time; None: that of the log with this name at the first
-    read.
+    """DELETE, FORCE: the log's creation time; None: the log with this name at the first read is
+    meant.
     """
     term: str | None = None
     """DELETE: the term of the keeper that found the log expired; None: it need not have expired."""
@@ -327,7 +327,7 @@ class Handover:
 
 
 def deleted(log: str) -> NoSuchLog:
-    """The error for a request whose log was deleted meanwhile."""
+    """The error for a request whose log was deleted while it waited."""
     return NoSuchLog(f"the log {log} was deleted", log=log)
 
 

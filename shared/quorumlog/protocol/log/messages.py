@@ -390,8 +390,8 @@ class PlaceKnown:
 
 @dataclass(frozen=True, slots=True)
 class OwnerEnded:
-    """An owner has ended; `error` is None if another gateway owns the log. Its requests in flight
-    are settled next.
+    """An owner has ended; `error` is None if another gateway owns the log. The owner's requests in
+    flight are settled next.
     """
 
     error: QuorumLogError | None
@@ -484,12 +484,13 @@ class DeletionAsked:
     created_at: str | None = None
     """The creation time of the log to delete, if a later log of its name must stay."""
     term: str | None = None
-    """The term of the keeper that found the log expired: another one's stays (ADR 40)."""
+    """The term of the keeper that found the log expired; under another one the log stays (ADR 40).
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """The process is about to end: take no log over any more, and hand over an owned one. Answer:
+    """The process is about to end: take no further log over, and hand over an owned one. Answer:
     None.
     """
 
@@ -547,7 +548,7 @@ class EntriesDurable:
 
 @dataclass(frozen=True, slots=True)
 class SubmitFailed:
-    """Entries of a ledger were not acknowledged: its end decides whether it has them."""
+    """Entries were not acknowledged: the end of their ledger decides whether it has them."""
 
     ledger_id: int
     error: QuorumLogError
@@ -556,7 +557,7 @@ class SubmitFailed:
 @dataclass(frozen=True, slots=True)
 class SubmitRefused:
     """The ledger refused `count` entries from this id on, which were begun together. Neither these
-    nor the later entries of the `Submit` with this number were begun.
+    entries nor later ones of the `Submit` with this number were begun.
     """
 
     ledger_id: int

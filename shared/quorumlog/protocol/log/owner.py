@@ -1,8 +1,8 @@
 """The owner of one log: assigns offsets, pipelines appends, remembers producers, rolls, publishes.
 
-An owner lasts as long as its handle on the log's last ledger. Any failure ends it for good. Its
-requests in flight are then settled by the end of its ledger (rule 24). The next owner is made from
-the metadata and a replay.
+An owner lasts as long as its handle on the log's last ledger. Any failure ends it for good. The end
+of its ledger then settles its requests in flight (rule 24). The next owner is made from the
+metadata and a replay.
 
     LIVE -> DRAINING -> LIVE      a roll, or a publication
     LIVE, DRAINING -> SETTLING -> SETTLED
@@ -446,7 +446,7 @@ class Owner:
         elif isinstance(value, LogMetadata) and self._names(value):
             self._settle()
         elif isinstance(value, NoSuchLedger | LogMetadata):
-            # It was truncated or deleted under another owner, or the database went back.
+            # The ledger was deleted under another owner, or the database went back.
             lost = WriterLost("the request's ledger is gone", log=self.log.name)
             self._lose(lost)
         elif not isinstance(value, QuorumLogError):
@@ -582,7 +582,7 @@ class Owner:
     def _fail(self, job: Job, error: QuorumLogError | None) -> None:
         """End a job that failed; if the owner has ended, most errors say nothing about the log."""
         if self._job is not job:
-            return  # it ended with the owner
+            return  # the job ended with the owner
         self._job, self._job_asked = None, 0
         self._drop(job, error)
 
@@ -608,7 +608,7 @@ class Owner:
 
 
 def not_the_owner(name: str) -> NotTheOwner:
-    """The error of a request that this gateway did not carry out, because it does not own the log."""
+    """The error for a request that was not carried out, as this gateway doesn't own the log."""
     return NotTheOwner(
         "this gateway does not own the log now and did nothing: send the request again", log=name
     )

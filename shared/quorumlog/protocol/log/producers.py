@@ -1,8 +1,8 @@
 """The producer table of one log at its owner: recognizes retries (rules 26 and 26a).
 
-It holds acknowledged requests and those in flight. Each takeover rebuilds it from the metadata's
-table and a replay of the ledger. So it handles no failures: an owner that fails is dropped with its
-table.
+The table holds acknowledged requests and requests in flight. Each takeover rebuilds it from the
+metadata's table and a replay of the ledger. So it handles no failures: an owner that fails is
+dropped with its table.
 
 Unknown is not new (rule 26a). The table is bounded, so a producer that it lacks may have been
 forgotten, and its retries must not be appended. `forgotten_end` is the offset behind the last
@@ -13,7 +13,7 @@ with a `since` above the log's end is rejected:
     p reads next_offset 8, its since; p/0 is appended at 8, with nothing in between;
     others append 9 to 20, and p is forgotten: forgotten_end is 9, the end and not the last offset;
     p/0 is retried: 8 < 9, expired. (With the last offset, 8, the test would need `>`.)
-    q has read next_offset 9: 9 >= 9, q is new. It read 9 after p's last record was there.
+    q has read next_offset 9: 9 >= 9, q is new: it read 9 after p's last record was there.
     r has read 8 like p, and sends only now: it is rejected, since it can't be told from p.
 
 In general: an appended request with `since` s has an offset o >= s (checked when offsets are
@@ -105,7 +105,7 @@ class ProducerTable(Generic[P]):
         return _repeated(state, request, content)
 
     def begin(self, request: ProducerSeq, content: str, pending: P) -> object:
-        """Note that a request is in flight, after `find` returned None. Returns a value for `undo`."""
+        """Note a request in flight, after `find` returned None. Returns a value for `undo`."""
         before = self._states.get(request.id)
         state = self._state(request)
         assert request.seq == state.next_seq, "begin() only follows find()"

@@ -316,7 +316,7 @@ class LogRoute:
             is_owned = self.phase is RoutePhase.OWNING
             self._proceed(self._handover.answered(value, is_owned=is_owned), now)
         elif owner is None:
-            self._go_again(asked, now)  # it waited, because the owner had lost the log
+            self._go_again(asked, now)  # the request waited, because the owner had lost the log
         else:
             self._forwarded(asked, owner, value, now)
 
@@ -514,7 +514,7 @@ class LogRoute:
         if handover.aim is Aim.SEARCH:
             again, self._again = self._again, deque()
             for asked in again:
-                # None of these was carried out.
+                # None of these requests was carried out.
                 self._resolve(asked.request, error.with_outcome(NOT_DONE))
             waiting, self._waiting = self._waiting, []
             if error.retryable:

@@ -191,14 +191,14 @@ class LogMetadata(Value):
     """The log's forgotten end (rule 26a): all records of forgotten producers are below this offset.
     0 if none was forgotten."""
     appended_ms: Number = 0
-    """The latest append time in the log without its last ledger: append times never go back (rule
-    26b)."""
+    """The latest append time in the log without its last ledger: append times never go back
+    (rule 26b)."""
     stream_seq: Annotated[Text, Bounds(max_length=STREAM_SEQ_BYTES_MAX)] | None = None
     """The last stream sequence before the last ledger (rule 25a); None if no request had one."""
     created_at: Text = ""
     attempt: AttemptOrNone = ""
-    """The token of the change that made this version: versions of two histories may be equal (rule
-    18a). Empty if the store keeps no tokens."""
+    """The token of the change that made this version: versions of two histories may be equal
+    (rule 18a). Empty if the store keeps no tokens."""
     archived_through: Number | None = None
     """The offset below which all records are archived elsewhere; None if none are."""
     deletion_protection: bool = False
@@ -340,9 +340,8 @@ class LogMetadata(Value):
         stream_seq: str | None = None,
     ) -> "LogMetadata":
         """The log with the ends of CLOSED ledgers: `ends` has the records and bytes of each. The
-        last item's start and producer table follow from them.
-
-        `forgotten_end` belongs to the table of `producers`. Neither it nor `appended_ms` decreases.
+        last item's start and producer table follow from the ends. `forgotten_end` belongs to the
+        table of `producers`; neither `forgotten_end` nor `appended_ms` decreases.
         """
         items: list[LogItem] = []
         at = self.first_offset if self.next_offset is None else self.next_offset
@@ -413,7 +412,7 @@ class LogMetadata(Value):
         )
 
     def is_sealed_below(self, offset: int) -> bool:
-        """Whether a fork may begin at an offset: all records below are in ledgers with known ends."""
+        """Whether a fork may begin at an offset: all earlier records are in sealed ledgers."""
         end = self.end_offset
         if end is not None:
             return offset <= end
@@ -476,8 +475,9 @@ class LogMetadata(Value):
         return replace(self, expiry=Expiry(self.expiry.idle_s, keeper, term))
 
     def opened(self, owner: str) -> "LogMetadata":
-        """The log with a new writer token, which rejects appends with older ones. It is the id of
-        the ledger that the takeover created: ids are never reused, even over rebuilds (rule 22a).
+        """The log with a new writer token, which rejects appends with older ones. The token is the
+        id of the ledger that the takeover created: ids are never reused, even over rebuilds
+        (rule 22a).
         """
         last = -1 if self.last_item is None else self.last_item.ledger_id
         return replace(self, writer_token=max(self.writer_token + 1, last), opened_by=owner)

@@ -165,11 +165,9 @@ class Takeover:
     # --- the producers ---------------------------------------------------------------------------
 
     def _rebuild(self, now: Now) -> None:
-        """Rebuild the producers at the log's end: the table at the start of the last ledger whose
-        start is known, and what was appended since.
-
-        A producer that the previous owner forgot since that start is known again, or forgotten
-        again.
+        """Rebuild the producers at the log's end, from the table at its last known ledger start and
+        a replay of later batches. A producer that the previous owner forgot since is known again,
+        or forgotten again.
         """
         base = self._log.base
         if base is None:
@@ -227,8 +225,8 @@ class Takeover:
     # --- the metadata ----------------------------------------------------------------------------
 
     def _stream_seq(self) -> str | None:
-        """The last stream sequence in the ends of ledgers: each batch carries the last one on (rule
-        25a).
+        """The last stream sequence in the ends of ledgers: each batch carries the last one on
+        (rule 25a).
         """
         ends = [self._ends[i.ledger_id] for i in self._log.items if i.ledger_id in self._ends]
         return next((end.seq for end in reversed(ends) if end.seq is not None), None)
@@ -240,8 +238,8 @@ class Takeover:
     def _change(self, now: Now) -> None:
         """Prepare the changed metadata; create the next ledger, or swap."""
         if self._has_ended():
-            # The log has ended: it gets no further ledger, whatever the takeover's purpose (rule
-            # 25b).
+            # The log has ended: it gets no further ledger, whatever the takeover's purpose
+            # (rule 25b).
             self._creates, self._finish = False, LogMetadata.closed
         self._changed = self._log.with_ends(
             {ledger_id: (end.records, end.bytes) for ledger_id, end in self._ends.items()},

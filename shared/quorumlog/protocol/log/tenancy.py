@@ -80,8 +80,8 @@ class Tenancy:
         )
 
     def may_be_own(self, head: LogHead) -> bool:
-        """Whether this owner writes the last ledger in the metadata. That may be the next ledger,
-        which its own roll or publication named, before the answer has come.
+        """Whether this owner writes the last ledger in the metadata. The last ledger may also be
+        the next one, which its own roll or publication named, before the answer has come.
         """
         return (
             head.state is LogState.OPEN
