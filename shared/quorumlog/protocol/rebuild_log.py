@@ -307,7 +307,7 @@ class _Found:
     ) -> str:
         """Which ledger named by the database is deleted without proof that the log released it, or
         "". A log releases its first ledgers, and an empty one once another ledger has its place. A
-        later ledger with records proves which, by the ledger that it follows.
+        later ledger with records proves which case holds, by the ledger that it follows.
         """
         firsts = (item.ledger_id for item in known if item.ledger_id not in deleted)
         first = next(firsts, None)

@@ -412,7 +412,7 @@ class Replica(Keyed):
 
     def _is_wrong_key(self, ledger_key: bytes) -> bool:
         """Whether the key is of another ledger with the same id (rule 17), or of a client without
-        the password (rule 30). The first key received defines the ledger's.
+        the password (rule 30). The first key received becomes the ledger's key.
         """
         return self.ledger_key is not None and ledger_key != self.ledger_key
 

@@ -223,9 +223,7 @@ class Slots(Keyed):
         self.missed = merged((*self.missed, *missed), stride)
 
     def lacking(self, told: Iterable[MissedRange]) -> tuple[MissedRange, ...]:
-        """Ranges that members would lack without further answers. `told`: those being queued
-        already.
-        """
+        """Ranges that members would lack without further answers, including those in `told`."""
         twin = self.copy()
         twin.add_missed(told)
         twin.write_off(twin.everyone)

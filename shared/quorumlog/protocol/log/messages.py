@@ -484,8 +484,7 @@ class DeletionAsked:
     created_at: str | None = None
     """The creation time of the log to delete, if a later log of its name must stay."""
     term: str | None = None
-    """The term of the keeper that found the log expired; under another one the log stays (ADR 40).
-    """
+    """The keeper's term when the log expired: under another one the log stays (ADR 40)."""
 
 
 @dataclass(frozen=True, slots=True)

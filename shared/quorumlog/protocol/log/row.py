@@ -91,8 +91,8 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class LogItem:
-    """One ledger of a log. `producers`: the producer table at its start (rule 26), which only the
-    item has from which a takeover replays.
+    """One ledger of a log. `producers`: the producer table at its start (rule 26); only the item
+    from which a takeover replays has it.
     """
 
     ledger_id: LedgerId
