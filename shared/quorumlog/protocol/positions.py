@@ -5,7 +5,7 @@ request is decided on a `Draft`; its changes count once the draft's batch is in 
 (`position_keeper.py`). A version is made of its change's offset in the log, so it always grows,
 even over a deletion. The version of the change that granted a lease is the lease's fencing token.
 
-Invariants (checked by the simulation in tests/unit/positions):
+Invariants (checked by the simulation in tests/model/positions):
   - only a reset, which raises the token, moves a committed offset back;
   - a commit with a token counts only while no higher token was granted, whatever any clock says;
   - a held lease is granted to another holder only after a whole lease of time awake without a
