@@ -1,7 +1,7 @@
-"""An access key of which only the salt and a digest are known: a rebuilt row's (rule 18d).
+"""Sealed access keys: only the salt and a digest of a key, as rebuilt metadata has them (rule 18d).
 
-The password proves it: who derives a key with this salt and this digest has the ledger's key. Bookies' copies hold no
-more, so that a copy gives nobody access.
+A password is right if the key that it gives with this salt has this digest. Bookies' copies of
+metadata hold only sealed keys, so that a copy gives no access.
 """
 
 import hashlib
@@ -13,21 +13,21 @@ SALT_BYTES: Final = 16
 
 _SEALED: Final = b"sha256"
 _SEALED_BYTES: Final = len(_SEALED) + SALT_BYTES + 32
-"""A known access key is shorter: a salt and 32 bytes."""
+"""A plain access key is shorter: a salt and 32 bytes."""
 
 
 def sealed(salt: bytes, digest: bytes) -> bytes:
-    """What a row keeps in an unknown access key's place."""
+    """Make a sealed access key, which metadata has if the access key itself is unknown."""
     return _SEALED + salt + digest
 
 
 def is_sealed(access_key: bytes) -> bool:
-    """Whether only salt and digest are known."""
+    """Whether an access key is sealed, so that only its salt and digest are known."""
     return len(access_key) == _SEALED_BYTES and access_key.startswith(_SEALED)
 
 
 def salt_and_digest(access_key: bytes) -> tuple[bytes, bytes]:
-    """Of a known or sealed access key; nothing of an empty one, whose ledger has no password."""
+    """The salt and digest of an access key, plain or sealed; both empty without a password."""
     if not access_key:
         return b"", b""
     if is_sealed(access_key):
@@ -37,12 +37,12 @@ def salt_and_digest(access_key: bytes) -> tuple[bytes, bytes]:
 
 
 def sealed_of(access_key: bytes) -> bytes:
-    """What everybody may know of an access key: its salt and digest; nothing of an empty one."""
+    """The sealed form of an access key, which is not secret; empty without a password."""
     return access_key and sealed(*salt_and_digest(access_key))
 
 
 def is_same(known: bytes, access_key: bytes) -> bool:
-    """Whether `known`, derived from a password, is a row's access key, sealed or not."""
+    """Whether `known`, derived from a password, matches a plain or sealed access key."""
     if is_sealed(access_key):
         return hmac.compare_digest(sealed_of(known), access_key)
     return hmac.compare_digest(known, access_key)

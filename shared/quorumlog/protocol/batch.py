@@ -1,7 +1,7 @@
-"""Record batches: the entries of a log's ledgers. One append request is one batch, all or nothing (rule 25).
+"""Record batches: the entries of a log's ledgers. One append request is one atomic batch (rule 25).
 
-A batch has the count of the records that precede it in its ledger. So a record's offset is its ledger's
-`first_offset` plus its position in the ledger, and a takeover reads only the last entries of a ledger.
+A batch contains the count of earlier records in its ledger. So a record's offset is the ledger's
+`first_offset` plus the record's index there, and a takeover reads only the last entries.
 
 Layout, big-endian, columns first:
     version u8 (1) | flags u8 | marks u16 | count u32 | append time ms i64 | records before i64
@@ -11,14 +11,15 @@ Layout, big-endian, columns first:
     headers sizes u32[count] with flag 8 | value sizes u32[count]
     keys, headers, values: each column's bytes one after another
 Headers of one record: (name size u16 | name | value size u16 | value) repeated, UTF-8.
-Flag 16: a producer's batch precedes this one in its ledger. Where the last batch has neither flag 16 nor
-flag 1, the ledger has no producers that a takeover must replay.
-Flag 32: the columns (all from the timestamps on) are packed; in their place stand
-    their size u32 | with flag 1: the first 16 bytes of the digest that `content` gives | one frame of zstd
-`packed.py` makes and unpacks these. The digest of the entry is over what is stored.
-Mark 1: the last stream sequence of the log, this batch's own or that of one before (rule 25a). Mark 2: the log ends with
-this batch (rule 25b), which alone may have no records. Mark 4: a repeat is known by its producer's numbers, whatever its
-records are. A release from before marks refuses a batch that has one.
+Flag 16: a producer's batch precedes this one in its ledger. If the last batch has neither flag 16
+nor flag 1, the ledger has no producers that a takeover must replay.
+Flag 32: the columns (from the timestamps on) are packed, that is, replaced by
+    their size u32 | with flag 1: the first 16 bytes of the digest from `content` | a frame of zstd
+`packed.py` packs and unpacks columns. The entry's digest covers the stored bytes.
+Mark 1: the log's last stream sequence, of this batch or an earlier one (rule 25a).
+Mark 2: the log ends with this batch (rule 25b), which alone may have no records.
+Mark 4: a retry is recognized by the producer's numbers alone, whatever its records are.
+Releases without marks reject a batch that has one.
 """
 
 import hashlib
@@ -36,30 +37,30 @@ _SIZE: Final = struct.Struct(">I")
 _DIGEST_BYTES: Final = 16
 _HAS_SEQ, _ENDS, _BY_NUMBERS = 1, 2, 4
 NO_TIME: Final = -(2**63)
-"""In the column of times: the record has the batch's append time."""
+"""A value in the column of times: the record has the batch's append time."""
 
 RECORDS_MAX: Final = 10_000
-"""Most records in one batch (docs/guides/http.md, Bounds)."""
+"""The maximum number of records in one batch (docs/guides/http.md, Bounds)."""
 
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Most bytes in one batch, which is one entry of its ledger (docs/guides/http.md, Bounds)."""
+"""The maximum size of one batch, which is one entry of a ledger (docs/guides/http.md, Bounds)."""
 
 
 STREAM_SEQ_BYTES_MAX: Final = 255
-"""Most bytes of a stream sequence: its size is one byte of each batch that follows it."""
+"""The maximum size of a stream sequence in bytes: batches store its size in one byte."""
 
 
 Stored = bytes | memoryview
-"""A batch as an entry's payload: a view into the memory that it was received into, or a copy."""
+"""A batch as an entry's payload: a copy, or a view of the memory into which it was received."""
 
 
 class BadBatch(ValueError):
-    """The bytes are not a record batch."""
+    """The bytes are not a valid record batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of a log. `timestamp_ms` is set by the client; None: the record has the append time."""
+    """One record of a log. `timestamp_ms` is set by the client, or None: the append time counts."""
 
     value: bytes
     key: bytes | None = None
@@ -68,7 +69,7 @@ class Record:
 
     @property
     def size(self) -> int:
-        """The length of value and key in bytes, plus that of the headers in characters."""
+        """The length of value and key in bytes, plus the length of the headers in characters."""
         size = len(self.value) + len(self.key or b"")
         if self.headers:
             size += sum(len(name) + len(text) for name, text in self.headers)
@@ -77,7 +78,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSeq:
-    """The producer of a batch, and the number of the request: `seq` counts requests within an epoch."""
+    """A batch's producer and request number: `seq` counts the producer's requests in an epoch."""
 
     id: str
     epoch: int
@@ -96,22 +97,22 @@ class BatchHead:
     seq: str | None = None
     """The last stream sequence up to and including this batch."""
     is_end: bool = False
-    """The log ends with this batch."""
+    """Whether the log ends with this batch."""
     is_by_numbers: bool = False
-    """A repeat of its producer's numbers is a repeat, whatever its records are."""
+    """Whether equal producer numbers alone make a request a retry, whatever its records are."""
 
     @property
     def records_after(self) -> int:
-        """Count of the ledger's records up to and including this batch."""
+        """The number of the ledger's records up to and including this batch."""
         return self.records_before + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A plain batch whose columns were found and add up. Keys and values are decoded by whoever asks for them.
+    """A plain batch whose columns were located and checked. Keys and values are decoded on demand.
 
-    Byte offsets of columns; None: the batch does not have the column. The sizes of such a column are empty. A key of size -1
-    is none.
+    Byte offsets are None, and sizes empty, for a column that the batch lacks. A key size of -1
+    means that the record has no key.
     """
 
     data: memoryview
@@ -121,7 +122,7 @@ class Columns:
     header_sizes_at: int | None
     value_sizes_at: int
     columns_at: int
-    """The start of the keys, which headers and values follow."""
+    """The start of the keys, which are followed by headers and values."""
     key_sizes: Sequence[int]
     header_sizes: Sequence[int]
     value_sizes: Sequence[int]
@@ -129,7 +130,7 @@ class Columns:
 
     @property
     def size(self) -> int:
-        """Bytes of all keys, headers and values."""
+        """Total bytes of all keys, headers and values."""
         return len(self.data) - self.columns_at
 
     @property
@@ -146,7 +147,7 @@ class Columns:
     def rows(
         self,
     ) -> Iterator[tuple[memoryview, bytes | None, tuple[tuple[str, str], ...], int | None]]:
-        """Value, key, headers and own time of each record."""
+        """Value, key, headers and timestamp (None if not set) of each record."""
         keys: Iterable[bytes | None] = repeat(None)
         if self.key_sizes:
             found = _cut(self.data[self.columns_at :], [max(n, 0) for n in self.key_sizes])
@@ -162,12 +163,13 @@ class Columns:
 
     @property
     def records(self) -> list[Record]:
-        """The records, in memory of their own."""
+        """The records, copied."""
         return [Record(bytes(value), key, headers, time) for value, key, headers, time in self.rows]
 
     def fitting(self, skip: int, count: int, bytes_max: int, each: int) -> tuple[int, int]:
-        """How many of `count` records after the first `skip` fit into so many bytes, one at least and the one that crosses
-        the bound included; and their bytes. Each record counts for `each` bytes beside its own.
+        """How many of `count` records after the first `skip` fit into `bytes_max`, and their bytes.
+        The record that crosses the bound is included, so the result is at least one. `each`: bytes
+        to count for a record beside its own.
         """
         whole = self.size + each * self.head.count
         if count == self.head.count and whole <= bytes_max:
@@ -182,7 +184,9 @@ class Columns:
         return count, size
 
     def part(self, skip: int, count: int) -> "Columns":
-        """The batch of `count` records after the first `skip`, in memory of its own, without producer and stream sequence."""
+        """Copy `count` records after the first `skip` to a batch without producer and stream
+        sequence.
+        """
         head, flags = self.head, 0
         parts: list[bytes | memoryview] = []
         for flag, begin, width in (
@@ -215,8 +219,8 @@ def encode(
     is_end: bool = False,
     is_by_numbers: bool = False,
 ) -> bytes:
-    """Encode the batch of a request, of at least one record unless it ends the log; `placed` gives it time and
-    place.
+    """Encode a request's batch, with at least one record unless it ends the log. `placed` sets the
+    append time and the number of records before it.
     """
     assert records or is_end, "a batch has at least one record"
     count, flags = len(records), 0
@@ -259,8 +263,8 @@ def placed(
     after_producer: bool = False,
     seq: str | None = None,
 ) -> bytes:
-    """The entry of a ledger that a request's batch becomes. Copies the records without reading them. `seq`: the
-    last stream sequence before it, which it carries on if it has none of its own.
+    """The ledger entry for a request's batch, made by copying the records unread. `seq`: the log's
+    last stream sequence, which the entry carries if the batch has none of its own.
     """
     version, flags, marks, count, _, _ = _HEAD.unpack_from(data)
     flags = flags & ~_AFTER_PRODUCER | (_AFTER_PRODUCER if after_producer else 0)
@@ -276,18 +280,18 @@ def placed(
 
 
 def is_marked(data: bytes) -> bool:
-    """Whether a request's batch has a mark: most have none."""
+    """Whether a request's batch has a mark; most batches have none."""
     return data[2:4] != b"\0\0"
 
 
 def decode_head(data: Stored) -> BatchHead:
-    """Decode a batch without its records. Raises BadBatch."""
+    """Decode the head of a batch, without its records. Raises BadBatch."""
     return _parse_head(data)[0]
 
 
 def content(data: bytes) -> str:
-    """A digest of a batch's records, which does not depend on time and place of the append: equal requests of
-    one producer have equal digests. Raises BadBatch.
+    """A digest of a batch's records, independent of append time and place: equal requests of one
+    producer have equal digests. Raises BadBatch.
     """
     head, flags, at = _parse_head(data)
     if flags & _PACKED:
@@ -309,26 +313,26 @@ def is_packed(data: Stored) -> bool:
 
 
 def columns_begin(data: Stored) -> int:
-    """Where the columns of a batch begin, or what stands in their place. Raises BadBatch."""
+    """The offset where a batch's columns begin, packed or plain. Raises BadBatch."""
     return _parse_head(data)[2]
 
 
 def with_packed(data: bytes, at: int, frame: bytes) -> bytes:
-    """A plain batch with a frame in place of its columns, which begin at `at`."""
+    """Replace a plain batch's columns, which begin at `at`, by a compressed frame."""
     digest = bytes.fromhex(content(data)) if data[1] & _HAS_PRODUCER else b""
     parts = (data[:1], bytes([data[1] | _PACKED]), data[2:at], _SIZE.pack(len(data) - at))
     return b"".join((*parts, digest, frame))
 
 
 def packed_columns(data: Stored) -> tuple[int, memoryview]:
-    """The size of the columns of a packed batch, and their frame. Raises BadBatch."""
+    """The unpacked size of a packed batch's columns, and their frame. Raises BadBatch."""
     _, flags, at = _parse_head(data)
     (size,) = _SIZE.unpack_from(data, at)
     return size, memoryview(data)[at + _SIZE.size + _digest_bytes(flags) :]
 
 
 def with_plain(data: Stored, columns: bytes) -> bytes:
-    """A packed batch with its columns in place of their frame."""
+    """Replace a packed batch's frame by its unpacked columns."""
     at = columns_begin(data)
     return b"".join((data[:1], bytes([data[1] & ~_PACKED]), data[2:at], columns))
 
@@ -338,7 +342,7 @@ def _digest_bytes(flags: int) -> int:
 
 
 def opened(data: Stored) -> Columns:
-    """Take a plain batch apart. Raises: BadBatch if anything in it is not as it should be."""
+    """Parse and check a plain batch. Raises BadBatch if it is packed or invalid."""
     head, flags, at = _parse_head(data)
     if flags & _PACKED:
         raise BadBatch("a record batch is packed")
@@ -376,19 +380,19 @@ def opened(data: Stored) -> Columns:
 
 
 def decode(data: Stored) -> tuple[BatchHead, list[Record]]:
-    """Decode a batch. Raises: BadBatch."""
+    """Decode a plain batch: its head and records. Raises BadBatch."""
     found = opened(data)
     return found.head, found.records
 
 
 def _cut(data: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
-    """Pieces of these sizes, one after another."""
+    """Cut consecutive pieces of these sizes."""
     ends = accumulate(sizes)
     return (data[end - size : end] for end, size in zip(ends, sizes, strict=True))
 
 
 def _bytes_of(sizes: Sequence[int]) -> int:
-    """The bytes of a column; a key of size -1 is none."""
+    """The total bytes of a column, given its sizes; -1 means that there is no key."""
     return sum(size for size in sizes if size > 0) if -1 in sizes else sum(sizes)
 
 
@@ -447,7 +451,7 @@ def _encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
 
 
 def decode_headers(data: bytes) -> tuple[tuple[str, str], ...]:
-    """Decode the headers of one record. Raises BadBatch."""
+    """Decode one record's headers. Raises BadBatch."""
     texts, at = [], 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 2], "big")

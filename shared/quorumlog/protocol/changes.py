@@ -1,8 +1,8 @@
-"""Which changes of a row are legal, so that a client's bug can't break a ledger or a log.
+"""Which changes of metadata are legal, so that a client's bug can't break a ledger or a log.
 
-The metadata service asks these questions in the transaction that changes the row, and the models of
-the tests ask the same ones. A single row was checked when it was parsed (`LedgerMetadata.check`,
-`LogMetadata.check`); these functions are about what one row may become.
+The metadata service calls these checks in the transaction that changes the metadata; so do the
+models of the tests. The checks compare two versions; each single version is checked when it is
+parsed (`LedgerMetadata.check`, `LogMetadata.check`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,30 +31,30 @@ _FIXED: Final = (
     "quorum", "digest", "writer", "ledger_key", "mac_key", "access_key", "wrapped_mac_key", "custom",
     "log", "extra",
 )  # fmt: skip
-"""Fields that a ledger was created with and keeps."""
+"""Fields that never change after a ledger's creation."""
 
 _KEYS: Final = {"access_key", "mac_key"}
-"""What comes from the ledger's password."""
+"""Fields derived from the ledger's password."""
 
 _OF_PASSWORD: Final = {"access_key", "wrapped_mac_key"}
-"""What another password changes."""
+"""Fields that a change of the password changes."""
 
 _Problems = list[tuple[str, str]]
-"""Pointer and detail of each."""
+"""The JSON pointer and detail of each problem."""
 
 
 Row = LedgerMetadata | LogMetadata
 
 
 def is_made_from(old: Row, new: Row) -> bool:
-    """Whether a compare-and-swap to `new` is from the row as it is, and not from one of another line of history, whose
-    version may be the same (rule 18a).
+    """Whether a compare-and-swap to `new` was made from `old`, and not from metadata of another
+    history, whose version number may be the same (rule 18a).
     """
     return is_row(old, version=new.version, attempt=new.attempt)
 
 
 def is_row(row: Row, *, version: int, attempt: str) -> bool:
-    """Whether the row is the one that this change made; an empty attempt is that of nobody knows which change."""
+    """Whether the change `attempt` made this version of `row`; an empty token matches any."""
     return row.version == version and ("" in (row.attempt, attempt) or row.attempt == attempt)
 
 
@@ -62,10 +62,10 @@ def is_row(row: Row, *, version: int, attempt: str) -> bool:
 
 
 def check_new_ledger(row: LedgerMetadata) -> None:
-    """Raise InvalidRequest unless a ledger may begin so; a negative id asks for an assigned one."""
+    """Raise InvalidRequest unless `row` may be created. A negative id requests an assigned one."""
     problems: _Problems = []
     if 0 <= row.ledger_id < ASSIGNED_ID_END:
-        detail = f"lower ids are assigned: choose one from {ASSIGNED_ID_END} on, or none"
+        detail = f"lower ids are assigned: choose {ASSIGNED_ID_END} or higher, or leave the id out"
         problems.append(("/row/ledger_id", detail))
     if len(row.ledger_key) != KEY_BYTES:
         detail = f"a ledger key has {KEY_BYTES} bytes, not {len(row.ledger_key)}"
@@ -80,7 +80,7 @@ def check_new_ledger(row: LedgerMetadata) -> None:
 
 
 def check_ledger(old: LedgerMetadata, new: LedgerMetadata) -> None:
-    """Raise InvalidRequest unless `old` may become `new` in one step."""
+    """Raise InvalidRequest unless one change may turn `old` into `new`."""
     problems = [
         (f"/row/{name}", "never changes")
         for name in _FIXED
@@ -91,7 +91,7 @@ def check_ledger(old: LedgerMetadata, new: LedgerMetadata) -> None:
     if new.state not in _NEXT[old.state]:
         problems.append(("/row/state", f"{old.state} does not become {new.state} (I21)"))
     if not set(old.declared_lost) <= set(new.declared_lost):
-        problems.append(("/row/declared_lost", "what was declared lost stays so"))
+        problems.append(("/row/declared_lost", "a member that was declared lost stays so"))
     if old.may_lack_entries and not new.may_lack_entries:
         problems.append(("/row/may_lack_entries", "does not go back"))
     problems += _given_up(old, new)
@@ -106,14 +106,14 @@ def check_ledger(old: LedgerMetadata, new: LedgerMetadata) -> None:
 
 
 def _learns_keys(old: LedgerMetadata, new: LedgerMetadata) -> bool:
-    """Whether somebody with the password gives a row that was made again its keys (rule 18d)."""
+    """Whether a client with the password restores the keys of rebuilt metadata (rule 18d)."""
     is_unknown = is_sealed(old.access_key) and old.mac_key in (b"", new.mac_key)
     return is_unknown and not is_sealed(new.access_key) and is_same(new.access_key, old.access_key)
 
 
 def _changes_password(old: LedgerMetadata, new: LedgerMetadata) -> bool:
-    """Whether the ledger gets another password, and nothing else changes (rule 30): the MAC key goes on, and is wrapped
-    for those who learn it from the password.
+    """Whether only the password changes (rule 30): the MAC key stays, and is wrapped so that the
+    new password gives it.
     """
     are_known = all(row.access_key and not is_sealed(row.access_key) for row in (old, new))
     is_wrapped = bool(new.wrapped_mac_key) == bool(old.mac_key)
@@ -122,23 +122,23 @@ def _changes_password(old: LedgerMetadata, new: LedgerMetadata) -> bool:
 
 
 def _given_up(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
-    """Rule 31: a reader was told that these entries are gone, so they stay so; and before the end is
-    final nobody knows what there was to lose.
+    """Rule 31: lost entries stay lost, because readers got a final error. None can be given up
+    before CLOSED, because the end decides which entries exist.
     """
     pointer = "/row/lost_entries"
     if old.state is not State.CLOSED and new.lost_entries:
         return [(pointer, "entries are given up once the ledger is CLOSED")]
     for first, last in old.lost_entries:
         if not any(low <= first and last <= high for low, high in new.lost_entries):
-            return [(pointer, "what was given up stays so")]
+            return [(pointer, "an entry that was given up stays so")]
     return []
 
 
 def _fragments(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
-    """I22 and I24: borders stay where they are; only who holds a fragment may change.
+    """I22 and I24: the borders of fragments never move; only their members may change.
 
-    A fragment begins after what was acknowledged when it was made, so every border below the end
-    is final, and no end lies below a border.
+    A fragment begins after the last acknowledged entry, so every border below the end is final, and
+    no end lies below a border.
     """
     pointer = "/row/fragments"
     before = [fragment.first_entry for fragment in old.fragments]
@@ -153,10 +153,13 @@ def _fragments(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
 
 
 def _kept(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
-    """Rule 20b: a change that moves a place of a closed fragment lets nobody go."""
+    """Rule 20b: a change that replaces a member of a closed fragment must keep that member."""
     before, after = _named(old), _named(new)
     return [
-        (f"/row/fragments/{index}", "who loses a place is kept by the same change (rule 20b)")
+        (
+            f"/row/fragments/{index}",
+            "a replaced member must be kept in repairs by the same change (rule 20b)",
+        )
         for index, fragment in enumerate(old.fragments)
         if old.is_closed_fragment(index)
         and new.fragments[index] != fragment
@@ -165,7 +168,7 @@ def _kept(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
 
 
 def _named(row: LedgerMetadata) -> list[set[str]]:
-    """By fragment: who has a place, or is kept after it lost one."""
+    """For each fragment, its members and its replaced members that are kept."""
     kept = row.placed_repairs
     return [
         {*f.bookies, *(r.leaving for r in kept if r.first_entry == f.first_entry)}
@@ -177,8 +180,8 @@ def _named(row: LedgerMetadata) -> list[set[str]]:
 
 
 def added_members(old: LedgerMetadata | None, new: LedgerMetadata) -> set[str]:
-    """The members that a change gives a place or a repair: they must be the registered incarnations (rule 15b).
-    `old` is None for a new ledger. A member that another fragment names already is added all the same.
+    """The members that a change adds to a fragment or a repair, also if another fragment names
+    them: they must be the registered incarnations (rule 15b). `old` is None for a new ledger.
     """
     if old is None:
         return set(new.all_members)
@@ -196,7 +199,7 @@ def added_members(old: LedgerMetadata | None, new: LedgerMetadata) -> set[str]:
 def check_members(
     added: Sequence[str], registered: Mapping[str, int], *, ledger_id: int | None = None
 ) -> None:
-    """Raise StaleMember unless each member is the registered incarnation of its name. Source: rule 15b."""
+    """Raise StaleMember unless each member is its bookie's registered incarnation (rule 15b)."""
     stale = [one for one in added if registered.get(member_name(one)) != member_incarnation(one)]
     if not stale:
         return
@@ -214,13 +217,13 @@ def check_members(
 
 
 def check_new_incarnation(name: str, incarnation: int, named: int) -> None:
-    """Raise IncarnationUsed unless a new directory's incarnation is above all that ledgers and repairs name (rule 15b).
-    `named`: the highest of those.
+    """Raise IncarnationUsed unless a new directory's incarnation is above `named`, the highest one
+    that ledgers and repairs name (rule 15b).
     """
     if incarnation <= named:
         raise IncarnationUsed(
-            f"ledgers name {name}@{named}, which had another directory: a new one is {name}@{named + 1}"
-            " at least",
+            f"ledgers name {name}@{named}, of another directory: register this one as {name}@{named + 1}"
+            " or higher",
             bookie=name,
             named=named,
         )
@@ -230,10 +233,10 @@ def check_new_incarnation(name: str, incarnation: int, named: int) -> None:
 
 
 def check_log(old: LogMetadata, new: LogMetadata) -> None:
-    """Raise InvalidRequest unless a log may become this in one step."""
+    """Raise InvalidRequest unless one change may turn the log `old` into `new`."""
     problems: _Problems = []
     if new.settings != old.settings.with_limits(new.settings.limits):
-        problems.append(("/row/settings", "never change, but for the limits"))
+        problems.append(("/row/settings", "only the limits may change"))
     if old.state is LogState.CLOSED and new.state is not LogState.CLOSED:
         problems.append(("/row/state", "CLOSED is final"))
     for field in ("first_offset", "forgotten_end", "writer_token"):
@@ -242,7 +245,7 @@ def check_log(old: LogMetadata, new: LogMetadata) -> None:
     if (new.stream_seq or "").encode() < (old.stream_seq or "").encode():
         problems.append(("/row/stream_seq", "never goes back"))
     if (old.expiry and old.expiry.idle_s) != (new.expiry and new.expiry.idle_s):
-        problems.append(("/row/expiry", "never changes, but for its keeper"))
+        problems.append(("/row/expiry", "only the keeper may change"))
     if new.forked_at != old.forked_at:
         problems.append(("/row/forked_at", "never changes"))
     was, now = old.archived_through, new.archived_through
@@ -254,7 +257,10 @@ def check_log(old: LogMetadata, new: LogMetadata) -> None:
         if before is None:
             if new.is_shared(item):
                 problems.append(
-                    (f"/row/items/{index}", "a log shares what it began with (rule 27a)")
+                    (
+                        f"/row/items/{index}",
+                        "a log shares only ledgers that it began with (rule 27a)",
+                    )
                 )
             continue
         for field in ("first_offset", "last_offset"):
@@ -265,7 +271,7 @@ def check_log(old: LogMetadata, new: LogMetadata) -> None:
 
 
 def check_unprotected(log: LogMetadata) -> None:
-    """Raise LogProtected where a log may not be deleted, truncated or overwritten."""
+    """Raise LogProtected if a log must not be deleted, truncated or overwritten."""
     if log.deletion_protection:
         raise LogProtected(
             f"the log {log.name} has deletion_protection: switch that off first", log=log.name
@@ -275,10 +281,11 @@ def check_unprotected(log: LogMetadata) -> None:
 def published_by(
     old: LogMetadata, new: LogMetadata, requested: Sequence[Sealed]
 ) -> tuple[LogItem, ...]:
-    """What `new` publishes of what a commit asks for, in order (rule 28).
+    """The items that `new` publishes, among the ledgers that a commit requested, in order
+    (rule 28).
 
-    Ledgers without records are left out. The caller sees to it that all but the last ledger of
-    `new` are CLOSED. Raises: InvalidRequest, LogProtected.
+    Ledgers without records are left out. The caller ensures that all ledgers of `new` but the last
+    are CLOSED. Raises: InvalidRequest, LogProtected.
     """
     if new.first_offset > old.first_offset:
         check_unprotected(old)
@@ -291,15 +298,15 @@ def published_by(
     if new.state is not LogState.OPEN or old.state is not LogState.OPEN:
         problem = "the log is not open"
     elif not added:
-        problem = "the last ledger is no new one"
+        problem = "the last ledger must be a new one"
     elif added[-1].last_offset is not None or added[-1].ledger_id in wanted:
-        problem = "the last ledger is not one to go on in"
+        problem = "the last ledger must be open and not among the published ones"
     elif new.items[len(new.items) - len(added) :] != added:
-        problem = "what is published comes after what was there"
+        problem = "published ledgers must follow the existing ones"
     elif any(item.last_offset is None for item in new.items[:-1]):
         problem = "an earlier ledger has no end"
     elif len(places) != len(published) or places != sorted(places):
-        problem = "other ledgers are published than were asked for, or in another order"
+        problem = "the published ledgers are not the requested ones in their order"
     if problem:
         raise InvalidRequest(f"/row: {problem}", log=old.name)
     return published

@@ -1,39 +1,39 @@
-"""Whether the database's clock may decide what is deleted for good (rule 26c). Pure decisions, no clock.
+"""Whether the database's clock may be trusted for deletions by age (rule 26c).
 
-Each process judges for itself, by each time that it hears from the database: against the time that passed here since the
-last one, and against this machine's own clock.
+Each process judges for itself whenever the database returns its time. The process compares that
+time with the monotonic time since the last answer, and with this machine's clock.
 """
 
 from typing import Final
 
 CLOCK_DIFFERENCE_S: Final = 60.0
-"""Larger differences are doubted. An answer may spend some seconds on its way. Chosen by judgement."""
+"""A clock that differs by more is not trusted. Answers may take seconds. Chosen by judgement."""
 
 STEADY_S: Final = 600.0
-"""How long a clock that jumped must go on as it does. Chosen by judgement: most wrong clocks are found sooner."""
+"""How long a clock that jumped must run steadily to be trusted again. Chosen by judgement."""
 
 
 class DatabaseClock:
-    """What one process heard of the database's clock.
+    """One process's judgement of the database's clock.
 
-    Invariant: while `doubt` is empty, the last time that was heard is within the bound of the time that has passed
-    since the one before.
+    Invariant: while `doubt` is empty, the last time from the database is within the bound of the
+    time before it plus the monotonic time in between.
     """
 
     def __init__(self, difference_s: float = CLOCK_DIFFERENCE_S) -> None:
-        """Nothing was heard: nothing is deleted."""
+        """Start without a time from the database: nothing may be deleted by age yet."""
         self._difference_ms = difference_s * 1000
         self._trusted_ms: float | None = None
-        """The database's clock ahead of monotonic time, as it is trusted."""
+        """How far the database's clock is ahead of monotonic time, by the last trusted answer."""
         self._heard_ms: float | None = None
-        """The same by the last answer."""
+        """How far the database's clock is ahead of monotonic time, by the last answer."""
         self._since_s = 0.0
-        """When the clock was first heard as it is in doubt now."""
+        """Monotonic time of the first of the consistent answers that are in doubt now."""
         self.doubt = "the database's clock was not heard yet"
-        """Why nothing may be deleted by age; empty: it may."""
+        """Why nothing may be deleted by age; empty if deletions by age are allowed."""
 
     def hear(self, database_ms: float, *, wall_ms: float, monotonic_s: float) -> str:
-        """Judge by a time of the database that was heard now, and return `doubt`."""
+        """Judge the clock by a time that the database just returned, and return `doubt`."""
         ahead_ms, before_ms = database_ms - monotonic_s * 1000, self._heard_ms
         self._heard_ms = ahead_ms
         if self._is_near(ahead_ms, self._trusted_ms):
@@ -53,7 +53,7 @@ class DatabaseClock:
         return self.doubt
 
     def now_ms(self, monotonic_s: float) -> int | None:
-        """The database's time now as it was before it jumped; None before the first one was heard."""
+        """The database's time now, as if its clock had not jumped; None before its first answer."""
         ahead_ms = self._heard_ms if self._trusted_ms is None else self._trusted_ms
         return None if ahead_ms is None else int(ahead_ms + monotonic_s * 1000)
 

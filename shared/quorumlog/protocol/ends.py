@@ -1,8 +1,8 @@
 """What a process other than the writer may report about a ledger: its end and its LAC.
 
-`RowSpread` decides which bookies get a copy of committed metadata, which of them are awaited, and when the copies suffice
-(rule 18b). `end_after` decides whether an end may be reported after the metadata was read again. `LacByCoverage` decides when
-the answers of bookies determine the LAC (rules 5 and 13).
+`RowSpread` decides which bookies get copies of committed metadata, which of them are awaited, and
+when the copies suffice (rule 18b). `end_after` decides whether an end may be reported after
+metadata was read again. `LacByCoverage` derives the LAC from bookies' answers (rules 5 and 13).
 """
 
 from collections.abc import Container, Sequence
@@ -16,52 +16,51 @@ from quorumlog.protocol.metadata import LedgerMetadata, State
 
 
 class Spreading(Enum):
-    """Which bookies are awaited."""
+    """The phase of a RowSpread: which bookies it waits for."""
 
     MEMBERS = auto()
     PLACING = auto()
-    """None; the driver calls `others` with bookies that are no members."""
+    """Waits for no bookie; the driver calls `others` with bookies that are no members."""
     OTHERS = auto()
     OVER = auto()
-    """None any longer: `kept` is the result. Later answers still increase it."""
+    """Waits for no bookie any longer: `kept` is the result. Later answers still increase it."""
 
 
 @dataclass(slots=True, eq=False)
 class RowSpread(Keyed):
     """Sends copies of one version of a ledger's metadata, and counts those that bookies confirm.
 
-    Every member gets one, those of earlier fragments and targets of repairs too: it costs one message, and tells
-    the end of a ledger whose last fragment is empty where that fragment's members are gone.
+    Every member gets a copy, also those of earlier fragments and targets of repairs: it costs one
+    message, and keeps the end of a ledger whose empty last fragment's members are gone.
 
-    Only members of the last fragment are waited for, and only until each write set has an ack quorum with a copy:
-    the copy is then as safe as an entry, and a slow bookie delays no close where it delays no append. Members that
-    are known to be down are not awaited, and no bookie is awaited longer than for an add. What a member did not get,
-    autorecovery's check sends again. Where too few members have a copy of an end by then, other bookies get one, since
-    a rebuild asks all: an ack quorum of copies anywhere keeps an end.
+    Only members of the last fragment are awaited, until each write set has an ack quorum with a
+    copy: the copy is then as safe as an entry. Members known to be down are not awaited, and no
+    bookie is awaited longer than for an add. Autorecovery's check sends missing copies again. If
+    too few members have a copy of an end, other bookies get one: a rebuild asks all bookies, so an
+    ack quorum of copies anywhere keeps an end.
     """
 
     row: LedgerMetadata
     phase: Spreading = Spreading.MEMBERS
     kept: int = 0
-    """Copies at any bookie."""
+    """Copies that bookies confirmed, members or not."""
     _awaited: frozenset[str] = frozenset()
     _lacking: int = field(init=False)
-    """Copies that members of the last fragment need yet: `write_quorum` - `ack_quorum` may be without one."""
+    """Copies that the last fragment's members still need: Qw - Qa of them may lack one."""
 
     def __post_init__(self) -> None:
-        """No copy is sent yet."""
         quorum = self.row.quorum
         self._lacking = quorum.ensemble_size - quorum.write_quorum + quorum.ack_quorum
 
     def begin(self, down: Container[str]) -> Sequence[str]:
-        """Begin; returns the bookies to send a copy to. `down`: bookies that are not awaited."""
+        """Begin; returns the bookies to send a copy to. Bookies in `down` are not awaited."""
         members = self.row.last_fragment.bookies
         self._awaited = frozenset(member for member in members if member not in down)
         self._go_on()
         return self.row.all_members
 
     def answered(self, member: str, status: Status) -> None:
-        """Take a bookie's answer: OK confirms its copy, any other status does not."""
+        """Note a bookie's answer: OK confirms its copy; any other status does not."""
         if status is Status.OK:
             self.kept += 1
             self._lacking -= member in self.row.last_fragment.bookies
@@ -74,7 +73,7 @@ class RowSpread(Keyed):
         self._go_on()
 
     def others(self, candidates: Sequence[str]) -> Sequence[str]:
-        """Returns the bookies to send a copy to in place of members. `candidates`: bookies that are no members."""
+        """Returns the bookies that get a copy instead of members. `candidates` are no members."""
         self.phase = Spreading.OTHERS
         some = sorted(candidates[: max(self.row.quorum.ack_quorum - self.kept, 0)])
         self._awaited = frozenset(some)
@@ -95,20 +94,20 @@ class RowSpread(Keyed):
 
 
 class End(Enum):
-    """Whether an end that the database returned may be reported, after copies of it were sent (rule 18b)."""
+    """Whether an end from the database may be reported after copies of it were sent (rule 18b)."""
 
     KEPT = auto()
-    """The database still had it after an ack quorum of bookies confirmed copies: it may be reported from now on."""
+    """The database kept it until an ack quorum confirmed copies: it may be reported from now on."""
     UNSURE = auto()
-    """Fewer bookies confirmed copies. It is reported this time, since no caller can wait for bookies for ever; the next read sends
-    copies again."""
+    """Fewer bookies confirmed copies. The end is reported this time, since callers can't wait for
+    ever; the next read sends copies again."""
     MOVED = auto()
-    """The database went back, and the ledger has another end: none is reported."""
+    """The database went back, and the ledger has another end: no end is reported."""
 
 
 def end_after(told: LedgerMetadata, copies: int, found: LedgerMetadata) -> End:
-    """Judge an end. `told`: the metadata with that end; `copies`: how many bookies confirmed a copy of it; `found`: what the
-    primary returned afterwards.
+    """Judge an end: `told` is the metadata with that end, `copies` the number of bookies that
+    confirmed a copy, `found` what the primary returned afterwards.
     """
     if found.last_entry != told.last_entry:
         return End.MOVED
@@ -117,24 +116,24 @@ def end_after(told: LedgerMetadata, copies: int, found: LedgerMetadata) -> End:
 
 @dataclass(slots=True, eq=False)
 class LacByCoverage(Keyed):
-    """The highest LAC that a covering set of the last fragment's bookies knows. Entries below that fragment are confirmed.
-
-    A LAC that was reported earlier is stored with an entry at an ack quorum, and each covering set includes one of its bookies.
+    """The highest LAC that a covering set of the last fragment's bookies knows. Entries below that
+    fragment are confirmed. A LAC that was reported earlier is stored with an entry at an ack
+    quorum, and each covering set includes one of its bookies.
     """
 
     row: LedgerMetadata
     highest: int = field(init=False)
     _answered: frozenset[int] = frozenset()
-    """Positions that answered for certain."""
+    """Positions whose answers were OK or NO_ENTRY."""
     _waiting: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """The caller asks each bookie of the last fragment."""
+        """Wait for each bookie of the last fragment; the caller asks them."""
         self.highest = self.row.last_fragment.first_entry - 1
         self._waiting = frozenset(range(len(self.row.last_fragment.bookies)))
 
     def answered(self, position: int, status: Status, lac: int) -> None:
-        """Take the answer of the bookie at a position; UNKNOWN if it can't be reached."""
+        """Note the answer of the bookie at a position; UNKNOWN if it can't be reached."""
         self._waiting -= {position}
         if status in (Status.OK, Status.NO_ENTRY):
             self._answered |= {position}

@@ -1,7 +1,7 @@
-"""What a row says of who may write: all that a handle or an owner needs to learn that it is over.
+"""Heads of metadata: the fields by which a write handle or a log's owner learns that it has ended.
 
-Whoever missed the news rereads many rows at once (rule 16a), and most of what rows hold (fragments,
-keys, producers) says nothing about that.
+A gateway whose stream of changes had a gap reads the heads of many ledgers and logs at once
+(rule 16a). Fragments, keys and producers are left out.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from quorumlog.protocol.values import LedgerId, LogName, Number, Text, Version
 
 @dataclass(frozen=True, slots=True)
 class LedgerHead:
-    """A ledger's row; `state` is None where there is a tombstone."""
+    """The head of a ledger's metadata; `state` is None if the ledger has a tombstone."""
 
     ledger_id: LedgerId
     version: Version
@@ -23,8 +23,8 @@ class LedgerHead:
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """A log's row; `state` is None where the log is deleted. Versions go on when the name is given
-    again.
+    """The head of a log's metadata; `state` is None if the log is deleted. A later log of the same
+    name continues the versions.
     """
 
     name: LogName
@@ -36,7 +36,7 @@ class LogHead:
 
     @classmethod
     def of(cls, log: LogMetadata) -> "LogHead":
-        """The head of a whole row."""
+        """The head of a log's complete metadata."""
         last = log.last_item
         return cls(
             log.name,

@@ -1,10 +1,11 @@
-"""How long a log is out of use: what its keeper remembers, and what other processes tell the keeper (ADR 40).
+"""Expiry of unused logs: what a log's keeper remembers, and what other processes report (ADR 40).
 
-The keeper counts from what it was told, by the time in which it was awake. Whoever serves an access tells the keeper
-before, unless it has told it within the slack; so the keeper's last use is at most the slack before the last access, and
-it waits for so much longer. What a keeper does not remember counts as used just now: an appointment is an access.
+A keeper decides whether a log has expired, by the time in which it was awake since the last use.
+Processes report an access before they serve it, unless they reported one within the slack. So the
+last known use is at most the slack before the last access, and the keeper waits that much longer. A
+log that a keeper does not remember counts as used now: appointing a keeper is an access.
 
-Invariant: a log that has expired stays so for this keeper, whoever asks, until it is deleted or has another keeper.
+Invariant: an expired log stays expired for this keeper until it is deleted or changes keepers.
 """
 
 from collections import OrderedDict
@@ -12,29 +13,29 @@ from collections.abc import Collection
 from typing import Final
 
 TERMS_MAX: Final = 100_000
-"""Logs that a process remembers the last use of, and logs whose keepers it remembers to have told (taste)."""
+"""Maximum remembered last uses of logs, and remembered reports to keepers. Chosen by judgement."""
 _SLACK_S_MAX: Final = 60.0
 
 
 def slack_s(idle_s: int) -> float:
-    """For how long a process may serve accesses without telling the keeper, and how much later a log expires."""
+    """How long accesses may be served without another report, and how much later a log expires."""
     return min(idle_s / 4, _SLACK_S_MAX)
 
 
 class Kept:
-    """What a keeper remembers: by term, when the log was used last, in seconds awake."""
+    """A keeper's memory: by term, the log's last use, in seconds that the keeper was awake."""
 
     def __init__(self) -> None:
-        """Nothing is remembered."""
+        """Start with an empty memory."""
         self._used_s: OrderedDict[str, float] = OrderedDict()
-        """The one that was used longest ago comes first."""
+        """By term, the last use, oldest first."""
         self._expired: set[str] = set()
-        """Those whose deletion is not settled."""
+        """Terms of expired logs whose deletion is not settled yet."""
         self._gone: OrderedDict[str, None] = OrderedDict()
-        """Some that were deleted: who asks late, by a row from before, is not told that they live."""
+        """Terms of deleted logs, so that late requests with older metadata do not revive them."""
 
     def lives(self, term: str, idle_s: int, now_s: float, *, is_access: bool) -> bool:
-        """Whether a log has not expired; an access counts as a use, if it comes in time."""
+        """Whether a log has not expired. An access counts as a use unless the log had expired."""
         if term in self._expired or term in self._gone:
             return False
         used_s = self._used_s.get(term)
@@ -50,37 +51,40 @@ class Kept:
         return True
 
     def terms(self) -> frozenset[str]:
-        """Of the logs that are there, as far as this process knows."""
+        """The terms of the logs that exist, as far as this process knows."""
         return frozenset(self._used_s) | self._expired
 
     def deleted(self, term: str) -> None:
-        """A log that has expired is gone."""
+        """Record that an expired log was deleted."""
         self._expired.discard(term)
         self._gone[term] = None
         if len(self._gone) > TERMS_MAX:
             self._gone.popitem(last=False)
 
     def forget(self, terms: Collection[str]) -> None:
-        """These logs are gone, or have other keepers: no deletion of them by this one is under way."""
+        """Forget logs that are gone or have other keepers, and that this keeper is not deleting."""
         for term in terms:
             self._used_s.pop(term, None)
             self._expired.discard(term)
 
 
 class Told:
-    """When this process told a log's keeper last, by term, in seconds that pass while it stands still too."""
+    """By term, when this process last reported a use to a log's keeper.
+
+    Times are in seconds that also count while the process stands still.
+    """
 
     def __init__(self) -> None:
-        """Nobody was told."""
+        """Start without reports."""
         self._told_s: OrderedDict[str, float] = OrderedDict()
 
     def is_due(self, term: str, idle_s: int, now_s: float) -> bool:
-        """Whether the keeper must be asked before an access is served."""
+        """Whether a use must be reported to the keeper before the access is served."""
         told_s = self._told_s.get(term)
         return told_s is None or now_s - told_s >= slack_s(idle_s)
 
     def note(self, term: str, asked_s: float) -> None:
-        """The keeper took an access in time, which was told from `asked_s` on."""
+        """Record that the keeper accepted, in time, a report that was sent at `asked_s`."""
         self._told_s[term] = asked_s
         self._told_s.move_to_end(term)
         if len(self._told_s) > TERMS_MAX:

@@ -1,7 +1,5 @@
-"""The protocol's numbers and names.
-
-A member of an ensemble is written `name@incarnation` (`bookie-1@1`): it belongs to the data that
-a bookie holds, not to an address (rule 15).
+"""Special ids, and the names of members. A member of an ensemble is written `name@incarnation`
+(`bookie-1@1`): it names the data that a bookie holds, not an address (rule 15).
 """
 
 from typing import Final
@@ -13,11 +11,12 @@ ID_MAX: Final = 2**63 - 1
 """The greatest ledger or entry id (BookKeeper's ids are signed 64-bit)."""
 
 NO_LEDGER: Final = -1
-"""Stands below all ledger ids."""
+"""A value below all ledger ids, where there is no ledger."""
 
 ASSIGNED_ID_END: Final = 2**52
-"""Ledger ids from here on are chosen by callers, and only those: the ids that metadata assigns count up from 1. So the
-highest id below that a bookie holds was assigned, and a database that went back assigns only higher ones (rule 17).
+"""Callers choose ledger ids from here on; metadata assigns the ids below, counting up from 1. So
+the highest id below this bound that a bookie holds was assigned, and a database that went back
+assigns only higher ids (rule 17).
 """
 
 KEY_BYTES: Final = 32
@@ -35,5 +34,5 @@ def member_incarnation(member: str) -> int:
 
 
 def member_of(name: str, incarnation: int) -> str:
-    """A bookie's name in the incarnation that holds the data."""
+    """The member `name@incarnation`."""
     return f"{name}@{incarnation}"

@@ -1,8 +1,8 @@
-"""The state of a machine is its fields: `copy` and `key` are made from them, once for each class.
+"""`copy` and `key` of state machines, generated from a machine's fields once for each class.
 
-The explorer takes two machines of equal keys for one state, and its word "complete" rests on that. So
-a new field is in the key by itself, and one that is left out says why (`Out`). A field of a type that
-is neither immutable nor `Keyed` is refused.
+The explorer treats machines with equal keys as one state, and its claim of a complete search rests
+on that. So each new field is part of the key by default; a field that is left out states why
+(`Out`). A field whose type is neither immutable nor `Keyed` raises TypeError.
 """
 
 from collections.abc import Callable
@@ -25,13 +25,13 @@ from typing import (
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """Marks a field that `key` leaves out: `Annotated[list[Effect], Out("empty between steps")]`."""
+    """A field that `key` leaves out: `Annotated[list[Effect], Out("empty between steps")]`."""
 
     reason: str
 
 
 class IsKeyed:
-    """Marks a field whose type is not `Keyed`, but whose values are wherever the machine is copied."""
+    """Marks a field of a type that is not `Keyed`, but whose values are in each copied machine."""
 
 
 class Keyed:
@@ -40,7 +40,7 @@ class Keyed:
     __slots__ = ()
 
     def copy(self) -> Self:
-        """An independent copy; what is immutable is shared."""
+        """An independent copy; immutable values are shared."""
         cls: Any = type(self)
         copied: Self = _made(cls).copy(self)
         return copied
@@ -57,7 +57,7 @@ class _Made(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """How values of one type are copied, and what stands for them in a key."""
+    """How values of one type are copied, and how they appear in a key."""
 
     copy: Callable[[Any], Any]
     key: Callable[[Any], object]
@@ -74,7 +74,7 @@ _DICT_OF_PARTS: Final = _Way(
 
 @cache
 def _made(cls: Any) -> _Made:
-    """Both functions of a class."""
+    """The functions `copy` and `key` of a class."""
     hints = get_type_hints(cls, include_extras=True)
     ways = {one.name: _way(hints[one.name]) for one in fields(cls)}
     shared = [name for name, way in ways.items() if way is None]
@@ -98,13 +98,13 @@ def _made(cls: Any) -> _Made:
 
 
 def left_out(hint: Any) -> str | None:
-    """Why a field of this annotation is left out of the key, None where it is not."""
+    """Why a field with this annotation is left out of the key; None if it is part of the key."""
     marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
     return next((mark.reason for mark in marks if isinstance(mark, Out)), None)
 
 
 def _way(hint: Any) -> _Way | None:
-    """What is done about a field of this annotation; None: its values are immutable."""
+    """How to copy and key a field with this annotation; None if its values are immutable."""
     if get_origin(hint) is Annotated:
         return _PART if IsKeyed in hint.__metadata__ else _way(hint.__origin__)
     origin, args = get_origin(hint), get_args(hint)
@@ -132,5 +132,5 @@ def _way(hint: Any) -> _Way | None:
 
 
 def _is_value(cls: Any) -> bool:
-    """Whether values of a class are equal by what they say, so that they do not change."""
+    """Whether instances of a class are hashable by value, and so count as immutable."""
     return cls is NoneType or cls.__hash__ not in (None, object.__hash__)

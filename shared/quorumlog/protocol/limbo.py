@@ -1,7 +1,8 @@
-"""What a new incarnation of a bookie may have lost of a ledger, and what it lacks until it has all
-again (rule 15).
+"""The entries of a ledger that a new incarnation of a bookie may have lost, and those that it still
+lacks (rule 15).
 
-Pure: a row, a name, and the ranges that are held. The bookie asks this, and so does the simulator.
+Pure functions of metadata, a member's name and the ranges that the bookie holds. The bookie and the
+simulator call them.
 """
 
 from collections.abc import Iterator
@@ -12,12 +13,12 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges, complement, ids_of_residue, ranges_of
 
 ENDLESS: Final = ID_MAX - 1
-"""The last entry of a range that has no end yet, as the queue of repairs can hold it."""
+"""The last entry of a range without an end, as the repair queue stores it."""
 
 
 def older_members(row: LedgerMetadata, me: str) -> list[str]:
-    """The older incarnations of this bookie that a row's fragments name: while there are any, the
-    ledger is in limbo here.
+    """The older incarnations of this bookie that fragments of the metadata name. While there are
+    any, the ledger is in limbo at this bookie.
     """
     name, incarnation = member_name(me), member_incarnation(me)
     named = {member for fragment in row.fragments for member in fragment.bookies}
@@ -29,8 +30,9 @@ def older_members(row: LedgerMetadata, me: str) -> list[str]:
 
 
 def places(row: LedgerMetadata, member: str) -> Iterator[tuple[int, int]]:
-    """The ranges of a ledger's fragments that name a member, or keep it (rule 20b); an open one ends
-    nowhere. An empty one names a member too: the member is replaced there, though nothing is copied.
+    """The entry ranges of the fragments that name a member, or for which it is kept (rule 20b). An
+    open fragment's range ends at ENDLESS. An empty fragment has a range too: its member is
+    replaced, though nothing is copied.
     """
     kept = {r.first_entry for r in row.placed_repairs if r.leaving == member}
     for index, fragment in enumerate(row.fragments):
@@ -49,8 +51,9 @@ def expected(row: LedgerMetadata, me: str) -> Iterator[tuple[int, int, int]]:
 
 
 def lacking(row: LedgerMetadata, position: int, first: int, last: int, held: Ranges) -> Ranges:
-    """Which of first..last a position should store and does not hold (I27: while there are any,
-    the ledger stays in limbo). What was given up is expected of nobody (rule 31).
+    """The entries of first..last that a position should store and that are not in `held` (I27:
+    while there are any, the ledger stays in limbo). Entries whose loss was accepted are not
+    expected (rule 31).
     """
     gaps = tuple(part for gap in complement(held, first, last) for part in row.kept(*gap))
     if row.quorum.write_quorum == row.quorum.ensemble_size:
@@ -60,7 +63,7 @@ def lacking(row: LedgerMetadata, position: int, first: int, last: int, held: Ran
 
 
 def share(row: LedgerMetadata, position: int, first: int, last: int) -> int:
-    """How many of first..last a position stores."""
+    """How many entries of first..last a position should store."""
     size = row.quorum.ensemble_size
     return sum(
         len(ids_of_residue(first, last, size, residue)) for residue in row.quorum.residues(position)

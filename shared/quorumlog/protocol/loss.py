@@ -1,9 +1,9 @@
-"""Which entries nobody can serve any more (rule 31): the proof that an operator's acceptance needs.
+"""Proves which entries no bookie can serve any longer, so that an operator may accept their loss.
 
-Proof is the word of all who could hold an entry: each answered, and none has it. A bookie answers
-for its disk, whatever its incarnation; silence is no proof, and neither is a copy that can't be
-read (X15). Only an operator may say that such a member is gone for ever (rule 14).
-Pure: a row, and what was answered.
+Rule 31: an entry is proven lost if each bookie that could hold it answered, and none has it. A
+bookie answers for its disk, whatever its incarnation. Silence proves nothing, nor does a copy that
+can't be read (X15): only an operator may declare such a member lost for ever (rule 14). Pure
+functions of metadata and bookies' answers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,13 +25,13 @@ class Word(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a bookie says that its disk has of a range: by its index, and which of it can't be read."""
+    """The entries of a range in a bookie's index, and those of them that can't be read."""
 
     present: Ranges
     damaged: Ranges
 
     def word(self, entry_id: int) -> Word:
-        """What it says of one entry."""
+        """The bookie's answer about one entry."""
         if not contains(self.present, entry_id):
             return Word.ABSENT
         return Word.DAMAGED if contains(self.damaged, entry_id) else Word.HELD
@@ -39,20 +39,20 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Entries first..last, and what each who could hold them answered, the same for all of them."""
+    """Entries first..last, and each possible holder's answer, which is the same for all of them."""
 
     first: int
     last: int
     words: tuple[tuple[str, Word], ...]
 
     def __str__(self) -> str:
-        """For people."""
+        """The range and the answers, as text for people."""
         said = ", ".join(f"{member}: {word}" for member, word in self.words)
         return f"entries {self.first} to {self.last} ({said})"
 
     def is_lost(self, declared: Iterable[str] = ()) -> bool:
-        """Whether nobody can serve them. A member that is `declared` gone need not answer;
-        if it answers nevertheless that it has them, it has them.
+        """Whether no member can serve these entries. A member in `declared` (lost for ever) need
+        not have answered. Entries that a member reports as held are not lost.
         """
         return all(
             word is Word.ABSENT or (word is not Word.HELD and member in declared)
@@ -61,8 +61,8 @@ class Answers:
 
 
 def holders(row: LedgerMetadata, entry_id: int) -> tuple[str, ...]:
-    """Who could hold an entry, by name: its write set, who is being given its fragment (rule 20), and
-    who is kept after it lost its place (rule 20b).
+    """The members that could hold an entry, sorted: its write set, the targets of repairs of its
+    fragment (rule 20), and the members kept after they lost their place there (rule 20b).
     """
     first = row.fragment_of(entry_id).first_entry
     targets = {repair.target for repair in row.repairs if repair.first_entry == first}
@@ -73,7 +73,7 @@ def holders(row: LedgerMetadata, entry_id: int) -> tuple[str, ...]:
 def answers(
     row: LedgerMetadata, ids: Iterable[int], told: Mapping[str, Holding | None]
 ) -> Iterator[Answers]:
-    """What was answered about ascending ids; neighbours of the same fate make one range."""
+    """The answers about ascending ids; adjacent entries with the same answers make one range."""
     found: Answers | None = None
     for entry_id in ids:
         words = []

@@ -1,9 +1,9 @@
-"""What the machines hear (events) and ask for (effects): the whole language of the protocol.
+"""The events that machines take, and the effects that they return.
 
-Rules of the language (style guide, "the contract of a machine"):
-  - effects in one list have no order: if B must follow A, the machine asks for B on A's answer;
+The contract of a machine and its driver:
+  - effects in one list have no order: if B must follow A, the machine requests B on A's answer;
   - each request effect is answered exactly once; a timeout is an answer (`Status.UNKNOWN`);
-  - a late or repeated answer is legal: answers carry what they answer (`attempt`, `generation`).
+  - late and repeated answers are legal: an answer names its request (`attempt`, `generation`).
 """
 
 from dataclasses import dataclass, field
@@ -17,49 +17,50 @@ from quorumlog.protocol.values import Bounds, EntryId, Member, Value
 
 
 class Status(StrEnum):
-    """What a bookie says. Only OK and NO_ENTRY are knowledge of what it holds (rule 4, I16)."""
+    """A bookie's answer. Only OK and NO_ENTRY prove what the bookie holds (rule 4, I16)."""
 
     OK = "ok"
     NO_ENTRY = "no-such-entry"
-    """Explicit negative: proven absent here (also: the ledger was never seen here)."""
+    """Explicit negative: the bookie proves that it lacks the entry, or never saw the ledger."""
     FENCED = "fenced"
-    """A recoverer asked for it: no normal add is taken any more (rule 9)."""
+    """A recoverer fenced the ledger: the bookie accepts no further normal adds (rule 9)."""
     NOT_MINE = "not-mine"
-    """Asked as another incarnation, or the ledger is in limbo here (rules 9 and 15)."""
+    """The request names another incarnation, or the ledger is in limbo here (rules 9 and 15)."""
     READ_ONLY = "read-only"
     CONFLICT = "conflict"
     """Other bytes are stored under this id: final for the write handle (rule 2)."""
     WRONG_KEY = "wrong-key"
-    """Another ledger key: not a negative (rule 17)."""
+    """The bookie has another key for this ledger: not a negative (rule 17)."""
     UNKNOWN = "unknown"
-    """Timeout, broken connection, damage, anything else: no knowledge at all."""
+    """Timeout, broken connection, damage or anything else: proves nothing."""
 
 
 class CasStatus(StrEnum):
-    """How a read or compare-and-swap of metadata ended."""
+    """The result of a read or compare-and-swap of metadata."""
 
     OK = "ok"
     CONFLICT = "conflict"
-    """Settled: not applied and never will be; `metadata` is the row as it is now."""
+    """The change was not applied and never will be; `metadata` is the current version."""
     MISSING = "missing"
     """The ledger is deleted (a tombstone)."""
     UNKNOWN = "unknown"
-    """A read failed, or the store is away before anything was sent. A compare-and-swap that may
-    have been applied is never answered so: the driver asks again with its token until it is
-    settled (rule 6)."""
+    """A read failed, or the store was away before anything was sent. A compare-and-swap that may
+    have been applied never ends so: the driver repeats it with its token until it is settled
+    (rule 6)."""
 
 
 class Timer(Enum):
-    """The timers that machines ask for; the driver knows how long each takes (docs/protocol.md, Times)."""
+    """The timers that machines start; the driver knows the durations (docs/protocol.md, Times)."""
 
     ADD = "add"
-    """A bookie is silent for an add: 2 s, then its slot has failed."""
+    """An add is not answered: after 2 s its slot has failed."""
     QUORUM = "quorum"
-    """The oldest pending entry waits for its ack quorum: 10 s, then `quorum-timeout`."""
+    """The oldest pending entry lacks its ack quorum: after 10 s the writer ends (`quorum-timeout`).
+    """
     HEDGE = "hedge"
-    """A read was not answered: 50 ms, then the next member is asked too."""
+    """A read is not answered: after 50 ms the next member is asked too."""
     RETRY = "retry"
-    """Something failed that may succeed later (no spare, store away): 1 s."""
+    """A step failed that may succeed later (no spare bookie, store away): retried after 1 s."""
 
 
 # --- effects -----------------------------------------------------------------------------------
@@ -69,8 +70,9 @@ class Timer(Enum):
 class SendAdd:
     """Ask a member to store its part of a run. Answered by AddAnswered.
 
-    `recovery` adds pass the fence and replace a copy that fails its CRC (rules 2 and 12). `row` names the member:
-    the member keeps a copy of it before it acknowledges the run (rule 18b). None: a recovery add.
+    `recovery` adds pass the fence and replace a copy that fails its CRC (rules 2 and 12). `row`:
+    metadata that names the member, which stores a copy of it before it acknowledges the run
+    (rule 18b). None in a recovery add.
     """
 
     position: int
@@ -84,7 +86,7 @@ class SendAdd:
 
 @dataclass(frozen=True, slots=True)
 class SendFence:
-    """Ask a member to fence the ledger durably and tell its LAC. Answered by FenceAnswered."""
+    """Ask a member to fence the ledger durably and return its LAC. Answered by FenceAnswered."""
 
     position: int
     member: str
@@ -94,10 +96,11 @@ class SendFence:
 
 @dataclass(frozen=True, slots=True)
 class SendRead:
-    """Ask a member for entries first..last. With `fence` it is a recovery read: the bookie fences
-    durably before it answers (X1). With `from_disk` it is a repair's look at its own work: what is
-    on its way to the disk is waited for, and the bytes come from there (rule 20a). Answered by
-    ReadAnswered.
+    """Ask a member for entries first..last. Answered by ReadAnswered.
+
+    `fence`: a recovery read, before whose answer the bookie fences durably (X1). `from_disk`: a
+    repair verifies its copies, so the bookie waits for pending writes and reads the disk
+    (rule 20a).
     """
 
     position: int
@@ -112,7 +115,7 @@ class SendRead:
 
 @dataclass(frozen=True, slots=True)
 class SendRow:
-    """Have a member keep a copy of this row durably (rule 18b). Answered by RowAnswered."""
+    """Ask a member to store a copy of this metadata durably (rule 18b). Answered by RowAnswered."""
 
     member: str
     row: LedgerMetadata
@@ -120,7 +123,7 @@ class SendRow:
 
 @dataclass(frozen=True, slots=True)
 class MissedRange(Value):
-    """Entries that a member should hold and may not: handed to the repair queue (rule 8)."""
+    """Entries that a member should hold but may lack, for the repair queue (rule 8)."""
 
     member: Member
     first: EntryId
@@ -133,9 +136,9 @@ class MissedRange(Value):
 
 @dataclass(frozen=True, slots=True)
 class UpdateMetadata:
-    """Compare-and-swap: `metadata` if the row still has `metadata.version`. Answered by
-    MetadataAnswered with the same attempt. `missed` is queued for repair in the same transaction.
-    The same attempt again is the same change asked again: it carries the same token (rule 6).
+    """Compare-and-swap to `metadata`, if the store still has `metadata.version`. Answered by
+    MetadataAnswered with the same attempt. `missed` enters the repair queue in the same
+    transaction. A repeated attempt repeats its change, with the same token (rule 6).
     """
 
     attempt: int
@@ -145,15 +148,15 @@ class UpdateMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ReadMetadata:
-    """Read the ledger's row from the primary. Answered by MetadataAnswered."""
+    """Read the ledger's metadata from the primary. Answered by MetadataAnswered."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class FindBookies:
-    """Ask for live writable bookies not in `exclude`, best first: they join the members of
-    `ensemble`, which are those that stay. Answered by BookiesFound.
+    """Ask for live writable bookies not in `exclude`, best first, that can join the members in
+    `ensemble`, which stay. Answered by BookiesFound.
     """
 
     attempt: int
@@ -163,8 +166,8 @@ class FindBookies:
 
 @dataclass(frozen=True, slots=True)
 class StartTimer:
-    """Answer with TimerFired(timer, tag) after the timer's time. Never cancelled: a machine
-    ignores what fires too late.
+    """Start a timer, answered by TimerFired(timer, tag). Timers are never cancelled: a machine
+    ignores one that fires too late.
     """
 
     timer: Timer
@@ -178,14 +181,14 @@ class Confirmed:
     first: int
     last: int
     runs: tuple[Run, ...] = field(default=(), compare=False, repr=False)
-    """These entries as they are stored, which their writer may show from memory."""
+    """These entries as bookies store them, which readers may get from the writer's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The machine's work ended with an error of the error tree, named by its code.
+    """The machine's work failed, with the code of a class in the error tree.
 
-    For a writer: every pending entry from `first` on is failed (outcome unknown), in order.
+    For a writer: all pending entries from `first` on fail in order, with an unknown outcome.
     """
 
     code: str
@@ -197,27 +200,27 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The ledger is CLOSED; this is its row."""
+    """The ledger is CLOSED; this is its metadata."""
 
     metadata: LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """A member of a fragment holds all that it should; this is the ledger's row."""
+    """A member of a fragment holds all entries that it should; this is the ledger's metadata."""
 
     metadata: LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryNeeded:
-    """The writer met IN_RECOVERY: whoever drives it runs the recovery itself (rule 10)."""
+    """The writer found IN_RECOVERY in metadata: its driver must run the recovery (rule 10)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntriesRead:
-    """A reader's result, in order: digest-valid entries as `run`. With `is_last` the reader has
-    ended: it read all, or as many bytes as were asked for.
+    """A reader's next entries in order, all with valid digests. `is_last`: the reader has ended,
+    having read all entries or as many bytes as requested.
     """
 
     run: Run
@@ -246,14 +249,12 @@ Effect = (
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Begin, for machines that were told at their making what to do (RangeReader,
-    FragmentRepair).
-    """
+    """Begin the task that the machine got when it was created (RangeReader, FragmentRepair)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendRequested:
-    """Append these payloads as one run; ids follow on from the last one given out."""
+    """Append these payloads as one run, whose ids follow the last assigned id."""
 
     payloads: tuple[bytes, ...]
 
@@ -265,22 +266,22 @@ class CloseRequested:
 
 @dataclass(frozen=True, slots=True)
 class RecoverRequested:
-    """Start a recovery from this row."""
+    """Start a recovery from this metadata."""
 
     metadata: LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaceRequested:
-    """Auditor or drain asks the live writer to replace a member (rule 21)."""
+    """The auditor or a drain asks the live writer to replace a member (rule 21)."""
 
     member: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedInLog:
-    """A log's row says that this ledger begins at `first_offset`: before the first append (rule 23). The
-    members' copies of the ledger's row say so too (rule 18f).
+    """A log's metadata places this ledger at `first_offset`. Sent before the first append
+    (rule 23). The members' copies of the ledger's metadata have the place too (rule 18f).
     """
 
     first_offset: int
@@ -289,7 +290,7 @@ class PlacedInLog:
 
 @dataclass(frozen=True, slots=True)
 class AddAnswered:
-    """The answer to SendAdd: position, member, generation and the run's range as they were asked."""
+    """The answer to SendAdd, with the request's position, member, generation and range."""
 
     position: int
     member: str
@@ -301,8 +302,8 @@ class AddAnswered:
 
 @dataclass(frozen=True, slots=True)
 class FenceAnswered:
-    """The answer to SendFence. OK means durably fenced now; `last_add_confirmed` is the highest
-    LAC that the bookie knows of (NO_ENTRY where it knows none).
+    """The answer to SendFence. OK: the ledger is durably fenced. `last_add_confirmed` is the
+    highest LAC that the bookie knows (NO_ENTRY if none).
     """
 
     position: int
@@ -313,9 +314,9 @@ class FenceAnswered:
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswered:
-    """The answer to SendRead for first..last as asked. `run` holds what is present (maybe only
-    some of it), `absent` the ranges that are explicitly not there; what neither names is unknown
-    (rule 1). Status OK says that run and absent can be believed.
+    """The answer to SendRead, with the requested range. With status OK, `run` has entries that are
+    present (maybe not all), and `absent` the ranges explicitly denied. Entries in neither list are
+    unknown (rule 1).
     """
 
     position: int
@@ -329,7 +330,7 @@ class ReadAnswered:
 
 @dataclass(frozen=True, slots=True)
 class RowAnswered:
-    """The answer to SendRow: `version` is that of the row. OK means that the copy is on disk."""
+    """The answer to SendRow, with its metadata's version. OK: the copy is on disk."""
 
     member: str
     version: int
@@ -338,8 +339,8 @@ class RowAnswered:
 
 @dataclass(frozen=True, slots=True)
 class MetadataAnswered:
-    """The answer to UpdateMetadata and ReadMetadata. `metadata` is the row as it is now, where it
-    is known (after OK: with its new version).
+    """The answer to UpdateMetadata and ReadMetadata. `metadata` is the current metadata, if known;
+    after OK it has the new version.
     """
 
     attempt: int
@@ -347,8 +348,8 @@ class MetadataAnswered:
     metadata: LedgerMetadata | None = None
 
     def refuses(self, update: UpdateMetadata) -> bool:
-        """Whether the row is still the one that the change was made from, and the change is refused: a bookie that
-        it adds has registered as a later incarnation (rule 15b).
+        """Whether the store rejected the change although the metadata is the version that it was
+        made from: a bookie that the change adds has registered a later incarnation (rule 15b).
         """
         now, base = self.metadata, update.metadata
         is_same = now is not None and (now.version, now.attempt) == (base.version, base.attempt)
@@ -357,7 +358,7 @@ class MetadataAnswered:
 
 @dataclass(frozen=True, slots=True)
 class BookiesFound:
-    """The answer to FindBookies: members in the order of preference, maybe none."""
+    """The answer to FindBookies: members in the order of preference; may be empty."""
 
     attempt: int
     members: tuple[str, ...]
@@ -365,7 +366,7 @@ class BookiesFound:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A timer that StartTimer asked for."""
+    """A timer that StartTimer started has fired."""
 
     timer: Timer
     tag: int = 0

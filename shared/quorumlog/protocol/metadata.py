@@ -1,13 +1,13 @@
-"""A ledger's row in the metadata service, and its transforms: the only ways in which a row changes.
+"""A ledger's metadata, and its transforms: the only ways in which it changes.
 
-Values are immutable. A transform returns a new value with the *same* version: the version of the row that
-the change was made from. The compare-and-swap assigns the new version (rule 6).
+Values are immutable. A transform returns a new value with the *same* version: that of the metadata
+that the change was made from. The compare-and-swap assigns the new version (rule 6).
 
 Invariants (checked by `check`):
   - I22: `first_entry` of the fragments grows strictly from 0; each ensemble has E distinct members;
   - I21: `last_entry` and `length` are None unless the state is CLOSED;
   - I23: CLOSED implies that no fragment starts beyond last_entry + 1;
-  - rule 31: only a CLOSED ledger has lost entries, none beyond its end, and `may_lack_entries` is set.
+  - rule 31: only a CLOSED ledger has lost entries, within its end and with `may_lack_entries`.
 """
 
 import itertools
@@ -36,11 +36,11 @@ from quorumlog.protocol.values import (
 )
 
 LOST_RANGES_MAX = 1000
-"""Ranges of entries that may be given up in one ledger, so that a row stays small (taste)."""
+"""Ranges of lost entries in one ledger; bounds the size of its metadata. Chosen by judgement."""
 
 
 class State(StrEnum):
-    """OPEN to IN_RECOVERY to CLOSED, or OPEN to CLOSED; no way back (I21)."""
+    """A ledger's state: OPEN to IN_RECOVERY to CLOSED, or OPEN to CLOSED, never back (I21)."""
 
     OPEN = "OPEN"
     IN_RECOVERY = "IN_RECOVERY"
@@ -48,7 +48,7 @@ class State(StrEnum):
 
 
 class DigestKind(StrEnum):
-    """What guards each entry's bytes: a checksum, an authentication code, or nothing."""
+    """What protects each entry's bytes: a checksum, an authentication code, or nothing."""
 
     CRC32C = "crc32c"
     HMAC_SHA256 = "hmac-sha256"
@@ -57,7 +57,7 @@ class DigestKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """`bookies` is the ensemble, by position, of the entries from `first_entry` up to the next fragment."""
+    """The ensemble, by position, of the entries from `first_entry` up to the next fragment."""
 
     first_entry: EntryId
     bookies: Annotated[tuple[Member, ...], Bounds(min_length=1, max_length=QUORUM_MAX)]
@@ -65,9 +65,9 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A repair under way: `target` is being filled to take the place of `leaving` in the fragment
-    that begins at `first_entry`, or has just got that place. Both are members for all who ask what
-    may be dropped (rules 18, 20 and 20b), but no reader is sent to the one without a place.
+    """A repair under way: `target` gets copies to replace `leaving` in the fragment that begins at
+    `first_entry`, or has just replaced it. Neither member may drop the ledger (rules 18, 20 and
+    20b); readers ask only the member in the fragment.
     """
 
     first_entry: EntryId
@@ -81,92 +81,93 @@ class Writer:
 
     id: Text
     url: Text
-    """For clients."""
+    """The process's URL for clients."""
     internal_url: Text = ""
-    """For processes of the cluster; empty where `url` is for them too."""
+    """The process's URL for the cluster; empty if `url` serves both."""
 
     @property
     def url_inside(self) -> str:
-        """Where other processes of the cluster ask this one."""
+        """The URL by which other processes of the cluster reach this one."""
         return self.internal_url or self.url
 
 
 class Deletion(StrEnum):
-    """What was deleted with a ledger."""
+    """What was deleted: a ledger, its log, or both."""
 
     ALONE = "ledger"
     WITH_LOG = "log"
-    """The log that named it, and all ledgers that the log had named before."""
+    """The ledger with the log that named it, and all ledgers that the log had named before."""
     OF_LOG = "log-only"
-    """The log that it was made for, and not the ledger: forks name it (rule 27a)."""
+    """Only the log that the ledger was created for: forks still name the ledger (rule 27a)."""
 
 
 PREDECESSORS_KEPT = 4
-"""Predecessors in a ledger's lineage: a rebuild finds the place of one ledger less, in a row, that no bookie holds."""
+"""Predecessors in a lineage. A rebuild bridges gaps of up to one ledger fewer than this."""
 
 SHARED_KEPT = 64
-"""Shared ledgers in a fork's lineage (taste): 16 GiB of a log with the standard limits."""
+"""Shared ledgers in a fork's lineage, chosen by judgement: 16 GiB of a log with default limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Which log a ledger was placed in, and what was before it there (rule 18f)."""
+    """The log that a ledger was placed in, and the ledgers before it there (rule 18f)."""
 
     log_created_at: Text
-    """When the log was created: a name may have had several logs, one after another."""
+    """The log's creation time: a name may have had several logs, one after another."""
     before: tuple[tuple[LedgerId, EntryId], ...] = ()
-    """The nearest ledgers with records before this one, ascending: each id and first offset."""
+    """Id and first offset of the nearest earlier ledgers with records, in ascending order."""
     published_ms: Number = 0
-    """Milliseconds since 1970 at which a transaction put it onto the log (rule 26b); 0: its owner wrote it."""
+    """Publication by a transaction, in ms since 1970 (rule 26b); 0 if the owner wrote the ledger.
+    """
     stream_seq: Text | None = None
-    """The log's stream sequence before this ledger (rule 25a); None: nobody had sent one."""
+    """The log's stream sequence before this ledger (rule 25a); None if no request had one."""
     placed_by: AttemptOrNone = ""
-    """The token of the log's change that says so, or of a later one: an open ledger's own row has none of it (rule 18f).
-    Empty where the store keeps none."""
+    """The token of the change of the log that placed the ledger, or of a later one (rule 18f).
+    Empty if the store keeps no tokens, and in an open ledger's own metadata."""
     forked_at: Number | None = None
-    """Of a fork: the offset of its first own record; what is before is in ledgers of other logs."""
+    """Of a fork: the offset of its first own record. Earlier records are in other logs' ledgers."""
     shared: tuple[tuple[LedgerId, EntryId], ...] = ()
-    """The nearest of these ledgers that the fork names, as `before`."""
+    """Of a fork: the nearest shared ledgers that it names, in the form of `before`."""
     writer_token: Number = 0
-    """The log's, once it was opened for one writer (rule 22a)."""
+    """The log's writer token, if the log was opened for one writer (rule 22a)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata(Value):
-    """One ledger's row. `version` is an equality token that grows by 1 per successful CAS (I20)."""
+    """One ledger's metadata. `version` grows by 1 with each successful CAS (I20)."""
 
     STORE_FIELDS: ClassVar = frozenset(
         ("ledger_id", "version", "attempt", "first_offset", "lineage", "created_at", "deletion")
     )
-    """Fields that the store sets, whatever a change of the row says."""
+    """Fields that the store sets, whatever a change contains."""
 
     ledger_id: IdOrNone
-    """Negative of a ledger to be created that takes the next free id."""
+    """The id. Negative in a request to create a ledger with the next free id."""
     quorum: Quorum
     digest: DigestKind
     fragments: Annotated[tuple[Fragment, ...], Bounds(min_length=1)]
     version: Version = 1
     attempt: AttemptOrNone = ""
-    """The token of the change that made this version (rule 6): versions of two lines of history may be
-    equal, tokens are not (rule 18a). Empty where the store keeps none."""
+    """The token of the change that made this version (rule 6). Two histories may have equal
+    versions, but no equal tokens (rule 18a). Empty if the store keeps no tokens."""
     state: State = State.OPEN
     last_entry: IdOrNone | None = None
     length: Number | None = None
     writer: Writer | None = None
     ledger_key: Key = b""
-    """The key that bookies check, derived from the access key and a nonce of the ledger (rule 17)."""
+    """The key that bookies check, derived from the access key and the ledger's nonce (rule 17)."""
     mac_key: Key = b""
-    """Key of the authentication code; empty unless the digest is hmac-sha256. Never sent to bookies."""
+    """The key of the authentication code, only for hmac-sha256. Bookies never get it."""
     access_key: Key = b""
-    """Derived from the password (rule 30); empty where the ledger has none."""
+    """The key derived from the password (rule 30); empty if the ledger has no password."""
     wrapped_mac_key: Key = b""
-    """The MAC key, encrypted under a key that only the password gives: once the password is another one than that from
-    which the MAC key was derived."""
+    """The MAC key, encrypted under a key that only the password gives. Set once the password has
+    changed, since the MAC key can't be derived from the new one."""
     custom: Pairs = ()
     log: LogName | None = None
-    """The log that the ledger was created for, or None."""
+    """The log that the ledger was created for, if any."""
     first_offset: Number | None = None
-    """At which offset of its log the ledger begins; None until the log's row says so (rule 23)."""
+    """The offset of the ledger's first record in its log; None until it is placed (rule 23)."""
     lineage: Lineage | None = None
     """Set together with `first_offset`."""
     created_at: Text = ""
@@ -176,18 +177,18 @@ class LedgerMetadata(Value):
     lost_entries: Annotated[
         tuple[tuple[EntryId, EntryId], ...], Bounds(max_length=LOST_RANGES_MAX)
     ] = ()
-    """Ranges of ids, ascending and not adjacent, whose loss an operator accepted, since no bookie can
-    serve them (rule 31). Readers get a final answer, and no member is expected to hold them.
+    """Ascending, non-adjacent ranges of entries whose loss an operator accepted, because no bookie
+    can serve them (rule 31). Readers get a final error; no member is expected to hold them.
     """
     repairs: tuple[Repair, ...] = ()
     extra: Pairs = ()
-    """Tags that services keep on a ledger (transaction, partition, attempt)."""
+    """Tags that services store with a ledger (transaction, partition, attempt)."""
     deletion: Deletion | None = None
-    """Of a copy (rule 18e): the ledger has a tombstone, and this was its last row; or with OF_LOG its log was deleted. The
-    store's own tombstone has an id and a version only."""
+    """Only in a copy (rule 18e): the ledger, or with OF_LOG only its log, was deleted. The store's
+    own tombstone has an id and a version only."""
 
     def check(self) -> None:
-        """Assert the invariants of one row."""
+        """Assert the invariants of this metadata."""
         firsts = [fragment.first_entry for fragment in self.fragments]
         assert firsts, "a ledger has at least one fragment"
         assert firsts[0] == 0, "I22: the first fragment starts at 0"
@@ -213,7 +214,7 @@ class LedgerMetadata(Value):
 
     @property
     def last_fragment(self) -> Fragment:
-        """The fragment that a writer appends to."""
+        """The last fragment, to which a writer appends."""
         return self.fragments[-1]
 
     def fragment_index(self, entry_id: int) -> int:
@@ -228,7 +229,7 @@ class LedgerMetadata(Value):
         return self.fragments[self.fragment_index(entry_id)]
 
     def fragment_last(self, index: int) -> int | None:
-        """The last entry that a fragment may hold; None for the last fragment of a ledger that is not CLOSED."""
+        """A fragment's last entry; None for the last fragment of a ledger that is not CLOSED."""
         if index + 1 < len(self.fragments):
             return self.fragments[index + 1].first_entry - 1
         return self.last_entry
@@ -239,21 +240,21 @@ class LedgerMetadata(Value):
         return tuple((p, bookies[p]) for p in self.quorum.write_set(entry_id))
 
     def lost_at(self, entry_id: int) -> tuple[int, int] | None:
-        """The range of lost entries that contains an id."""
+        """The range of lost entries that contains an id, or None."""
         for first, last in self.lost_entries:
             if first <= entry_id <= last:
                 return first, last
         return None
 
     def kept(self, first: int, last: int) -> Ranges:
-        """first..last without the lost entries: what readers look for, and what members are expected to
-        hold (rule 31).
+        """The ranges of first..last without lost entries (rule 31): readers look only for these,
+        and members are expected to hold only these.
         """
         return complement(self.lost_entries, first, last)
 
     def given_up(self, first: int, last: int, members: tuple[str, ...]) -> "LedgerMetadata":
-        """The row once an operator has accepted that entries first..last are lost, and has declared `members`
-        lost for ever (rule 14). Cannot be undone: ranges only grow.
+        """Metadata after an operator accepted that entries first..last are lost and `members` are
+        lost for ever (rule 14). The change cannot be undone: lost ranges only grow.
         """
         return replace(
             self,
@@ -265,19 +266,20 @@ class LedgerMetadata(Value):
     def deleted(
         self, attempt: str = "", *, deletion: Deletion = Deletion.ALONE
     ) -> "LedgerMetadata":
-        """The row whose copy tells members of a deletion (rule 18e): of the ledger, or with OF_LOG of its log alone.
+        """Metadata for a copy that informs members of a deletion: of the ledger, or with OF_LOG of
+        its log only (rule 18e).
 
-        `attempt`: the token of the deletion, empty if the store has none. A copy with OF_LOG has the version of the ledger, which
-        stays as it is: with the next version its name would be that of the ledger's tombstone, which members would ignore.
+        `attempt`: the deletion's token, empty if the store has none. With OF_LOG the version stays:
+        the next one would be that of the tombstone's copy, which members would then ignore.
         """
         version = self.version if deletion is Deletion.OF_LOG else self.version + 1
         return replace(self, version=version, attempt=attempt, deletion=deletion)
 
     def with_ensemble(self, first_entry: int, bookies: tuple[str, ...]) -> "LedgerMetadata":
-        """The row after an ensemble change at `first_entry`: a new last fragment, in place of the last one
-        where that begins at `first_entry` too.
+        """Metadata after an ensemble change at `first_entry`: with a new last fragment, which
+        replaces the last one if that begins there too.
 
-        Raises: ValueError when the fragment would start below the last one (I22, X2).
+        Raises: ValueError if the fragment would begin below the last one (I22, X2).
         Source: I22.
         """
         last = self.last_fragment
@@ -287,8 +289,8 @@ class LedgerMetadata(Value):
         return replace(self, fragments=(*kept, Fragment(first_entry, bookies)))
 
     def with_member_replaced(self, index: int, old: str, new: str) -> "LedgerMetadata":
-        """The row after a repair of one fragment: `new` is in the place of `old` (re-replication, I25), and
-        `old` is kept until `new` has a copy of the row (rule 20b).
+        """Metadata after a repair of one fragment: `new` replaces `old` (re-replication, I25), and
+        `old` is kept until `new` has a copy of the metadata (rule 20b).
         """
         fragment = self.fragments[index]
         first = fragment.first_entry
@@ -306,29 +308,29 @@ class LedgerMetadata(Value):
         )
 
     def _repairs_after(self, first: int, old: str, new: str) -> Iterator[Repair]:
-        """The other repairs, once `new` has the place of `old`."""
+        """The repairs that remain once `new` has replaced `old`."""
         placed = self.placed_repairs
         for repair in self.repairs:
             if repair.first_entry != first:
                 yield repair
             elif repair.target == old:
-                # Kept on account of `old`, which may be gone for ever: the copy of `new` serves as well.
+                # `leaving` is kept for `old`, which may be lost for ever: a copy at `new` serves.
                 if repair.leaving != new:
                     yield replace(repair, target=new)
             elif repair.target != new and (repair.leaving != old or repair in placed):
-                # Else a pending repair that is over: of this place, or with a target that is placed now.
+                # The others are over: pending repairs of this place, or with `new` as their target.
                 yield repair
 
     def with_leaving_released(self, first_entry: int, target: str) -> "LedgerMetadata":
-        """`target` has a copy of the row: nobody is kept on its account any more (rule 20b)."""
+        """Metadata once `target` has a copy: no member is kept for it any longer (rule 20b)."""
         repairs = tuple(
             r for r in self.repairs if (r.first_entry, r.target) != (first_entry, target)
         )
         return replace(self, repairs=repairs)
 
     def with_repair(self, repair: Repair) -> "LedgerMetadata":
-        """`repair.target` is about to be filled: before its first byte (rule 20). A pending repair of the
-        same place by an earlier worker is given up for it.
+        """Metadata that names `repair.target`, before the first entry is copied to it (rule 20).
+        Replaces an earlier worker's pending repair of the same place.
         """
         placed = self.placed_repairs
         others = tuple(
@@ -340,34 +342,32 @@ class LedgerMetadata(Value):
         return replace(self, repairs=(*others, repair))
 
     def is_closed_fragment(self, index: int) -> bool:
-        """Whether nothing will be appended to a fragment any more."""
+        """Whether nothing can be appended to a fragment any longer."""
         return self.state is State.CLOSED or index + 1 < len(self.fragments)
 
     @property
     def placed_repairs(self) -> tuple[Repair, ...]:
-        """The repairs whose target has its place: `leaving` is kept until the target has a copy of the row
-        (rule 20b).
+        """The repairs whose target is in the fragment: `leaving` is kept until the target has a
+        copy of the metadata (rule 20b).
         """
         bookies = {fragment.first_entry: fragment.bookies for fragment in self.fragments}
         return tuple(r for r in self.repairs if r.target in bookies.get(r.first_entry, ()))
 
     @property
     def all_members(self) -> tuple[str, ...]:
-        """The members of all fragments and the targets of repairs, each once: none of them may drop the
-        ledger.
-        """
+        """The members of all fragments and repairs, each once: none of them may drop the ledger."""
         found = [member for fragment in self.fragments for member in fragment.bookies]
         found += [member for r in self.repairs for member in (r.leaving, r.target)]
         return tuple(dict.fromkeys(found))
 
     def in_recovery(self) -> "LedgerMetadata":
-        """The row once a recovery has begun: the writer can no longer change the ensemble."""
+        """Metadata of a ledger in recovery: the writer can no longer change the ensemble."""
         assert self.state is not State.CLOSED, "I21: CLOSED is the end"
         return replace(self, state=State.IN_RECOVERY)
 
     def closed(self, *, last_entry: int, length: int) -> "LedgerMetadata":
-        """The row of the CLOSED ledger: it ends at `last_entry` (NO_ENTRY: it is empty), and has `length`
-        payload bytes. Drops the fragments that would start beyond the end, but never the first (I23).
+        """Metadata of the CLOSED ledger: it ends at `last_entry` (NO_ENTRY if empty) and has
+        `length` payload bytes. Fragments beyond the end are dropped, except the first (I23).
         """
         assert self.state is not State.CLOSED, "I4: a ledger has one end"
         assert last_entry >= NO_ENTRY

@@ -1,4 +1,4 @@
-"""The name that all copies of one client's request share, so that it is carried out once (rule 6a)."""
+"""The name that all copies of a request share, so that only one is carried out (rule 6a)."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,11 +10,11 @@ from quorumlog.protocol.values import Attempt, Bounds
 class Once:
     """The name of a request, made by its first sender.
 
-    Unlike the attempt token of a compare-and-swap (rule 6), which names one change of one row, it goes through every
-    retry, at whichever gateway, and stays the same when the change is made from a newer row.
+    An attempt token (rule 6) names one change of one version of metadata. A request's name stays
+    the same in every retry, at every gateway, and when the change is made from newer metadata.
     """
 
     token: Attempt
-    """A UUID, made of the caller, the operation, what it is on, and the caller's key."""
+    """A UUID derived from the caller, the operation, its target and the caller's key."""
     content: Annotated[str, Bounds(pattern="^[0-9a-f]{32}$")]
-    """A keyed digest of what is asked for: the token with another content is a mistake of the caller."""
+    """A keyed digest of the request's content: another content under the token is an error."""

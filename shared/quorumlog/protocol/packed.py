@@ -1,7 +1,7 @@
-"""Record batches whose columns are compressed (layout: `batch.py`, flag 32), and back.
+"""Compresses and decompresses the columns of record batches (layout: `batch.py`, flag 32).
 
-The head stays as it is, so that a log's ends, offsets and producers are known without unpacking anything. Only who
-reads or forwards records unpacks them: readers get the same records as from a plain batch.
+The head stays plain, so that ends, offsets and producers of a log are known without unpacking.
+Readers get the same records as from a plain batch.
 """
 
 from typing import Final, TypeVar
@@ -15,7 +15,7 @@ _LEVEL: Final = 3
 (docs/performance.md)."""
 
 _SMALL_BYTES: Final = 256
-"""Columns that are smaller shrink by less than the head grows, or hardly (measured)."""
+"""Smaller columns hardly shrink, or by less than the head grows (measured)."""
 
 _OPTIONS: Final = {
     int(zstd.DecompressionParameter.window_log_max): BATCH_BYTES_MAX.bit_length() - 1
@@ -26,7 +26,8 @@ S = TypeVar("S", bound=batch.Stored)
 
 
 def pack(data: bytes) -> bytes:
-    """The batch with compressed columns; the batch itself where that is not shorter, or it is packed already.
+    """Compress a batch's columns. A packed batch, or one that would not shrink, is returned as it
+    is.
 
     Raises: BadBatch.
     """
@@ -40,9 +41,9 @@ def pack(data: bytes) -> bytes:
 
 
 def unpack(data: S) -> S | bytes:
-    """The batch with plain columns, of BATCH_BYTES_MAX at most; the batch itself where it is plain.
+    """Decompress a batch's columns, BATCH_BYTES_MAX at most. A plain batch is returned as it is.
 
-    Raises: BadBatch, before more is unpacked than its head says.
+    Raises: BadBatch, before more is unpacked than the batch's head announces.
     """
     if not batch.is_packed(data):
         return data
@@ -53,5 +54,5 @@ def unpack(data: S) -> S | bytes:
     except zstd.ZstdError as error:
         raise BadBatch(f"a record batch's columns can't be unpacked: {error}") from error
     if len(columns) != size or not decoder.eof or decoder.unused_data:
-        raise BadBatch("a record batch's columns unpack to another size than its head says")
+        raise BadBatch("a record batch's columns unpack to another size than its head announces")
     return batch.with_plain(data, columns)

@@ -1,5 +1,5 @@
-"""Which bookies an ensemble is made of. Pure: candidates arrive in the order of preference, and the
-caller knows who is alive (liveness only proposes: I31).
+"""Chooses the bookies of an ensemble. Pure: the caller judges which candidates are alive, and
+passes them in the order of preference (liveness only proposes: I31).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from quorumlog.protocol.ids import member_name
 
 _ROOM_MIN_BYTES: Final = 64 << 20
 _ROOM_TIMES: Final = 4
-"""Above what members of one cluster differ by, as a rule (taste)."""
+"""The free space of a cluster's members rarely differs by a larger factor. Chosen by judgement."""
 
 
 def ensemble(
     size: int, candidates: Sequence[str], zones: Mapping[str, str] | None = None
 ) -> tuple[str, ...] | None:
-    """The first `size` candidates, spread over zones as evenly as they allow; None where there
-    are too few. Neighbours (a write set) come from different zones where that is possible.
+    """The first `size` candidates, spread over zones as evenly as possible; None if there are too
+    few. Neighbours, which share a write set, come from different zones where possible.
     """
     chosen: list[str] = []
     for _ in range(size):
@@ -31,9 +31,8 @@ def ensemble(
 def spread(
     members: Sequence[str], candidates: Sequence[str], zones: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """The candidates that may join these members, best first: those in the zone that has the
-    fewest of them, of such zones the one used longest ago, and among equals in the order given. No
-    bookie joins in two incarnations.
+    """The candidates that may join these members, best first. A zone with fewer members is better,
+    then a zone that was used longer ago, then the given order. No bookie joins in two incarnations.
     """
     known = zones or {}
     taken = {member_name(member) for member in members}
@@ -47,15 +46,16 @@ def spread(
 
 
 def weights(rooms: Mapping[str, int]) -> dict[str, int]:
-    """How often members shall be chosen, in proportion: by the free bytes that each says it has. Nobody checks
-    these: a member that says more than four times what half of the members have counts as that, so that
-    no member draws most new ledgers to itself by a large number. One that is nearly full, or said nothing, is
-    chosen rarely, but not never.
+    """How often members shall be chosen, in proportion: by the free bytes that each reports.
+
+    Reports are not verified, so a report above four times the lower median counts as that bound: no
+    member draws most new ledgers to itself by a large number. A member that is nearly full or
+    reported nothing is chosen rarely, but not never.
     """
     floored = {member: max(room, _ROOM_MIN_BYTES) for member, room in rooms.items()}
     if not floored:
         return {}
-    # The lower one, so that half of the members can't raise it.
+    # The lower median, so that half of the members can't raise it.
     most = _ROOM_TIMES * median_low(floored.values())
     return {member: min(room, most) for member, room in floored.items()}
 
@@ -63,9 +63,9 @@ def weights(rooms: Mapping[str, int]) -> dict[str, int]:
 def replacements(
     members: Sequence[str], leaving: Sequence[int], candidates: Sequence[str]
 ) -> dict[int, str]:
-    """Who takes which leaving position: a new incarnation its own bookie's place, the others the
-    places left, in the order given. Members of the ensemble are no candidates; positions for
-    which nobody is left are not named.
+    """The new member for each leaving position. A new incarnation of a leaving member gets its
+    position; other candidates get the remaining positions, in the given order. Members of the
+    ensemble are no candidates. Positions without a candidate are left out.
     """
     names = [member_name(member) for member in members]
     chosen: dict[int, str] = {}

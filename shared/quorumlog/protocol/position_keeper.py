@@ -1,17 +1,17 @@
-"""Keeps the positions of consumers: decides requests in batches, each of which is one record of their log.
+"""The offset store: decides consumers' requests in batches, each one record of the log of offsets.
 
-    IDLE -> READING -> IDLE        what was appended by others, or everything at first
-    IDLE -> APPENDING -> IDLE      a batch, at exactly the end that was folded
-    APPENDING -> READING           somebody else appended: decide again
-    READING -> PAUSING -> READING  somebody else's append is not there to be read yet
+    IDLE -> READING -> IDLE        read the log at first, or what others appended
+    IDLE -> APPENDING -> IDLE      append a batch exactly at the end of what was read
+    APPENDING -> READING           another gateway appended: read, and decide again
+    READING -> PAUSING -> READING  another gateway's append can't be read yet
 
-Each append expects the log's end to be where the fold ends. So a keeper that was overtaken (it hung, its gateway
-does not own the log any more) decides nothing, and an append whose outcome is unknown does no harm: either the
-next one finds it, or it can't come any more. A keeper that was overtaken, and whose process does not own the log, hands
-all requests back (rule 32): the owner may have decided other copies of them.
+Each append expects the log to end where this store has read it. So a store that was overtaken,
+because it hung or lost the log, decides nothing. An append of unknown outcome does no harm: the
+next append finds it, or rules it out. If a store was overtaken and its process does not own the
+log, it hands all requests back (rule 32): the owner may have decided other copies of them.
 
-There is one effect at a time, and each gets one answer. No answer is given before an append was acknowledged, so no
-answer rests on memory alone.
+There is one effect at a time, which gets one answer. Requests are answered only after an
+acknowledged append, so no answer rests on memory alone.
 """
 
 from collections import deque
@@ -32,42 +32,42 @@ from quorumlog.protocol.positions import (
 )
 
 _CARRIED: Final = 64
-"""Rows that an append carries again at least, where the log is long."""
+"""The least number of old rows that an append writes again, if the log is long."""
 _SLACK: Final = 10_000
-"""Rows and records that the log may have beyond those that count."""
+"""Rows and records that the log may have in excess of four times the consumers."""
 _TRUNCATE_EVERY: Final = 1000
-"""Records that count no more before the log is truncated: ledgers go as a whole anyway."""
+"""Unneeded records after which the log is truncated; only whole ledgers are dropped anyway."""
 _KEPT_RECORDS: Final = 10_000
-"""Newest records that stay in the log for the tokens in them (rule 32); chosen by judgement."""
+"""Newest records that stay in the log for their tokens (rule 32); chosen by judgement."""
 _TRIES: Final = 20
-"""Times that a request is decided anew, since others append, before it is refused."""
+"""How often a request is decided again because others append, until it is rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request. `key` is the driver's."""
+    """A request has arrived. `key` identifies it to the driver."""
 
     key: Any
     request: Request
     stamp: Stamp | None = None
-    """Of a change (`counts_once`)."""
+    """The stamp of a change (`counts_once`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Requests of one moment, which share an append."""
+    """Requests that arrived together, which share an append."""
 
     requests: tuple[Asked, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The batch is in the log, at the end that was expected."""
+    """The batch is in the log, at the expected end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """The log did not end where it was expected to: nothing was appended."""
+    """The log did not end where expected: nothing was appended."""
 
     is_owner: bool = False
     """Whether this process owns the log now."""
@@ -75,14 +75,14 @@ class Overtaken:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The append, or the read, came to nothing that is known of."""
+    """The append or the read failed; the outcome may be unknown."""
 
     error: QuorumLogError
 
 
 @dataclass(frozen=True, slots=True)
 class BatchesRead:
-    """All of the log from an offset on up to `next`, perhaps in several answers: none where it ends there."""
+    """Batches of the log up to `next`; more may follow. Without batches, the log ends at `next`."""
 
     batches: tuple[tuple[int, Batch], ...]
     next: int
@@ -90,12 +90,12 @@ class BatchesRead:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """What was to be read was dropped, since a snapshot came after it: read from the beginning."""
+    """The offset to read from was truncated: read again from the log's beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The pause is over."""
+    """The pause has ended."""
 
 
 Event = Asked | Gathered | Appended | Overtaken | Failed | BatchesRead | Truncated | Paused
@@ -103,7 +103,7 @@ Event = Asked | Gathered | Appended | Overtaken | Failed | BatchesRead | Truncat
 
 @dataclass(frozen=True, slots=True)
 class AppendBatch:
-    """Append a record where the log ends at `expect`: Appended, Overtaken, Failed."""
+    """Append a record if the log ends at `expect`. Answered by Appended, Overtaken or Failed."""
 
     expect: int
     batch: Batch
@@ -111,14 +111,14 @@ class AppendBatch:
 
 @dataclass(frozen=True, slots=True)
 class ReadLog:
-    """Read from an offset on, None: from the beginning: BatchesRead, Truncated, Failed."""
+    """Read from `start`, or the log's beginning. Answered by BatchesRead, Truncated or Failed."""
 
     start: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait a moment: Paused."""
+    """Wait briefly. Answered by Paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """No record below counts any more. No answer."""
+    """Truncate the log: no record below `before` is needed. Not answered."""
 
     before: int
 
@@ -140,7 +140,7 @@ Effect = AppendBatch | ReadLog | Pause | Told | Truncate
 
 
 class Phase(Enum):
-    """What is awaited."""
+    """What the store waits for."""
 
     IDLE = "idle"
     READING = "reading"
@@ -157,27 +157,27 @@ class _Waiting:
 
 
 class PositionKeeper:
-    """The positions of all consumers, in one gateway; see the module."""
+    """The offset store of one gateway, for all consumers; see the module."""
 
     def __init__(self, expiry_ms: int = 0) -> None:
-        """Nothing is read yet. `expiry_ms`: after how long without use a consumer expires, 0: never."""
+        """`expiry_ms`: the time without use after which a consumer expires; 0: never."""
         self._expiry_ms = expiry_ms
         self.phase = Phase.IDLE
         self.state = Positions()
         self.end: int | None = None
-        """The log is folded up to here; None: nothing is."""
+        """The offset up to which the log was applied; None if nothing was."""
         self._queue: deque[_Waiting] = deque()
         self._decided: list[tuple[_Waiting, Answer]] = []
         self._batch = Batch()
         self._held_until: dict[tuple[str, str], float] = {}
         self._truncated = 0
         self._has_read = False
-        """Whether the reads that are under way brought anything."""
+        """Whether the present reads have returned any batch."""
         self._out: list[Effect] = []
 
     def step(self, event: Event, now_s: float, wall_ms: int, database_ms: int = 0) -> list[Effect]:
-        """What to do about an event. `now_s`: of a clock that never runs faster than time does, and may stand.
-        `database_ms`: the database's time, 0 where it is not known or in doubt.
+        """Take an event and return the effects. `now_s`: a clock that never runs faster than time,
+        and may stand still. `database_ms`: the database's time, 0 if unknown or in doubt.
         """
         match event:
             case Asked(key, request, stamp):
@@ -235,7 +235,7 @@ class PositionKeeper:
         self._out.append(AppendBatch(end, self._batch))
 
     def _appended(self) -> None:
-        assert self.end is not None, "it was expected"
+        assert self.end is not None, "an append names its end"
         self.phase = Phase.IDLE
         self.state.fold(self.end, self._batch)
         self.state.hold(self._held_until)
@@ -256,7 +256,7 @@ class PositionKeeper:
             if waiting.tries < _TRIES:
                 self._queue.appendleft(waiting)
             else:
-                busy = EntryUnavailable("other gateways change positions all the time")
+                busy = EntryUnavailable("other gateways keep changing committed offsets: retry")
                 self._out.append(Told(waiting.key, busy))
         self._decided = []
         self._has_read = False
@@ -265,7 +265,7 @@ class PositionKeeper:
     def _hand_back(self) -> None:
         lost = [*(waiting for waiting, _ in self._decided), *self._queue]
         self._decided, self._queue, self.phase = [], deque(), Phase.IDLE
-        away = NotTheOwner("this gateway does not own the positions any more")
+        away = NotTheOwner("this gateway no longer owns the log of committed offsets")
         self._out.extend(Told(waiting.key, away) for waiting in lost)
 
     def _failed(self, error: QuorumLogError) -> None:
@@ -291,6 +291,6 @@ class PositionKeeper:
         elif self._has_read:
             self.phase = Phase.IDLE
         else:
-            self._has_read = True  # once is enough: the append finds out
+            self._has_read = True  # one pause is enough: the next append shows the end
             self.phase = Phase.PAUSING
             self._out.append(Pause())

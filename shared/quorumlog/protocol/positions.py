@@ -1,15 +1,15 @@
-"""Named positions of consumers, and their leases: the state, and what each request does to it (ADR 37).
+"""Committed offsets of consumers, and their leases: the state, and how requests change it (ADR 37).
 
-The state is a fold over the log of positions: the last row of a consumer counts. A request is decided on a
-`Draft` of the state; what it changes counts once the draft's record is in the log (`position_keeper.py`).
+The state is a fold over the log of committed offsets, where the last record of a consumer counts. A
+request is decided on a `Draft`; its changes count once the draft's batch is in the log
+(`position_keeper.py`). A version is made of its change's offset in the log, so it always grows,
+even over a deletion. The version of the change that granted a lease is the lease's fencing token.
 
-A version is the place of its change in the log, so it rises for ever, also over a deletion. The version of the
-row by which a lease was granted is its fencing token.
-
-Invariants (checked by the simulation in tests/unit/positions):
-  - a position of one creation of a log goes back by a reset only, which raises the token;
-  - a commit with a token counts only while no higher one was given out, whatever any clock says;
-  - a held lease is granted to another holder only after a whole lease of time awake without a word of its holder.
+Invariants (checked by the simulation in tests/model/positions):
+  - only a reset, which raises the token, moves a committed offset back;
+  - a commit with a token counts only while no higher token was granted, whatever any clock says;
+  - a held lease is granted to another holder only after a whole lease of time awake without a
+    request of its holder.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -36,25 +36,25 @@ from quorumlog.errors import (
 )
 
 CONSUMERS_MAX: Final = 50_000
-"""Consumers of all logs together, chosen by judgement: each gateway that owns their log holds them in memory."""
+"""Maximum consumers of all logs, which the owner holds in memory. Chosen by judgement."""
 LOG_CONSUMERS_MAX: Final = 20_000
-"""Consumers of one log, chosen by judgement: one log does not take the room of all others."""
+"""Maximum consumers of one log, so that it leaves room for others. Chosen by judgement."""
 CALLER_CONSUMERS_MAX: Final = 20_000
-"""Consumers that one caller has made, where tokens are required; chosen by judgement."""
+"""Maximum consumers created by one caller, with access tokens. Chosen by judgement."""
 
 CHANGES_MAX: Final = 1024
-"""Requests of one batch; versions count in it."""
+"""Maximum requests of one batch. A version is the batch's offset times this, plus an index."""
 
 USE_STEP_MS: Final = 86_400_000
-"""A use that changes nothing else of a row is written only where the last use that the row has is as long ago as this,
-or as long as a quarter of the time after which consumers expire."""
+"""A use that changes nothing else is stored only if the stored time of use differs by more than
+this, or by more than a quarter of the time after which consumers expire."""
 
 GRACE_S: Final = 3600.0
-"""No consumer expires before the keeper has known the rows for so long, or for as long as consumers take to expire: users
-come back after the cluster stood still. Chosen by judgement."""
+"""No consumer expires until the offset store has known the consumers for so long, or for their
+expiry time if that is shorter: users return after an outage. Chosen by judgement."""
 
 REMEMBERED_MAX: Final = 20_000
-"""Decided changes whose tokens a keeper remembers (rule 32); chosen by judgement: some megabytes."""
+"""Decided changes whose tokens are remembered (rule 32): some megabytes. Chosen by judgement."""
 
 Key = tuple[str, str]
 """(log, consumer)"""
@@ -62,49 +62,49 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a consumer has read a log: `offset` is the first record that it has not processed."""
+    """A consumer's committed offset and lease. `offset`: the first unprocessed record."""
 
     log: str
     consumer: str
     created: str
-    """The creation of the log: one that was made again under its name is another one."""
+    """The log's creation time: a later log of the same name has another one."""
     offset: int
     version: int
     token: int = 0
-    """The highest fencing token that was given out; 0: none was."""
+    """The highest fencing token that was granted; 0 if none was."""
     holder: str = ""
-    """Who holds the lease with that token, perhaps beyond its time; empty: nobody."""
+    """The holder of the lease with that token, even if expired; empty if there is none."""
     lease_ms: int = 0
     committed_ms: int = 0
-    """For people: the time by the clock of the gateway that took the commit."""
+    """The time of the commit by the clock of the gateway that decided it; only for people."""
     used_ms: int = 0
-    """The database's time of the last use, give or take `USE_STEP_MS`; 0: the database's time was not known then."""
+    """The database's time of the last use, within `USE_STEP_MS`; 0 if it was unknown then."""
     caller: str = ""
-    """Who made the consumer; empty where no tokens are required."""
+    """The caller that created the consumer; empty if no access tokens are required."""
     started: int = 0
-    """`Acquire.started` of the holder."""
+    """The start time of the holder (`Acquire.started`)."""
 
     @property
     def key(self) -> Key:
-        """Whose position this is."""
+        """The log and the consumer."""
         return self.log, self.consumer
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Marks all copies of one change, so that at most one copy is ever performed (rule 32)."""
+    """Identifies all copies of one change, so that at most one copy is ever performed (rule 32)."""
 
     token: str
-    """Drawn by the first sender of the change."""
+    """A random token, made by the first sender of the change."""
     content: str = ""
-    """A digest of what is asked for: the same token with another content is a mistake of the sender."""
+    """A digest of the request: the same token with another content is an error of the sender."""
     seen: int = 0
-    """A version that the first sender knew before it sent any copy; 0: it knew none, and must ask for one."""
+    """A version that the sender knew before it sent any copy; 0: it knew none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """How the change with a token was decided: a row, or the code of a refusal."""
+    """The decision about the change with a token: its result, or the code of a refusal."""
 
     token: str
     content: str
@@ -113,8 +113,8 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One record of the log of positions: rows that are so from then on, consumers that are no more, and the changes
-    that were decided.
+    """One record of the log of committed offsets: changed consumers (`rows`), deleted ones
+    (`gone`), and decided changes.
     """
 
     rows: tuple[Position, ...] = ()
@@ -124,7 +124,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Answer: Position."""
+    """Return one consumer. Answer: Position."""
 
     log: str
     consumer: str
@@ -132,17 +132,17 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """Consumers of a log by name, or of all logs. Answer: a tuple of at most `limit` Positions."""
+    """List consumers of one or all logs by name. Answer: a tuple of at most `limit` Positions."""
 
     log: str
-    """Empty: all logs. Then `after` is `log/consumer`."""
+    """The log; empty for all logs, and then `after` is `log/consumer`."""
     after: str
     limit: int
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Move a position on. It needs a fencing token, or the row's version, or that there is none (`is_new`)."""
+    """Commit an offset: by fencing token, by version, or for a new consumer (`is_new`)."""
 
     log: str
     consumer: str
@@ -156,8 +156,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """Take the lease. A consumer that is not there begins at `offset`. While the lease is held, only a worker of the same
-    `holder` that was started later gets it.
+    """Take the lease. A new consumer begins at `offset`. While the lease is held, only a worker
+    with the same `holder` name that started later gets it.
     """
 
     log: str
@@ -167,15 +167,15 @@ class Acquire:
     lease_ms: int
     offset: int
     first_offset: int
-    """Of the log: records below it were dropped."""
+    """The log's first offset: earlier records were dropped."""
     caller: str = ""
     started: int = 0
-    """When the worker was started, in any unit; 0: not known."""
+    """When the worker started, in any unit; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Hold the lease for another whole lease."""
+    """Extend the lease by its whole duration from now on."""
 
     log: str
     consumer: str
@@ -185,7 +185,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Let the lease go."""
+    """Release the lease."""
 
     log: str
     consumer: str
@@ -194,7 +194,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Put the position anywhere, for the log as it is now. Ends the lease, and fences its holder."""
+    """Set the committed offset, for the present log. Ends the lease, and fences its holder."""
 
     log: str
     consumer: str
@@ -205,7 +205,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Forget the consumer. Answer: the Position as it was."""
+    """Delete the consumer. Answer: its last Position."""
 
     log: str
     consumer: str
@@ -214,7 +214,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class FreeLog:
-    """Forget the consumers of a log that was deleted, of this creation (rule 32a). Answer: an empty tuple."""
+    """Delete the consumers of a deleted log (rule 32a). Answer: an empty tuple."""
 
     log: str
     created: str
@@ -222,8 +222,8 @@ class FreeLog:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Forget a consumer if nobody has used it for long. A consumer whose lease is held, or whose last use is not known,
-    counts as used now. Answer: an empty tuple.
+    """Delete a consumer that was unused for the expiry time. A consumer with a held lease or an
+    unknown last use counts as used now. Answer: an empty tuple.
     """
 
     log: str
@@ -235,8 +235,8 @@ Answer = Position | tuple[Position, ...] | QuorumLogError
 
 
 def counts_once(request: Request) -> bool:
-    """Whether a request needs `Stamp`. A commit or a renewal by fencing token does not: it is refused once the lease has
-    changed hands, and a commit moves a position forwards only.
+    """Whether a request needs a `Stamp`. A commit or renewal by fencing token does not: it is
+    rejected once the lease has changed hands, and a commit only moves an offset forwards.
     """
     if isinstance(request, Commit):
         return request.token is None
@@ -244,35 +244,35 @@ def counts_once(request: Request) -> bool:
 
 
 class Positions:
-    """The rows as the log says, and for how long their leases hold."""
+    """All consumers by the log, and how long their leases are held."""
 
     def __init__(self) -> None:
         self.rows: OrderedDict[Key, Position] = OrderedDict()
-        """The one that was written longest ago comes first."""
+        """All consumers, ordered by when they were last written, oldest first."""
         self._logs: dict[str, dict[str, Position]] = {}
         self.callers: Counter[str] = Counter()
-        """How many consumers each caller has made."""
+        """How many consumers each caller has created."""
         self._places: dict[Key, tuple[int, int]] = {}
-        """Offset of the record with the row, and how much had been written before."""
+        """By consumer, its last record's offset, and how many rows and records were before it."""
         self._held_until: dict[Key, float] = {}
-        """Leases that were granted or renewed here since `since_s`."""
+        """Ends of leases that were granted or renewed here since `since_s`."""
         self.since_s = 0.0
-        """When rows were read last that somebody else may have written."""
+        """When records that another gateway may have written were last read."""
         self._written = 0
         self._next = 0
         self._decided: dict[str, Decided] = {}
         self._tokens: deque[tuple[int, str]] = deque()
-        """With the offset of the record: the oldest first."""
+        """Tokens with the offsets of their records, oldest first."""
         self.known_from = 0
-        """The tokens of all records from this offset on are remembered."""
+        """The offset from which on the tokens of all records are remembered."""
 
     def reach(self, offset: int) -> None:
-        """The next record is the one at this offset. The tokens of records that were passed over are not known."""
+        """Continue at this offset. Tokens of skipped records are unknown."""
         if offset != self._next:
             self._next = self.known_from = offset
 
     def decided(self, token: str) -> Decided | None:
-        """How the change with a token was decided, where that is remembered."""
+        """The decision about the change with a token; None if not remembered."""
         return self._decided.get(token)
 
     def _remember(self, offset: int, batch: Batch) -> None:
@@ -286,7 +286,7 @@ class Positions:
                 self._decided.pop(self._tokens.popleft()[1], None)
 
     def fold(self, offset: int, batch: Batch) -> None:
-        """Take the record at an offset."""
+        """Apply the record at an offset."""
         self.reach(offset)
         self._next += 1
         self._remember(offset, batch)
@@ -302,12 +302,12 @@ class Positions:
             self._written += 1
 
     def learned(self, now_s: float) -> None:
-        """What was folded was read from the log. Another keeper may have promised whole leases until just now."""
+        """Note that records were read: another gateway may have granted whole leases until now."""
         self._held_until.clear()
         self.since_s = now_s
 
     def hold(self, held_until: Mapping[Key, float]) -> None:
-        """Leases that this keeper has granted or renewed."""
+        """Note the ends of leases that were granted or renewed here."""
         self._held_until.update((key, end) for key, end in held_until.items() if key in self.rows)
 
     def _drop(self, key: Key, *, keeps_lease: bool = False) -> None:
@@ -324,7 +324,7 @@ class Positions:
             self._held_until.pop(key, None)
 
     def held_until(self, row: Position) -> float:
-        """When the lease of a row with a holder is over."""
+        """When a consumer's lease ends, in seconds of time awake."""
         return self._held_until.get(row.key, self.since_s + row.lease_ms / 1000)
 
     def of_log(self, log: str) -> Mapping[str, Position]:
@@ -332,21 +332,23 @@ class Positions:
         return self._logs.get(log, {})
 
     def oldest(self, count: int, *, slack: int) -> Iterable[Position]:
-        """Rows to be written again: the log has more than four times the rows, and `slack`, since the oldest."""
+        """The oldest rows, to be written again once the log has grown by over four times the number
+        of rows, plus `slack`, since them.
+        """
         for row, _ in zip(self.rows.values(), range(count), strict=False):
             if self._written - self._places[row.key][1] <= 4 * len(self.rows) + slack:
                 return
             yield row
 
     def begin(self, end: int) -> int:
-        """The offset below which no record counts, of a log that ends at `end`."""
+        """The offset below which no record is needed, of a log that ends at `end`."""
         for key in self.rows:
             return self._places[key][0]
         return end
 
 
 class Draft:
-    """The state with what some requests change, which is no truth yet."""
+    """The state with the changes of some requests, which count once they are in the log."""
 
     def __init__(
         self,
@@ -358,8 +360,8 @@ class Draft:
         database_ms: int = 0,
         expiry_ms: int = 0,
     ) -> None:
-        """The record goes to the offset `end`. `database_ms`: 0 where the database's time is not known, or in doubt.
-        `expiry_ms`: after how long without use a consumer expires, 0: never.
+        """The batch is for the offset `end`. `database_ms`: 0 if the database's time is unknown or
+        in doubt. `expiry_ms`: the time without use after which a consumer expires; 0: never.
         """
         self._database_ms, self._expiry_ms = database_ms, expiry_ms
         self._state, self._end, self._now_s, self._wall_ms = state, end, now_s, wall_ms
@@ -367,12 +369,12 @@ class Draft:
         self._decided: dict[str, Decided] = {}
         self._asked = 0
         self._more: Counter[str] = Counter()
-        """Consumers that the requests make, less those that they delete: of all, of a log, of a caller."""
+        """Consumers created minus deleted by the requests: of all logs, of a log, of a caller."""
         self.held_until: dict[Key, float] = {}
 
     @property
     def batch(self) -> Batch:
-        """What the requests change."""
+        """The changes of the requests."""
         return Batch(
             tuple(row for row in self._changed.values() if row is not None),
             tuple(key for key, row in self._changed.items() if row is None),
@@ -383,8 +385,8 @@ class Draft:
         return self._changed[key] if key in self._changed else self._state.rows.get(key)
 
     def decide(self, request: Request, stamp: Stamp | None = None) -> Answer:
-        """What a request gets, once the record is in the log. A copy of a change that was decided before gets the first
-        answer; a copy that may be one, since the answer would be forgotten by now, is refused (rule 32).
+        """Decide a request; the answer counts once the batch is in the log. A copy of a decided
+        change gets the first answer, or is rejected if that may be forgotten (rule 32).
         """
         assert self._asked < CHANGES_MAX, "versions are unique"
         self._asked += 1
@@ -402,8 +404,8 @@ class Draft:
         return answer
 
     def _is_remembered(self, stamp: Stamp) -> bool:
-        """Whether a change would be remembered if another copy of it had been decided: in a record after the one that
-        the first sender knew.
+        """Whether a decision about another copy would be remembered: it would be in a record after
+        the version that the first sender knew.
         """
         earliest = (stamp.seen - 1) // CHANGES_MAX + 1
         return stamp.seen > 0 and self._state.known_from <= earliest <= self._end
@@ -511,14 +513,14 @@ class Draft:
         _check_version(row, request.version)
         if request.offset < row.offset:
             raise PositionBehind(
-                f"the position is {row.offset}, and goes back by a reset only",
+                f"the committed offset is {row.offset}, and only a reset moves it back",
                 log=row.log,
                 consumer=row.consumer,
                 offset=row.offset,
             )
         moved = row
         if request.token is None:
-            moved = replace(moved, holder="")  # one whose lease is over must not go on
+            moved = replace(moved, holder="")  # a holder whose lease has ended must not continue
         if moved != row or request.offset > row.offset:
             moved = self._put(replace(moved, offset=request.offset, committed_ms=self._wall_ms))
         else:
@@ -529,7 +531,7 @@ class Draft:
         row = self._row((request.log, request.consumer))
         if row is not None:
             _check_log(row, request.created)
-            # Two workers with one name must not take the lease from each other for ever.
+            # Two workers with one name must not take the lease from each other without end.
             if row.holder != request.holder or request.started <= row.started:
                 self._check_free(row)
         at = request.offset if row is None else row.offset
@@ -582,7 +584,7 @@ class Draft:
         return row
 
     def _used(self, row: Position) -> Position:
-        """The row, written once more where the last use that it has is another one than this."""
+        """Return the consumer; its time of use is updated if it is off by more than a step."""
         step_ms = min(USE_STEP_MS, self._expiry_ms // 4 or USE_STEP_MS)
         return self._put(row) if abs(self._database_ms - row.used_ms) > step_ms else row
 
@@ -594,7 +596,7 @@ class Draft:
         return row
 
     def _check_free(self, row: Position) -> None:
-        """Raise LeaseHeld while somebody holds the lease."""
+        """Raise LeaseHeld while the lease is held."""
         until_s = self._held_until(row)
         if row.holder and self._now_s < until_s:
             left_ms = max(1, round((until_s - self._now_s) * 1000))
@@ -608,33 +610,33 @@ class Draft:
 
 
 def _again(first: Decided, stamp: Stamp) -> Position | QuorumLogError:
-    """What a copy of a change gets that was decided."""
+    """The answer to a copy of a decided change."""
     if first.content != stamp.content:
-        detail = "is the key of another request: a request has a key of its own"
+        detail = "is the key of another request: give each request its own key"
         return InvalidRequest(
             detail, errors=[{"pointer": "/header/Idempotency-Key", "detail": detail}]
         )
     if isinstance(first.answer, str):
-        return by_code(first.answer)("the request was refused, as the first copy of it was")
+        return by_code(first.answer)("the request was rejected, like its first copy")
     return first.answer
 
 
 def _outdated(stamp: Stamp, end: int) -> RequestOutdated:
-    """The refusal of a change of which another copy may have been decided. No copy that knew no version ever was."""
+    """The rejection of a change of which a copy may have been decided; none was if `seen` is 0."""
     version = end * CHANGES_MAX + 1
     if not stamp.seen:
         detail = (
             f"send this request again with Consumers-Version: {version}, the same in all retries"
         )
         return RequestOutdated(detail, outcome=NOT_DONE, version=version)
-    detail = "more changes were made since than are remembered: look whether this one was made"
+    detail = "too many changes were made since to know whether this one was: read the consumer to find out"
     return RequestOutdated(detail, outcome=UNKNOWN, version=version)
 
 
 def _check_log(row: Position, created: str) -> None:
     if row.created != created:
         raise LogReplaced(
-            f"the position is one of a log {row.log} that was deleted; the log of this name is another one: reset it",
+            f"the committed offset is of an earlier log {row.log}, which was deleted: reset the consumer",
             log=row.log,
             consumer=row.consumer,
         )

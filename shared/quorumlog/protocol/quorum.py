@@ -1,8 +1,8 @@
-"""Who stores an entry, who must acknowledge it, and when enough bookies have answered.
+"""Which positions store an entry, which must acknowledge it, and when enough bookies have answered.
 
-Positions are indexes in the ensemble, 0 to E-1. An entry lives in its *write set*: Qw neighbouring
-positions from `entry mod E`. With E = Qw every entry lives everywhere.
-Source: both protocol documents, "Write quorum"; RoundRobinDistributionSchedule; BP-46, "Quorums".
+Positions are indexes in the ensemble, 0 to E-1. An entry is stored at its *write set*: Qw
+neighbouring positions from `entry mod E` on. With E = Qw every position stores every entry. Source:
+both protocol documents, "Write quorum"; RoundRobinDistributionSchedule; BP-46, "Quorums".
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ _Size = Annotated[int, Bounds(ge=1, le=QUORUM_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """E >= Qw >= Qa >= 1. Raises ValueError otherwise."""
+    """The sizes E >= Qw >= Qa >= 1. Raises ValueError otherwise."""
 
     ensemble_size: _Size
     write_quorum: _Size
@@ -33,12 +33,12 @@ class Quorum:
 
     @property
     def is_striped(self) -> bool:
-        """Whether entries of one ledger live in different write sets."""
+        """Whether entries of one ledger have different write sets."""
         return self.ensemble_size > self.write_quorum
 
     @property
     def modulus(self) -> int:
-        """Ids that are equal modulo this live in the same write set, by whatever position."""
+        """Entry ids that are equal modulo this number have the same write set."""
         return self.ensemble_size if self.is_striped else 1
 
     @classmethod
@@ -48,15 +48,15 @@ class Quorum:
         write_quorum: int | None = None,
         ack_quorum: int | None = None,
     ) -> Self:
-        """The sizes, with those that are left out: E is 3, or Qw where that is larger; Qw is 3, or E
-        where that is smaller; Qa is a majority of Qw.
+        """The sizes, with defaults for those that are left out: E is 3, or Qw if that is larger; Qw
+        is 3, or E if that is smaller; Qa is a majority of Qw.
         """
         size = ensemble_size or max(3, write_quorum or 0)
         write = write_quorum or min(3, size)
         return cls(size, write, ack_quorum or write // 2 + 1)
 
     def write_set(self, entry_id: int) -> tuple[int, ...]:
-        """The positions that store an entry, the first one first."""
+        """The positions that store an entry, in the order of its write set."""
         return _write_sets(self)[entry_id % self.ensemble_size]
 
     def residues(self, position: int) -> frozenset[int]:
@@ -69,11 +69,13 @@ class Quorum:
 
     @property
     def negatives_needed(self) -> int:
-        """Explicit negatives of a write set that prove that no ack quorum holds the entry (I16)."""
+        """How many explicit negatives of a write set prove that no ack quorum holds the entry
+        (I16).
+        """
         return self.write_quorum - self.ack_quorum + 1
 
     def holders(self, first_entry: int, last_entry: int) -> int:
-        """The positions that store anything of a run, as a bit mask (bit p is position p)."""
+        """The positions that store at least one entry of a run, as a bit mask."""
         if not self.is_striped or last_entry - first_entry + 1 >= self.ensemble_size:
             return (1 << self.ensemble_size) - 1
         masks, mask = _write_set_masks(self), 0
@@ -82,7 +84,7 @@ class Quorum:
         return mask
 
     def has_ack_quorum(self, acked: int, first_entry: int, last_entry: int) -> bool:
-        """Whether every entry of a run has Qa of these positions (a bit mask) in its write set (I2)."""
+        """Whether each entry of a run has Qa of the `acked` positions in its write set (I2)."""
         if not self.is_striped:
             return acked.bit_count() >= self.ack_quorum
         masks, size = _write_set_masks(self), self.ensemble_size
@@ -92,7 +94,7 @@ class Quorum:
         )
 
     def can_reach(self, usable: int) -> bool:
-        """Whether every write set still finds Qa among these positions (a bit mask)."""
+        """Whether every write set has Qa of the `usable` positions (a bit mask)."""
         return all(
             (usable & mask).bit_count() >= self.ack_quorum for mask in _write_set_masks(self)
         )
@@ -100,8 +102,8 @@ class Quorum:
     def is_covered(self, answered: Iterable[int]) -> bool:
         """Whether no ack quorum can exist among the positions that have not answered (I14).
 
-        Counts unknowns per write set: fewer than Qa members of each may be silent. Positions in
-        `answered` must be those that answered for certain (rule 13), not those that were asked.
+        Fewer than Qa positions of each write set may be silent. `answered` must contain only
+        positions that answered for certain (rule 13), not those that were merely asked.
         """
         known = frozenset(answered)
         return all(

@@ -10,18 +10,18 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def contains(ranges: Ranges, entry_id: int) -> bool:
-    """Whether an entry is in one of the ranges. A striped member's answer has hundreds of them."""
+    """Whether an entry is in one of the ranges. Bisects: a striped ledger has hundreds."""
     at = bisect_right(ranges, (entry_id, ID_MAX)) - 1
     return at >= 0 and entry_id <= ranges[at][1]
 
 
 def ids_of_residue(first: int, last: int, modulus: int, residue: int) -> range:
-    """The ids of first..last that are `residue` modulo `modulus`."""
+    """The ids of first..last whose remainder modulo `modulus` is `residue`."""
     return range(first + (residue - first) % modulus, last + 1, modulus)
 
 
 def union(ranges: Iterable[tuple[int, int]], stride: int = 1) -> Ranges:
-    """Any ranges as ascending ones that are apart: by more than `stride` from end to start."""
+    """Sort ranges and join those that overlap or lie at most `stride` apart, from end to start."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1] + stride:
@@ -32,7 +32,7 @@ def union(ranges: Iterable[tuple[int, int]], stride: int = 1) -> Ranges:
 
 
 def complement(ranges: Ranges, first: int, last: int) -> Ranges:
-    """What ranges leave of first..last."""
+    """The ranges of first..last that `ranges` doesn't cover."""
     gaps, at = [], first
     for low, high in ranges:
         if low > last:
@@ -46,7 +46,7 @@ def complement(ranges: Ranges, first: int, last: int) -> Ranges:
 
 
 def ranges_of(ids: Iterable[int]) -> Ranges:
-    """Ascending ids as ranges."""
+    """The ranges that cover exactly these ascending ids."""
     ranges: list[tuple[int, int]] = []
     for entry_id in ids:
         if ranges and ranges[-1][1] == entry_id - 1:

@@ -1,7 +1,7 @@
-"""Read a range of confirmed entries in order, from whichever bookie has them. Never fences.
+"""Read a range of confirmed entries in order, from the bookies that have them. Never fences.
 
 Source: overview 1.4: an entry that is missing or invalid at one bookie is read from another. The
-caller knows that first..last may be read: up to the LAC, or to the end of a closed ledger.
+caller must know that first..last may be read: it ends at or below the LAC or a closed ledger's end.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from quorumlog.protocol.record import Codec, Run
 from quorumlog.protocol.tally import Tally
 
 READ_ENTRIES: Final = 1000
-"""Entries asked for at a time (taste); an answer is cut by its bytes before that."""
+"""Entries per request, chosen by judgement; a bookie may cut its answer earlier, by bytes."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -46,37 +46,37 @@ class RangeReader(Keyed):
     """Reads first..last once; see the module. Ends with EntriesRead(is_last) or Failed.
 
     Invariants (checked by `check`):
-      - entries are handed out in order, each once, and only digest-valid ones;
-      - while it is not done, somebody is asked who may have the next entry, or metadata is.
+      - entries are returned in order, each once, and only with valid digests;
+      - while it is not done, a member that may have the next entry is asked, or metadata is read.
     """
 
     metadata: LedgerMetadata = field(kw_only=False)
     first: InitVar[int]
     last: int
     max_bytes: int | None = None
-    """Payload bytes that may still be handed out: it ends early after them, but never before the
-    first entry.
+    """Payload bytes that may still be returned. The reader ends early after them, but never before
+    the first entry.
     """
     avoid: tuple[str, ...] = ()
-    """Members that are asked last."""
+    """Members that are asked only after the others."""
     turn: int = 0
-    """Spreads readers over the other members."""
+    """Rotates the order in which the other members are asked, to spread readers."""
     next: int = field(init=False)
-    """The first entry that was not handed out."""
+    """The first entry that was not returned."""
     is_done: bool = False
     _codec: Codec = field(init=False)
     _tally: Tally | None = None
     _asked: int = 0
-    """Positions that are asked and have not answered."""
+    """Positions with an unanswered request, as a bit mask."""
     _tried: int = 0
-    """Positions that were asked of this part at all."""
+    """Positions that were asked for entries of this part, as a bit mask."""
     _round: int = 0
     _reading_row: int | None = None
     _failure: Failed | None = None
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     def __post_init__(self, first: int) -> None:
-        """Nobody is asked before Begin."""
+        """Ask no member before Begin."""
         assert 0 <= first <= self.last, "a range of at least one entry"
         self.next = first
         self._codec = Codec(self.metadata.digest, self.metadata.mac_key)
@@ -84,7 +84,7 @@ class RangeReader(Keyed):
     # --- the machine -------------------------------------------------------------------------
 
     def step(self, event: Event) -> list[Effect]:
-        """What to do about an event."""
+        """Take an event and return the effects."""
         self._out = []
         match event:
             case ReadAnswered():
@@ -121,19 +121,19 @@ class RangeReader(Keyed):
         assert not self._asked & ~self._tried
         if self._reading_row is None and self._tally is not None:
             silent = self._tally.may_tell(self.next)
-            assert any(self._asked & 1 << position for position in silent), "somebody is asked"
+            assert any(self._asked & 1 << position for position in silent), "a member is asked"
 
     # --- asking ------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Ask for what is not here."""
+        """Ask for the next entries that were not received yet."""
         tally = self._tally
         if tally is None or self.next > tally.last:
             tally = self._part()
         self._fetch(tally)
 
     def _part(self) -> Tally:
-        """The next part: entries of one fragment."""
+        """Begin the next part of the range: at most READ_ENTRIES entries of one fragment."""
         row = self.metadata
         index = row.fragment_index(self.next)
         end = row.fragment_last(index)
@@ -143,8 +143,8 @@ class RangeReader(Keyed):
         return self._tally
 
     def _fetch(self, tally: Tally) -> None:
-        """Ask a member for each of the next entries that is not here."""
-        # One of each write set: who is not asked for a later entry now is asked when that comes near.
+        """Ask a member for each of the next entries that was not received, unless one is asked."""
+        # Looks one stripe ahead: other members are asked once their entries come near.
         ahead = self.next + self.metadata.quorum.ensemble_size
         for entry_id in range(self.next, min(ahead, tally.last + 1)):
             if entry_id in tally.found:
@@ -171,7 +171,7 @@ class RangeReader(Keyed):
 
     def _ask(self, tally: Tally, position: int) -> None:
         cursor = tally.cursors[position]
-        assert cursor is not None, "only who may tell is asked"
+        assert cursor is not None, "only members that have not answered are asked"
         self._asked |= 1 << position
         self._tried |= 1 << position
         self._round += 1
@@ -180,7 +180,7 @@ class RangeReader(Keyed):
         self._out.append(StartTimer(Timer.HEDGE, self._round))
 
     def _timer_fired(self, event: TimerFired) -> None:
-        """Hedge: the next entry has not come since that request, so ask one more member (2.8)."""
+        """Hedge: ask another member, since the next entry has not arrived in time (2.8)."""
         tally = self._tally
         is_current = event.timer is Timer.HEDGE and event.tag == self._round
         if tally is None or self.is_done or not is_current:
@@ -207,7 +207,7 @@ class RangeReader(Keyed):
         self._go_on()
 
     def _lacks(self, tally: Tally, position: int, entry_id: int) -> bool:
-        """Whether an entry of a position, from one on, is neither here nor asked of another."""
+        """Whether the position's next missing entry, from `entry_id` on, is asked of no member."""
         quorum = self.metadata.quorum
         for wanted in range(entry_id, tally.last + 1):
             if quorum.is_member(position, wanted) and wanted not in tally.found:
@@ -237,10 +237,10 @@ class RangeReader(Keyed):
         self.is_done = self.next > self.last or self.max_bytes == 0
         self._out.append(EntriesRead(tally.runs(first, self.next - 1), is_last=self.is_done))
 
-    # --- nobody has it -----------------------------------------------------------------------
+    # --- unavailable entries -----------------------------------------------------------------
 
     def _unavailable(self, tally: Tally, entry_id: int) -> None:
-        """Nobody of its write set gave a valid copy. Repair may have moved it (BK#4613)."""
+        """No member of the write set returned a valid copy: repair may have moved it (BK#4613)."""
         self._failure = Failed(
             "entry-unavailable",
             detail=tally.said(entry_id),
@@ -266,13 +266,13 @@ class RangeReader(Keyed):
             self._tally = None
             self._go_on()
         else:
-            assert self._failure is not None, "why metadata was read"
+            assert self._failure is not None, "metadata is read after a failure"
             self.is_done = True
             self._out.append(self._failure)
 
     def _is_elsewhere(self, row: LedgerMetadata) -> bool:
-        """Whether the row as it is now says of the next entry that others have it. Where the ledger
-        ended before it (an operator declared its members lost: rule 14), nobody else does.
+        """Whether the current metadata names other members for the next entry. If the ledger ends
+        before that entry (its members were declared lost: rule 14), no member has it.
         """
         if row.last_entry is not None and row.last_entry < self.next:
             return False

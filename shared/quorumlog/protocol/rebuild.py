@@ -1,15 +1,18 @@
-"""Which rows of a lost database are proven by what bookies hold (rule 18d). Pure decisions, no IO.
+"""Decides which metadata of a lost database bookies' copies prove (rule 18d). Pure, no IO.
 
-A bookie holds copies of rows (rule 18b), the ids of deleted ledgers (rule 16a), and nothing else that proves a row.
-Each copy is of a committed row, so no copy is wrong; the question is whether a *later* row was committed that nobody
-who answered holds.
+Bookies hold copies of metadata (rule 18b) and the ids of deleted ledgers (rule 16a); nothing else
+proves metadata. Each copy is of a committed version, so no copy is wrong. The question is whether a
+*later* version was committed, of which no bookie that answered has a copy.
 
-- A CLOSED row is final but for its members, whoever else answers: one end (I4), and no later row has another.
-- An OPEN row, a copy's or the database's own, is the latest one if fewer than Qa bookies are silent. An entry that was confirmed under a later
-  row is on Qa of that row's members, each with a copy of that row or a later one, and one of these members answers.
-- A deleted id rests on a tombstone, and ids are used once (rule 17). So does the copy that says so.
+- CLOSED metadata is final except for its members: a ledger has one end (I4).
 
-What is not proven is told, never written by guess.
+- OPEN metadata, a copy's or the database's own, is the latest version if fewer than Qa bookies are
+  silent. An entry confirmed under a later version is on Qa of that version's members, each with a
+  copy of that version or a later one, and one of these members answers.
+
+- A deleted id or a tombstone's copy proves a tombstone, since ids are used once (rule 17).
+
+Metadata that is not proven is reported, and never written by guess.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,16 +30,16 @@ _FIRST_INCARNATION: Final = 1
 
 
 class Action(StrEnum):
-    """What a rebuild does about one row."""
+    """What a rebuild does with one ledger's or log's metadata."""
 
     SAME = "same"
-    """The database's row has all that the copies tell."""
+    """The database's metadata has everything that the copies contain."""
     WRITE = "write"
     TOMBSTONE = "tombstone"
     CONFLICT = "conflict"
-    """The copies and the row contradict each other: an operator decides."""
+    """The copies and the database contradict each other: an operator must decide."""
     WAIT = "wait"
-    """A bookie that is silent may hold the proof."""
+    """A silent bookie may hold the proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,58 +49,58 @@ class Held:
     member: str
     """The bookie that answered, in its present incarnation."""
     ledger_key: bytes = b""
-    """Empty where the bookie knows none."""
+    """The ledger's key; empty if the bookie knows none."""
     is_deleted: bool = False
     rows: tuple[LedgerMetadata, ...] = ()
-    """The rows that its copies are of."""
+    """The versions of the metadata of which the bookie has copies."""
     is_limbo: bool = False
-    """An older incarnation was a member by some row, and what it held may be lost."""
+    """A version of the metadata names an older incarnation, whose entries may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the database contains of one ledger."""
+    """What the database contains about one ledger."""
 
     row: LedgerMetadata | None = None
     is_deleted: bool = False
     attempts: frozenset[str] = frozenset()
-    """The tokens of the copies' changes that the database contains."""
+    """The tokens of the copies' changes, if the database contains them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The directory that a bookie's name stands for in the database."""
+    """The directory that is registered under a bookie's name in the database."""
 
     incarnation: int
     born_at: str = ""
-    """When a new directory registered, in the form of a row's `created_at`; empty: its bookie told the rebuild of it."""
+    """When a new directory registered, as `created_at`; empty if only its bookie reported it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bookies:
-    """Who answers, by name with the present incarnation; and the names of those who do not. `registered`: what the
-    database's cookies say.
+    """The bookies that answer, by name with their present incarnation, and the names of silent
+    ones. `registered`: the database's cookies.
     """
 
     answering: Mapping[str, int]
     silent: frozenset[str] = frozenset()
     registered: Mapping[str, Registered] = field(default_factory=dict)
     holding: frozenset[str] = frozenset()
-    """Who holds anything of the ledger that is judged."""
+    """Names of bookies that hold anything of the ledger that is judged."""
     copying: frozenset[str] = frozenset()
-    """Who holds a copy of its metadata."""
+    """Names of bookies that hold a copy of the ledger's metadata."""
     given_up: frozenset[str] = frozenset()
-    """Names of which an operator says that what they held is gone for ever; one of them may answer with a new directory."""
+    """Names of bookies whose earlier data an operator declared gone for ever."""
 
     def lost_of(self, row: LedgerMetadata) -> frozenset[str]:
-        """The bookies that may have held a later row and lost it, or do not answer."""
-        # One that answers as an *older* incarnation than the row names is a new directory too (rule 15b).
+        """The bookies that may have held a later version and lost it, or do not answer."""
+        # A bookie that answers as an *older* incarnation has a new directory too (rule 15b).
         replaced = {
             name
             for name, incarnation in map(_parts, row.all_members)
             if self.answering.get(name, incarnation) != incarnation
         }
-        # A bookie that is no member may have kept an end (rule 18b). Its directory is not its first one, and came later.
+        # A bookie that is no member may have lost a stored end with its directory (rule 18b).
         named = set(map(member_name, row.all_members))
         emptied = {
             name
@@ -109,42 +112,42 @@ class Bookies:
         return (self.silent | replaced | emptied) - self.given_up
 
     def without_data_of(self, row: LedgerMetadata) -> str:
-        """Why the registered directory of a member may never have been that member, or "" (rule 15b). A recovery of
-        the ledger would believe the denials of this directory.
+        """Why a member's registered directory may never have been that member, or "" (rule 15b). A
+        recovery of the ledger would believe the denials of this directory.
         """
         for name, incarnation in map(_parts, row.all_members):
             found, answers = self.registered.get(name), self.answering.get(name)
             if found is None or found.incarnation > incarnation:
                 continue
-            # A member that answers has its own cookie, which the rebuild writes last; the database's may be older.
+            # A member's own cookie counts; the database's may be older until the rebuild ends.
             is_older = found.incarnation < incarnation and answers != incarnation
             is_later = found.incarnation == incarnation and "" != found.born_at >= row.created_at
-            # A new directory may have a fence or entries of a recovery that began earlier. Who acknowledged an entry of a
-            # writer has a copy (rule 18b).
+            # A new directory may have a fence or entries from an earlier recovery. A member that
+            # acknowledged a writer's entry has a copy (rule 18b).
             proven = self.holding if row.state is State.CLOSED else self.copying
             is_unproven = is_later and name not in proven
             if is_older or (is_unproven and answers is not None):
                 return (
-                    f"the row names {name}@{incarnation}, and {name} registered as {name}@{found.incarnation}"
+                    f"the ledger names {name}@{incarnation}, and {name} registered as {name}@{found.incarnation}"
                     " with a new directory since: stop it, move its DATA_DIR away, start it with"
                     " AUTO_FIX_COOKIES=1, so that it registers as a later incarnation, and rebuild again"
                 )
-            # A denial cannot shorten a CLOSED ledger, so its row waits for no bookie (rule 18d).
+            # Denials can't shorten a CLOSED ledger: it is written without waiting (rule 18d).
             if is_unproven and name in self.silent and row.state is not State.CLOSED:
                 return (
-                    f"the row names {name}@{incarnation}, which registered after the ledger was created, and is silent:"
-                    " start it, so that it tells whether it holds the ledger, and rebuild again"
+                    f"the ledger names {name}@{incarnation}, which registered after its creation, and is silent:"
+                    " start it, so that it reports whether it holds the ledger, and rebuild again"
                 )
         return ""
 
     def may_hide_later(self, row: LedgerMetadata) -> bool:
-        """Whether all who know of a later row, or of the ledger's deletion, may be among those."""
+        """Whether all bookies that know a later version or the deletion may be silent or empty."""
         return len(self.lost_of(row)) >= row.quorum.ack_quorum
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do about a ledger's row. `row` is what is written; `why` is for people."""
+    """What to do with a ledger's metadata: `row` is written, and `why` explains it to people."""
 
     action: Action
     row: LedgerMetadata | None = None
@@ -152,11 +155,11 @@ class Decision:
 
 
 def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
-    """Judge one ledger that some bookies hold."""
+    """Decide what to do with a ledger that some bookies hold."""
     held = [replace(one, rows=_of_ledger(one)) for one in held]
     rows = _distinct(row for bookie in held for row in bookie.rows)
     if _is_deletion_proven(held):
-        # A bookie that holds the copy of a change which the database lacks would keep the ledger for ever (rule 18c).
+        # Bookies keep a ledger while they hold a copy that the database lacks (rule 18c).
         lacking = any(row.attempt and row.attempt not in known.attempts for row in rows)
         return Decision(Action.SAME if known.is_deleted and not lacking else Action.TOMBSTONE)
     if known.is_deleted:
@@ -189,7 +192,7 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
 
 
 def _with_known_keys(newest: LedgerMetadata, known: LedgerMetadata) -> LedgerMetadata:
-    """A copy's row with the keys of the database's row: but for an access key of an older password."""
+    """A copy's metadata with the database's keys, except an access key of an older password."""
     is_same = sealed_of(known.access_key) == sealed_of(newest.access_key)
     access_key = known.access_key if is_same or not newest.access_key else newest.access_key
     return replace(newest, mac_key=known.mac_key, access_key=access_key)
@@ -204,26 +207,26 @@ def _is_deletion_proven(held: Iterable[Held]) -> bool:
 
 
 def stand_ins(named: Mapping[str, int], present: Mapping[str, int]) -> dict[str, int]:
-    """The cookies to be written before the first row, by name with the incarnation: of bookies that copies name as later
-    ones than anybody answers or is registered as. With such a cookie an empty directory of the name is a suspected loss
-    and becomes the next incarnation (rule 15b).
+    """The stand-in cookies to write before any metadata, by name: where copies name a later
+    incarnation than any that answers or is registered. An empty directory of the name then counts
+    as a suspected loss and becomes the next incarnation (rule 15b).
     """
     return {name: one for name, one in named.items() if one > present.get(name, 0)}
 
 
 def newest_of(held: Iterable[Held]) -> LedgerMetadata | None:
-    """The latest row that copies tell of, whether it is proven or not."""
+    """The latest version among the copies, proven or not; None if there are none."""
     rows = _distinct(row for bookie in held for row in _of_ledger(bookie))
     return rows[-1] if rows else None
 
 
 def _of_ledger(held: Held) -> tuple[LedgerMetadata, ...]:
-    """The rows that a bookie's copies are of, without those copies that tell of the deletion of the ledger's log alone."""
+    """A bookie's copies of metadata, without those of a deletion of the log alone."""
     return tuple(row for row in held.rows if row.deletion is not Deletion.OF_LOG)
 
 
 def _distinct(rows: Iterable[LedgerMetadata]) -> list[LedgerMetadata]:
-    """Each row once, ascending by version."""
+    """Each version once, ascending by number and token."""
     by_name = {(row.version, row.attempt): row for row in rows}
     return [by_name[name] for name in sorted(by_name)]
 
@@ -231,7 +234,7 @@ def _distinct(rows: Iterable[LedgerMetadata]) -> list[LedgerMetadata]:
 def _contradiction(
     known: LedgerMetadata | None, rows: Sequence[LedgerMetadata], keys: Collection[bytes]
 ) -> str:
-    """Why these cannot be rows of one ledger and of one line of history, or ""."""
+    """Why these can't be versions of one ledger's metadata in one history, or ""."""
     if len({*keys, *(() if known is None else (known.ledger_key,))}) > 1:
         return "two ledgers have this id: their keys differ"
     everything = (*rows, *(() if known is None else (known,)))
@@ -240,20 +243,20 @@ def _contradiction(
     ends = {(row.last_entry, row.length) for row in everything if row.state is State.CLOSED}
     if len(ends) > 1:
         found = ", ".join(str(last) for last, _ in sorted(ends, key=str))
-        return f"rows of several ends: {found}"
+        return f"the copies and the database name several ends: {found}"
     if any(a.version == b.version for a, b in pairwise(rows)):
-        return "two copies of one version: the database went back before, and both lines went on"
+        return "two copies of one version: the database went back earlier, and both histories continued"
     if any(a.state is State.CLOSED and b.state is not State.CLOSED for a, b in pairwise(rows)):
-        return "a copy of a later version than a CLOSED one is open"
+        return "a copy of a later version is open, although an earlier one is CLOSED"
     return ""
 
 
 def _identity(row: LedgerMetadata) -> tuple[object, ...]:
-    """What a ledger was created with and keeps."""
+    """The fields that never change after a ledger's creation."""
     return (row.quorum, row.digest, row.writer, row.log, row.custom, row.extra)
 
 
-WITHOUT_COPIES = "no bookie that answers holds a copy of the row, only entries or a fence"
+WITHOUT_COPIES = "no bookie that answers holds a copy of the metadata, only entries or a fence"
 
 
 def _without_copies() -> Decision:
@@ -261,8 +264,8 @@ def _without_copies() -> Decision:
 
 
 def _placed(known: LedgerMetadata, rows: Sequence[LedgerMetadata]) -> LedgerMetadata:
-    """The database's row with the place that copies tell. An open ledger's place is no version of its own: where the
-    database has the row without it, the change of the log is lost that placed the ledger (rule 18f).
+    """The database's metadata with the ledger's place in its log, which copies have. If the
+    database lacks it, the log's change that placed the ledger is lost (rule 18f).
     """
     if known.first_offset is not None:
         return known
@@ -274,7 +277,7 @@ def _placed(known: LedgerMetadata, rows: Sequence[LedgerMetadata]) -> LedgerMeta
 
 
 def _contains(known: Known, row: LedgerMetadata) -> bool:
-    """Whether the database has the change that made a row; one without a token is from before tokens were kept."""
+    """Whether the database contains a version's change; versions without a token are older."""
     if row.attempt:
         return row.attempt in known.attempts
     return known.row is not None and known.row.version >= row.version
@@ -286,28 +289,32 @@ def _fork(
     unknown: Sequence[LedgerMetadata],
     keeping: Collection[str],
 ) -> str:
-    """Why the copies do not descend from the database's row, or "". `keeping`: who holds a copy that the database lacks."""
+    """Why copies do not descend from the database's metadata, or "". `keeping`: the members that
+    have a copy which the database lacks.
+    """
     if unknown[0].version <= known.version:
         return (
-            f"the database's row has version {known.version}, and bookies hold a version"
+            f"the database has version {known.version} of the metadata, and bookies hold version"
             f" {unknown[0].version} that the database lacks"
         )
     is_base = not known.attempt or any(row.attempt == known.attempt for row in rows)
-    # An end is final whatever line the open row is of: no writer appends after it, and no recovery finds another.
+    # An end is final in each history: no writer appends after it, and no recovery changes it.
     is_end = known.state is not State.CLOSED and rows[-1].state is State.CLOSED
     if is_base or is_end or _is_moved(known, rows[-1], keeping):
         return ""
     return (
-        f"nothing tells that version {rows[-1].version} came of the database's version"
+        f"no copy shows that version {rows[-1].version} descends from the database's version"
         f" {known.version}"
     )
 
 
 def _is_moved(known: LedgerMetadata, newest: LedgerMetadata, keeping: Collection[str]) -> bool:
-    """Whether two CLOSED rows say the same but for members and a later place, and all members of the later one have the
-    entries still. No copy need tell of the steps between: nobody sends the rows that mark a repair and let a member
-    go (rule 20b). `newest` may be of another line: a member drops its entries on account of the database's row only if
-    that one does not name it, and if the database contains all copies that it holds (rule 18c).
+    """Whether two CLOSED versions differ only in members and place, and the later one's members
+    still have the entries.
+
+    Copies of the steps between may be missing, since a repair sends only some of them (rule 20b).
+    `newest` may be of another history: a bookie drops entries only if the database does not name it
+    and contains all its copies (rule 18c).
     """
     placed = replace(known, first_offset=newest.first_offset, lineage=newest.lineage)
     members = {member for fragment in newest.fragments for member in fragment.bookies}
@@ -320,13 +327,13 @@ def _is_moved(known: LedgerMetadata, newest: LedgerMetadata, keeping: Collection
 
 
 def shown(names: Sequence[object]) -> str:
-    """The first ten of these, for people."""
+    """The first ten names, as text for people."""
     first = ", ".join(map(str, names[:10]))
     return first if len(names) <= 10 else f"{first} and {len(names) - 10} more"
 
 
 def _but_members(row: LedgerMetadata) -> LedgerMetadata:
-    """The row without what a repair changes, and without what no copy tells."""
+    """The metadata without the fields that repairs change, and without those that copies lack."""
     fragments = tuple(replace(fragment, bookies=()) for fragment in row.fragments)
     return replace(public(row), fragments=fragments, repairs=(), version=0, attempt="")
 
@@ -341,12 +348,12 @@ def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bo
 
 
 def _unproven(row: LedgerMetadata, bookies: Bookies) -> str:
-    """Why there may be a later row than the latest that anybody tells of, or ""."""
+    """Why a later version than the latest known one may exist, or ""."""
     if row.state is State.CLOSED or not bookies.may_hide_later(row):
         return ""
     lost = sorted(bookies.lost_of(row))
     return (
-        f"the ledger is {row.state}, and {len(lost)} bookies that may hold a later row do not answer or lost their data"
-        f" ({shown(lost)}); fewer than {row.quorum.ack_quorum} may: start them, or, if what they held is gone, name them as"
+        f"the ledger is {row.state}, and {len(lost)} bookies that may hold a later version do not answer or lost their data"
+        f" ({shown(lost)}); fewer than {row.quorum.ack_quorum} may: start them, or, if their data is gone, name them as"
         " gone (`quorumlog metadata rebuild --without`)"
     )

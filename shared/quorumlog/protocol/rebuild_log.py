@@ -1,10 +1,10 @@
-"""Which ledgers a lost log had, and where, by what the rows of its ledgers tell (rule 18f). Pure decisions, no IO.
+"""Rebuilds a lost log from its ledgers' metadata: which ledgers it had, at which offsets
+(rule 18f).
 
-A ledger's row tells its first offset in the log, when that log was created, and which ledgers were before it there. So
-a ledger that nobody holds is known to be missing: the log names it all the same, and readers get an error there until
-its row is made again. Where only its end of the hole is known, nothing is written.
-
-A fork's own ledgers tell where the fork began, and the ledgers of other logs that it shares (rule 27a).
+Pure decisions, no IO. A ledger's metadata has its first offset, the log's creation time and the
+ledgers before it. So a missing ledger is known: the log names it, and readers get an error there
+until it is rebuilt. If a hole's first offset is unknown, nothing is written. A fork's own ledgers
+also have the fork's first own offset, and the ledgers that it shares (rule 27a).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,61 +18,62 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild import Action
 
 NEW_LOG_VERSION = 1_000_000_000
-"""The first version of a log's row that is made again: a late compare-and-swap from the lost row's version cannot
-meet it. Ledgers' rows keep their copies' versions."""
+"""The first version of a rebuilt log's metadata, which no late compare-and-swap from lost metadata
+can name. Ledgers keep the versions of their copies."""
 
 
 _NOTHING = -1
-"""In place of a ledger: the log began here."""
+"""Stands for no ledger, where the log began."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerPlace:
-    """What the latest row of a ledger that was made for a log tells of its place."""
+    """A ledger's place in its log, by the latest version of the ledger's metadata."""
 
     ledger_id: int
     first_offset: int | None
-    """The offset of its first record; None where no row tells."""
+    """The offset of the ledger's first record; None if unknown."""
     last_entry: int | None
-    """None while it is not CLOSED."""
+    """The ledger's last entry; None while it is not CLOSED."""
     length: int
     quorum: Quorum
     digest: DigestKind
     lineage: Lineage | None = None
     has_row: bool = True
-    """Whether the database has its row, or gets it: without one it has a place in the log, and no reader."""
+    """Whether the database has or gets the ledger's metadata, which readers need."""
     custom: tuple[tuple[str, str], ...] | None = None
-    """The log's own metadata, which its owner gives to each ledger; None for a transaction's ledger, which has its
-    task's as well.
+    """The log's custom metadata, which its owner copies to each ledger; None for a transaction's
+    ledger, which has its task's as well.
     """
     is_packed: bool = False
-    """Whether the log packs its batches."""
+    """Whether the log compresses its batches."""
     hides_next: bool = False
-    """It is CLOSED, and all who hold copies of the ledger behind it may be silent, or have lost their data."""
+    """Whether the ledger is CLOSED, and all bookies with copies of the next may be lost or silent.
+    """
 
     @property
     def log_created_at(self) -> str:
-        """Of the log that it was placed in; "" where no row tells."""
+        """The creation time of the log that the ledger was placed in; "" if unknown."""
         return "" if self.lineage is None else self.lineage.log_created_at
 
     @property
     def before(self) -> tuple[tuple[int, int], ...]:
-        """The nearest ledgers before it, each with its first offset."""
+        """The nearest ledgers before this one, each with its first offset."""
         return () if self.lineage is None else self.lineage.before
 
     @property
     def published_ms(self) -> int:
-        """When a transaction put it onto the log; 0 if its owner wrote it, or where no row tells."""
+        """When a transaction published the ledger; 0 if the log's owner wrote it, or if unknown."""
         return 0 if self.lineage is None else self.lineage.published_ms
 
     @property
     def shared(self) -> tuple[tuple[int, int], ...]:
-        """The nearest ledgers of other logs that its log shares, each with its first offset."""
+        """The nearest ledgers that the log shares with others, each with its first offset."""
         return () if self.lineage is None else self.lineage.shared
 
     @property
     def chains(self) -> tuple[tuple[int, ...], ...]:
-        """Ledgers of its log that follow each other."""
+        """Sequences of ledgers that follow each other in the log."""
         before = (*(before for before, _ in self.before), self.ledger_id)
         shared = tuple(ledger_id for ledger_id, _ in self.shared)
         starts = (_NOTHING,) if 0 < len(shared) < SHARED_KEPT else ()
@@ -80,34 +81,35 @@ class LedgerPlace:
 
     @property
     def begins_log(self) -> tuple[int, ...]:
-        """_NOTHING, if the log began with the first one of `before`, or with this ledger."""
+        """(_NOTHING,) if the log began with the first ledger of `before`, or with this ledger."""
         is_told = self.lineage is not None and len(self.before) < PREDECESSORS_KEPT
         return (_NOTHING,) if is_told else ()
 
     @property
     def least_end(self) -> int:
-        """The offset behind its records is this one at least: each entry has a record or more."""
+        """The least offset behind the ledger's records: each entry has one record or more."""
         entries = 0 if self.last_entry is None else self.last_entry + 1
         return (self.first_offset or 0) + entries
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is CLOSED without records."""
+        """Whether the ledger is CLOSED without records."""
         return self.last_entry == NO_ENTRY
 
 
 @dataclass(frozen=True, slots=True)
 class LogDecision:
-    """What to do about a log's row, and what people should know of it."""
+    """What to do with a log's metadata, and what to report to people."""
 
     action: Action
     row: LogMetadata | None = None
     why: str = ""
     unplaced: tuple[int, ...] = ()
-    """Ledgers that were made for a log of this name and are not in it: nothing tells their place (a transaction that
-    was not committed), they are empty, the log let go of them, or they are of an earlier log."""
+    """Ledgers created for a log of this name that are not in it: not placed (an uncommitted
+    transaction), empty, released, or of an earlier log.
+    """
     holes: tuple[int, ...] = ()
-    """Ledgers of the log that have no rows: nobody who answers holds a copy, or what is held proves no row."""
+    """Ledgers of the log without metadata, since no copy is known, or the copies prove nothing."""
 
 
 def decide_log(
@@ -120,8 +122,9 @@ def decide_log(
     token: int,
     stored: Collection[int] = (),
 ) -> LogDecision:
-    """Judge one log by the rows of all ledgers that were made for it. `deleted`: ids with tombstones; `stored`: ids
-    of ledgers whose rows the database has, whoever holds copies. `token`: a writer token that nobody has.
+    """Decide about one log by the metadata of all ledgers created for it. `deleted`: ids with
+    tombstones. `stored`: ids of ledgers with metadata in the database. `token`: an unused writer
+    token.
     """
     created_at = max((one.log_created_at for one in ledgers), default="")
     if known is not None and known.created_at < created_at:
@@ -140,17 +143,19 @@ def decide_log(
     fresh = [item for item in fresh if item in items]
     unplaced = _unplaced(ledgers, named | {item.ledger_id for item in items})
     if known is None and not fresh:
-        return LogDecision(Action.WAIT, None, "no ledger of the log tells its place", unplaced)
+        return LogDecision(
+            Action.WAIT, None, "no copy of the log's ledgers has a place in the log", unplaced
+        )
     if known is None and found.hides_next(items):
         why = (
             f"ledger {items[-1].ledger_id} is CLOSED, and the one behind it may be on bookies that do not answer or"
-            " lost their data: start them, or, if what they held is gone, name them as gone"
+            " lost their data: start them, or, if their data is gone, name them as gone"
             " (`quorumlog metadata rebuild --without`)"
         )
         return LogDecision(Action.WAIT, None, why, unplaced)
     if before and not items:
         problem = (
-            "all ledgers of the log are deleted: so was the log, or nobody knows where it goes on"
+            "all ledgers of the log are deleted: so was the log, or its later ledgers are unknown"
         )
     else:
         problem = (
@@ -164,14 +169,14 @@ def decide_log(
     rows = {one.ledger_id for one in ledgers if one.has_row} | set(stored)
     holes = tuple(item.ledger_id for item in items if item.ledger_id not in rows)
     if known is not None and items == known.items:
-        # Bookies keep the ids of deleted ledgers, and not whose they were.
+        # Bookies keep the ids of deleted ledgers, but not the names of their logs.
         why = _WITHOUT_LEDGERS if deleted and not items else ""
         return LogDecision(Action.SAME, None, why, unplaced, holes)
     named_now = [found.ledgers[item.ledger_id] for item in items if item.ledger_id in found.ledgers]
     row = known or replace(_new_log(name, created_at, named_now), forked_at=found.forked_at)
     row = replace(row, stream_seq=_stream_seq(row, named_now))
     if is_opened(row, named_now):
-        # Whoever opened the log last may have appended nothing since, and is not known; all others were fenced off.
+        # The last writer that opened the log is unknown if it appended nothing; others are fenced.
         row = replace(row, writer_token=max(row.writer_token + 1, token), opened_by=None)
     return LogDecision(
         Action.WRITE, _with_items(row, items, now_ms=now_ms), unplaced=unplaced, holes=holes
@@ -179,7 +184,7 @@ def decide_log(
 
 
 _WITHOUT_LEDGERS = (
-    "the database's log has no ledger: if it was written and deleted after that, delete it again"
+    "the database's log has no ledger: if it was written and deleted later, delete it again"
 )
 
 
@@ -189,18 +194,18 @@ def _unplaced(ledgers: Iterable[LedgerPlace], placed: Collection[int]) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the ledgers of one log tell, from the offset `start` on."""
+    """The places that one log's ledgers have, from the offset `start` on."""
 
     start: int
     ledgers: Mapping[int, LedgerPlace]
     told: Mapping[int, int]
-    """First offsets of ledgers that others were placed behind, by id."""
+    """By id, first offsets of ledgers behind which others were placed."""
     follows: Mapping[int, int]
-    """The ledger with records before a ledger, or _NOTHING, where a row tells it."""
+    """By ledger, the ledger with records before it, or _NOTHING; only where metadata has it."""
 
     @classmethod
     def of(cls, ledgers: Sequence[LedgerPlace], start: int) -> "_Found":
-        """Gather it."""
+        """Collect the places of these ledgers."""
         chains = [chain for one in ledgers for chain in one.chains]
         return cls(
             start,
@@ -210,7 +215,7 @@ class _Found:
         )
 
     def with_place(self, item: LogItem) -> LogItem:
-        """An item with the place that its ledger tells, or one behind it."""
+        """Complete an item with the first offset from its own or a later ledger's metadata."""
         ledger = self.ledgers.get(item.ledger_id)
         first = item.first_offset
         if first is None and ledger is not None:
@@ -219,13 +224,13 @@ class _Found:
 
     @property
     def forked_at(self) -> int | None:
-        """Where the log began, if it is a fork."""
+        """The offset where the log's own records began, if it is a fork."""
         lineages = [one.lineage for one in self.ledgers.values() if one.lineage is not None]
         return next((one.forked_at for one in lineages if one.forked_at is not None), None)
 
     @property
     def items(self) -> list[LogItem]:
-        """The ledgers that somebody holds, with a place."""
+        """The ledgers that a bookie holds and whose place is known."""
         found = (
             self.with_place(LogItem(ledger_id, None, published_ms=ledger.published_ms))
             for ledger_id, ledger in sorted(self.ledgers.items())
@@ -238,7 +243,7 @@ class _Found:
 
     @property
     def missing(self) -> list[LogItem]:
-        """The ledgers that nobody holds, with the place that those behind them tell."""
+        """The ledgers that no bookie holds, with the place from later ledgers' metadata."""
         return [
             LogItem(ledger_id, first)
             for ledger_id, first in self.told.items()
@@ -246,7 +251,7 @@ class _Found:
         ]
 
     def ordered(self, items: Iterable[LogItem]) -> tuple[LogItem, ...]:
-        """By place. An item without a place was added ahead of its first record (rule 23), so it comes last."""
+        """Sort items by place; one without a place (rule 23) is not written yet, so it is last."""
         return tuple(
             sorted(
                 items,
@@ -265,16 +270,16 @@ class _Found:
     def not_let_go(
         self, items: tuple[LogItem, ...], deleted: Collection[int]
     ) -> tuple[LogItem, ...]:
-        """The items that the log had not let go of: it lets go of its first ledgers, so where one is deleted, or
-        where a later ledger tells that the log began, those before are gone.
+        """The items that the log had not released. A log releases its first ledgers, so those
+        before a deleted ledger, or before one with which the log began, are gone.
         """
         gone = {*deleted, _NOTHING}
         starts = [at for at, one in enumerate(items) if self.follows.get(one.ledger_id) in gone]
         return items[starts[-1] :] if starts else items
 
     def without_empty(self, items: tuple[LogItem, ...]) -> tuple[LogItem, ...]:
-        """The items without ledgers that have no records; the last one stays. A log names no ledger behind one whose
-        end it does not know, so it had let go of these.
+        """The items except empty ledgers; the last one stays. A log names no ledger behind one
+        whose end is unknown, so the log had released the empty ones.
         """
         kept = (
             before
@@ -286,13 +291,13 @@ class _Found:
         return (*kept, *items[-1:])
 
     def _is_passed_over(self, item: LogItem, after: LogItem) -> bool:
-        """Whether the next ledger was placed at the item's own place, behind another ledger."""
+        """Whether the next ledger has the item's first offset, and follows another ledger."""
         is_told = self.follows.get(after.ledger_id, item.ledger_id) != item.ledger_id
         return item.first_offset == after.first_offset and is_told
 
     def hides_next(self, items: Sequence[LogItem]) -> bool:
-        """Whether the log may go on in a ledger with acknowledged records of which nobody has told: its next owner
-        would give their offsets to others.
+        """Whether the log may continue in an unknown ledger with acknowledged records, whose
+        offsets the next owner would assign again.
         """
         last = self.ledgers.get(items[-1].ledger_id) if items else None
         return last is not None and last.hides_next
@@ -300,9 +305,9 @@ class _Found:
     def unexplained(
         self, known: Sequence[LogItem], deleted: Collection[int], items: Sequence[LogItem]
     ) -> str:
-        """Which ledger of the database's row is deleted though the log need not have let go of it, or "". It lets go of
-        its first ledgers, and of one without records once another one has the place. A ledger with records that came
-        later tells which of the two: by the one that it follows.
+        """Which ledger named by the database is deleted without proof that the log released it, or
+        "". A log releases its first ledgers, and an empty one once another ledger has its place. A
+        later ledger with records proves which case holds, by the ledger that it follows.
         """
         firsts = (item.ledger_id for item in known if item.ledger_id not in deleted)
         first = next(firsts, None)
@@ -318,12 +323,12 @@ class _Found:
         return ""
 
     def _tells_behind(self, item: LogItem, place: int) -> bool:
-        """Whether a ledger with records, there or behind it, tells what it follows."""
+        """Whether an item at or behind `place` has records and a known predecessor."""
         is_behind = item.first_offset is not None and item.first_offset >= place
         return is_behind and item.ledger_id in self.follows and not self._is_empty(item)
 
     def misplaced(self, items: Sequence[LogItem]) -> str:
-        """Why these are no places in one log, or ""."""
+        """Why these places can't be of one log, or ""."""
         if sum(item.first_offset is None for item in items) > 1:
             return "two ledgers of the log have no place"
         for before, after in pairwise(items):
@@ -342,27 +347,27 @@ class _Found:
         return ""
 
     def gap(self, items: Sequence[LogItem]) -> str:
-        """Where a ledger is missing and nobody knows which, or "". A ledger ends where the next one begins only if
-        that one tells so, or is of a row from before lineages were kept.
+        """Where an unknown ledger is missing, or "". A ledger ends where the next one begins only
+        if that one's metadata says so, or predates lineages.
         """
         solid = [item for item in items if not item.is_empty]
         for before, after in pairwise(solid):
             if after.first_offset is None or before.last_offset is not None:
                 continue
             if after.first_offset == self.forked_at:
-                continue  # what is nearest before it, each ledger of the fork tells
+                continue  # each ledger of a fork has its nearest shared ledgers
             follows = self.follows.get(after.ledger_id)
             if follows is None and after.ledger_id not in self.ledgers:
                 return (
                     f"ledgers between {before.ledger_id} and {after.ledger_id} are on no bookie"
-                    " that answers, and nobody knows which"
+                    " that answers, and their ids are unknown"
                 )
             if follows not in {None, before.ledger_id}:
                 return f"ledger {after.ledger_id} follows ledger {follows}, not {before.ledger_id}"
         return ""
 
     def with_ends(self, items: Sequence[LogItem], *, now_ms: int) -> tuple[LogItem, ...]:
-        """Each item ends where the next one begins. The last one's end is for a takeover to find."""
+        """End each item where the next one begins; a takeover determines the last one's end."""
         changed = []
         for item, after in zip(items, (*items[1:], None), strict=False):
             if item.last_offset is None and after is not None and after.first_offset is not None:
@@ -381,9 +386,7 @@ class _Found:
 
 
 def _new_log(name: str, created_at: str, ledgers: Sequence[LedgerPlace]) -> LogMetadata:
-    """A log of which nothing is known but its ledgers: its settings are those that they were created with, without
-    limits.
-    """
+    """A log's metadata, made from its ledgers alone: it has their settings, and no limits."""
     last = ledgers[-1]
     customs = [one.custom for one in ledgers if one.custom is not None]
     settings = LogSettings(
@@ -396,14 +399,14 @@ def _new_log(name: str, created_at: str, ledgers: Sequence[LedgerPlace]) -> LogM
 
 
 def is_opened(known: LogMetadata | None, ledgers: Iterable[LedgerPlace]) -> bool:
-    """Whether a log was opened for one writer, by its row or by what its ledgers tell (rule 22a)."""
+    """Whether a log was opened for one writer, by its metadata or its ledgers' (rule 22a)."""
     lineages = (one.lineage for one in ledgers)
     told = (0 if lineage is None else lineage.writer_token for lineage in lineages)
     return any(told) or (known is not None and known.writer_token > 0)
 
 
 def _stream_seq(row: LogMetadata, ledgers: Iterable[LedgerPlace]) -> str | None:
-    """The last stream sequence that is known, but for those of the last ledger, whose batches tell them (rule 25a)."""
+    """The highest stream sequence before the last ledger, whose batches have it (rule 25a)."""
     told = [one.lineage.stream_seq for one in ledgers if one.lineage is not None]
     return max(
         (seq for seq in (row.stream_seq, *told) if seq is not None), key=str.encode, default=None
@@ -419,6 +422,6 @@ def _with_items(row: LogMetadata, items: tuple[LogItem, ...], *, now_ms: int) ->
         next_offset=None if items else row.known_end,
         appended_ms=max(row.appended_ms, now_ms),
     )
-    # Rule 26a: the producers of the lost rows are unknown, and unknown is not new. A takeover finds those of the last
-    # ledger in its entries.
+    # Rule 26a: producers of lost metadata are unknown, but not new. A takeover finds those of the
+    # last ledger in its entries.
     return replace(row, forgotten_end=max(row.forgotten_end, row.known_end))

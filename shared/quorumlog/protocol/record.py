@@ -1,16 +1,16 @@
-"""Entries as bytes: the run, the unit that travels, is stored and is acknowledged.
+"""Entries as bytes: the run, the unit that is sent, stored and acknowledged.
 
-An entry is what the overview says: ledger id, entry id, last add confirmed, length (payload bytes
-of the ledger up to and including it), authentication code, payload. A run holds entries of one
-ledger in ascending order, columns first, so that Python pays per run and not per entry.
+An entry is as in the overview: ledger id, entry id, last add confirmed, length (payload bytes of
+the ledger up to and including this entry), authentication code, payload. A run holds entries of one
+ledger in ascending order, column by column, so that Python's overhead is per run and not per entry.
 
 Layout, big-endian:
     format u8 (1) | digest u8 (0 none, 1 crc32c, 2 hmac-sha256) | 0 u16 | count u32 | ledger i64
     entry ids i64[count] | LACs i64[count] | lengths i64[count] | payload sizes u32[count]
     digests [count x size of the digest] | payloads, one after another
 
-Bytes never change (rule 2): re-sends, write-backs and repairs carry the entries as they were made.
-The digest covers ledger id, entry id, LAC, length (each i64) and payload (BookKeeper: DigestManager).
+Bytes never change (rule 2): retries, write-backs and repairs carry the original bytes. The digest
+covers ledger id, entry id, LAC, length (each i64) and payload (BookKeeper: DigestManager).
 """
 
 import hashlib
@@ -32,20 +32,20 @@ HEAD: Final = struct.Struct(">BBHIq")
 _I64: Final = struct.Struct(">q")
 _U32: Final = struct.Struct(">I")
 _HEAD_BYTES: Final = 32
-"""Of an entry, covered by its digest: ledger id, entry id, LAC, length."""
+"""Bytes of an entry's header, which its digest covers: ledger id, entry id, LAC, length."""
 _TABLE_ENTRIES: Final = 10_000
-"""What makes columns at once is for runs of so many entries at most: a gateway makes none with more."""
+"""Whole columns are computed for runs of at most this many entries, the most a gateway makes."""
 _ONES, _PLACES = (
     int.from_bytes(struct.pack(f">{_TABLE_ENTRIES}q", *numbers), "big")
     for numbers in ([1] * _TABLE_ENTRIES, range(_TABLE_ENTRIES))
 )
-"""1, 1, 1, ... and 0, 1, 2, ..., each in eight bytes of one large number; the columns of fewer are their beginning."""
+"""1, 1, 1, ... and 0, 1, 2, ..., each in eight bytes of a large number. Fewer are a prefix."""
 _KINDS: Final = (DigestKind.NONE, DigestKind.CRC32C, DigestKind.HMAC_SHA256)
 _SIZES: Final = (0, 4, 32)
 
 
 class BadRun(ValueError):
-    """The bytes are not a run: cut short, of another format, or out of order."""
+    """The bytes are no valid run: cut short, of another format, or out of order."""
 
 
 class Columns(NamedTuple):
@@ -58,11 +58,11 @@ class Columns(NamedTuple):
     digests: int
     payloads: int
     digest_bytes: int
-    """Of one entry."""
+    """Bytes of one entry's digest."""
 
 
 def columns(count: int, kind: int) -> Columns:
-    """The layout of a run of `count` entries; `kind` is the digest's, as the head has it."""
+    """The layout of a run of `count` entries. `kind`: the digest's number in the head."""
     ids, column = HEAD.size, 8 * count
     sizes = ids + 3 * column
     digests = sizes + 4 * count
@@ -85,7 +85,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Makes and checks the digests of one ledger's entries. `mac_key` only for hmac-sha256."""
+    """Computes the digests of one ledger's entries. `mac_key` is needed only for hmac-sha256."""
 
     kind: DigestKind
     mac_key: bytes = b""
@@ -104,14 +104,14 @@ class Codec:
     def digests(self, heads: Iterable[bytes], payloads: Iterable[bytes]) -> bytes:
         """The digests of many entries, one after another."""
         if self.kind is DigestKind.CRC32C:
-            # By maps, since this is most of what an append costs per entry.
+            # Uses `map`, since digests are most of an append's cost per entry.
             crcs = list(map(google_crc32c.extend, map(google_crc32c.value, heads), payloads))
             return struct.pack(f">{len(crcs)}I", *crcs)
         return b"".join(map(self.digest, heads, payloads))
 
 
 class Run:
-    """Some entries of one ledger in ascending order, as the bytes that travel and are stored.
+    """Some entries of one ledger in ascending order, as the bytes that are sent and stored.
 
     Invariants: at least one entry; ids grow strictly; `body` is never changed.
     """
@@ -166,14 +166,16 @@ class Run:
 
     @classmethod
     def _of(cls, body: bytes, kind: DigestKind, ledger_id: int, ids: range) -> "Run":
-        """A run whose columns were just made: nothing of them is read again."""
+        """A run whose columns were just made: they are not parsed again."""
         run = cls.__new__(cls)
         run._set(body, kind, ledger_id, ids, columns(len(ids), _KINDS.index(kind)))  # noqa: SLF001
         return run
 
     @property
     def _offsets(self) -> list[int]:
-        """Where each payload begins, and where the last one ends. A writer sends its runs without asking."""
+        """Each payload's start, and the last one's end. Computed on demand: writers don't need
+        them.
+        """
         if self._found_offsets is None:
             first = self._at.payloads
             self._found_offsets = list(itertools.accumulate(self.sizes, initial=first))
@@ -184,11 +186,11 @@ class Run:
         return isinstance(other, Run) and other.body == self.body
 
     def __hash__(self) -> int:
-        """By bytes."""
+        """The hash of the bytes."""
         return hash(self.body)
 
     def __repr__(self) -> str:
-        """Ledger and range, for traces."""
+        """Ledger, range and count, for traces."""
         return f"Run({self.ledger_id}, {self.first}..{self.last}, {self.count})"
 
     @property
@@ -206,7 +208,7 @@ class Run:
         """The greatest LAC that an entry of the run carries."""
         body, at = self.body, self._at
         column = body[at.lacs : at.lengths]
-        if column == column[:8] * self.count:  # as a writer's runs have it
+        if column == column[:8] * self.count:  # always so in a writer's runs
             return int(_I64.unpack_from(column)[0])
         lacs: tuple[int, ...] = struct.unpack(f">{self.count}q", column)
         return max(lacs)
@@ -217,7 +219,7 @@ class Run:
         return int(_I64.unpack_from(self.body, self._at.sizes - 8)[0])
 
     def index(self, entry_id: int) -> int | None:
-        """The place of an entry in the run, or None where it is not in it."""
+        """The index of an entry in the run, or None if the run does not contain it."""
         ids = self._ids
         if isinstance(ids, range):
             return entry_id - ids[0] if entry_id in ids else None
@@ -228,19 +230,19 @@ class Run:
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Bytes of each payload."""
+        """The sizes of all payloads in bytes, by index."""
         return _sizes(self.body, self.count, self._at)
 
     def payload_size(self, index: int) -> int:
-        """Bytes of the payload at a place of the run."""
+        """The size of the payload at an index, in bytes."""
         return self._offsets[index + 1] - self._offsets[index]
 
     def payload(self, index: int) -> memoryview:
-        """The payload at a place of the run, without a copy."""
+        """The payload at an index, without a copy."""
         return memoryview(self.body)[self._offsets[index] : self._offsets[index + 1]]
 
     def payloads(self) -> Iterator[memoryview]:
-        """All payloads, ascending, without a copy."""
+        """All payloads in order, without a copy."""
         view = memoryview(self.body)
         return (view[start:end] for start, end in itertools.pairwise(self._offsets))
 
@@ -255,13 +257,13 @@ class Run:
         return (body[a:b] for a, b in itertools.pairwise(self._offsets))
 
     def digest(self, index: int) -> bytes:
-        """The digest at a place of the run."""
+        """The digest of the entry at an index."""
         size = self._at.digest_bytes
         at = self._at.digests + index * size
         return self.body[at : at + size]
 
     def entry(self, index: int) -> Entry:
-        """The entry at a place of the run."""
+        """The entry at an index."""
         (lac,) = struct.unpack_from(">q", self.body, self._at.lacs + 8 * index)
         (length,) = struct.unpack_from(">q", self.body, self._at.lengths + 8 * index)
         return Entry(
@@ -274,11 +276,11 @@ class Run:
         )
 
     def entries(self) -> Iterator[Entry]:
-        """All entries, ascending."""
+        """All entries in ascending order."""
         return map(self.entry, range(self.count))
 
     def where(self, wanted: Callable[[int], bool]) -> "Run | None":
-        """The entries whose id is wanted, bytes unchanged; None where none is."""
+        """The run of the entries with `wanted` ids, bytes unchanged; None if there are none."""
         chosen = [index for index, entry_id in enumerate(self._ids) if wanted(entry_id)]
         if len(chosen) == self.count:
             return self
@@ -301,7 +303,7 @@ class Run:
         )
 
     def invalid(self, codec: Codec) -> list[int]:
-        """The ids of the entries whose digest is not right. `none` checks nothing."""
+        """The ids of entries with a wrong digest. A codec of kind `none` checks nothing."""
         if codec.kind is not self.kind:
             return list(self._ids)
         if codec.kind is DigestKind.NONE:
@@ -334,15 +336,15 @@ def make(
     payloads: Sequence[bytes],
     codec: Codec,
 ) -> Run:
-    """The run of new entries that begins at `first_entry`; `length_before` is the ledger's length
-    in payload bytes before it.
+    """Make the run of new entries that begins at `first_entry`. `length_before`: payload bytes of
+    the ledger below that entry.
     """
-    # Columns at once, without an Entry for each: this is what an append costs per entry.
+    # Whole columns, without an Entry object for each entry, to keep an append's cost per entry low.
     count = len(payloads)
     ids = range(first_entry, first_entry + count)
     sizes = list(map(len, payloads))
     size = sizes[0]
-    # A ledger's length stays below 2**63, as its ids do.
+    # A ledger's length stays below 2**63, like its ids.
     id_column = _progression(first_entry, 1, count)
     lac_column = _I64.pack(last_add_confirmed) * count
     if sizes.count(size) == count:
@@ -369,13 +371,13 @@ def make(
 
 @lru_cache(maxsize=16)
 def _cutter(size: int, count: int) -> struct.Struct:
-    """Cuts so many pieces of one size by one call."""
+    """A struct that cuts `count` pieces of `size` bytes by one call."""
     return struct.Struct(f"{size}s" * count)
 
 
 def _progression(first: int, step: int, count: int) -> bytes:
-    """The column first, first + step, and so on; none of them is negative. By two multiplications of large numbers,
-    whose digits are the column's: a fifth of what a number for each entry costs (measured).
+    """The column first, first + step, and so on, of non-negative numbers. Two multiplications of
+    large numbers compute all values at a fifth of the cost of a loop (measured).
     """
     if count == 1:
         return _I64.pack(first)
@@ -386,13 +388,13 @@ def _progression(first: int, step: int, count: int) -> bytes:
 
 
 def _is_contiguous(ids: bytes, first: int, count: int) -> bool:
-    """Whether a column has first, first + 1, and so on."""
-    # Beyond that the numbers of a progression would reach into each other.
+    """Whether a column contains first, first + 1, and so on."""
+    # Beyond 2**63 the values of a progression would overlap.
     return first + count <= 1 << 63 and ids == _progression(first, 1, count)
 
 
 def _sizes(body: bytes, count: int, at: Columns) -> Sequence[int]:
-    """The sizes of a run's payloads."""
+    """The sizes of a run's payloads, from their column."""
     if count == 1:
         return _U32.unpack_from(body, at.sizes)
     column = body[at.sizes : at.digests]
@@ -402,7 +404,7 @@ def _sizes(body: bytes, count: int, at: Columns) -> Sequence[int]:
 
 
 def _heads(ledger_id: int, ids: bytes, lacs: bytes, lengths: bytes) -> Iterable[bytes]:
-    """What the digests of entries cover beside the payloads, from their columns."""
+    """The header bytes that entries' digests cover, made from columns of the run."""
     count = len(ids) // 8
     if count == 1:
         return (b"".join((_I64.pack(ledger_id), ids, lacs, lengths)),)
@@ -417,7 +419,7 @@ def _heads(ledger_id: int, ids: bytes, lacs: bytes, lengths: bytes) -> Iterable[
 
 
 def pack(entries: Sequence[Entry], kind: DigestKind) -> Run:
-    """The run of these entries as they are. They are of one ledger, ascending, at least one."""
+    """The run of these entries, unchanged. They must be of one ledger, ascending, at least one."""
     count = len(entries)
     return Run(
         b"".join(
@@ -435,7 +437,7 @@ def pack(entries: Sequence[Entry], kind: DigestKind) -> Run:
 
 
 def merge(runs: Iterable[Run]) -> Run | None:
-    """One run of the entries of several, each id once; None where there are no runs."""
+    """Merge runs into one that has each entry id once; None if there are no runs."""
     chosen: dict[int, Entry] = {}
     kind = DigestKind.NONE
     for run in runs:

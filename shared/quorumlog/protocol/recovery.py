@@ -1,7 +1,7 @@
 """Close a ledger whose writer is gone: mark, fence, read forward, write back, close.
 
 Sources: both protocol documents, "Closing a ledger as a reader"; overview 1.6; fencing internals;
-rules 10 and 12 to 14. Nothing of the ledger is shown before the CLOSED row is (X19).
+rules 10 and 12 to 14. Readers get no entry of the ledger before metadata is CLOSED (X19).
 """
 
 from dataclasses import dataclass, field, replace
@@ -44,23 +44,23 @@ from quorumlog.protocol.tally import EntryVerdict, Tally
 from quorumlog.protocol.window import Window, positions
 
 READ_ENTRIES: Final = 1000
-"""Entries asked for at a time (taste): a tail is what was in flight, mostly less than this."""
+"""Entries per read: more than a writer mostly has in flight. Chosen by judgement."""
 
 _AHEAD_RUNS: Final = 2
-"""Runs that may wait to be written back before more is read: bounds memory."""
+"""Runs that may wait for their write-back before more is read; bounds memory."""
 
 
 class Phase(Enum):
-    """Where a recovery stands."""
+    """The phase of a recovery."""
 
     IDLE = "idle"
     MARKING = "marking"
-    """The row becomes IN_RECOVERY: the writer can no longer change its ensemble."""
+    """Metadata becomes IN_RECOVERY: the writer can no longer change its ensemble."""
     FENCING = "fencing"
     READING = "reading"
-    """Reading forward and writing back what was found."""
+    """Reads forward and writes back the entries that it finds."""
     MEASURING = "measuring"
-    """Nothing was found: the length is read from the last confirmed entry (I4)."""
+    """No entry was found: the length is read from the last confirmed entry (I4)."""
     CLOSING = "closing"
     DONE = "done"
 
@@ -70,14 +70,14 @@ class Recovery(Keyed):
     """Recovers one ledger once; see the module. Ends with Closed or Failed.
 
     Invariants (checked by `check`):
-      - I14: nothing is read before every ack quorum of the last fragment has a fenced member;
-      - X6: reads go to the ensemble found at the start, whatever changes during this recovery;
-      - I24, X2: nothing below the first entry of the last fragment is written, and fragments made
-        here begin after what is confirmed (rule 12) and reach metadata only with the close.
+      - I14: no entry is read before every ack quorum of the last fragment has a fenced member;
+      - X6: reads go to the ensemble found at the start, even if this recovery changes the ensemble;
+      - I24, X2: no entry below the last fragment is written; fragments made by this recovery begin
+        after the confirmed entries (rule 12) and reach metadata only with the close.
     """
 
     declare_lost: tuple[str, ...] = ()
-    """The operator's word that members are gone for ever (rule 14)."""
+    """Members that the operator declares lost for ever (rule 14)."""
     read_entries: int = READ_ENTRIES
     phase: Phase = Phase.IDLE
     _row: LedgerMetadata | None = None
@@ -88,23 +88,23 @@ class Recovery(Keyed):
     _fenced: int = 0
     _unfenced: int = 0
     _lac: int = NO_ENTRY
-    """The LAC found at fencing; what is confirmed since is the window's (rule 12)."""
+    """The LAC found while fencing; the window has the one confirmed since (rule 12)."""
     _tally: Tally | None = None
     _next: int = 0
-    """The entry to decide next."""
+    """The next entry to decide about."""
     _is_end_known: bool = False
     _slots: Slots = field(default_factory=lambda: Slots(is_recovery=True))
     _changes: tuple[Fragment, ...] = ()
-    """Fragments made here, in memory until the close (X5, I24)."""
+    """Fragments made by this recovery, in memory until the close (X5, I24)."""
     _find: int | None = None
     _is_grace_over: bool = False
     _is_lacking: bool = False
-    """A confirmed entry was lost with members that were declared lost (rule 14)."""
+    """Whether a confirmed entry was lost with members declared lost (rule 14)."""
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The row as this recovery knows it. Only after RecoverRequested."""
+        """The metadata as this recovery knows it. Valid only after RecoverRequested."""
         assert self._row is not None, "a recovery begins with RecoverRequested"
         return self._row
 
@@ -120,7 +120,7 @@ class Recovery(Keyed):
     # --- the machine -------------------------------------------------------------------------
 
     def step(self, event: Event) -> list[Effect]:
-        """What to do about an event."""
+        """Take an event and return the effects."""
         self._out = []
         if self.phase is Phase.DONE:
             return []
@@ -206,7 +206,7 @@ class Recovery(Keyed):
             self._out += self._slots.arm(Timer.RETRY)
         elif row.state is State.CLOSED:
             self._update = None
-            self._closed(row)  # by us or by another: the compare-and-swap made one end (I4)
+            self._closed(row)  # by this recovery or another: compare-and-swap allows one end (I4)
         elif (
             self.phase is Phase.CLOSING
             and self._is_same_ledger(row)
@@ -219,7 +219,7 @@ class Recovery(Keyed):
             self._begin(row)
 
     def _is_same_ledger(self, row: LedgerMetadata) -> bool:
-        # Reference 2.4.8: a fragment appended meanwhile makes all that was read here worthless.
+        # Reference 2.4.8: entries that were read don't count if a fragment was added since.
         mine = self.metadata
         return row.state is State.IN_RECOVERY and (
             row.last_fragment == mine.last_fragment and row.declared_lost == mine.declared_lost
@@ -265,8 +265,8 @@ class Recovery(Keyed):
             )
 
     def _is_covered(self) -> bool:
-        # Rule 13, I14: only durable fences count. Rule 14: lost members make up for what is
-        # missing once all others are fenced.
+        # Rule 13, I14: only durable fences count. Rule 14: lost members count as fenced once all
+        # others are.
         row = self.metadata
         lost = self._lost(row.last_fragment)
         known = self._fenced
@@ -275,7 +275,7 @@ class Recovery(Keyed):
         return row.quorum.is_covered(positions(known))
 
     def _may_be_covered(self) -> bool:
-        """Whether the members that have not answered could still cover the fragment."""
+        """Whether pending answers could still make the fragment covered."""
         quorum, lost = self.metadata.quorum, self._lost(self.metadata.last_fragment)
         hopeful = ((1 << quorum.ensemble_size) - 1) & ~(self._unfenced | lost)
         return quorum.is_covered(positions(hopeful)) or not self._unfenced
@@ -301,14 +301,14 @@ class Recovery(Keyed):
         row = self.metadata
         self._tally = Tally(
             row.quorum,
-            row.last_fragment,  # X6: as found at the start; changes made here only take writes
+            row.last_fragment,  # as found at the start; this recovery's fragments only get writes
             first=self._next,
             last=self._next + self.read_entries - 1,
             declared_lost=row.declared_lost,
         )
         self._read_all(self._tally, is_recovery=True)
         if not self._tally.is_asked:
-            self._decide(self._tally)  # every member is declared lost: no answer will come
+            self._decide(self._tally)  # every member is declared lost: no answer comes
 
     def _read_all(self, tally: Tally, *, is_recovery: bool) -> None:
         for position, cursor in enumerate(tally.cursors):
@@ -324,8 +324,8 @@ class Recovery(Keyed):
                 row.ledger_id,
                 first,
                 tally.last,
-                # X1, I15, BK#2614: a bookie that the fence did not reach must not answer "absent"
-                # and then take the old writer's entry.
+                # X1, I15, BK#2614: a bookie that no fence reached must not deny an entry and then
+                # store it for the old writer.
                 fence=is_recovery,
                 ledger_key=row.ledger_key if is_recovery else b"",
             )
@@ -345,7 +345,7 @@ class Recovery(Keyed):
             self._send_read(tally, event.position, following, is_recovery=is_recovery)
 
     def _decide(self, tally: Tally) -> None:
-        """Take the entries that are decided by now, in order."""
+        """Handle the entries whose verdict is known, in order."""
         first = self._next
         verdict = EntryVerdict.PRESENT
         while self._next <= tally.last:
@@ -354,10 +354,10 @@ class Recovery(Keyed):
                 break
             self._next += 1
         if self._next > first:
-            # To all of Qw, as the bytes are (rules 2 and 12); those that have it answer ok too.
+            # Unchanged bytes to all of Qw (rules 2 and 12), also to members that have them.
             self._out += self._slots.push(tally.runs(first, self._next - 1))
         if verdict is EntryVerdict.ABSENT:
-            self._is_end_known = True  # what is found beyond a gap does not count
+            self._is_end_known = True  # entries beyond a gap do not count
             self._tally = None
         elif verdict is EntryVerdict.BLOCKED:
             self._blocked(tally, self._next)
@@ -381,9 +381,9 @@ class Recovery(Keyed):
             return
         slots.settle(event)
         if event.status is Status.OK:
-            # It was slow, not dead. Unlike a writer's, this revival has no guard: neither fence nor
-            # limbo refuse a recovery add, so that a refusal says nothing of the next one; and no slot
-            # is ever half replaced, since a change here is made at once.
+            # The slot was slow, not dead. A writer needs guards here, a recovery none: neither
+            # fence nor limbo refuse a recovery add, so a refusal says nothing about the next add;
+            # and a slot is never half replaced, since a recovery changes its ensemble at once.
             if slots.down & 1 << position:
                 self._out += slots.revive(position)
         elif event.status is Status.CONFLICT:
@@ -391,13 +391,13 @@ class Recovery(Keyed):
                 "recovery-blocked",
                 bookie=event.member,
                 entry_id=event.first,
-                detail="it holds other bytes",
+                detail="the bookie holds other bytes under this id",
             )
         else:
             slots.fail(position)
 
     def _needs_spare(self) -> bool:
-        """Rule 12 goes on at Qa, so a member is replaced only where Qa cannot be reached."""
+        """Whether Qa can't be reached without another member: otherwise rule 12 continues at Qa."""
         quorum, pending = self.metadata.quorum, self._window.unconfirmed
         return pending is not None and not quorum.has_ack_quorum(
             pending.holders & (pending.acked | ~self._slots.down),
@@ -430,10 +430,10 @@ class Recovery(Keyed):
         self._change(chosen)
 
     def _change(self, chosen: dict[int, str]) -> None:
-        """Only in memory: it is committed with the close, or never (X5)."""
+        """Change the ensemble in memory: the change is committed with the close, or never (X5)."""
         mask = sum(1 << position for position in chosen)
         self._slots.write_off(mask)
-        first = self._window.last_confirmed + 1  # rule 12: what is confirmed by now
+        first = self._window.last_confirmed + 1  # rule 12: after the entries confirmed so far
         fragment = Fragment(first, self._slots.members_with(chosen))
         kept = [change for change in self._changes if change.first_entry < first]
         self._changes = (*kept, fragment)
@@ -442,12 +442,12 @@ class Recovery(Keyed):
     # --- closing -----------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """All is read and on Qa bookies: find the length, then close."""
+        """All entries are read and on Qa bookies: find the length, then close."""
         window, row = self._window, self.metadata
         if window.is_waiting() and not self._is_grace_over:
             self._out += self._slots.arm(
                 Timer.HEDGE
-            )  # a moment for the slower ones, so that nothing is missed
+            )  # wait briefly for slower bookies, so that they miss nothing
         elif window.last_confirmed > self._start() or window.last_confirmed == NO_ENTRY:
             self._close()
         else:
@@ -473,7 +473,7 @@ class Recovery(Keyed):
             self._window.length = tally.length_of(entry_id)
             self._close()
         elif verdict is EntryVerdict.ABSENT and self.metadata.declared_lost:
-            # Rule 14: a confirmed entry is gone for good. An earlier one bounds the length.
+            # Rule 14: a confirmed entry is lost for ever. An earlier entry bounds the length.
             self._is_lacking = True
             below = entry_id - (self._window.last_confirmed - entry_id + 1)
             if below < 0:

@@ -1,15 +1,14 @@
-"""Give one member of one closed fragment what it should hold: a new member in another's place, or a
-member that missed some entries.
+"""Repairs one member of one closed fragment: replaces it, or copies the entries that it missed.
 
-The bytes travel as they are (rule 2): no password is needed. Only closed fragments are repaired
-(I25); a ledger whose open fragment lost a member is for its writer, or for a recovery.
+Bytes are copied unchanged (rule 2), so no password is needed. Only closed fragments are repaired
+(I25): a member of an open fragment is replaced by its writer or a recovery.
 
-All that the target should hold is read back from its disk before it gets a place, whoever wrote it
-and when (rule 20a): what its index names may be damaged, or on its way to the disk, and who leaves
-may have the last good copy.
+Before the target replaces a member, all that it should hold is read back from its disk, also older
+entries (rule 20a): its index may name entries that are damaged or not on disk yet, and the replaced
+member may have the last good copy.
 
-Who leaves is a member until the target has a copy of the row in which it has the place (rule 20b): the
-database may go back behind that row, and the older one names `leaving`.
+The replaced member stays a member until the target has a copy of the new metadata (rule 20b), since
+the database may go back to a version that names `leaving`.
 """
 
 from collections.abc import Iterator
@@ -56,14 +55,16 @@ from quorumlog.protocol.record import Codec, Run
 from quorumlog.protocol.tally import Tally
 
 _UNREADABLE_MAX: Final = 1000
-"""Entries that may be unreadable before a repair gives up (taste): all are looked for, so that
-what is left is copied.
+"""The number of unreadable entries at which a repair gives up; until then it copies all others.
+Chosen by judgement.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentRange:
-    """Work for one FragmentRepair: entries first..last of the fragment that begins at `fragment`."""
+    """The task of one FragmentRepair: entries first..last of the fragment that begins at
+    `fragment`.
+    """
 
     fragment: int
     first: int
@@ -71,7 +72,7 @@ class FragmentRange:
 
 
 def fragment_ranges(metadata: LedgerMetadata, missed: MissedRange) -> Iterator[FragmentRange]:
-    """Cut a missed range into one range for each closed fragment that the member is still in."""
+    """Cut a missed range into one for each closed fragment that still has the member."""
     for index, fragment in enumerate(metadata.fragments):
         end = metadata.fragment_last(index)
         if end is None or missed.member not in fragment.bookies:
@@ -82,17 +83,17 @@ def fragment_ranges(metadata: LedgerMetadata, missed: MissedRange) -> Iterator[F
 
 
 class Stage(Enum):
-    """Where a repair stands."""
+    """The stage of a repair."""
 
     IDLE = "idle"
     MARKING = "marking"
-    """The target becomes a pending member in metadata, before its first byte (rule 20)."""
+    """Metadata names the target as a pending member, before its first byte (rule 20)."""
     COPYING = "copying"
     VERIFYING = "verifying"
-    """All is read back from the target's disk (rule 20a); what is not right there is copied again."""
+    """All entries are read back from the target's disk (rule 20a); wrong ones are copied again."""
     REPLACING = "replacing"
     RELEASING = "releasing"
-    """The target gets a copy of the row in which it has the place; then `leaving` is let go (rule 20b)."""
+    """The target gets a copy of the new metadata; then `leaving` is released (rule 20b)."""
     DONE = "done"
 
 
@@ -101,27 +102,27 @@ class FragmentRepair(Keyed):
     """Repairs one member of one closed fragment once; see the module. Ends with Repaired or Failed.
 
     Invariants (checked by `check`):
-      - I25: the fragment is closed; only its members change; nothing is replaced before all
+      - I25: the fragment is closed; only its members change; no member is replaced before all
         entries are on the target;
-      - rule 20: nothing is sent to a target that metadata does not name;
-      - rule 20a: nobody is replaced before all was read back from the target's disk, under the row
-        that is changed;
-      - rule 20b: nobody is let go before the target has a copy of the row that is changed.
+      - rule 20: no entry is sent to a target that metadata does not name;
+      - rule 20a: no member is replaced before all entries were read back from the target's disk, by
+        the version of the metadata that is changed;
+      - rule 20b: no member is released before the target has a copy of the version that is changed.
     """
 
     metadata: LedgerMetadata = field(kw_only=False)
-    """The row as this repair knows it."""
+    """The metadata as this repair knows it."""
     fragment: int
     """The first entry of the fragment."""
     leaving: str
     target: str
-    """The new member, or `leaving` itself, which is then filled up."""
+    """The new member, or `leaving` itself, which then gets the entries that it lacks."""
     first: InitVar[int | None] = None
     last: int | None = None
-    """What is looked at where a member is filled up; None: to the fragment's border."""
+    """The last entry to check if `target` is `leaving`; None: the fragment's last entry."""
     held: InitVar[Ranges] = ()
-    """Ascending ranges that a new target has by its own word; they are not sent again, and verified
-    as all else is.
+    """Ascending ranges that a new target reports to hold: they are not copied, but verified like
+    all others.
     """
     read_entries: int = READ_ENTRIES
     stage: Stage = Stage.IDLE
@@ -131,27 +132,27 @@ class FragmentRepair(Keyed):
     _is_stalled: bool = False
     _first: int = field(init=False)
     _next: int = field(init=False)
-    """COPYING: the first entry that no reader was started for. VERIFYING: that was not seen."""
+    """COPYING: the first entry without a reader. VERIFYING: the first unverified entry."""
     _skipped: Ranges = field(init=False)
-    """Ranges that this pass over the entries leaves out."""
+    """Ranges that this pass over the entries skips."""
     _lacking: Ranges = ()
-    """VERIFYING: what should have been on the target's disk, and was not."""
+    """VERIFYING: ranges that were missing or wrong on the target's disk."""
     _is_again: bool = False
-    """What was lacking has been copied again: once is enough."""
+    """Whether lacking ranges were copied a second time; there is no third time."""
     _reader: RangeReader | None = None
     _tally: Tally | None = None
     _pending: dict[int, Run] = field(default_factory=dict)
-    """Parts sent to the target and not acknowledged, by first entry."""
+    """Parts sent to the target and not acknowledged yet, by first entry."""
     _border: int | None = None
-    """The fragment's last entry, as the first row had it."""
+    """The fragment's last entry, by the first version of the metadata."""
     _position: int | None = None
-    """Whose entries were copied: the place that `leaving` had then."""
+    """The position whose entries were copied: that of `leaving` then."""
     _unreadable: tuple[int, ...] = ()
     _failure: Failed | None = None
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     def __post_init__(self, first: int | None, held: Ranges) -> None:
-        """Nothing is asked before Begin."""
+        """Send no request before Begin."""
         is_whole = first is None and self.last is None
         assert self.target == self.leaving or is_whole, "a new member needs all"
         self._codec = Codec(self.metadata.digest, self.metadata.mac_key)
@@ -160,7 +161,7 @@ class FragmentRepair(Keyed):
 
     @property
     def unreadable(self) -> tuple[int, ...]:
-        """Entries that the target should have, and of which nobody gave a valid copy; ascending."""
+        """Entries, ascending, that the target should have and that no member returned intact."""
         return self._unreadable
 
     @property
@@ -171,7 +172,7 @@ class FragmentRepair(Keyed):
     # --- the machine -------------------------------------------------------------------------
 
     def step(self, event: Event) -> list[Effect]:
-        """What to do about an event."""
+        """Take an event and return the effects."""
         self._out = []
         match event:
             case Begin():
@@ -226,13 +227,11 @@ class FragmentRepair(Keyed):
         return None
 
     def _begin(self, row: LedgerMetadata) -> None:
-        """Mark the target, or go on where metadata says that this was done."""
+        """Mark the target in metadata, or continue if it is marked."""
         self.metadata = row
         index = self._index(row)
         if index is None or not row.is_closed_fragment(index):
-            self._fail(
-                "ledger-fenced", detail="the fragment is open"
-            )  # I25: its writer's, not ours
+            self._fail("ledger-fenced", detail="the fragment is open")  # I25: its writer's task
             return
         fragment, border = row.fragments[index], row.fragment_last(index)
         if not self._ends_as_before(border):
@@ -244,10 +243,10 @@ class FragmentRepair(Keyed):
         place, is_there = (self.fragment, self.leaving), self.leaving in fragment.bookies
         successors = [r.target for r in row.placed_repairs if (r.first_entry, r.leaving) == place]
         if self.target in successors:
-            # By this repair, or by an earlier one that ended before its last step.
+            # Placed by this repair, or by an earlier one that ended before its last step.
             self._give_row()
         elif not successors and (self.stage is Stage.RELEASING or not is_there):
-            # By this repair or another one: whose change it was queued a second look (rule 20a).
+            # Replaced by this repair or another, whose change queued a second look (rule 20a).
             self.stage = Stage.DONE
             self._out.append(Repaired(row))
         elif not (is_there and self._is_same_place(fragment)):
@@ -261,29 +260,31 @@ class FragmentRepair(Keyed):
             self._send_update(row.with_repair(Repair(self.fragment, self.leaving, self.target)))
 
     def _ends_as_before(self, border: int | None) -> bool:
-        """Whether the fragment has the end that this repair has seen first. It changes only in a database that went
-        back and was rebuilt: what this repair copies is not all that the place has then (seed 314751).
+        """Whether the fragment's end is the one that this repair saw first. The end changes only if
+        the database went back and was rebuilt; the copies made so far are then incomplete
+        (seed 314751).
         """
         return self._border in (None, border)
 
     def _is_same_place(self, fragment: Fragment) -> bool:
-        """Whether the target may still have the place, with what was copied to it.
+        """Whether the target may still get the place, with the entries copied to it.
 
-        A member may leave, by another repair, and come back at another place while this one
-        copies: what the target was given does not belong there (seed 133237). And the target's
-        bookie may have got a place in another incarnation: it would hold two copies (I22).
+        Another repair may replace a member and bring it back at another position while this repair
+        copies: the copied entries do not belong there (seed 133237). The target's bookie may have a
+        place in another incarnation, and would then hold two copies (I22).
         """
         others = {member_name(m) for m in fragment.bookies if m != self.leaving}
         is_free = member_name(self.target) not in others
         return is_free and self._position in (None, fragment.bookies.index(self.leaving))
 
     def _is_marked(self, row: LedgerMetadata) -> bool:
-        # Rule 20: a pending member in metadata before its first byte, so that nobody collects it.
+        # Rule 20: metadata must name the target before its first byte: else it is collected.
         return Repair(self.fragment, self.leaving, self.target) in row.repairs
 
     def _is_overtaken(self, row: LedgerMetadata) -> bool:
-        """Whether a later repair replaced this one's mark (rule 20). Then this one must give up. If it marked the place again,
-        both would replace each other's mark and verify their copies again, and neither would end (L6, seed 99933).
+        """Whether a later repair replaced this repair's mark (rule 20). Then this repair must give
+        up: if it marked the place again, the two would replace each other's mark without end (L6,
+        seed 99933).
         """
         place = (self.fragment, self.leaving)
         was_marked = self._position is not None
@@ -294,8 +295,8 @@ class FragmentRepair(Keyed):
             self._position, _ = self._place()
             self._copy()
         else:
-            # Somebody changed the row since all was read back. Meanwhile it may not have named the
-            # target, and who is not named drops what it has (rule 18).
+            # The metadata changed since all was read back. A version in between may not have named
+            # the target, which then may have dropped entries (rule 18).
             self._is_again = False
             self._verify()
 
@@ -317,7 +318,7 @@ class FragmentRepair(Keyed):
                 self._is_stalled = True
                 self._out.append(StartTimer(Timer.RETRY))
         elif event.refuses(self._update):
-            self._fail("version-conflict", detail=f"{self.target} is not registered any longer")
+            self._fail("version-conflict", detail=f"{self.target} is no longer registered")
         else:
             self._update = None
             self._begin(event.metadata)
@@ -325,9 +326,7 @@ class FragmentRepair(Keyed):
     # --- copying -----------------------------------------------------------------------------
 
     def _place(self) -> tuple[int, Fragment]:
-        """The position that is repaired, and its fragment as metadata has it: `leaving` has the place
-        until the last step.
-        """
+        """The position under repair and its fragment; `leaving` is there until the last step."""
         index = self._index(self.metadata)
         assert index is not None, "checked in _begin"
         fragment = self.metadata.fragments[index]
@@ -347,8 +346,8 @@ class FragmentRepair(Keyed):
         self._feed(Begin())
 
     def _window(self) -> int | None:
-        """The last entry of the next window to work on, or None at the fragment's end. Moves `_next` to the
-        window's first entry.
+        """The last entry of the next window to work on, or None at the fragment's end. Moves
+        `_next` to the window's first entry.
         """
         end = self.last
         assert end is not None, "a closed fragment has an end"
@@ -360,8 +359,8 @@ class FragmentRepair(Keyed):
         return None
 
     def _around(self, last: int) -> tuple[int, int]:
-        """The next entry to work on, and the last one before the next range that is left out. Entries that
-        were given up are neither looked for nor expected of a target (rule 31).
+        """The next entry to work on, and the last one before the next skipped range. Lost entries
+        are neither looked for nor expected of a target (rule 31).
         """
         for low, high in sorted(self._skipped + self.metadata.lost_entries):
             if low <= self._next <= high:
@@ -392,9 +391,9 @@ class FragmentRepair(Keyed):
                 self._copy_next()
 
     def _unread(self, failed: Failed) -> None:
-        """Nobody has a valid copy of an entry: note it if it is ours to have, and go on."""
+        """Note an entry without a valid copy, if it belongs at this position, and continue."""
         reader = self._reader
-        assert reader is not None, "it said so"
+        assert reader is not None, "only a reader fails so"
         if failed.entry_id is None:
             self._fail(failed.code, detail=failed.detail)
             return
@@ -414,7 +413,7 @@ class FragmentRepair(Keyed):
         if part is None:
             return
         self._pending[part.first] = part
-        # As a recovery add: it passes the fence and replaces a damaged copy (BK#4163, X16).
+        # A recovery add passes the fence and replaces a damaged copy (BK#4163, X16).
         self._out.append(
             SendAdd(position, self.target, 0, part, self.metadata.ledger_key, recovery=True)
         )
@@ -432,14 +431,14 @@ class FragmentRepair(Keyed):
         else:
             self._fail(
                 "entry-unavailable",
-                detail=f"{self.target} did not take it: {event.status}",
+                detail=f"{self.target} did not store the copies: {event.status}",
                 bookie=self.target,
                 entry_id=event.first,
             )
 
     def _copied(self) -> None:
         if self._failure is not None:
-            # What can be copied was; the place is kept until somebody finds the rest.
+            # All readable entries were copied; the member is kept until the others are found.
             self.stage = Stage.DONE
             self._out.append(self._failure)
         else:
@@ -452,7 +451,7 @@ class FragmentRepair(Keyed):
         self._next = self._first
         self._lacking = ()
         if not self._is_again:
-            self._skipped = ()  # rule 20a: what the target had before this repair is read as well
+            self._skipped = ()  # rule 20a: entries that the target had before are read too
         self._verify_next()
 
     def _verify_next(self) -> None:
@@ -469,7 +468,7 @@ class FragmentRepair(Keyed):
 
     def _read_target(self, tally: Tally, position: int) -> None:
         cursor = tally.cursors[position]
-        assert cursor is not None, "it has something to say"
+        assert cursor is not None, "the position has entries of the window"
         ledger_id = self.metadata.ledger_id
         self._out.append(
             SendRead(position, self.target, ledger_id, cursor, tally.last, from_disk=True)
@@ -489,7 +488,7 @@ class FragmentRepair(Keyed):
         if event.status not in {Status.OK, Status.NO_ENTRY}:
             self._fail(
                 "entry-unavailable",
-                detail=f"{self.target} does not tell what it has: {event.status}",
+                detail=f"{self.target} does not report its entries: {event.status}",
                 bookie=self.target,
                 entry_id=event.first,
             )
@@ -502,13 +501,13 @@ class FragmentRepair(Keyed):
         self._verify_next()
 
     def _unfound(self, tally: Tally, position: int) -> Iterator[int]:
-        """What a look at the target did not find of what belongs there: absent, damaged or unknown."""
+        """The position's entries that the target did not return: absent, damaged or unknown."""
         for entry_id in range(tally.first, tally.last + 1):
             if self.metadata.quorum.is_member(position, entry_id) and entry_id not in tally.found:
                 yield entry_id
 
     def _verified(self) -> None:
-        """All was read back once: what was not right is copied again, and read back again."""
+        """All entries were read back: copy and read back lacking ones once more, or replace."""
         end = self.last
         assert end is not None, "a closed fragment has an end"
         if not self._lacking:
@@ -520,7 +519,7 @@ class FragmentRepair(Keyed):
         elif self._is_again:
             self._fail(
                 "entry-unavailable",
-                detail=f"{self.target} does not have what it was given",
+                detail=f"{self.target} lacks entries that were copied to it",
                 bookie=self.target,
                 entry_id=self._lacking[0][0],
             )
@@ -539,8 +538,8 @@ class FragmentRepair(Keyed):
         self._send_update(changed, self._second_look())
 
     def _second_look(self) -> tuple[MissedRange, ...]:
-        """Rule 20a: whatever becomes of this worker, the new member is looked at once more, from the
-        queue, after it has its place: it may have lost something since it was read.
+        """Rule 20a: queue a second verification of the target, since it may have lost entries since
+        they were read, and this worker may end.
         """
         end = self.last
         assert end is not None, "a closed fragment has an end"
@@ -550,7 +549,7 @@ class FragmentRepair(Keyed):
     # --- releasing ---------------------------------------------------------------------------
 
     def _give_row(self) -> None:
-        """Rule 20b. Needs nothing of `leaving`, which may be gone for ever."""
+        """Rule 20b: give the target a copy, without `leaving`, which may be lost for ever."""
         self.stage = Stage.RELEASING
         self._out.append(SendRow(self.target, self.metadata))
 
@@ -569,8 +568,8 @@ class FragmentRepair(Keyed):
             )
 
     def _release(self) -> None:
-        """A change of the very row that the target has a copy of: after any other change the target may
-        have its place by a later row.
+        """Release `leaving` by a change of exactly the version that the target has: after another
+        change, the target may owe its place to a later version.
         """
         self._send_update(self.metadata.with_leaving_released(self.fragment, self.target))
 

@@ -1,18 +1,17 @@
-"""The rules of one bookie for one ledger: what it takes, what it refuses, what it may say.
+"""One ledger at one bookie: which requests the bookie accepts, and what it may answer.
 
-Pure: it knows ids, bytes and keys, but neither files nor clocks. The real bookie and the simulated
-one run this very code, so they cannot differ.
+Pure: knows ids, bytes and keys, but neither files nor clocks. The real bookie and the simulated one
+run this code, so they cannot differ.
 
-How it is driven: `step(asked) -> Verdict`. A verdict may carry `records`: the driver appends them
-to its log in this order. It tells `synced(count)` when the first `count` records of this ledger are
-on disk, and sends the verdict only when `count >= verdict.after` (rule 3). So what is accepted and
-what is durable are two numbers, and a crash is: forget this object, keep the first n records for
-any n from `synced_count` to `accepted_count`, and `apply` them to a new one.
+A driver calls `step(asked) -> Verdict`, and appends the verdict's `records` to its log in their
+order. The driver calls `synced(count)` when the first `count` records of this ledger are on disk,
+and sends the verdict only when `count >= verdict.after` (rule 3). Accepted and durable records are
+counted apart. A crash discards this object, keeps the first n records for any n from `synced_count`
+to `accepted_count`, and applies them to a new object.
 
-What a bookie holds of a ledger is asked of `Holdings`: the real one is an index of log places, the
-simulator's a dictionary.
-
-Left out: where bytes lie, limits and queues, and everything that is about more than one ledger.
+`Holdings` knows the entries that a bookie holds: in the bookie an index of log offsets, in the
+simulator a dictionary. Not covered here: storage, limits, queues, and anything about several
+ledgers.
 """
 
 from collections.abc import Collection, Iterable
@@ -26,15 +25,16 @@ from quorumlog.protocol.ranges import Ranges, complement, contains, ranges_of
 from quorumlog.protocol.record import Run
 from quorumlog.protocol.row_copy import RowCopy, RowName, superseded
 
-# --- what is asked -----------------------------------------------------------------------------
+# --- requests ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class AddAsked:
-    """Store these entries. Recovery adds, which repair sends too, pass the fence and limbo (rules 2, 9, 12).
+    """A request to store entries. Recovery adds pass fence and limbo (rules 2, 9, 12).
 
-    Where some of the ids are held already, the first verdict says so in `compare`; the driver asks
-    again with what it could read of them (`stored`) and what it could not (`damaged`).
+    If some ids are held already, the first verdict lists them in `compare`. The driver then repeats
+    the request with the entries that it could read (`stored`) and those that it could not
+    (`damaged`).
     """
 
     member: str
@@ -45,14 +45,14 @@ class AddAsked:
     stored: Run | None = None
     damaged: Ranges = ()
     named_by: RowName | None = None
-    """The row that names this bookie for the run; None for a recovery add."""
+    """The version of the metadata that names this bookie for the run; None in a recovery add."""
     row: RowCopy | None = None
-    """A copy of that row. None: the sender had an answer to an add that brought it."""
+    """A copy of the version `named_by`; None if an answered add has brought it already."""
 
 
 @dataclass(frozen=True, slots=True)
 class FenceAsked:
-    """Take no normal add any more, durably, and tell the LAC."""
+    """A request to reject further normal adds, durably, and to return the LAC."""
 
     member: str
     ledger_key: bytes
@@ -60,8 +60,8 @@ class FenceAsked:
 
 @dataclass(frozen=True, slots=True)
 class ReadAsked:
-    """Which of first..last are here? With `fence` the ledger is fenced before the answer (X1); with
-    `from_disk` what is told to be here is on disk (rule 20a).
+    """A request for the entries of first..last that are held. `fence`: the ledger is fenced before
+    the answer (X1). `from_disk`: entries reported as present are on disk (rule 20a).
     """
 
     member: str
@@ -74,14 +74,14 @@ class ReadAsked:
 
 @dataclass(frozen=True, slots=True)
 class LacAsked:
-    """Tell the LAC, without fencing."""
+    """A request for the LAC, without fencing."""
 
     member: str
 
 
 @dataclass(frozen=True, slots=True)
 class LacTold:
-    """Keep this LAC (the explicit LAC of an idle writer)."""
+    """A request to store a LAC: an idle writer's explicit LAC."""
 
     member: str
     last_add_confirmed: int
@@ -90,7 +90,7 @@ class LacTold:
 
 @dataclass(frozen=True, slots=True)
 class RowTold:
-    """Keep a copy of the ledger's row (rule 18b): it was closed, or repaired, and no add brings the copy."""
+    """A request to store a copy of the metadata, after a close or repair (rule 18b)."""
 
     member: str
     row: RowCopy
@@ -100,14 +100,13 @@ class RowTold:
 Asked = AddAsked | FenceAsked | ReadAsked | LacAsked | LacTold | RowTold
 
 
-# --- what is written ---------------------------------------------------------------------------
-# Order-free on replay (rule 16): fence, key and delete are monotone, the LAC is a maximum, limbo
-# carries a counter. Only of EntriesDropped and runs the order counts.
+# Replay works in any order (rule 16): fence, key and delete are monotone, the LAC is a maximum,
+# limbo has a counter. Order matters only between EntriesDropped and runs.
 
 
 @dataclass(frozen=True, slots=True)
 class RunStored:
-    """Entries. `replaces`: these copies stand in for damaged ones of the same ids (rule 2)."""
+    """Stored entries. `replaces`: they replace damaged copies of the same ids (rule 2)."""
 
     run: Run
     ledger_key: bytes
@@ -116,7 +115,7 @@ class RunStored:
 
 @dataclass(frozen=True, slots=True)
 class RowKept:
-    """A copy of the ledger's row (rule 18b). Copies of other rows stay beside it."""
+    """A copy of the ledger's metadata (rule 18b). Copies of other versions stay beside it."""
 
     row: RowCopy
     ledger_key: bytes
@@ -124,7 +123,7 @@ class RowKept:
 
 @dataclass(frozen=True, slots=True)
 class FenceSet:
-    """The fence. It carries the key, since it may be all that the bookie ever saw of the ledger."""
+    """The fence, with the key: it may be all that the bookie ever received of the ledger."""
 
     ledger_key: bytes
 
@@ -139,8 +138,8 @@ class LacKept:
 
 @dataclass(frozen=True, slots=True)
 class LimboSet:
-    """Local state of the ledger may be lost, or (`limbo` false) was repaired. The highest counter
-    decides.
+    """Local state of the ledger may be lost, or (`limbo` is false) was repaired. The record with
+    the highest counter decides.
     """
 
     counter: int
@@ -149,14 +148,14 @@ class LimboSet:
 
 @dataclass(frozen=True, slots=True)
 class EntriesDropped:
-    """The entries were given up; the fence stays (rule 16). Runs that were stored before this record
-    are gone, later ones are not.
+    """The entries were dropped; the fence stays (rule 16). Runs stored before this record are gone,
+    later ones are not.
 
-    It needs no counter, though compaction reorders records (rule 16). It does not reorder these two:
-    a driver writes this record again only while nothing is held, and what it moves is what is held,
-    so that no run that was stored after this record ever comes to lie before it. What may happen is
-    that this record goes and older runs stay: then a replay finds copies again that had been given
-    up. They are right copies of a fenced ledger; a collector gives them up once more.
+    The record needs no counter, although compaction reorders records (rule 16). A driver rewrites
+    this record only while no entry is held, and moves only held entries, so a run stored after this
+    record never comes to lie before it. Compaction may remove this record and leave older runs.
+    Then a replay finds dropped copies again: valid copies of a fenced ledger, which a collector
+    drops again.
     """
 
     ledger_key: bytes
@@ -165,7 +164,7 @@ class EntriesDropped:
 @dataclass(frozen=True, slots=True)
 class LedgerDeleted:
     """The metadata has a tombstone: entries, key and fence are gone, and the id stays for ever
-    (rule 16a). Whatever else was or will be recorded of the ledger counts for nothing.
+    (rule 16a). All other records of the ledger, earlier or later, are ignored.
     """
 
 
@@ -174,12 +173,12 @@ ReplicaRecord = RunStored | RowKept | FenceSet | LacKept | LimboSet | EntriesDro
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to answer, and when.
+    """The answer to a request, and when to send it.
 
-    `after`: how many records of this ledger must be synced before the answer leaves.
-    `present` and `absent`: of a read; what neither names is unknown (rule 1).
-    `compare`: not an answer yet: ask again with what is stored of these ranges.
-    `made`: what the holdings made of the one record of entries (`Holdings.accept`).
+    - `after`: how many records of this ledger must be synced before the answer is sent;
+    - `present` and `absent`: the result of a read; an entry in neither is unknown (rule 1);
+    - `compare`: no answer yet; repeat the request with the stored entries of these ranges;
+    - `made`: the result of `Holdings.accept` for the record of entries.
     """
 
     status: Status
@@ -193,33 +192,33 @@ class Verdict:
 
 
 class Holdings(Protocol):
-    """Which entries of one ledger a bookie holds, accepted ones that are not synced included."""
+    """The entries of one ledger that a bookie holds, including accepted ones not synced yet."""
 
     @property
     def highest(self) -> int:
-        """No entry above this id is held (NO_ENTRY: none at all)."""
+        """An id above which no entry is held (NO_ENTRY: no entry is held)."""
 
     def present(self, first: int, last: int) -> Ranges:
-        """Which of first..last are held. Proof: what it does not name is not here."""
+        """The entries of first..last that are held. All others are proven absent."""
 
     def accept(self, record: RunStored) -> object:
-        """Hold these entries from now on. What it returns is for whoever writes the record."""
+        """Hold these entries from now on. Returns a value for the driver that writes the record."""
 
     def drop(self) -> None:
-        """Hold no entry any more."""
+        """Hold no entry from now on."""
 
     @property
     def row_names(self) -> tuple[RowName, ...]:
-        """The copies of the ledger's rows that are held."""
+        """The names of the copies of the ledger's metadata that are held."""
 
     def row_copy(self, name: RowName) -> RowCopy:
-        """A copy that is held."""
+        """A copy of the metadata that is held."""
 
     def keep_row_copy(self, row: RowCopy) -> None:
-        """Hold a copy of a row from now on."""
+        """Hold a copy of the metadata from now on."""
 
     def drop_row_copies(self, names: Collection[RowName]) -> None:
-        """Hold these copies of rows no more."""
+        """Drop these copies of the metadata."""
 
 
 @dataclass(slots=True, eq=False)
@@ -229,7 +228,7 @@ class Replica(Keyed):
     Invariants (`check`):
       - I13: `is_fenced` and `ledger_key` are set once and never change again;
       - I10: the LAC never goes down;
-      - rule 16a: a deleted ledger holds nothing, and is deleted for ever;
+      - rule 16a: a deleted ledger has no entries, and stays deleted for ever;
       - the fence record's number is at most `accepted_count`, and 0 <= synced <= accepted.
     """
 
@@ -238,7 +237,7 @@ class Replica(Keyed):
     holdings: Annotated[Holdings, IsKeyed]
     _: KW_ONLY
     is_deferred: bool = False
-    """Entries are acknowledged before they are synced (rule 31)."""
+    """Whether entries are acknowledged before they are synced (rule 31)."""
     ledger_key: bytes | None = None
     is_fenced: bool = False
     is_limbo: bool = False
@@ -270,19 +269,19 @@ class Replica(Keyed):
                 return self._row_told(asked)
 
     def synced(self, count: int) -> None:
-        """The first `count` records of this ledger are on disk."""
+        """Note that the first `count` records of this ledger are on disk."""
         self.synced_count = max(self.synced_count, count)
 
     def set_limbo(self, *, limbo: bool) -> Verdict:
-        """Local state was lost (or repaired again): no negatives, nothing for coverage (or again)."""
+        """Begin or end limbo, in which the bookie denies nothing and counts for no coverage."""
         if limbo == self.is_limbo or self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
         return self._took(LimboSet(self._limbo_counter + 1, limbo))
 
     def enter_limbo(self, ledger_key: bytes, *, is_fenced: bool) -> Verdict:
-        """Phase one of a new incarnation (BP-46): what older ones were told may be lost. Where
-        `is_fenced` a recovery has begun or ended, so that no normal add is right any more; else a
-        writer may go on through this incarnation (rule 15).
+        """Phase one of a new incarnation (BP-46): state of older incarnations may be lost.
+        `is_fenced`: a recovery has begun or ended, so normal adds must be rejected. Otherwise a
+        writer may continue with this incarnation (rule 15).
         """
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
@@ -290,20 +289,20 @@ class Replica(Keyed):
         if is_fenced and not self._is_wrong_key(ledger_key):
             records = self._fence(ledger_key)
         elif self.ledger_key is None:
-            # The key may be lost too, and the first one that comes would define it (rule 30).
+            # The key may be lost too, and the first key in a request would define it (rule 30).
             records = self._took(LacKept(self.last_add_confirmed, ledger_key)).records
         limbo = self.set_limbo(limbo=True)
         return Verdict(Status.OK, limbo.after, records=(*records, *limbo.records))
 
     def moved(self, run: Run) -> Verdict:
-        """The same bytes are written again elsewhere, because their old place is given up."""
+        """Write a held run again at another place of the log, because the old place is given up."""
         assert self.ledger_key is not None, "only what is held is moved"
         assert not self.is_deleted, "nothing is held of a deleted ledger"
         return self._took(RunStored(run, self.ledger_key, replaces=True))
 
     def drop(self) -> Verdict:
-        """Give the entries up: the ledger is CLOSED and others have them. The fence that stays is told
-        once its record is on disk (I13).
+        """Drop the entries: the ledger is CLOSED and other bookies have them. Answers that report
+        the remaining fence wait until the record is on disk (I13).
         """
         was_fenced = self.is_fenced
         verdict = self._took(EntriesDropped(self.ledger_key or b""))
@@ -312,22 +311,22 @@ class Replica(Keyed):
         return verdict
 
     def delete(self) -> Verdict:
-        """Drop all but the id: the metadata has a tombstone (rules 16a, 17)."""
+        """Drop everything except the id: the metadata has a tombstone (rules 16a, 17)."""
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
         return self._took(LedgerDeleted())
 
     def forget_copies(self) -> None:
-        """Forget superseded copies of rows: the database contains the changes of all that are held (rule 18c).
+        """Forget superseded copies. The database must contain all held ones' changes (rule 18c).
 
-        No record says so: a copy that a replay of the log finds again is a right one, and is forgotten once more.
+        No record is written: a copy that a replay finds again is valid, and is forgotten again.
         """
         names = superseded(name for name in self.holdings.row_names if name.token)
         if names:
             self.holdings.drop_row_copies(names)
 
     def repeated(self) -> Verdict:
-        """Records that say again what is known beside the entries (all are monotone)."""
+        """The records that restate the ledger's state, except its entries; all are monotone."""
         records: list[ReplicaRecord] = []
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
@@ -343,8 +342,8 @@ class Replica(Keyed):
         return Verdict(Status.OK, self._accepted(len(records)), records=tuple(records))
 
     def apply(self, record: ReplicaRecord) -> object:
-        """Take over a record: one that was just made, or one read back from the log. Records may
-        come in any order (rule 16). Returns what the holdings made of entries.
+        """Apply a record: a new one, or one read from the log, in any order (rule 16). Returns the
+        result of `Holdings.accept` for entries.
         """
         if self.is_deleted:
             return None  # rule 16a
@@ -368,7 +367,7 @@ class Replica(Keyed):
                     self._limbo_counter = record.counter
                     self.is_limbo = record.limbo
             case EntriesDropped():
-                # The ledger is CLOSED: no normal add is right any more.
+                # The ledger is CLOSED: no normal add may follow.
                 self.ledger_key = record.ledger_key
                 self.is_fenced = True
                 self.holdings.drop()
@@ -387,7 +386,7 @@ class Replica(Keyed):
         last_add_confirmed: int,
         is_deleted: bool = False,
     ) -> None:
-        """Take over the state of an index, which stands for the records that it was built from."""
+        """Take over an index's state, which replaces the records that it was built from."""
         self.is_deleted = is_deleted
         self.ledger_key = ledger_key
         self.is_fenced = is_fenced
@@ -396,52 +395,52 @@ class Replica(Keyed):
 
     @property
     def limbo(self) -> LimboSet:
-        """Limbo as the record that says so."""
+        """The state of limbo, as a record."""
         return LimboSet(self._limbo_counter, self.is_limbo)
 
     # --- the guards: each is one rule -------------------------------------------------------------
 
     def _is_foreign(self, member: str) -> bool:
-        """Another bookie is meant, or an incarnation that this one knows nothing of (rule 4)."""
+        """Whether another bookie is meant, or an incarnation later than this one (rule 4)."""
         return member_name(member) != member_name(self.me) or member_incarnation(
             member
         ) > member_incarnation(self.me)
 
     def _is_older(self, member: str) -> bool:
-        """Asked as an incarnation whose state may be lost here (rule 15)."""
+        """Whether an older incarnation is meant, whose state may be lost here (rule 15)."""
         return member_incarnation(member) < member_incarnation(self.me)
 
     def _is_wrong_key(self, ledger_key: bytes) -> bool:
-        """Another ledger of the same id (rule 17), or somebody without its password (rule 30).
-        The first key that comes defines it.
+        """Whether the key is of another ledger with the same id (rule 17), or of a client without
+        the password (rule 30). The first key received becomes the ledger's key.
         """
         return self.ledger_key is not None and ledger_key != self.ledger_key
 
     def _is_fence_in_the_way(self, asked: AddAsked) -> bool:
-        """I12: after the fence only recovery and repair add."""
+        """I12: after the fence only recovery and repair may add."""
         return self.is_fenced and not asked.recovery
 
     def _is_limbo_in_the_way(self, asked: AddAsked) -> bool:
-        """Who asks for an incarnation whose fence may be lost adds nothing (rule 15, X3). A writer
-        that knows of the new one may: metadata named it after the loss, so that no fence of it
+        """A normal add for an older incarnation, whose fence may be lost, is rejected (rule 15,
+        X3). An add for this one is allowed: metadata named it after the loss, so none of its fences
         was lost.
         """
         return not asked.recovery and self._is_older(asked.member)
 
     def _lacks_row(self, asked: AddAsked) -> bool:
-        """An entry whose member has no copy of the row that names it is lost with the row (rule 18b)."""
+        """Whether the bookie would store entries without a copy of their metadata (rule 18b)."""
         name = asked.named_by
         if asked.recovery or name is None or asked.row is not None:
             return False
-        # A later copy may have taken the place of this one.
+        # A later copy may have superseded this one.
         return all(kept.version < name.version for kept in self.holdings.row_names)
 
     def _may_say_no(self, member: str) -> bool:
-        """No negative about what may have been lost (I27, X4)."""
+        """Whether the bookie may deny entries: not if it may have lost some (I27, X4)."""
         return not (self.is_limbo or self._is_older(member))
 
     def _has_other_bytes(self, run: Run, stored: Run) -> bool:
-        """Equal ids mean equal bytes (rule 2): digest, LAC, length and payload."""
+        """Whether entries with equal ids differ (rule 2): in digest, LAC, length or payload."""
         for entry in stored.entries():
             index = run.index(entry.entry_id)
             if index is not None and run.entry(index) != entry:
@@ -449,17 +448,17 @@ class Replica(Keyed):
         return False
 
     def _after_entries(self) -> int:
-        """ok means on disk (rule 3), unless the bookie defers entries (rule 31). A repeated add is
-        among what was accepted so far.
+        """OK means on disk (rule 3), unless the bookie defers entries (rule 31). The accepted
+        records include the one that a repeated add matches.
         """
         return 0 if self.is_deferred else self.accepted_count
 
     # --- the verdicts -----------------------------------------------------------------------------
 
     def _asked_of_deleted(self, asked: Asked) -> Verdict:
-        """Rule 16a: nothing is taken, defined, fenced or denied. A writer that missed the news is
-        told that it is fenced: it reads its row again (rule 9), and finds none. Nobody else may
-        count on this bookie for anything.
+        """Rule 16a: nothing is stored, defined, fenced or denied. A writer's add gets FENCED, so
+        that the writer reads its metadata again (rule 9) and finds the deletion. All other requests
+        get UNKNOWN, as no process may rely on this bookie.
         """
         if self._is_foreign(asked.member):
             return Verdict(Status.NOT_MINE)
@@ -474,7 +473,7 @@ class Replica(Keyed):
         if self._is_wrong_key(asked.ledger_key):
             return self._refused(Status.WRONG_KEY)
         if self._is_fence_in_the_way(asked):
-            # A fence that the writer hears of must not be forgotten in a crash.
+            # A fence that is reported to the writer must survive a crash.
             return self._refused(Status.FENCED, self._fence_number)
         if self._is_limbo_in_the_way(asked):
             return self._refused(Status.NOT_MINE)
@@ -490,7 +489,7 @@ class Replica(Keyed):
                 return self._refused(Status.CONFLICT, self._after_entries())
             unread = _without(held, readable, run)
             if not _covers(asked.damaged, unread):
-                # Accepted while the driver read: compare these too.
+                # Entries were accepted while the driver read: compare these too.
                 return Verdict(Status.UNKNOWN, compare=held)
             if unread and not asked.recovery:
                 return self._refused(Status.UNKNOWN)
@@ -509,7 +508,7 @@ class Replica(Keyed):
         )
 
     def _kept_row(self, asked: AddAsked) -> tuple[ReplicaRecord, ...]:
-        """Keep a copy that is new here; it is on disk with the entries (rule 18b)."""
+        """Store the copy of the metadata if it is new; it is synced with the entries (rule 18b)."""
         row = asked.row
         if row is None or row.name in self.holdings.row_names:
             return ()
@@ -521,9 +520,9 @@ class Replica(Keyed):
         if self._is_wrong_key(asked.ledger_key):
             return self._refused(Status.WRONG_KEY)
         records = self._fence(asked.ledger_key)
-        # It does fence for an older incarnation, but does not count for coverage (rule 13).
+        # A request for an older incarnation fences too, but does not count for coverage (rule 13).
         status = Status.OK if self._may_say_no(asked.member) else Status.NOT_MINE
-        # A fence that is told is on disk (I13, X20).
+        # A reported fence must be on disk (I13, X20).
         return Verdict(status, self._fence_number, self.last_add_confirmed, records)
 
     def _read(self, asked: ReadAsked) -> Verdict:
@@ -537,15 +536,15 @@ class Replica(Keyed):
         present = self.holdings.present(asked.first, asked.last)
         after = self._fence_number if asked.fence else 0
         if asked.from_disk:
-            # A repair gives a place away for what it reads back, so all of that must outlast a power
-            # cut (rule 20a); where entries are deferred too (rule 31).
+            # A repair replaces a member because of what it reads back, so all of that must survive
+            # a power cut (rule 20a), also where entries are deferred (rule 31).
             after = self.accepted_count
         absent: Ranges = ()
         status = Status.OK
         if self._may_say_no(asked.member):
             absent = complement(present, asked.first, asked.last)
             if absent:
-                after = self.accepted_count  # all adds that were accepted before it (rule 3)
+                after = self.accepted_count  # after all adds that were accepted earlier (rule 3)
         elif not present:
             status = Status.NOT_MINE
         return Verdict(status, after, self.last_add_confirmed, records, present, absent)
@@ -553,12 +552,12 @@ class Replica(Keyed):
     def _lac_asked(self, asked: LacAsked) -> Verdict:
         if self._is_foreign(asked.member):
             return self._refused(Status.NOT_MINE)
-        # A lower LAC than was known before a loss is a kind of negative.
+        # A LAC that is lower than before a loss would deny entries.
         status = Status.OK if self._may_say_no(asked.member) else Status.NOT_MINE
         return Verdict(status, 0, self.last_add_confirmed)
 
     def _lac_told(self, asked: LacTold) -> Verdict:
-        """Not stopped by the fence: a LAC is never above what recovery will find (I10)."""
+        """Store a LAC, also if fenced: it is never above the end that recovery finds (I10)."""
         if self._is_foreign(asked.member):
             return self._refused(Status.NOT_MINE)
         if self._is_wrong_key(asked.ledger_key):
@@ -568,9 +567,9 @@ class Replica(Keyed):
         return self._took(LacKept(asked.last_add_confirmed, asked.ledger_key))
 
     def _row_told(self, asked: RowTold) -> Verdict:
-        """Neither fence nor limbo is in the way: a copy says nothing about entries."""
+        """Store a copy of the metadata, despite fence and limbo: it says nothing about entries."""
         if self._is_foreign(asked.member) or self._is_older(asked.member):
-            # Rule 18b: the row names an incarnation that may have lost its entries, and is counted as a holder.
+            # Rule 18b: this metadata counts on an incarnation that may have lost entries.
             return self._refused(Status.NOT_MINE)
         if self._is_wrong_key(asked.ledger_key):
             return self._refused(Status.WRONG_KEY)
@@ -586,7 +585,7 @@ class Replica(Keyed):
         return fenced.records
 
     def _took(self, record: ReplicaRecord) -> Verdict:
-        """Apply a record that was just made; the answer waits until the record is on disk."""
+        """Apply a new record; the answer waits until the record is on disk."""
         made = self.apply(record)
         count = self._accepted(1)
         return Verdict(Status.OK, count, self.last_add_confirmed, (record,), made=made)
@@ -599,7 +598,7 @@ class Replica(Keyed):
         return Verdict(status, after, self.last_add_confirmed)
 
     def _held_of(self, run: Run) -> Ranges:
-        """Which ids of the run are held already."""
+        """The ids of the run that are held already."""
         if run.first > self.holdings.highest:
             return ()
         held = self.holdings.present(run.first, run.last)
@@ -607,7 +606,7 @@ class Replica(Keyed):
             return held
         return ranges_of(e for e in run.ids if contains(held, e))
 
-    # --- exploring ---------------------------------------------------------------------------------
+    # --- invariants --------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Assert the invariants of one state."""
@@ -622,7 +621,7 @@ class Replica(Keyed):
 
 
 def _without(held: Ranges, stored: Run | None, run: Run) -> list[int]:
-    """Ids of the run that are held and that `stored` does not have."""
+    """The ids of the run that are held and not in `stored`."""
     return [e for e in run.ids if contains(held, e) and (stored is None or stored.index(e) is None)]
 
 

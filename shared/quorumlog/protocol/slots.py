@@ -1,9 +1,9 @@
-"""The slots of an ensemble that runs are written to: who is sent what, who failed, who missed what.
+"""The slots of the ensemble that runs are written to: pending requests, failures, missed entries.
 
-The writer and a recovery write alike: each run to all holders, confirmed at Qa, one silence timer for all
-that is asked. They differ in what a failure means: a writer seeks another member at once, and metadata
-names that member before it is written to (rule 7); a recovery goes on at Qa, and changes its ensemble in
-memory (rule 12).
+Writers and recoveries send each run to all its holders, confirm it at Qa, and use one silence timer
+for all requests. Only their handling of failures differs. A writer seeks another member at once,
+which metadata names before the first add (rule 7). A recovery continues at Qa, and changes its
+ensemble in memory (rule 12).
 """
 
 from collections.abc import Iterable
@@ -29,14 +29,12 @@ from quorumlog.protocol.record import Run
 from quorumlog.protocol.window import Window, part_of, positions
 
 RANGES_MAX: Final = 64
-"""Ranges kept a member (taste). Beyond it they become one: repair looks before it copies."""
+"""Missed ranges kept for a member: more become one range, as repair checks before it copies."""
 
 
 def merged(ranges: Iterable[MissedRange], stride: int = 1) -> tuple[MissedRange, ...]:
-    """The same entries in ranges that lie apart, by member and first entry.
-
-    `stride` is the greatest step between two entries that one member stores (1 + E - Qw): what
-    lies closer together is one range.
+    """Join missed ranges, sorted by member and first entry. `stride` is the greatest step between
+    two entries that one member stores (1 + E - Qw): ranges that are closer are joined.
     """
     by_member: dict[str, list[tuple[int, int]]] = {}
     for missed in ranges:
@@ -52,42 +50,42 @@ def merged(ranges: Iterable[MissedRange], stride: int = 1) -> tuple[MissedRange,
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Slots(Keyed):
-    """A slot is a position of the ensemble and the member that has it now.
+    """The slots of an ensemble: each is a position and the member that has it now.
 
     Invariants (checked by `check`, with those of Window):
-      - nobody waits for a slot that is down;
-      - every other slot was asked for every unconfirmed run that it holds some of.
+      - no run waits for a slot that is down;
+      - every other slot was asked for every unconfirmed run of which it stores a part.
     """
 
     is_recovery: bool = False
-    """What is sent are recovery adds, which pass fence and limbo."""
+    """Adds are recovery adds, which pass fence and limbo."""
     window: Window = field(
         default_factory=lambda: Window(Quorum(1, 1, 1), last_confirmed=NO_ENTRY, length=0)
     )
     members: tuple[str, ...] = ()
     down: int = 0
-    """Slots that failed: nothing is sent to them."""
+    """Slots that failed, as a bit mask: nothing is sent to them."""
     suspects: frozenset[str] = frozenset()
-    """Members that failed lately: they are not asked for a slot again (L6)."""
+    """Members that failed since `begin`, which are not chosen for a slot again (L6)."""
     missed: tuple[MissedRange, ...] = ()
-    """What members lack of what is confirmed, until a change of the row tells it (rule 8)."""
+    """Confirmed entries that members lack, until a metadata change queues them (rule 8)."""
     armed: frozenset[Timer] = frozenset()
-    """Timers that have not fired: there is one of each kind."""
+    """Timers that have not fired, at most one of each kind."""
     row: LedgerMetadata | None = None
-    """The row that names these members, which each of them keeps a copy of before it acknowledges an entry
-    (rule 18b). None in a recovery: metadata names its members with the close only (rule 12)."""
+    """The metadata that names these members, of which each stores a copy before it acknowledges an
+    entry (rule 18b). None in a recovery, whose members are named only by the close (rule 12)."""
     _ledger_key: bytes = b""
     _generation: int = -1
     _generations: tuple[int, ...] = ()
-    """In which generation each slot's member came: older answers do not count (rule 7)."""
+    """The generation in which each slot's member joined: earlier answers do not count (rule 7)."""
     _since: tuple[int, ...] = ()
-    """The tick from which on each slot's silence counts."""
+    """For each slot, the tick from which on its silence counts."""
     _tick: int = 0
 
     def begin(
         self, row: LedgerMetadata, *, last_confirmed: int, length: int = 0, down: int = 0
     ) -> None:
-        """Write to the last fragment's members. Answers to what was sent before do not count."""
+        """Write to the last fragment's members from now on; earlier answers do not count."""
         size = row.quorum.ensemble_size
         self.window = Window(row.quorum, last_confirmed=last_confirmed, length=length)
         self.members = row.last_fragment.bookies
@@ -101,13 +99,13 @@ class Slots(Keyed):
 
     @property
     def everyone(self) -> int:
-        """All slots."""
+        """All slots, as a bit mask."""
         return (1 << len(self.members)) - 1
 
     # --- sending -----------------------------------------------------------------------------
 
     def push(self, run: Run) -> list[SendAdd]:
-        """Send a run that follows on."""
+        """Send the next run."""
         usable = self.everyone & ~self.down
         pending = self.window.push(run, usable=usable, tick=self._tick + 1)
         return [self._add(position, run) for position in positions(pending.waiting)]
@@ -134,8 +132,9 @@ class Slots(Keyed):
     # --- answers -----------------------------------------------------------------------------
 
     def is_current(self, event: AddAnswered) -> bool:
-        """Rule 7, I18, X7: an answer of a replaced member, or of an earlier stay, does not count. Nor does a writer
-        count an answer from before a change for what is not confirmed: the member keeps the row of before (rule 18b).
+        """Whether an answer counts: not if its member was replaced since the request (rule 7, I18,
+        X7). A writer ignores acknowledgements sent before an ensemble change for unconfirmed
+        entries, because the member still holds the old metadata (rule 18b).
         """
         came = self._generations[event.position]
         if event.member != self.members[event.position] or event.generation < came:
@@ -144,7 +143,7 @@ class Slots(Keyed):
         return is_of_row or event.first <= self.window.last_confirmed
 
     def settle(self, event: AddAnswered) -> None:
-        """A request came to an end, well or not."""
+        """Record the answer to an add, ok or not."""
         pending = self.window.find(event.first)
         if pending is None:
             return
@@ -154,7 +153,7 @@ class Slots(Keyed):
             self.window.answered(pending, event.position)
 
     def fail(self, position: int) -> bool:
-        """Use a slot no more; False where that was so before."""
+        """Stop using a slot. Returns False if the slot was down already."""
         if self.down & 1 << position:
             return False
         self.down |= 1 << position
@@ -164,15 +163,15 @@ class Slots(Keyed):
         return True
 
     def revive(self, position: int) -> list[SendAdd]:
-        """Use a slot again whose member never left; what the member was not asked for is sent."""
+        """Use a slot again whose member never left. Returns the adds that the member missed."""
         self.down &= ~(1 << position)
         return self._ask(1 << position, first=0, is_anew=False)
 
-    # --- other members -----------------------------------------------------------------------
+    # --- changes of members ------------------------------------------------------------------
 
     def find(self, attempt: int, *, leaving: int = 0, lost: tuple[str, ...] = ()) -> FindBookies:
-        """Ask for members: not for those in use, nor for suspects or `lost` ones. Members in slots
-        that are `leaving` do not stay: their own next incarnation may take the place.
+        """Ask for members, except those in use, suspects and `lost` ones. Members in `leaving`
+        slots do not stay: their own next incarnation may take the slot.
         """
         used = {p: m for p, m in enumerate(self.members) if not self.down & 1 << p}
         staying = tuple(member for position, member in used.items() if not leaving & 1 << position)
@@ -180,14 +179,15 @@ class Slots(Keyed):
         return FindBookies(attempt, staying, tuple(exclude))
 
     def members_with(self, chosen: dict[int, str]) -> tuple[str, ...]:
-        """The members once those chosen, by position, have their slots."""
+        """The members after those `chosen`, by position, have their slots."""
         return tuple(chosen.get(position, member) for position, member in enumerate(self.members))
 
     def replace(self, mask: int, members: tuple[str, ...], *, first: int) -> list[SendAdd]:
-        """Other members have the slots of a mask from entry `first` on, and know nothing yet.
+        """Give the slots in `mask` to other members from entry `first` on; these have stored
+        nothing yet.
 
-        A writer asks the members that stay again too: what is not confirmed counts only with a copy of the new row
-        (rule 18b). A recovery's members keep no copy.
+        A writer also asks the members that stay again: acknowledgements of unconfirmed entries
+        count only with a copy of the new metadata (rule 18b). Members of a recovery store no copy.
         """
         self.members = members
         self.down &= ~mask
@@ -204,26 +204,26 @@ class Slots(Keyed):
             asked += self._ask(staying & ~self.down, first=unconfirmed, is_anew=False)
         return asked
 
-    # --- what members lack (rule 8) ------------------------------------------------------------
+    # --- missed entries (rule 8) ---------------------------------------------------------------
 
     def write_off(self, mask: int) -> None:
-        """Note what slots lack of what is confirmed."""
+        """Record as missed the confirmed entries that the slots in `mask` lack."""
         self.window.write_off(mask)
         self.take_missed()
 
     def take_missed(self) -> None:
-        """Note what the window let go of before all had it."""
+        """Move the ranges that the window recorded as missed to `missed`, by member."""
         missed, self.window.missed = self.window.missed, []
         self.add_missed(MissedRange(self.members[at], first, last) for at, first, last in missed)
 
     def add_missed(self, missed: Iterable[MissedRange]) -> None:
-        """Note what members lack."""
+        """Add ranges to `missed`, joining those that are close."""
         quorum = self.window.quorum
         stride = quorum.ensemble_size - quorum.write_quorum + 1
         self.missed = merged((*self.missed, *missed), stride)
 
     def lacking(self, told: Iterable[MissedRange]) -> tuple[MissedRange, ...]:
-        """What members would lack if no answer was awaited any more, with what a change of the row tells."""
+        """Ranges that members would lack without further answers, including those in `told`."""
         twin = self.copy()
         twin.add_missed(told)
         twin.write_off(twin.everyone)
@@ -232,15 +232,15 @@ class Slots(Keyed):
     # --- timers ------------------------------------------------------------------------------
 
     def arm(self, timer: Timer, tag: int = 0) -> list[StartTimer]:
-        """Start a timer, unless one of its kind runs."""
+        """Start a timer, unless one of its kind is running."""
         if timer in self.armed:
             return []
         self.armed |= {timer}
         return [StartTimer(timer, tag)]
 
     def arm_silence(self) -> list[StartTimer]:
-        """One timer for all slots, not one a run: what it covers is as old as the timer, so that
-        silence is noticed after between one and two of its times.
+        """Start the silence timer, one for all slots. The timer covers requests as old as itself,
+        so silence is noticed after one to two durations.
         """
         if Timer.ADD in self.armed or not self.window.is_waiting():
             return []
@@ -248,13 +248,13 @@ class Slots(Keyed):
         return self.arm(Timer.ADD, self._tick)
 
     def fired(self, event: TimerFired) -> bool:
-        """Whether a timer that fires was armed; it no longer is."""
+        """Disarm a timer that fired. Returns whether it was armed."""
         is_armed = event.timer in self.armed
         self.armed -= {event.timer}
         return is_armed
 
     def silent(self, tag: int) -> Iterable[int]:
-        """The slots that a silence timer found silent."""
+        """The slots that are silent when the silence timer with this tag fires."""
         return positions(self.window.silent(tag, self._since))
 
     def check(self) -> None:
@@ -263,6 +263,6 @@ class Slots(Keyed):
         window.check()
         assert not self.down & ~self.everyone
         for pending in window.runs.values():
-            assert not pending.waiting & self.down, "nobody waits for a slot that is down"
+            assert not pending.waiting & self.down, "no run waits for a slot that is down"
             is_asked = not pending.holders & usable & ~(pending.acked | pending.waiting)
             assert is_asked or pending.run.last <= window.last_confirmed, "every slot was asked"

@@ -1,7 +1,7 @@
-"""What the members of one fragment said of a range of entries, and what follows from it.
+"""Collects the answers of one fragment's members about a range of entries, and judges each entry.
 
-Recovery and regular reads both ask here. Only two answers are knowledge: a digest-valid copy, and
-an explicit negative; an entry of which neither is known is unknown (I16).
+Recovery, repair and regular reads use it. Only a copy with a valid digest and an explicit negative
+prove anything; an entry with neither is unknown (I16).
 """
 
 from collections.abc import Collection, Iterator
@@ -20,22 +20,22 @@ from quorumlog.protocol.record import Codec, Run
 
 
 class EntryVerdict(Enum):
-    """What is known of an entry."""
+    """What the answers prove about an entry."""
 
     PRESENT = "present"
     ABSENT = "absent"
     UNDECIDED = "undecided"
-    """Somebody has not answered yet."""
+    """A member has not answered yet."""
     BLOCKED = "blocked"
-    """All have answered, and it is neither."""
+    """All members have answered, and the entry is neither present nor absent."""
 
 
 @dataclass(slots=True, eq=False)
 class Tally(Keyed):
     """Answers to reads of entries first..last of one fragment.
 
-    Each position has a cursor: the first of its entries of which it has not spoken yet, or None
-    where it has nothing more to say. A request always goes from the cursor to `last`.
+    Each position has a cursor: the first of its entries about which it has not answered yet, or
+    None if no further answer is expected. A request always covers the cursor to `last`.
     """
 
     quorum: Quorum
@@ -44,9 +44,9 @@ class Tally(Keyed):
     first: int
     last: int
     declared_lost: InitVar[tuple[str, ...]] = ()
-    """Members that are not asked; they count as negative at last (rule 14)."""
+    """Members that are not asked: negatives once all others have answered (rule 14)."""
     lost: int = 0
-    """The positions of those."""
+    """The positions of members declared lost, as a bit mask."""
     found: dict[int, tuple[Run, int]] = field(default_factory=dict)
     absent: list[Ranges] = field(default_factory=list)
     what: Annotated[list[str], Out("told to people; nothing is decided by it")] = field(
@@ -55,7 +55,7 @@ class Tally(Keyed):
     cursors: list[int | None] = field(default_factory=list)
 
     def __post_init__(self, declared_lost: tuple[str, ...]) -> None:
-        """Nobody has spoken yet."""
+        """Start without answers."""
         for position, member in enumerate(self.fragment.bookies):
             is_lost = member in declared_lost
             self.absent.append(())
@@ -64,18 +64,18 @@ class Tally(Keyed):
             self.cursors.append(None if is_lost else self._own(position, self.first))
 
     def _own(self, position: int, entry_id: int) -> int | None:
-        """The first entry from `entry_id` on that a position stores, None beyond the range."""
+        """The first entry from `entry_id` on that a position stores; None beyond the range."""
         while not self.quorum.is_member(position, entry_id):
             entry_id += 1
         return entry_id if entry_id <= self.last else None
 
     @property
     def is_asked(self) -> bool:
-        """Whether somebody has yet to speak."""
+        """Whether a member's answer is still expected."""
         return any(cursor is not None for cursor in self.cursors)
 
     def is_answer(self, event: ReadAnswered) -> bool:
-        """Whether this answers the latest request to the position (late answers do not count)."""
+        """Whether an event answers the latest request to its position; late answers don't count."""
         return (
             self.fragment.bookies[event.position] == event.member
             and self.cursors[event.position] == event.first
@@ -83,7 +83,7 @@ class Tally(Keyed):
         )
 
     def verdict(self, entry_id: int) -> EntryVerdict:
-        """What is known of an entry by now."""
+        """The verdict about an entry by the answers so far."""
         if entry_id in self.found:
             return EntryVerdict.PRESENT
         if self._is_absent(entry_id):
@@ -91,7 +91,7 @@ class Tally(Keyed):
         return EntryVerdict.UNDECIDED if self.may_tell(entry_id) else EntryVerdict.BLOCKED
 
     def may_tell(self, entry_id: int) -> tuple[int, ...]:
-        """The positions that have not spoken of an entry yet, the first of its write set first."""
+        """The positions that have not answered about an entry yet, in write set order."""
         silent = []
         for position in self.quorum.write_set(entry_id):
             cursor = self.cursors[position]
@@ -100,9 +100,9 @@ class Tally(Keyed):
         return tuple(silent)
 
     def _is_absent(self, entry_id: int) -> bool:
-        # I16, X11: Qw-Qa+1 explicit negatives of the entry's own write set; silence is none.
-        # Rule 14: lost members make up for what is missing once all others said no. Without any
-        # lost the first condition holds wherever the second one does.
+        # I16, X11: absence needs Qw-Qa+1 explicit negatives of the entry's write set; silence is
+        # none. Rule 14: lost members count as negatives once all others have denied the entry.
+        # Without lost members, the first condition holds wherever the second does.
         negative, lost = self._negatives(entry_id)
         quorum = self.quorum
         if negative >= quorum.negatives_needed:
@@ -110,9 +110,7 @@ class Tally(Keyed):
         return negative + lost == quorum.write_quorum
 
     def _negatives(self, entry_id: int) -> tuple[int, int]:
-        """How many of its write set said explicitly that they lack an entry, and how many are
-        lost.
-        """
+        """How many members of an entry's write set denied it explicitly, and how many are lost."""
         negative = lost = 0
         for position in self.quorum.write_set(entry_id):
             if self.lost & 1 << position:
@@ -122,11 +120,12 @@ class Tally(Keyed):
         return negative, lost
 
     def note(self, answer: ReadAnswered, codec: Codec, ledger_id: int) -> int | None:
-        """Take in what a position answers from its cursor on; from where to ask it on, if it may
-        know more (an answer cut short by a size limit says nothing of the rest: rule 1).
+        """Note a position's answer from its cursor on. Returns the entry from which to ask it
+        again, or None if it has no more to say. An answer cut short by a size limit says nothing
+        about the rest (rule 1).
         """
         position, cursor = answer.position, self.cursors[answer.position]
-        assert cursor is not None, "an answer that nobody waits for"
+        assert cursor is not None, "an answer that is not awaited"
         run = answer.run
         absent = answer.absent
         if answer.status is Status.NO_ENTRY:
@@ -150,7 +149,9 @@ class Tally(Keyed):
                 self.what[position] = "damaged"
         unnamed = self._unnamed(position, cursor, named, absent)
         following = next(unnamed, None)
-        if following == cursor:  # it does not know of the very first one: unknown there, go on
+        if (
+            following == cursor
+        ):  # The position doesn't know the first entry: unknown there, continue behind it.
             self.what[position] = "unknown"
             following = next(unnamed, None) if named or absent else None
         self.cursors[position] = following
@@ -163,8 +164,8 @@ class Tally(Keyed):
                 self.found.setdefault(entry_id, (run, index))
 
     def _take_stretch(self, position: int, run: Run, ids: range, bad: set[int]) -> None:
-        """The same for a run without holes: at once where all of it is wanted, which is what a read
-        in order mostly gets.
+        """Keep the entries of a run without holes. If all are new and valid, as in most sequential
+        reads, they are added at once.
         """
         if bad or self.quorum.is_striped or not self.found.keys().isdisjoint(ids):
             self._take(position, run, bad)
@@ -172,7 +173,7 @@ class Tally(Keyed):
             self.found.update(zip(ids, zip(repeat(run), range(run.count)), strict=True))
 
     def _invalid(self, run: Run, codec: Codec) -> set[int]:
-        # Overview 1.4: an entry with a bad code is read elsewhere; it is no negative either.
+        # Overview 1.4: an entry with a wrong digest is read elsewhere, and is no negative.
         return set(run.invalid(codec))
 
     def _unnamed(
@@ -190,7 +191,7 @@ class Tally(Keyed):
                 yield entry_id
 
     def runs(self, first: int, last: int) -> Run:
-        """The copies of present entries first..last as one run, bytes unchanged (rule 2)."""
+        """The copies of the present entries first..last as one run, bytes unchanged (rule 2)."""
         run, index = self.found[first]
         if run.first == first and run.last == last and run.count == last - first + 1:
             return run
@@ -206,7 +207,7 @@ class Tally(Keyed):
         return run.entry(index).length
 
     def culprit(self, entry_id: int) -> str:
-        """A member of the write set that knows nothing of an entry, for the error."""
+        """A member of the write set that didn't deny an entry, to be named in an error."""
         members = self.fragment.bookies
         for position in self.quorum.write_set(entry_id):
             if not contains(self.absent[position], entry_id):
@@ -214,7 +215,7 @@ class Tally(Keyed):
         return members[self.quorum.write_set(entry_id)[0]]
 
     def said(self, entry_id: int) -> str:
-        """What each member of the write set answered of an entry that is not present."""
+        """The answers of the write set about an entry that is not present, as text for people."""
         parts = []
         for position in self.quorum.write_set(entry_id):
             is_absent = contains(self.absent[position], entry_id)

@@ -1,12 +1,12 @@
-"""A transaction: sealed ledgers that come onto a log together, or not at all.
+"""A transaction: sealed ledgers that are added to a log together, or not at all.
 
-The metadata service decides in one database transaction; what it may decide is in `changes.py`.
+The metadata service decides in one database transaction, by the checks in `changes.py`.
 
 Invariants:
   - COMMITTED and ABORTED are final;
-  - a ledger of a transaction is on the log if and only if the commit that won names it;
-  - of one app, each version is committed once, and versions only grow (as Delta's `txnVersion`).
-Source: the exactly-once design for Spark; rule 28.
+  - a ledger of a transaction is on the log if and only if the successful commit names it;
+  - each version of an app is committed once, and versions only grow (as Delta's `txnVersion`).
+    Source: the exactly-once design for Spark; rule 28.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ App = Annotated[Text, Bounds(min_length=1, max_length=APP_CHARS_MAX)]
 
 
 class TransactionState(StrEnum):
-    """A transaction begins OPEN; the others are final."""
+    """A transaction begins OPEN; COMMITTED and ABORTED are final."""
 
     OPEN = "OPEN"
     COMMITTED = "COMMITTED"
@@ -34,9 +34,7 @@ class TransactionState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A ledger that a commit asks to publish; `last_entry` is where its writer closed it, where
-    the caller says so.
-    """
+    """A ledger that a commit asks to publish. `last_entry`: where its writer closed it, or None."""
 
     ledger_id: LedgerId
     last_entry: IdOrNone | None = None
@@ -44,7 +42,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class TransactionLedger:
-    """A ledger of a transaction: of a task attempt, then of the log with its offsets."""
+    """A ledger of a transaction: of a task's attempt, and once published with its offsets."""
 
     ledger_id: LedgerId
     partition: Number | None = None
@@ -55,8 +53,8 @@ class TransactionLedger:
 
 @dataclass(frozen=True, slots=True)
 class Transaction(Value):
-    """One transaction's row. `ledgers`: while OPEN those that were created in it, by id; once
-    COMMITTED those that it published, in the log's order.
+    """The state of one transaction. `ledgers`: while OPEN the ledgers created in it, by id; once
+    COMMITTED the published ledgers, in the log's order.
     """
 
     id: TransactionId
@@ -65,26 +63,26 @@ class Transaction(Value):
     version: Number | None = None
     state: TransactionState = TransactionState.OPEN
     is_duplicate: bool = False
-    """COMMITTED because the app's version was so already: nothing of this one was published."""
+    """The app's version had been committed before, so this transaction published nothing."""
     ledgers: tuple[TransactionLedger, ...] = ()
     requested: tuple[LedgerId, ...] = ()
-    """What the commit asked for, in its order: a repeat is told by it."""
+    """The ledgers that the commit asked for, in its order: a retry of the commit has the same."""
     created_at: Text = ""
     expires_at: Text = ""
 
     @property
     def is_open(self) -> bool:
-        """Whether it still takes ledgers and can be ended."""
+        """Whether ledgers can still be added and the transaction can be ended."""
         return self.state is TransactionState.OPEN
 
     @property
     def first_offset(self) -> int | None:
-        """The offset of the first record that it published, if any."""
+        """The offset of the first record that the transaction published, if any."""
         return self.ledgers[0].first_offset if self._has_published else None
 
     @property
     def last_offset(self) -> int | None:
-        """The offset of the last record that it published, if any."""
+        """The offset of the last record that the transaction published, if any."""
         return self.ledgers[-1].last_offset if self._has_published else None
 
     @property

@@ -1,7 +1,8 @@
-"""Bounds of the fields of values that processes exchange and store, as annotations of these fields.
+"""Annotations that bound the fields of values which processes exchange and store.
 
-A value's JSON has the members that the value has fields. Pydantic reads the bounds from the annotations and the classes
-(`__get_pydantic_core_schema__`), as plain dicts, so that nothing here imports pydantic.
+A value's JSON has one member for each field. Pydantic reads the bounds from
+`__get_pydantic_core_schema__` of annotations and classes, as plain dicts, so that nothing here
+imports pydantic.
 """
 
 import base64
@@ -29,12 +30,12 @@ class Bounds:
         self._bounds = bounds
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """The schema of the annotated type, with these bounds."""
+        """The schema of the annotated type with these bounds."""
         return handler(source) | self._bounds
 
 
 class AsBase64:
-    """Marks bytes that are canonical base64 in JSON."""
+    """Marks bytes that JSON represents as canonical base64."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         """The schema of bytes that are read from text and written as text."""
@@ -55,10 +56,10 @@ class AsBase64:
 
 
 class AsObject:
-    """Marks sorted pairs of texts that are an object in JSON."""
+    """Marks sorted pairs of texts that JSON represents as an object."""
 
     def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
-        """The schema of a dict, of which the pairs are made."""
+        """The schema of a dict that is converted to sorted pairs."""
         pairs = {"type": "no-info", "function": lambda texts: tuple(sorted(texts.items()))}
         return {
             "type": "function-after",
@@ -73,24 +74,24 @@ EntryId = Annotated[int, Bounds(ge=0, le=ID_MAX)]
 Number = Annotated[int, Bounds(ge=0, le=ID_MAX)]
 """An offset, or any other count."""
 IdOrNone = Annotated[int, Bounds(ge=NO_ENTRY, le=ID_MAX)]
-"""The id of an entry or a ledger, or -1 where there is none."""
+"""The id of an entry or a ledger, or -1 if there is none."""
 Version = Annotated[int, Bounds(ge=1, le=ID_MAX)]
 Text = Annotated[str, Bounds(pattern="^[^\\x00]*$", max_length=65_536)]
-"""Without NUL, the one character that Postgres can't store."""
+"""Text without NUL, the one character that Postgres can't store."""
 Key = Annotated[bytes, AsBase64()]
 Member = Annotated[str, Bounds(pattern=rf"^{MEMBER}$", max_length=128)]
 BookieName = Annotated[str, Bounds(pattern=rf"^{BOOKIE_NAME}$")]
 LogName = Annotated[str, Bounds(pattern=rf"^{LOG_NAME}$")]
 Attempt = Annotated[str, Bounds(pattern=rf"^{ATTEMPT}$")]
-"""A random token of one change, sent with each try of it (rule 6)."""
+"""A random token that names one change, sent with each try of the change (rule 6)."""
 AttemptOrNone = Annotated[str, Bounds(pattern=rf"^({ATTEMPT})?$")]
-"""A token; empty where the store keeps none."""
+"""A token; empty if the store keeps none."""
 Pairs = Annotated[tuple[tuple[str, str], ...], AsObject()]
-"""Sorted by their first texts, all of which are different."""
+"""Pairs of texts, sorted by their first texts, which are distinct."""
 
 
 class Value:
-    """Base of values that are parsed by themselves: their JSON has no unknown members, and `check` accepts them."""
+    """Base of values that are parsed alone: unknown members and a failed `check` are errors."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid"}
@@ -100,7 +101,7 @@ class Value:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """The schema of the fields, and `check`."""
+        """The schema of the fields, followed by a call of `check`."""
         checked = {"type": "no-info", "function": _checked}
         return {"type": "function-after", "function": checked, "schema": handler(source)}
 

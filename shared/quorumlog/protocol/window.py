@@ -1,7 +1,7 @@
-"""Runs on their way to bookies: who has stored which, and in what order they are confirmed.
+"""The runs on their way to bookies: which positions have stored them, and which are confirmed.
 
-The writer's appends and a recovery's write-backs go through the same window. Positions are bits of
-a mask, so that an answer costs the same for one entry and for a thousand.
+A writer's appends and a recovery's write-backs use the same window. Positions are bits of a mask,
+so that an answer costs the same for one entry and for a thousand.
 """
 
 from collections.abc import Iterator
@@ -21,42 +21,42 @@ def positions(mask: int) -> Iterator[int]:
 
 
 def part_of(run: Run, quorum: Quorum, position: int) -> Run:
-    """What a position stores of a run (rule 1). It stores some of it."""
+    """The part of a run that a position stores (rule 1), which must not be empty."""
     if not quorum.is_striped:
         return run
     residues, size = quorum.residues(position), quorum.ensemble_size
     part = run.where(lambda entry_id: entry_id % size in residues)
-    assert part is not None, "asked for the part of a position outside every write set of the run"
+    assert part is not None, "the position stores no entry of the run"
     return part
 
 
 @dataclass(slots=True, eq=False)
 class PendingRun(Keyed):
-    """A run that not all of its positions have settled."""
+    """A run to which not all positions have answered."""
 
     run: Run
     _: KW_ONLY
     holders: int
-    """The positions that store anything of it."""
+    """The positions that store a part of the run."""
     waiting: int
-    """Those whose answer is waited for."""
+    """The positions whose answer is awaited."""
     asked: int
-    """Those whose request is not answered, given up or not: it is not sent twice."""
+    """The positions with an unanswered request, given up or not: none gets it twice."""
     tick: int
-    """The silence timer that covers it (see LedgerWriter)."""
+    """The tick of the silence timer that covers the run (see Slots)."""
     acked: int = 0
-    """Those that answered ok; in a confirmed run also those written off as missed."""
+    """The positions that answered ok; in a confirmed run also those written off as missed."""
 
 
 @dataclass(slots=True, eq=False)
 class Window(Keyed):
-    """Contiguous runs after the last confirmed one, and confirmed ones that some position has yet
-    to answer.
+    """The contiguous unconfirmed runs, and the confirmed runs to which a position has yet to
+    answer.
 
     Invariants (checked by `check`):
-      - unconfirmed runs follow on from `last_confirmed` without a gap;
-      - a confirmed run stays only while a position is asked, or while it is held for a change;
-      - `pending_bytes` is the sum over all runs here.
+      - unconfirmed runs follow `last_confirmed` without a gap;
+      - a confirmed run stays only while an answer is awaited, or while `is_held`;
+      - `pending_bytes` is the sum over all runs of the window.
     """
 
     quorum: Quorum
@@ -65,13 +65,13 @@ class Window(Keyed):
     length: int
     """Payload bytes of the ledger up to `last_confirmed`."""
     runs: dict[int, PendingRun] = field(default_factory=dict)
-    """By first entry."""
+    """The runs by their first entry."""
     pending_bytes: int = 0
     missed: list[tuple[int, int, int]] = field(default_factory=list)
-    """(position, first, last) that confirmed runs left behind; the owner takes them."""
+    """(position, first, last) that confirmed runs left behind; Slots moves them to `missed`."""
     is_held: bool = False
-    """An ensemble change is under way: confirmed runs stay, for they may have to be sent to the member
-    that it brings (their fragment may be the new one).
+    """An ensemble change is under way: confirmed runs stay, since the new fragment may contain
+    them, and then its new member needs them.
     """
 
     def check(self) -> None:
@@ -80,9 +80,9 @@ class Window(Keyed):
         for first, pending in self.runs.items():
             run = pending.run
             assert first == run.first, "a run is found by its first entry"
-            assert not pending.acked & pending.waiting, "an answer ends the asking"
+            assert not pending.acked & pending.waiting, "an answer ends the wait"
             assert not (pending.acked | pending.waiting) & ~pending.holders, "only holders count"
-            assert not pending.waiting & ~pending.asked, "who is waited for was asked"
+            assert not pending.waiting & ~pending.asked, "an awaited position was asked"
             if run.last <= self.last_confirmed:
                 assert pending.waiting or self.is_held, "settled runs leave"
             else:
@@ -96,7 +96,7 @@ class Window(Keyed):
         return self.runs.get(self.last_confirmed + 1)
 
     def push(self, run: Run, *, usable: int, tick: int) -> PendingRun:
-        """Take a run that follows on from the last one; it is asked of its usable positions."""
+        """Add the next run, and await answers of its usable positions."""
         holders = self.quorum.holders(run.first, run.last)
         asked = holders & usable
         pending = PendingRun(run, holders=holders, waiting=asked, asked=asked, tick=tick)
@@ -105,7 +105,7 @@ class Window(Keyed):
         return pending
 
     def find(self, first: int) -> PendingRun | None:
-        """The run of which a part begins at `first`: a position's part of a striped run may begin
+        """The run of which a part begins at `first`. A position's part of a striped run may begin
         after the run does.
         """
         quorum = self.quorum
@@ -116,13 +116,13 @@ class Window(Keyed):
         return None
 
     def answered(self, pending: PendingRun, position: int) -> None:
-        """A position's request came to an end, well or not."""
+        """Record that a position's request was answered, ok or not."""
         pending.waiting &= ~(1 << position)
         pending.asked &= ~(1 << position)
 
     def ack(self, pending: PendingRun, position: int) -> None:
-        """A position stored its part. Recorded after confirmation too: a change may take others
-        away (BOOKKEEPER-826).
+        """Record that a position stored its part. Also recorded after confirmation, since a change
+        may replace other positions (BOOKKEEPER-826).
         """
         self.answered(pending, position)
         pending.acked |= (1 << position) & pending.holders
@@ -130,9 +130,9 @@ class Window(Keyed):
             self._release(pending)
 
     def confirm(self, uncounted: int) -> tuple[Run, ...]:
-        """Confirm from the oldest run on, strictly in order; the runs that became confirmed.
+        """Confirm runs strictly in order, and return those that became confirmed.
 
-        The acks of `uncounted` positions do not count (rule 6).
+        Acknowledgements of `uncounted` positions do not count (rule 6).
         """
         confirmed: tuple[Run, ...] = ()
         while (pending := self.unconfirmed) is not None and self._may_confirm(pending, uncounted):
@@ -143,21 +143,21 @@ class Window(Keyed):
         return confirmed
 
     def _may_confirm(self, pending: PendingRun, uncounted: int) -> bool:
-        # I2, X14: Qa of the write set of each entry. Rule 6, I19: while a change is not settled
-        # these must be members of both ensembles, so those that it replaces are not counted.
+        # I2, X14: Qa of the write set of each entry. Rule 6, I19: while a change is not settled,
+        # these must be members of both ensembles, so the positions that it replaces don't count.
         run = pending.run
         return self.quorum.has_ack_quorum(pending.acked & ~uncounted, run.first, run.last)
 
     def give_up(self, mask: int) -> None:
-        """Wait no longer for these positions."""
+        """Stop waiting for the positions in `mask`."""
         for pending in self.runs.values():
             pending.waiting &= ~mask
 
     def ask(self, mask: int, *, first: int, is_anew: bool) -> list[tuple[int, Run]]:
-        """Wait for these positions from `first` on: the (position, run) to send, which are those
-        whose request is not under way. With `is_anew` their members are new: what was asked and
-        acknowledged before does not count any more (un-acknowledged for all pending first:
-        BK#3005, #4097).
+        """Await answers of the positions in `mask` for runs from entry `first` on. Returns the
+        (position, run) pairs to send, without those already requested. With `is_anew` the members
+        are new, so all their earlier requests and acknowledgements are discarded first (BK#3005,
+        #4097).
         """
         asked: list[tuple[int, Run]] = []
         for pending in self.runs.values():
@@ -174,7 +174,7 @@ class Window(Keyed):
         return asked
 
     def forget_acks(self, mask: int) -> None:
-        """What these positions were asked of unconfirmed runs does not count any more, answered or not."""
+        """Discard all requests and acknowledgements of these positions for unconfirmed runs."""
         for pending in self.runs.values():
             if pending.run.last > self.last_confirmed:
                 pending.acked &= ~mask
@@ -182,7 +182,7 @@ class Window(Keyed):
                 pending.waiting &= ~mask
 
     def silent(self, tick: int, since: tuple[int, ...]) -> int:
-        """The positions that have not answered something asked no later than a tick."""
+        """The positions, as a mask, that owe an answer to a request of `tick` or earlier."""
         mask = 0
         for pending in self.runs.values():
             if pending.tick <= tick:
@@ -190,11 +190,11 @@ class Window(Keyed):
         return sum(1 << position for position in positions(mask) if since[position] <= tick)
 
     def is_waiting(self) -> bool:
-        """Whether any position is asked."""
+        """Whether an answer of any position is awaited."""
         return any(pending.waiting for pending in self.runs.values())
 
     def write_off(self, mask: int) -> None:
-        """Count confirmed runs as missed at these positions, where they are."""
+        """Record confirmed runs as missed at the positions in `mask` that have not stored them."""
         for pending in self.runs.values():
             run = pending.run
             if run.last > self.last_confirmed:
@@ -205,7 +205,7 @@ class Window(Keyed):
             pending.waiting &= ~lacking
 
     def sweep(self) -> None:
-        """Let go of all confirmed runs that wait for nothing."""
+        """Drop all confirmed runs that wait for no answer."""
         for pending in list(self.runs.values()):
             if pending.run.last > self.last_confirmed:
                 break

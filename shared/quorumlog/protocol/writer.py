@@ -1,7 +1,8 @@
 """The writer of one ledger: appends runs, confirms them in order, changes the ensemble, closes.
 
-It leaves out what needs a clock, a socket or chance: those are effects, and what comes of them are
-events (messages.py). A ledger has one writer ever (rule 11); when it ends, others recover.
+Anything that needs a clock, a socket or chance is an effect, whose result is an event
+(messages.py). A ledger only ever has one writer (rule 11); when it is gone, others recover the
+ledger.
 """
 
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -46,17 +47,17 @@ _REFUSALS: Final = (Status.FENCED, Status.NOT_MINE, Status.READ_ONLY, Status.WRO
 
 
 class WriterState(Enum):
-    """Where a write handle stands. Nothing goes back."""
+    """The state of a write handle, which only advances."""
 
     OPEN = "open"
     DRAINING = "draining"
-    """A close was asked for: what is pending is still confirmed, nothing new is taken."""
+    """A close was requested: pending entries are still confirmed, and no new ones accepted."""
     ENDING = "ending"
     """Pending appends failed; the ledger is being closed at the last confirmed entry."""
     CLOSED = "closed"
-    """Ends at this writer's last confirmed entry; `metadata` is the row."""
+    """The ledger is CLOSED at this writer's last confirmed entry, with its end in `metadata`."""
     ENDED = "ended"
-    """Failed for good, and this writer may not close it: `end_code` says why."""
+    """The handle failed, and may not close the ledger; `end_code` has the reason."""
 
 
 _LIVE: Final = (WriterState.OPEN, WriterState.DRAINING)
@@ -71,41 +72,41 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """The one request to metadata or to the list of bookies that is under way."""
+    """The pending request for metadata or for bookies; there is at most one."""
 
     kind: _Kind
     attempt: int
     effect: ReadMetadata | UpdateMetadata | None = None
-    """What RETRY asks again; None: FIND, which is always answered."""
+    """The effect that RETRY repeats; None for FIND, which is always answered."""
     replaced: int = 0
-    """CHANGE: the positions that get another member."""
+    """CHANGE: the positions that get another member, as a bit mask."""
     first: int = 0
     """CHANGE: the new fragment's first entry."""
     is_stalled: bool = False
-    """The store was away: RETRY asks the very same again (rule 6)."""
+    """The store was away: RETRY repeats the request with the same attempt (rule 6)."""
 
 
 @dataclass(slots=True, eq=False)
 class LedgerWriter(Keyed):
     """Appends to one ledger; see the module.
 
-    A driver settles appends by `Confirmed` and `Failed` (from its `first` on), and a close by the
-    state after a step: CLOSED or ENDED.
+    A driver settles appends by `Confirmed` and `Failed` (from `first` on), and a close when the
+    state is CLOSED or ENDED after a step.
 
     Invariants (checked by `check`, with those of Window):
-      - I8: ids are given out once and confirmed in order, without a gap;
+      - I8: ids are assigned once and confirmed in order, without a gap;
       - I19: while a change is not settled, only acks of members of both ensembles count;
       - one request to metadata at a time;
-      - a position that is down or unwanted is looked after: a task or a RETRY is under way;
-      - I24: only an OPEN row is changed.
+      - while a position is down or unwanted, a task or a RETRY is under way;
+      - I24: only OPEN metadata is changed.
     """
 
     metadata: LedgerMetadata
-    """The row of a ledger that was just created, and its changes since."""
+    """The metadata of a ledger that was just created, and its changes since."""
     _codec: Codec
     _: KW_ONLY
     delays_change: bool = False
-    """A silent position keeps its member while every write set reaches its ack quorum without it
+    """A silent member is not replaced while every write set reaches its ack quorum without it
     (BookKeeper: delayEnsembleChange).
     """
     state: WriterState = WriterState.OPEN
@@ -113,9 +114,9 @@ class LedgerWriter(Keyed):
     _next: int = field(init=False)
     _length: int = 0
     _unwanted: int = 0
-    """Positions that somebody asked to replace; used until that is done (rule 21)."""
+    """Positions to be replaced by request (rule 21), as a bit mask; they are used until then."""
     _refusals: dict[int, Status] = field(default_factory=dict)
-    """By position: how its member refused since it came."""
+    """By position, the status with which its present member refused."""
     _slots: Slots = field(default_factory=Slots)
     _task: _Task | None = None
     _attempt: int = 0
@@ -135,50 +136,50 @@ class LedgerWriter(Keyed):
     def _window(self) -> Window:
         return self._slots.window
 
-    # --- what a driver may read --------------------------------------------------------------
+    # --- state for drivers -------------------------------------------------------------------
 
     @property
     def last_add_confirmed(self) -> int:
-        """The LAC: the last entry that was acknowledged."""
+        """The LAC: the last acknowledged entry."""
         return self._window.last_confirmed
 
     @property
     def last_add_pushed(self) -> int:
-        """The LAP: the last id that was given out."""
+        """The LAP: the last assigned id."""
         return self._next - 1
 
     @property
     def length(self) -> int:
-        """Payload bytes up to the last id that was given out."""
+        """Payload bytes up to the last assigned id."""
         return self._length
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of runs that some position has yet to answer, confirmed ones included."""
+        """Bytes of runs to which a position has yet to answer, including confirmed runs."""
         return self._window.pending_bytes
 
     @property
     def is_degraded(self) -> bool:
-        """Whether a position of the ensemble is written to no more (rule 8)."""
+        """Whether a position of the ensemble is no longer written to (rule 8)."""
         return self._slots.down != 0
 
     @property
     def is_drained(self) -> bool:
-        """Whether every id that was given out is confirmed."""
+        """Whether every assigned id is confirmed."""
         return self._window.last_confirmed == self._next - 1
 
     @property
     def is_closing_row(self) -> bool:
-        """Whether this writer's own close of the row is under way: nothing is pending any more, and a
-        CLOSED row may be its doing.
+        """Whether this writer's change to CLOSED is under way. No entry is pending then, and a
+        CLOSED ledger may be this writer's doing.
         """
         return self._task is not None and self._task.kind is _Kind.CLOSE
 
     @property
     def missed(self) -> tuple[MissedRange, ...]:
-        """What members lack of what is confirmed, as far as this writer knows and no change of the row
-        has said that is known to be done (rule 8). Where others end the ledger, whoever drives this
-        machine hands it over: their recovery looks only at what is above the LAC.
+        """Confirmed entries that members lack, as far as this writer knows, without those that a
+        finished metadata change has queued (rule 8). If others end the ledger, the driver must
+        queue these ranges, because a recovery checks only entries above the LAC.
         """
         effect = None if self._task is None else self._task.effect
         return self._slots.lacking(effect.missed if isinstance(effect, UpdateMetadata) else ())
@@ -186,7 +187,7 @@ class LedgerWriter(Keyed):
     # --- the machine -------------------------------------------------------------------------
 
     def step(self, event: Event) -> list[Effect]:
-        """What to do about an event."""
+        """Take an event and return the effects."""
         self._out = []
         match event:
             case AddAnswered():
@@ -240,7 +241,7 @@ class LedgerWriter(Keyed):
         run = record.make(
             ledger_id=self.metadata.ledger_id,
             first_entry=self._next,
-            last_add_confirmed=self._window.last_confirmed,  # as of now: I10
+            last_add_confirmed=self._window.last_confirmed,  # the LAC at this moment: I10
             length_before=self._length,
             payloads=event.payloads,
             codec=self._codec,
@@ -263,15 +264,15 @@ class LedgerWriter(Keyed):
             if slots.down & 1 << position and self._was_silent(position):
                 self._out += slots.revive(position)
         elif event.status is Status.CONFLICT:
-            # Rule 2: other bytes under this id. Nothing that this handle says can be believed.
+            # Rule 2: other bytes are stored under this id, so this handle's state can't be trusted.
             self._fail("entry-conflict", bookie=event.member, entry_id=event.first)
         else:
             self._slot_failed(position, event.status)
 
     def _was_silent(self, position: int) -> bool:
-        """Whether a slot is down for its silence only: it was slow, not dead. Who refused is left
-        alone (the refusal may have overtaken an earlier ok), and so is who is being replaced. A
-        recovery asks neither: see there.
+        """Whether a slot is down only because it was silent: then it was slow, not dead. A slot
+        that refused stays down (its refusal may have overtaken an earlier ok), and so does one that
+        is being replaced. A recovery needs neither guard: see Recovery._add_answered.
         """
         return position not in self._refusals and not self._uncounted() & 1 << position
 
@@ -279,7 +280,7 @@ class LedgerWriter(Keyed):
 
     def _slot_failed(self, position: int, status: Status) -> None:
         if status is Status.FENCED:
-            self._must_verify = True  # rule 9: the row is read again before it is believed
+            self._must_verify = True  # rule 9: metadata is read again to verify that
         if status in _REFUSALS:
             self._refusals[position] = status
         if self._slots.fail(position):
@@ -316,24 +317,24 @@ class LedgerWriter(Keyed):
             self._fail(code, detail="bookies refused and no other is live")
 
     def _may_wait(self) -> bool:
-        """Whether a change may be put off: nobody refuses or is to leave, and all is reached."""
+        """Whether a change may wait: no member refused or leaves, and ack quorums are reached."""
         usable = self._slots.everyone & ~self._slots.down
         is_reached = self.metadata.quorum.can_reach(usable)
         return self.delays_change and is_reached and not (self._unwanted or self._refusals)
 
     def _may_come_back(self, position: int) -> bool:
-        # Rule 15: as this incarnation it never takes a normal add again.
+        # Rule 15: this incarnation never accepts a normal add again.
         return self._refusals.get(position) in (None, Status.READ_ONLY)
 
     def _is_refused(self) -> bool:
-        # Rule 9: below Qa by refusals ends at once; by silence the quorum timeout decides.
+        # Rule 9: refusals below Qa end the handle at once; for silence, the quorum timeout decides.
         willing = self._slots.everyone & ~sum(1 << position for position in self._refusals)
         return not self.is_drained and not self.metadata.quorum.can_reach(willing)
 
     # --- ensemble change ---------------------------------------------------------------------
 
     def _start_change(self, chosen: dict[int, str]) -> None:
-        """Rule 7: from here on completions are blocked on what is replaced; then the LAC is read."""
+        """Rule 7: block completions that depend on replaced positions, then read the LAC."""
         row, replaced = self.metadata, sum(1 << position for position in chosen)
         self._slots.write_off(replaced)
         self._window.is_held = True
@@ -342,19 +343,19 @@ class LedgerWriter(Keyed):
         self._update(_Kind.CHANGE, changed, replaced=replaced, first=first)
 
     def _uncounted(self) -> int:
-        # Rule 6, I19, X8, X9: until the change is settled, both ensembles must have acknowledged.
+        # Rule 6, I19, X8, X9: until a change is settled, only members of both ensembles count.
         task = self._task
         return task.replaced if task is not None and task.kind is _Kind.CHANGE else 0
 
     def _changed(self, row: LedgerMetadata, task: _Task) -> None:
-        """The change is in metadata: only now its new members hear of the ledger (X8, BK#1591)."""
+        """Metadata has the change: only now may its new members get entries (X8, BK#1591)."""
         self.metadata = row
         self._unwanted &= ~task.replaced
         members, last = row.last_fragment.bookies, self._window.last_confirmed
         for position in positions(task.replaced):
             self._refusals.pop(position, None)
             if self.state is WriterState.ENDING and task.first <= last:
-                # Confirmed while the change was not settled; no run is left to send again.
+                # Confirmed while the change was unsettled; no run is left to be sent again.
                 self._slots.add_missed((MissedRange(members[position], task.first, last),))
         self._slots.row = row
         self._out += self._slots.replace(task.replaced, members, first=task.first)
@@ -376,13 +377,13 @@ class LedgerWriter(Keyed):
             return
         row = event.metadata
         if row is not None and row.first_offset is None:
-            # An answer from before the log's row placed this ledger came after the news of it.
+            # This answer predates the ledger's place in its log, which the writer knows already.
             mine = self.metadata
             row = replace(row, first_offset=mine.first_offset, lineage=mine.lineage)
         if event.status is CasStatus.UNKNOWN or (
             row is None and event.status is not CasStatus.MISSING
         ):
-            # Not settled: the same attempt is asked again, and until then rule 6 holds.
+            # Not settled: the same attempt is repeated, and rule 6 holds until then.
             self._task = replace(task, is_stalled=True)
             self._out += self._slots.arm(Timer.RETRY)
             return
@@ -396,8 +397,8 @@ class LedgerWriter(Keyed):
         elif row.state is not State.OPEN:
             self._met_end(row)
         elif row.last_fragment != self._expected(task, event.status).last_fragment:
-            # Nobody but the writer changes the last fragment of an open ledger.
-            self._end("ledger-fenced", detail="somebody else changed the ensemble")
+            # Only the writer may change the last fragment of an open ledger.
+            self._end("ledger-fenced", detail="another process changed the ensemble")
         elif task.kind is _Kind.CHANGE and event.status is CasStatus.OK:
             self._changed(row, task)
         else:
@@ -413,7 +414,7 @@ class LedgerWriter(Keyed):
         return self.metadata
 
     def _met_end(self, row: LedgerMetadata) -> None:
-        """Metadata says that the ledger is IN_RECOVERY or CLOSED, by this writer or by others."""
+        """Handle metadata that is IN_RECOVERY or CLOSED, by this writer or by others."""
         was_open = self.state is WriterState.OPEN
         self._slots.write_off(self._slots.everyone)
         self.metadata = row
@@ -435,7 +436,7 @@ class LedgerWriter(Keyed):
         elif self.state is WriterState.ENDED:
             row = self.metadata
             if row.state is State.CLOSED and row.last_entry == self._window.last_confirmed:
-                self.state = WriterState.CLOSED  # closed by others at our own end (I4)
+                self.state = WriterState.CLOSED  # closed by others at this writer's own end (I4)
                 self._out.append(Closed(row))
             else:
                 self._out.append(Failed(self._refusal_code()))
@@ -450,7 +451,7 @@ class LedgerWriter(Keyed):
     def _fail(
         self, code: str, *, detail: str = "", bookie: str | None = None, entry_id: int | None = None
     ) -> None:
-        """Fail what is pending, and close at the last confirmed entry (rule 9)."""
+        """Fail pending appends, and close at the last confirmed entry (rule 9)."""
         first = self._window.last_confirmed + 1
         self._out.append(Failed(code, first, detail, bookie, entry_id))
         self._slots.write_off(self._slots.everyone)
@@ -459,7 +460,7 @@ class LedgerWriter(Keyed):
         self.end_code = code
 
     def _end(self, code: str, *, detail: str = "") -> None:
-        """Fail what is pending; the ledger is not ours to close (rule 10)."""
+        """Fail pending appends; this writer may not close the ledger (rule 10)."""
         self._out.append(Failed(code, self._window.last_confirmed + 1, detail))
         self._window.clear()
         self.state = WriterState.ENDED
@@ -491,7 +492,7 @@ class LedgerWriter(Keyed):
             if self._window.is_waiting() and not self._is_grace_over:
                 self._out += self._slots.arm(
                     Timer.HEDGE
-                )  # a moment for the slower bookies, so that nothing is missed
+                )  # wait briefly for slower bookies, so that they miss nothing
             else:
                 self._close()
         elif self.state in _LIVE:

@@ -209,7 +209,7 @@ FORKED = closed(later(FIRST, "z"), 9, "z")
         (known(closed(FIRST, 3, "z"), "a1"), [FIRST, CLOSED], "several ends: 3, 9"),
         (None, [closed(FIRST), later(later(FIRST))], "is open"),
         (known(later(FIRST, "z"), "a1"), [FIRST, MOVED], "the database lacks"),
-        (known(later(FIRST, "z"), "a1"), [FIRST, later(MOVED)], "nothing tells"),
+        (known(later(FIRST, "z"), "a1"), [FIRST, later(MOVED)], "no copy shows"),
         (known(FORKED, "a1"), [FIRST, CLOSED], "the database lacks"),
         (known(FIRST, "a1"), [replace(MOVED, quorum=Quorum(3, 2, 2))], "differ"),
         (None, [FIRST, replace(MOVED, writer=Writer("gateway-2", ""))], "differ"),
@@ -581,7 +581,7 @@ def test_a_log_lets_go_again_of_the_first_ledgers_that_are_deleted() -> None:
             LOG,
             [],
             [1, 2],
-            "all ledgers of the log are deleted: so was the log, or nobody knows where it goes on",
+            "all ledgers of the log are deleted: so was the log, or its later ledgers are unknown",
         ),
         (LOG, [], [2], "ledger 2 in the middle of the log is deleted"),
         (LOG, [ledger(3, 5)], [], "ledger 1 ends at 10, and ledger 3 begins at 5"),
@@ -657,7 +657,7 @@ def test_a_hole_of_which_only_the_end_is_known_is_told_and_not_closed() -> None:
     decision = told(None, known, one_more)
     assert (decision.action, decision.row) == (Action.CONFLICT, None)
     assert decision.why == (
-        "ledgers between 0 and 1 are on no bookie that answers, and nobody knows which"
+        "ledgers between 0 and 1 are on no bookie that answers, and their ids are unknown"
     )
 
 
@@ -1036,7 +1036,7 @@ def nothing_wrong(*_given: object) -> str:
 def forks() -> None:
     copies = [FIRST, later(MOVED)]
     row = known(later(FIRST, "z"), "a1")
-    test_copies_that_contradict_each_other_or_the_row_are_told(row, copies, "nothing tells")
+    test_copies_that_contradict_each_other_or_the_row_are_told(row, copies, "no copy shows")
 
 
 def two_ends() -> None:

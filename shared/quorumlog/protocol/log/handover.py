@@ -1,7 +1,7 @@
-"""A handover: what may change who owns a log, as far as one gateway knows.
+"""A handover: the steps by which one gateway may change a log's owner.
 
-A handover says what comes next, one thing after another: a question, parting from the owner in this
-process, a takeover, or its end. `route.py` does these things, one handover at a time.
+A handover returns one next step after another: a question, the end of the owner in this process, a
+takeover, or its own end. `route.py` carries the steps out, one handover at a time.
 """
 
 from dataclasses import dataclass
@@ -38,65 +38,67 @@ from quorumlog.protocol.metadata import LedgerMetadata, State, Writer
 from quorumlog.protocol.once import Once
 
 CONFLICTS_MAX: Final = 20
-"""How often one handover yields to another gateway before it fails."""
+"""How often one handover reads the metadata again before it fails."""
 
 
 class Aim(Enum):
-    """What a handover is for."""
+    """The purpose of a handover."""
 
     SEARCH = "search"
-    """Find who owns the log, or become the owner."""
+    """Find the log's owner, or become the owner."""
     FORCE = "force"
-    """Take the log over from whoever owns it."""
+    """Take the log over from its owner."""
     HEAL = "heal"
-    """Seal the log if the writer of a ledger of it does not live."""
+    """Seal the log if the writer of one of its ledgers is gone."""
     DELETE = "delete"
     DRAIN = "drain"
-    """Seal the log if this process owns it, which is about to end."""
+    """Seal the log if this process, which is about to end, owns it."""
 
 
 class HandoverStep(Enum):
-    """Where a handover stands: what it waits for."""
+    """What a handover waits for."""
 
     WAITING = "waiting"
     LOOKING = "looking"
-    """For the row."""
+    """The log's metadata."""
     FINDING = "finding"
-    """The row of a ledger, which names its writer."""
+    """A ledger's metadata, which names its writer."""
     PROBING = "probing"
-    """Whether that writer lives."""
+    """Whether the ledger's writer lives."""
     SETTLING = "settling"
     """The end of the owner in this process."""
     TAKING = "taking"
-    """A takeover."""
+    """The end of a takeover."""
     YIELDING = "yielding"
-    """Until the row is read again, since another gateway is changing it."""
+    """A pause before the metadata is read again, since another gateway is changing it."""
     FENCING = "fencing"
     """The recovery of a ledger of a log that is to be deleted."""
     DELETING = "deleting"
 
 
 class Move(Enum):
-    """What a handover has its route do."""
+    """A step that the route must carry out for a handover."""
 
     RETIRE = "retire"
-    """End the owner in this process, if there is one: nothing is begun any more."""
+    """End the owner in this process, if there is one; it begins no further request."""
     RELEASE = "release"
-    """The same, once what is in flight is acknowledged and the ledger closed."""
+    """End the owner in this process once its requests in flight are acknowledged and its ledger
+    closed.
+    """
     TAKE_OVER = "take-over"
-    """From the row that the handover has read."""
+    """Take over, from the metadata that the handover has read."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerFound:
-    """The end of a search: this other process owns the log."""
+    """The end of a search: another process owns the log."""
 
     writer: Writer
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverDone:
-    """The end of a handover, and the answer to its request: QuorumLogError where it failed."""
+    """The end of a handover, with the answer to its request: QuorumLogError if it failed."""
 
     answer: LogMetadata | QuorumLogError | bool | None = None
 
@@ -105,48 +107,50 @@ HandoverNext = Question | Move | OwnerFound | HandoverDone
 
 
 def same(row: LogMetadata) -> LogMetadata:
-    """The row without a further change (`Finish`)."""
+    """Return the metadata unchanged (`Finish`)."""
     return row
 
 
 @dataclass(slots=True, eq=False)
 class Handover:
-    """See the module. `me` is this process, as rows name it."""
+    """A handover; see the module. `me`: this process's name in metadata."""
 
     aim: Aim
     log: str
     me: str
     request: RequestKey = None
-    """None: nobody waits for it alone."""
+    """The request that waits for this handover; None if none does."""
     creates: bool = False
     """Whether a takeover makes this process the owner."""
     finish: Finish = same
     once: Once | None = None
     """The client's request that `finish` carries out (rule 6a)."""
     ledger_id: int = -1
-    """The ledger whose writer is asked for."""
+    """HEAL: the ledger whose writer is probed."""
     suspect: Writer | None = None
     """A process that counts as the owner only if it answers a probe."""
     created_at: str | None = None
-    """Of the log to delete, or to take over by force; None: the one that has the name at the first look."""
+    """DELETE, FORCE: the log's creation time; None: the log with this name at the first read is
+    meant.
+    """
     term: str | None = None
-    """Of the keeper by whose word the log to delete has expired; None: it is deleted whether it has or not."""
+    """DELETE: the term of the keeper that found the log expired; None: it need not have expired."""
     step: HandoverStep = HandoverStep.WAITING
     tries: int = 0
     row: LogMetadata | None = None
-    """As it was read last."""
+    """The log's metadata, as last read."""
     unfenced: tuple[int, ...] = ()
 
     @property
     def _last(self) -> LogItem | None:
-        """The item of the row whose end is unknown, of the ledger that an owner writes."""
+        """The last item, if its end is unknown: an owner writes its ledger."""
         item = None if self.row is None else self.row.last_item
         return None if item is None or item.last_offset is not None else item
 
-    # --- what happens to it ----------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def begin(self) -> HandoverNext:
-        """Nothing else is under way."""
+        """Begin; no other handover is under way."""
         match self.aim:
             case Aim.SEARCH:
                 return self._move(HandoverStep.SETTLING, Move.RETIRE)
@@ -156,7 +160,7 @@ class Handover:
                 return self._look()
 
     def settled(self) -> HandoverNext:
-        """The owner in this process has ended, or there is none."""
+        """Continue after the owner in this process has ended, or if there is none."""
         match self.aim:
             case Aim.SEARCH | Aim.DRAIN:
                 return self._look()
@@ -166,7 +170,7 @@ class Handover:
                 return self._move(HandoverStep.TAKING, Move.TAKE_OVER)
 
     def taken(self, result: LogMetadata | QuorumLogError | None) -> HandoverNext:
-        """A takeover has ended (`TakeoverDone`)."""
+        """Continue after a takeover (`TakeoverDone`)."""
         if result is None or isinstance(result, NoSuchLedger):
             return self._yield()
         if isinstance(result, QuorumLogError):
@@ -179,12 +183,12 @@ class Handover:
         return HandoverDone(answer=True) if self.aim is Aim.HEAL else HandoverDone()
 
     def answered(self, value: Any, *, is_owned: bool) -> HandoverNext:
-        """A question was answered; `is_owned`: the owner is in this process."""
+        """Continue after an answer. `is_owned`: the owner is in this process."""
         if self.step is HandoverStep.YIELDING:
             return self._look()
         if isinstance(value, NoSuchLedger) and self.step is HandoverStep.FINDING:
             found = without_row(value, self.log)
-            # Where it is deleted, the row was changed since it was read.
+            # If the ledger is deleted, the log's metadata has changed since it was read.
             return self._yield() if found is value else HandoverDone(found)
         is_gone = isinstance(value, NoSuchLedger) and self.step is HandoverStep.FENCING
         if isinstance(value, QuorumLogError) and not is_gone:
@@ -205,7 +209,7 @@ class Handover:
                 raise AssertionError(f"nothing was asked in {self.step}")
 
     def stopped(self) -> QuorumLogError | None:
-        """The answer to its request where the process ends first."""
+        """The answer to the handover's request if the process ends first."""
         match self.aim:
             case Aim.DRAIN:
                 return None
@@ -229,11 +233,13 @@ class Handover:
     def _look(self) -> HandoverNext:
         self.tries += 1
         if self.tries > CONFLICTS_MAX:
-            return HandoverDone(Overloaded("the log changes hands all the time", log=self.log))
+            return HandoverDone(
+                Overloaded("other gateways keep taking the log over: retry", log=self.log)
+            )
         return self._ask(HandoverStep.LOOKING, ReadLog(self.log))
 
     def _yield(self) -> HandoverNext:
-        """Another gateway has won: look again in a while."""
+        """Another gateway has won: pause, then read the metadata again."""
         return self._ask(HandoverStep.YIELDING, Wait(Pause.YIELD))
 
     def _looked(self, row: LogMetadata) -> HandoverNext:
@@ -260,11 +266,11 @@ class Handover:
         return self._nobody_lives() if self.aim is Aim.SEARCH else HandoverDone()
 
     def _found(self, ledger: LedgerMetadata, *, is_owned: bool) -> HandoverNext:
-        """Who writes a ledger of the log."""
+        """Handle the metadata of a ledger, which names its writer."""
         writer, last = ledger.writer, self._last
         is_mine = writer is not None and writer.id == self.me
         if self.aim is Aim.DRAIN:
-            # Who was displaced, and did not know it, must not end the owner after him.
+            # A displaced owner that did not notice must not end its successor.
             return self._nobody_lives() if is_mine else HandoverDone()
         if self.aim is Aim.HEAL and is_mine and is_owned:
             return HandoverDone(answer=False)
@@ -291,8 +297,8 @@ class Handover:
         return self._move(HandoverStep.TAKING, Move.TAKE_OVER)
 
     def _fence(self) -> HandoverNext:
-        """End who writes a log, before its name is free (rule 27): the name may be given again, and
-        an owner that heard of nothing would go on in a ledger of the log that is no more.
+        """Fence a log's writer before its name is free (rule 27): otherwise an unaware owner would
+        still write to the deleted log after its name is given again.
         """
         assert self.row is not None
         self.unfenced = tuple(item.ledger_id for item in self.row.unsealed)
@@ -309,25 +315,25 @@ class Handover:
         if value is None:
             return self._move(HandoverStep.SETTLING, Move.RETIRE)
         if not self._is_meant(value.current):
-            # A namesake that was made since, or a log that is in use again: not what was meant.
+            # The name is of a later log now, or the log is in use again.
             return HandoverDone(deleted(self.log))
         self.row = value.current
         return self._fence()
 
     def _is_meant(self, row: LogMetadata) -> bool:
-        """Whether the deletion is of the log of this row."""
+        """Whether the deletion is meant for the log with this metadata."""
         term = None if row.expiry is None else row.expiry.term
         return self.created_at in (None, row.created_at) and self.term in (None, term)
 
 
 def deleted(log: str) -> NoSuchLog:
-    """The answer to a request whose log was deleted meanwhile."""
+    """The error for a request whose log was deleted while it waited."""
     return NoSuchLog(f"the log {log} was deleted", log=log)
 
 
 def told(error: QuorumLogError, log: str) -> QuorumLogError:
-    """The error that a client gets for a failed takeover. An error of one of the log's ledgers is
-    nothing that a client could act on.
+    """The client's error for a failed takeover. An error about one of the log's ledgers is
+    replaced, since clients can't act on it.
     """
     if error.retryable or isinstance(error, NoSuchLog):
         return error

@@ -1,7 +1,7 @@
-"""A job: what reads or changes a log's row on behalf of its owner, which does one at a time.
+"""A job: the steps by which an owner reads or changes its log's metadata, one job at a time.
 
-A job says what comes next, one thing after another: a question, an empty pipeline, or its end.
-`owner.py` does these things.
+A job returns one next step after another: a question, the emptying of the pipeline, or its end.
+`owner.py` carries the steps out.
 """
 
 from collections.abc import Iterator
@@ -51,44 +51,44 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.transaction import Transaction
 
 LEDGERS_SPARE: Final = 1000
-"""Rolls leave room for so many ledgers: takeovers, without which a log does not go on."""
+"""Rolls leave room for this many ledgers of takeovers, without which a log can't continue."""
 
 
 class JobKind(Enum):
-    """What a job is for."""
+    """The purpose of a job."""
 
     CHECK = "check"
-    """Whether the log is still owned. An owner that was displaced while it was idle does not know it,
-    and what it says of the log means nothing."""
+    """Find out whether this owner still owns the log: an owner that was displaced while idle does
+    not know it, and must not answer from memory."""
     ROLL = "roll"
     PUBLISH = "publish"
     RELEASE = "release"
 
 
 class JobStep(Enum):
-    """Where a job stands: what it waits for."""
+    """What a job waits for."""
 
     WAITING = "waiting"
     LOOKING = "looking"
-    """For the row, which says whether this owner still is one."""
+    """The log's metadata, which shows whether this owner still owns the log."""
     FINDING = "finding"
-    """A transaction's row."""
+    """The state of a transaction."""
     REPEATING = "repeating"
-    """The answer of a commit that was ended before."""
+    """The first answer of a transaction that has ended already."""
     COUNTING = "counting"
-    """The bookies that live."""
+    """The number of writable bookies."""
     CREATING = "creating"
     NAMING = "naming"
-    """The row names the ledger that a roll goes on in, before the old one is closed."""
+    """The change by which metadata names the next ledger, before the old one is closed."""
     EMPTYING = "emptying"
-    """What is in flight is acknowledged."""
+    """The acknowledgement of all requests in flight."""
     CLOSING = "closing"
     SWAPPING = "swapping"
-    """The row gets the end of the old ledger and the start of the new one."""
+    """The change with the old ledger's end and the new one's start."""
 
 
 _BREAKING: Final = (JobStep.NAMING, JobStep.CLOSING, JobStep.SWAPPING)
-"""After a failure here nobody knows what the row says, or the owner has no ledger."""
+"""Steps after whose failure the metadata is unknown, or the owner has no ledger."""
 
 
 _FINAL: Final = (
@@ -100,26 +100,26 @@ _FINAL: Final = (
     LogClosed,
     LogProtected,
 )
-"""Refusals of a roll or a publication that hold whoever owns the log."""
+"""Refusals of a roll or a publication that hold under any owner."""
 
 
 class Fate(Enum):
-    """What the end of a job means for its owner."""
+    """The consequence of a job's end for its owner."""
 
     STAYS = "stays"
     MOVES_ON = "moves-on"
-    """It writes to the ledger that the row names last now."""
+    """The owner switches to the ledger that the metadata now names last."""
     ENDS = "ends"
 
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """Acknowledge what is in flight; what comes meanwhile waits for the next ledger."""
+    """Acknowledge requests in flight; later requests wait for the next ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The end of a job, and what its request is answered."""
+    """The end of a job, with the answer to its request."""
 
     answer: Any = None
     owner: Fate = Fate.STAYS
@@ -127,7 +127,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class JobUndone:
-    """The end of a job that came to nothing. `error` is None where another owner is to do it."""
+    """The end of a job that failed. `error`: None if another owner is to carry it out."""
 
     error: QuorumLogError | None = None
     owner: Fate = Fate.STAYS
@@ -138,29 +138,29 @@ JobNext = Question | Empty | JobEnded | JobUndone
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """See the module. The tenancy that the methods are given is that of the job's owner."""
+    """A job; see the module. The methods get the owner's tenancy."""
 
     kind: JobKind
     request: RequestKey = None
-    """None: nobody waits for it."""
+    """The request that waits for the job; None if none does."""
     call: Publish | None = None
     sizes: Sizes = ()
     step: JobStep = JobStep.WAITING
     new: int | None = None
-    """The ledger that was created for it."""
+    """The ledger that was created for the job."""
     end: tuple[int, int, int] = (-1, 0, 0)
     """The old ledger, its records and bytes."""
     has_looked: bool = False
     refusal: QuorumLogError | None = None
-    """What the request is answered if the log is still owned."""
+    """The error for the request if this process still owns the log."""
     doubted: list[tuple[PendingAppend, RecordsAppended | QuorumLogError]] = field(
         default_factory=list
     )
 
-    # --- what happens to it ----------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def begin(self, held: Tenancy, now: Now) -> JobNext:
-        """No other job is under way."""
+        """Begin; no other job is under way."""
         match self.kind:
             case JobKind.CHECK:
                 return self._look(held)
@@ -175,17 +175,17 @@ class Job:
                 return self._look(held) if held.pipe.next_entry == 0 else self._prepare(held)
 
     def close(self, held: Tenancy, now: Now) -> JobNext:
-        """Nothing is in flight any more."""
+        """Close the ledger; no request is in flight any longer."""
         del now
         return self._ask(JobStep.CLOSING, CloseLedger(held.ledger_id))
 
     def note(self, value: Any) -> None:
-        """Know of the ledger that was created, whatever becomes of the owner."""
+        """Note a created ledger, even if the owner has ended."""
         if self.step is JobStep.CREATING and isinstance(value, LedgerMetadata):
             self.new = value.ledger_id
 
     def answered(self, value: Any, held: Tenancy, now: Now) -> JobNext:
-        """A question was answered, and the owner has not ended."""
+        """Continue after an answer, if the owner has not ended."""
         if isinstance(value, QuorumLogError):
             is_over = self.step in _BREAKING or isinstance(value, NoSuchLog)
             return JobUndone(value, Fate.ENDS if is_over else Fate.STAYS)
@@ -230,7 +230,7 @@ class Job:
         return self._ask(JobStep.FINDING, ReadTransaction(self.call.transaction))
 
     def _prepare(self, held: Tenancy) -> JobNext:
-        """Nothing is changed before the row has room, and enough bookies live (rule 23)."""
+        """Prepare a new ledger, if the log has room and enough bookies live (rule 23)."""
         full = no_room(held.log, spare=LEDGERS_SPARE + len(self.sizes))
         if full is None:
             return self._ask(JobStep.COUNTING, CountBookies())
@@ -238,7 +238,7 @@ class Job:
             return JobUndone(full)
         return self._look(
             held
-        )  # others may have truncated it since, of whom this owner did not hear
+        )  # another process may have truncated the log without this owner's knowledge
 
     def _looked(self, row: LogMetadata, held: Tenancy) -> JobNext:
         if not held.is_mine(row):
@@ -263,7 +263,7 @@ class Job:
     def _counted(self, writable: int, held: Tenancy) -> JobNext:
         needed = held.log.settings.quorum.ensemble_size
         if writable < needed:
-            detail = f"a roll needs {needed} bookies that take entries, {writable} do"
+            detail = f"a roll needs {needed} writable bookies, and {writable} are"
             return JobUndone(NotEnoughBookies(detail, log=held.log.name))
         return self._ask(JobStep.CREATING, CreateLedger(held.log))
 
@@ -283,7 +283,7 @@ class Job:
         return self._swap(held, now)
 
     def _swap(self, held: Tenancy, now: Now) -> JobNext:
-        """One change of the row by which the log goes on in the new ledger (rules 23 and 28)."""
+        """Make the one change by which the log continues in the new ledger (rules 23 and 28)."""
         ledger_id, records, size = self.end
         row = held.with_ends(held.log, {ledger_id: (records, size)}, now)
         if self.call is None:
@@ -300,7 +300,7 @@ class Job:
         return self._ask(JobStep.SWAPPING, commit)
 
     def _swapped(self, value: Any, held: Tenancy, now: Now) -> JobNext:
-        """The row was changed: by this owner, before it by another one, or by both."""
+        """Continue after a change, which this owner, another one, or both may have made."""
         assert self.new is not None
         if isinstance(value, RowChanged):
             if not held.is_mine(value.current):
@@ -311,7 +311,7 @@ class Job:
             (value.log, value.transaction) if isinstance(value, Committed) else (value, None)
         )
         if row is None or not is_written(row, self.new):
-            # Another owner did it, or has taken over or closed the log since: this one has no ledger to go on in.
+            # Another owner made the change, took over, or closed the log: this one has no ledger.
             return JobEnded(NOT_OWNER if answer is None else answer, Fate.ENDS)
         held.log = row
         return self._empty() if self.step is JobStep.NAMING else JobEnded(answer, Fate.MOVES_ON)
@@ -321,11 +321,11 @@ class Job:
     def told(
         self, error: QuorumLogError | None, *, is_ended: bool
     ) -> Iterator[tuple[RequestKey, QuorumLogError | NotOwner]]:
-        """What each request that waits for this job is answered where it comes to nothing: most errors
-        say nothing of a log whose owner has ended.
+        """The answers to the requests that wait for this failed job. If the owner has ended, most
+        errors say nothing about the log.
         """
         for pending, answer in self.doubted:
-            assert error is not None, "the next owner answers these"
+            assert error is not None, "without an error, the next owner answers these"
             is_repeat = isinstance(answer, RecordsAppended)
             is_unknown = is_repeat and isinstance(error, MetadataUnavailable)
             yield pending.request, error.with_outcome(UNKNOWN) if is_unknown else error

@@ -1,9 +1,9 @@
-"""The language of a log's machines: what happens to them, and what they want done.
+"""The events that a log's machines take, and the effects that they return.
 
-A machine takes one event and returns effects (`step(event, now) -> list[Effect]`), as the ledger's
-machines do (`protocol/messages.py`). Everything that takes time is an `Ask` with a number of its own;
-its answer comes back as `Answered` with that number. A client's request is
-opaque to a machine: the machine only hands it back to the driver.
+A machine takes one event and returns effects (`step(event, now) -> list[Effect]`), like the
+ledger's machines (`protocol/messages.py`). Each question is an `Ask` with a unique number, and is
+answered by `Answered` with that number. A client's request is opaque to a machine, which only
+returns it to the driver.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ from quorumlog.protocol.transaction import Sealed, Transaction, TransactionId
 from quorumlog.protocol.values import Bounds, Number, Value
 
 RequestKey = Any
-"""A client's request, as its driver knows it: hashable."""
+"""The driver's hashable key of a client's request."""
 
 QuestionNumber = int | tuple[int, int]
-"""Of a question. A machine within another one numbers its own: (tenure, number)."""
+"""The number of a question; for an owner or takeover within a route: (tenure, number)."""
 
 Finish = Callable[[LogMetadata], LogMetadata]
-"""A further change of the row in the step that takes the log over (open, close)."""
+"""A further change of metadata in the takeover's compare-and-swap (open, close)."""
 
 
 # --- requests of clients --------------------------------------------------------------------------
@@ -36,20 +36,20 @@ Finish = Callable[[LogMetadata], LogMetadata]
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """One request to append to a log: its batch, `data`, becomes one entry (rule 25)."""
+    """A request to append to a log: its batch, `data`, becomes one entry (rule 25)."""
 
     data: bytes
-    """A batch of `count` records and of the producer, without its time and place in a ledger."""
+    """A batch of `count` records and of the producer, without append time and place in a ledger."""
     count: int
     producer: ProducerSeq | None = None
     expect: int | None = None
     token: int | None = None
     since: int = 0
-    """The log's end before `producer` had sent anything (rule 26a). 0: it does not say."""
+    """The log's end before `producer` had sent a request (rule 26a); 0 if not given."""
     is_forwarded: bool = False
-    """Another gateway takes this one for the owner."""
+    """Whether another gateway forwarded the request, taking this one for the owner."""
     created_at: str | None = None
-    """Of the log that the request is for: no other log of its name takes it (rule 27b). None: any."""
+    """The creation time of the log that is meant (rule 27b); None: any log of the name."""
 
     @classmethod
     def of(
@@ -65,14 +65,14 @@ class Append:
         is_by_numbers: bool = False,
         created_at: str | None = None,
     ) -> "Append":
-        """A request of at least one record, unless it ends the log."""
+        """Make a request of these records: at least one, unless the request ends the log."""
         data = batch.encode(records, producer, seq=seq, is_end=is_end, is_by_numbers=is_by_numbers)
         return cls(data, len(records), producer, expect, token, since, created_at=created_at)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsAppended:
-    """Where the records of one request are, durable."""
+    """The answer to an append: where its durable records are."""
 
     first_offset: int
     last_offset: int
@@ -80,30 +80,30 @@ class RecordsAppended:
     entry_id: int
     is_duplicate: bool = False
     highest_seq: int | None = None
-    """Of a duplicate: the highest number of its producer that is acknowledged."""
+    """For a duplicate: the highest acknowledged number of its producer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publish(Value):
-    """A commit: these ledgers of a transaction come onto its log, in this order (rule 28)."""
+    """A commit: add these ledgers of a transaction to its log, in this order (rule 28)."""
 
     transaction: TransactionId
     ledgers: Annotated[tuple[Sealed, ...], Bounds(max_length=LOG_LEDGERS_MAX)]
     overwrite: bool = False
-    """What was on the log before is dropped by it."""
+    """Whether all earlier records of the log are dropped."""
     token: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Consult:
-    """Something that the gateway that owns the log is asked, and answers without the log's machines."""
+    """A request to the gateway that owns the log, answered without the log's machines."""
 
     data: bytes
-    """What is asked again where an owner was lost must count once (rule 32)."""
+    """The request's bytes. If an owner was lost it is sent again, and must count once (rule 32)."""
 
 
 class Here(Enum):
-    """The answer to a Consult: this process owns the log."""
+    """The answer to a Consult if this process owns the log."""
 
     HERE = "here"
 
@@ -111,14 +111,14 @@ class Here(Enum):
 HERE: Final = Here.HERE
 
 Sizes = Sequence[tuple[int, int, int]]
-"""(ledger, records, bytes) of each."""
+"""(ledger, records, bytes) of each ledger."""
 
 Again = tuple[tuple[RequestKey, Append], ...]
 """Requests that certainly were not appended, in order."""
 
 
 class NotOwner(Enum):
-    """An answer: this owner has ended, and nothing of the request was done by it."""
+    """The answer of an owner that has ended and has not carried out the request at all."""
 
     NOT_OWNER = "not-owner"
 
@@ -131,15 +131,15 @@ NOT_OWNER: Final = NotOwner.NOT_OWNER
 
 @dataclass(frozen=True, slots=True)
 class ReadLog:
-    """The log's row as it is now: LogMetadata."""
+    """Read the log's current metadata. Answer: LogMetadata."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class SwapLog:
-    """Compare-and-swap from `log.version`: LogMetadata as it is afterwards, or RowChanged. Where a copy of the client's
-    request `once` was carried out before, nothing is swapped.
+    """Compare-and-swap from `log.version`. Answer: the LogMetadata afterwards, or RowChanged. If a
+    copy of the client's request `once` was carried out already, nothing is changed.
     """
 
     log: LogMetadata
@@ -148,15 +148,15 @@ class SwapLog:
 
 @dataclass(frozen=True, slots=True)
 class ReadTransaction:
-    """One transaction as it is now: Transaction."""
+    """Read the current state of a transaction. Answer: Transaction."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """End a transaction with these ledgers published by compare-and-swap of the log's row: Committed,
-    or RowChanged. Without a row: the answer that the transaction got when it was ended.
+    """End a transaction, and publish these ledgers by a compare-and-swap of the log's metadata.
+    Answer: Committed or RowChanged. With `log` None: the transaction's first answer.
     """
 
     transaction: str
@@ -166,42 +166,42 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class CreateLedger:
-    """A new ledger for a log, whose only writer is this process: LedgerMetadata."""
+    """Create a ledger for a log, with this process as its only writer. Answer: LedgerMetadata."""
 
     log: LogMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLedger:
-    """A ledger's row as it is now: LedgerMetadata."""
+    """Read a ledger's current metadata. Answer: LedgerMetadata."""
 
     ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class RecoverLedger:
-    """The reader's close; on a CLOSED ledger its row: LedgerMetadata."""
+    """Recover a ledger; a CLOSED one stays as it is. Answer: LedgerMetadata."""
 
     ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseLedger:
-    """The writer's close: LedgerMetadata."""
+    """Close a ledger as its writer. Answer: LedgerMetadata."""
 
     ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureLedger:
-    """What the last entry of a CLOSED ledger of a log says: LedgerEnd."""
+    """Read the end of a CLOSED ledger of a log, by its last entry. Answer: LedgerEnd."""
 
     row: LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBatches:
-    """Some entries of a CLOSED ledger from `first` on, up to `last`: BatchesRead."""
+    """Read some entries of first..last of a CLOSED ledger, from `first` on. Answer: BatchesRead."""
 
     ledger_id: int
     first: int
@@ -210,20 +210,20 @@ class ReadBatches:
 
 @dataclass(frozen=True, slots=True)
 class DeleteLedger:
-    """Delete a ledger in a transaction that sees no log naming it (rule 22): None."""
+    """Delete a ledger in a transaction that sees no log naming it (rule 22). Answer: None."""
 
     ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class CountBookies:
-    """How many bookies are writable: int."""
+    """Count the writable bookies. Answer: int."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Forward a request to the owner in another process: RecordsAppended, Transaction, None (a roll) or bytes
-    (a Consult); OwnerLost.
+    """Forward a request to the owner in another process. Answer: RecordsAppended, Transaction, None
+    (a roll), bytes (a Consult), or OwnerLost.
     """
 
     owner: Writer
@@ -233,32 +233,32 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class IsAlive:
-    """Whether that very process answers (rule 11), asked twice a jittered time apart: bool."""
+    """Probe exactly this process (rule 11), twice, a jittered time apart. Answer: bool."""
 
     writer: Writer
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteLog:
-    """Delete the row of this version: None, or RowChanged."""
+    """Delete the log if its metadata has this version. Answer: None or RowChanged."""
 
     log: LogMetadata
 
 
 class Pause(Enum):
-    """What a machine waits for. The driver decides how long."""
+    """The reason for a wait; the driver decides its duration."""
 
     YIELD = "yield"
-    """Until the row is read again, which another gateway has changed or is about to change."""
+    """Until the metadata is read again, as another gateway has changed or will change it."""
     SETTLE = "settle"
-    """Until the end of a ledger is asked for again."""
+    """Until a ledger's recovery is requested again."""
     ROLL = "roll"
-    """Until a roll by itself is tried again."""
+    """Until an automatic roll is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Time passes: None."""
+    """Wait. Answer: None."""
 
     pause: Pause
 
@@ -288,14 +288,14 @@ Question = (
 
 @dataclass(frozen=True, slots=True)
 class RowChanged:
-    """A compare-and-swap from another version than the row has; the row as it is."""
+    """The answer to a compare-and-swap from a version that is not the current one."""
 
     current: LogMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """An ended transaction, and the log's row as it is then: None where this call did not change it."""
+    """An ended transaction, and the log's metadata; None if this commit did not change it."""
 
     transaction: Transaction
     log: LogMetadata | None
@@ -303,7 +303,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEnd:
-    """Where a CLOSED ledger of a log ends."""
+    """The end of a CLOSED ledger of a log."""
 
     records: int
     bytes: int
@@ -313,13 +313,13 @@ class LedgerEnd:
     seq: str | None = None
     """The log's last stream sequence, if it has one (rule 25a)."""
     is_end: bool = False
-    """The ledger's last batch ends the log (rule 25b)."""
+    """Whether the ledger's last batch ends the log (rule 25b)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchesRead:
-    """Entries by id, in order; `next` is where to go on. `is_lost`: those before it are lost
-    (rule 31).
+    """Entries by id, in order; reading continues at `next`. `is_lost`: the entries below `next`
+    that are not listed are lost (rule 31).
     """
 
     entries: tuple[tuple[int, bytes], ...]
@@ -329,8 +329,8 @@ class BatchesRead:
 
 @dataclass(frozen=True, slots=True)
 class OwnerLost:
-    """The process that owned the log cannot be reached. `sent`: the request may have reached it, so its
-    outcome is unknown.
+    """The log's owner cannot be reached. `sent`: the request may have reached it, so its outcome is
+    unknown.
     """
 
     detail: str
@@ -342,7 +342,7 @@ class OwnerLost:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question; `Answered` brings the answer under the same number."""
+    """Ask a question, answered by `Answered` with the same number."""
 
     number: QuestionNumber
     question: Question
@@ -356,9 +356,9 @@ class Submit:
     first_entry: int
     payloads: tuple[bytes, ...]
     number: int = 0
-    """How many refusals the owner knew of; a refusal names it."""
+    """The number of refusals that the owner has handled; a refusal repeats this number."""
     one_by_one: bool = False
-    """Begin each entry by itself: there may be room for some of them."""
+    """Whether to begin each entry by itself, as there may be room for some of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +373,7 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """Answer a client's request with the answer of the owner in another process."""
+    """Answer a client's request with the response of the owner in another process."""
 
     request: RequestKey
     answer: RecordsAppended | Transaction | bytes | None
@@ -381,7 +381,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class PlaceKnown:
-    """An acknowledged entry of a ledger begins after so many records: a hint for readers."""
+    """A hint for readers: an acknowledged entry of a ledger begins after this many records."""
 
     ledger_id: int
     records: int
@@ -390,8 +390,8 @@ class PlaceKnown:
 
 @dataclass(frozen=True, slots=True)
 class OwnerEnded:
-    """An owner has failed; `error` is None where another one owns the log. What it had in flight is
-    settled next.
+    """An owner has ended; `error` is None if another gateway owns the log. The owner's requests in
+    flight are settled next.
     """
 
     error: QuorumLogError | None
@@ -399,25 +399,23 @@ class OwnerEnded:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """An owner that ended has nothing in flight any more; these requests certainly were not done."""
+    """An ended owner has settled all requests; those in `again` were certainly not done."""
 
     again: Again
     begun: frozenset[RequestKey] = frozenset()
-    """Those of them that had a place in the owner's ledger: they are for its log, and for no later one (rule 27b)."""
+    """Requests of `again` that had an offset: no later log may get them (rule 27b)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakeoverDone:
-    """The row after a takeover, None where another one has won, or why it failed with the row as it
-    was.
-    """
+    """A takeover has ended: the metadata after it, None if another gateway won, or the error."""
 
     log: LogMetadata | QuorumLogError | None
 
 
 @dataclass(frozen=True, slots=True)
 class LogGone:
-    """There is no log of this name any more: what is known of it is to be forgotten."""
+    """The log does not exist any longer: forget everything about it."""
 
 
 Effect = Ask | Submit | Resolve | Relay | PlaceKnown | OwnerEnded | Settled | TakeoverDone | LogGone
@@ -428,12 +426,12 @@ Effect = Ask | Submit | Resolve | Relay | PlaceKnown | OwnerEnded | Settled | Ta
 
 @dataclass(frozen=True, slots=True)
 class BeginTakeover:
-    """A takeover's first event."""
+    """Begin the takeover: its first event."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendsAsked:
-    """Requests to append, in the order in which they came. `are_again`: they have waited before."""
+    """Requests to append, in order of arrival. `are_again`: they have been accepted before."""
 
     requests: Again
     are_again: bool = False
@@ -441,37 +439,37 @@ class AppendsAsked:
 
 @dataclass(frozen=True, slots=True)
 class LogRequest:
-    """A client's request to a log's owner. Without a `call` it is a roll: go on in a new ledger. Answer: RecordsAppended,
-    Transaction, None (a roll), HERE for a Consult, or the bytes that another process answered it with.
+    """A client's request to a log's owner; without a `call`, a roll. Answer: RecordsAppended,
+    Transaction, None (a roll), HERE for a Consult, or another process's bytes for it.
     """
 
     request: RequestKey
     call: Append | Publish | Consult | None = None
     sizes: Sizes = ()
-    """Of a publication's ledgers."""
+    """The sizes of a publication's ledgers."""
     is_forwarded: bool = False
-    """Another gateway takes this one for the owner."""
+    """Whether another gateway forwarded the request, taking this one for the owner."""
     created_at: str | None = None
-    """The creation of the log in whose ledger an owner here gave the append a place; None: no owner did."""
+    """The creation time of the log in which an owner here gave the append an offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForceAsked:
-    """Take the log over from its owner, and own it where `creates`. Answer: LogMetadata."""
+    """Take the log over from its owner, and own it if `creates`. Answer: LogMetadata."""
 
     request: RequestKey
     creates: bool
     finish: Finish
     created_at: str | None = None
-    """Of the log that is meant: a log that was created later under its name is not changed (rule 27b)."""
+    """The creation time of the log to change: a later log of its name is not changed (rule 27b)."""
     once: Once | None = None
-    """The client's request that `finish` carries out; None where it may be carried out again."""
+    """The client's request that `finish` carries out; None if it may be carried out again."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealAsked:
-    """Take the log over if the writer of one of its ledgers does not live. Answer: whether the ledger is
-    sealed, bool.
+    """Take the log over if the writer of one of its ledgers is gone. Answer: whether the ledger is
+    sealed (bool).
     """
 
     request: RequestKey
@@ -480,18 +478,18 @@ class HealAsked:
 
 @dataclass(frozen=True, slots=True)
 class DeletionAsked:
-    """Fence the log's writer, and delete the row. Answer: LogMetadata as it was."""
+    """Fence the log's writer, and delete the log. Answer: its last LogMetadata."""
 
     request: RequestKey
     created_at: str | None = None
-    """Of the log that is meant, where another one of its name must stay."""
+    """The creation time of the log to delete, if a later log of its name must stay."""
     term: str | None = None
-    """Of the keeper by whose word the log has expired: under another one it stays (ADR 40)."""
+    """The keeper's term when the log expired: under another one the log stays (ADR 40)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """The process is about to end: take nothing over any more, and hand over what is owned. Answer:
+    """The process is about to end: take no further log over, and hand over an owned one. Answer:
     None.
     """
 
@@ -500,36 +498,36 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The client of a request is gone: a request that was not done goes to no owner any more (rule 27b)."""
+    """A request's client is gone: no owner may begin the request any longer (rule 27b)."""
 
     request: RequestKey
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAsked:
-    """Settle what is in flight, close the ledger, and end."""
+    """Settle requests in flight, close the ledger, and end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """End without a failure: somebody else decides who owns the log now."""
+    """End without a failure: the route decides which process owns the log now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The process ends: nothing is asked or answered any more."""
+    """The process ends: no further question or answer is possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadLearned:
-    """A row of the primary was read (rule 16a)."""
+    """The head of the log's metadata was read from the primary (rule 16a)."""
 
     head: LogHead
 
 
 @dataclass(frozen=True, slots=True)
 class RowTaken:
-    """Somebody else changed the row without ending this owner (truncated it)."""
+    """Another process changed the metadata without ending this owner (by a truncation)."""
 
     log: LogMetadata
 
@@ -549,7 +547,7 @@ class EntriesDurable:
 
 @dataclass(frozen=True, slots=True)
 class SubmitFailed:
-    """Entries of a ledger were not acknowledged: whether they are in it, its end decides."""
+    """Entries were not acknowledged: the end of their ledger decides whether it has them."""
 
     ledger_id: int
     error: QuorumLogError
@@ -557,8 +555,8 @@ class SubmitFailed:
 
 @dataclass(frozen=True, slots=True)
 class SubmitRefused:
-    """The ledger refused `count` entries from this id on, which were begun together: neither these nor
-    the later entries of the `Submit` of this number were begun.
+    """The ledger refused `count` entries from this id on, which were begun together. Neither these
+    entries nor later ones of the `Submit` with this number were begun.
     """
 
     ledger_id: int
@@ -574,7 +572,7 @@ class Answered:
 
     number: QuestionNumber
     value: Any
-    """Of the type that the question names; QuorumLogError where it failed."""
+    """A value of the type that the question names; QuorumLogError if it failed."""
 
 
 Event = (

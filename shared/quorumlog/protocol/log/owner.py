@@ -1,17 +1,16 @@
-"""The owner of one log: gives out offsets, pipelines appends, remembers producers, rolls, publishes.
+"""The owner of one log: assigns offsets, pipelines appends, remembers producers, rolls, publishes.
 
-An owner lasts as long as its handle on the row's last ledger. Any failure ends it for good. What it
-had in flight is settled by the end of its ledger (rule 24), and the next owner is made from the row
-and a replay.
+An owner lasts as long as its handle on the log's last ledger. Any failure ends it for good. The end
+of its ledger then settles its requests in flight (rule 24). The next owner is made from the
+metadata and a replay.
 
     LIVE -> DRAINING -> LIVE      a roll, or a publication
     LIVE, DRAINING -> SETTLING -> SETTLED
 
-What the owner holds is its tenancy (`tenancy.py`). What reads or changes the row is a job (`job.py`);
-there is one at a time, so no job meets the changes of another.
+The owner's state is its tenancy (`tenancy.py`). Jobs read or change the metadata (`job.py`), one at
+a time, so no job meets another's changes.
 
-Invariant (checked by `check`): an owner that is settled has nothing in flight, and no request waits
-for it (rule 24).
+Invariant (checked by `check`): a settled owner has no request in flight or waiting (rule 24).
 """
 
 from collections import deque
@@ -89,10 +88,10 @@ from quorumlog.protocol.log.tenancy import Tenancy
 from quorumlog.protocol.metadata import LedgerMetadata
 
 IN_FLIGHT_MAX: Final = 10_000
-"""Requests of one log that wait for their acknowledgement; beyond: 429 (taste)."""
+"""Requests of one log that may await their acknowledgement; more get 429. Chosen by judgement."""
 
 _POINT_EVERY: Final = 16
-"""Every 16th batch is a hint for readers."""
+"""Every 16th batch becomes a hint for readers."""
 
 _BY_STATE: Final = (
     UnexpectedOffset,
@@ -104,22 +103,22 @@ _BY_STATE: Final = (
     LogReplaced,
     InvalidRequest,
 )
-"""Refusals of an append that hold for the state of the log that the owner knows, and only while it
-owns it.
+"""Refusals of an append that depend on the known state of the log, and hold only while this process
+still owns the log.
 """
 
 _OF_ENTRIES: Final = (Overloaded, InvalidRequest, TooLarge)
-"""Refusals of entries by a ledger that takes others. Any other refusal ends the owner."""
+"""Refusals of single entries by a healthy ledger. Any other refusal ends the owner."""
 
 
 class OwnerPhase(Enum):
-    """An owner begins LIVE; SETTLED is for good."""
+    """The phase of an owner, which begins LIVE; SETTLED is final."""
 
     LIVE = "live"
     DRAINING = "draining"
-    """The ledger is about to be closed: new requests wait for the next one."""
+    """The ledger is about to be closed: new requests wait for the next ledger."""
     SETTLING = "settling"
-    """It has ended; the end of its ledger decides what becomes of what was in flight."""
+    """The owner has ended; the end of its ledger decides about requests in flight."""
     SETTLED = "settled"
 
 
@@ -134,32 +133,33 @@ class Owner:
         *,
         settle_s: float,
     ) -> None:
-        """`log` names a last ledger of this process, empty, with its first offset. For `settle_s`
-        the end of a ledger is asked for whose handle is over.
+        """`log` must name a last ledger of this process, empty and with its first offset.
+        `settle_s`: how long an ended owner retries to find the end of its ledger.
         """
         self.tenancy = Tenancy(log, producers, now)
         self.phase = OwnerPhase.LIVE
         self._waiting: deque[PendingAppend] = deque()
         self._doubted: list[tuple[PendingAppend, RecordsAppended | QuorumLogError]] = []
-        """Answers that rest on what this owner remembers: they are given once it is known that it
-        still owns the log."""
+        """Answers from this owner's memory, held until a check shows that it still owns the log."""
         self._job: Job | None = None
         self._jobs: deque[Job] = deque()
         self._is_roll_asked = False
         self._is_named = False
-        """Whether the row, read after the first entry of the ledger was on disk, names the ledger with its place (rule 18f)."""
+        """Whether metadata from after the ledger's first entry names its place (rule 18f)."""
         self._durable_to = NO_ENTRY
-        """The last entry that is on disk, while the row is read."""
+        """The last entry that is on disk, acknowledged or not."""
         self._number = self._job_asked = self._settle_asked = self._pause_asked = 0
         self._name_asked = 0
         self._refusals = 0
-        """Of submitted entries. A refusal of an earlier `Submit` names entries that are begun anew or answered."""
+        """Counts refusals. One of an earlier `Submit` is ignored: its entries were begun anew or
+        answered.
+        """
         self._settle_s, self._settle_until_s = settle_s, 0.0
         self._out: list[Effect] = []
 
     @property
     def log(self) -> LogMetadata:
-        """The row as this owner knows it."""
+        """The log's metadata as this owner knows it."""
         return self.tenancy.log
 
     @property
@@ -168,16 +168,16 @@ class Owner:
 
     @property
     def ledger_id(self) -> int:
-        """The ledger that is written."""
+        """The ledger that the owner writes."""
         return self.tenancy.ledger_id
 
     def is_mine(self, log: LogMetadata) -> bool:
-        """Whether a row still says that this owner writes the log's last ledger."""
+        """Whether a version of the metadata names this owner's ledger last."""
         return self.tenancy.is_mine(log)
 
     @property
     def is_ended(self) -> bool:
-        """Whether this owner is over."""
+        """Whether this owner has ended."""
         return self.phase in (OwnerPhase.SETTLING, OwnerPhase.SETTLED)
 
     @property
@@ -187,13 +187,13 @@ class Owner:
 
     @property
     def acknowledged_offset(self) -> int:
-        """The end of what is acknowledged."""
+        """The offset behind the last acknowledged record."""
         return self._pipe.first_offset + self._pipe.acknowledged
 
     # --- the machine -----------------------------------------------------------------------------
 
     def step(self, event: Event, now: Now) -> list[Effect]:
-        """What to do about an event."""
+        """Take an event and return the effects."""
         match event:
             case AppendsAsked(requests, are_again):
                 self._appends_asked(requests, now, are_again=are_again)
@@ -217,7 +217,7 @@ class Owner:
             case RowTaken(log):
                 self.tenancy.take(log)
             case Ticked():
-                # No producer is forgotten here: that goes by append times (rule 26a).
+                # No producer expires here: append times decide about that (rule 26a).
                 self._roll_if_due(now)
             case Retired():
                 self._retire(now)
@@ -230,7 +230,7 @@ class Owner:
         return out
 
     def _go_on(self, now: Now) -> None:
-        """Do what the state asks for, whatever the event was."""
+        """Take the next steps that the state requires, after any event."""
         if self._doubted and not any(job.kind is JobKind.CHECK for job in self._jobs):
             self._jobs.append(Job(JobKind.CHECK))
         while self._job is None and self._jobs:
@@ -301,9 +301,9 @@ class Owner:
         return self.phase is not OwnerPhase.LIVE or self._pipe.is_over
 
     def _durable(self, event: EntriesDurable, now: Now) -> None:
-        """Acknowledge entries that are on disk, in order. Before the first ones of a ledger, read the row: a database that went
-        back may have lost the ledger. The copies of the ledger's row tell its place, so a loss that comes later is not accepted
-        before a rebuild has read them (rule 18f).
+        """Acknowledge entries that are on disk, in order. Before a ledger's first ones, read the
+        metadata, since a database that went back may have lost the ledger. A later loss can't be
+        accepted before a rebuild has read the ledger's place from its copies (rule 18f).
         """
         if self.is_ended or event.ledger_id != self.ledger_id:
             return
@@ -315,14 +315,16 @@ class Owner:
             self._name_asked = self._ask(ReadLog(self.log.name))
 
     def _name_answered(self, value: Any, now: Now) -> None:
-        """The row was read after the ledger's first entries were on disk."""
+        """Handle the metadata, read after the ledger's first entries were on disk."""
         if self.is_ended:
             return
         if isinstance(value, LogMetadata) and self._names(value):
             self._is_named = True
             self._acknowledge_durable(now)
         elif isinstance(value, LogMetadata):
-            gone = NoSuchLedger("the log does not name it any more", ledger_id=self.ledger_id)
+            gone = NoSuchLedger(
+                "the log does not name the ledger any longer", ledger_id=self.ledger_id
+            )
             self._end(gone, now)
         elif not isinstance(value, QuorumLogError):
             self._name_asked = self._ask(ReadLog(self.log.name))
@@ -332,7 +334,7 @@ class Owner:
             self._end(value, now)
 
     def _names(self, row: LogMetadata) -> bool:
-        """Whether a row names this owner's ledger with its place."""
+        """Whether metadata names this owner's ledger with its first offset."""
         item = row.item_of(self.ledger_id)
         return item is not None and item.first_offset is not None
 
@@ -341,7 +343,7 @@ class Owner:
         while pipe.in_flight and pipe.in_flight[0].entry_id <= self._durable_to:
             self._acknowledge()
         if pipe.is_over and not pipe.in_flight:
-            # The log has its end: whoever asks next closes it, and no ledger follows (rule 25b).
+            # The log has its end: the next request closes it, and no ledger follows (rule 25b).
             self._end(None, now)
             return
         pipe.producers.forget(now_ms=now.expiry_ms(pipe.appended_ms))
@@ -355,7 +357,7 @@ class Owner:
         self._out.append(Resolve(pending.request, pending.answer(self.ledger_id)))
 
     def _repeated(self, pending: PendingAppend, first: Answer) -> RecordsAppended:
-        """The answer to a repeat of an acknowledged request."""
+        """The answer to a retry of an acknowledged request."""
         assert pending.call.producer is not None
         return RecordsAppended(
             first.first_offset,
@@ -373,7 +375,7 @@ class Owner:
             self._out.append(Submit(self.ledger_id, first, payloads, self._refusals, one_by_one))
 
     def _refused(self, event: SubmitRefused, now: Now) -> None:
-        """The ledger refused entries: begin them one by one, answer them, or leave them to the next owner (rule 24a)."""
+        """Begin refused entries one by one, answer them, or leave them to others (rule 24a)."""
         if (event.ledger_id, event.number) != (self.ledger_id, self._refusals):
             return
         self._refusals += 1
@@ -392,7 +394,7 @@ class Owner:
         for pending in refused:
             self._resolve_all(pending, event.error)
         if self.phase is OwnerPhase.LIVE and not self._pipe.is_over:
-            # What waited for the log's end, which did not come.
+            # These waited for the log's end, which was refused.
             waiting, self._waiting = self._waiting, deque()
             for each in waiting:
                 self._append(each, now)
@@ -403,13 +405,13 @@ class Owner:
     # --- the end ---------------------------------------------------------------------------------
 
     def _end(self, error: QuorumLogError | None, now: Now) -> None:
-        """This owner has failed; None: another one owns the log."""
+        """End with a failure, or with None because another gateway owns the log."""
         if not self.is_ended:
             self._out.append(OwnerEnded(error))
             self._retire(now)
 
     def _retire(self, now: Now) -> None:
-        """Nothing is begun any more; the ledger's end says what is in it (rule 24)."""
+        """Begin no request from now on; the ledger's end settles those in flight (rule 24)."""
         if self.is_ended:
             return
         self.phase = OwnerPhase.SETTLING
@@ -428,13 +430,13 @@ class Owner:
     def _take_back(
         self, doubted: list[tuple[PendingAppend, RecordsAppended | QuorumLogError]]
     ) -> None:
-        """Leave these requests to the next owner: this one cannot know their answers."""
+        """Leave these requests to the next owner: this one can't know their answers."""
         self._waiting.extendleft(pending for pending, _ in reversed(doubted))
         doubted.clear()
 
     def _settle_answered(self, value: Any, now: Now) -> None:
         if isinstance(value, LedgerMetadata):
-            assert value.last_entry is not None, "it is CLOSED"
+            assert value.last_entry is not None, "a recovered ledger is CLOSED"
             self._durable_to = value.last_entry
             in_flight = self._pipe.in_flight
             if self._is_named or not in_flight or value.last_entry < in_flight[0].entry_id:
@@ -444,8 +446,8 @@ class Owner:
         elif isinstance(value, LogMetadata) and self._names(value):
             self._settle()
         elif isinstance(value, NoSuchLedger | LogMetadata):
-            # Another owner has ended it, and it was truncated or deleted with the log since. Or the database went back.
-            lost = WriterLost("the ledger that it went to is gone", log=self.log.name)
+            # The ledger was deleted under another owner, or the database went back.
+            lost = WriterLost("the request's ledger is gone", log=self.log.name)
             self._lose(lost)
         elif not isinstance(value, QuorumLogError):
             self._settle_asked = self._ask(RecoverLedger(self.ledger_id))
@@ -455,7 +457,7 @@ class Owner:
             self._lose(value)
 
     def _settle(self) -> None:
-        """What was in flight is done up to the ledger's end, and certainly not done beyond."""
+        """Settle requests in flight: done up to the ledger's end, and certainly not done beyond."""
         again: list[PendingAppend] = []
         for pending in self._pipe.in_flight:
             if pending.entry_id <= self._durable_to:
@@ -468,7 +470,7 @@ class Owner:
         self._settled()
 
     def _lose(self, error: QuorumLogError) -> None:
-        """Answer what was in flight with an unknown outcome."""
+        """Answer all requests in flight with an unknown outcome."""
         unknown = error.with_outcome(UNKNOWN)
         for pending in self._pipe.in_flight:
             self._resolve_all(pending, unknown)
@@ -483,7 +485,7 @@ class Owner:
         self._out.append(Settled(again, begun))
 
     def _stop(self) -> None:
-        """The process ends: the outcome of what is under way is unknown."""
+        """The process ends: requests under way have an unknown outcome."""
         if self.phase is OwnerPhase.SETTLED:
             return
         self.phase = OwnerPhase.SETTLING
@@ -532,7 +534,7 @@ class Owner:
             self._proceed(job.answered(value, self.tenancy, now), now)
 
     def _proceed(self, following: JobNext, now: Now) -> None:
-        """Do what the job says comes next."""
+        """Carry out a job's next step."""
         job = self._job
         assert job is not None
         match following:
@@ -555,7 +557,7 @@ class Owner:
                 self._job_asked = self._ask(following)
 
     def _next_ledger(self, now: Now) -> None:
-        """Write to the ledger that the row names last now, what waited first."""
+        """Switch to the ledger that the metadata now names last; waiting requests go first."""
         pipe = self._pipe
         self._out.append(PlaceKnown(self.ledger_id, pipe.records, pipe.next_entry))
         self.tenancy.next_ledger(now)
@@ -578,9 +580,9 @@ class Owner:
             self._is_roll_asked = False
 
     def _fail(self, job: Job, error: QuorumLogError | None) -> None:
-        """A job comes to nothing; where the owner has ended, most errors say nothing of the log."""
+        """End a job that failed; if the owner has ended, most errors say nothing about the log."""
         if self._job is not job:
-            return  # the owner's end was its end
+            return  # the job ended with the owner
         self._job, self._job_asked = None, 0
         self._drop(job, error)
 
@@ -593,20 +595,20 @@ class Owner:
             self._pause_asked = self._ask(Wait(Pause.ROLL))
 
     def _discard(self, job: Job) -> None:
-        """Delete the ledger that was created for a job, unless the log names it. The sweep deletes what this
-        misses.
+        """Delete the ledger that a job created, unless the log names it. The sweep deletes the
+        rest.
         """
         if job.new is not None:
             self._ask(DeleteLedger(job.new))
 
     def _learn(self, head: LogHead, now: Now) -> None:
-        """A row of the primary was read (rule 16a)."""
+        """End if newer metadata from the primary names another owner (rule 16a)."""
         if head.version > self.log.version and not self.tenancy.may_be_own(head):
             self._end(None, now)
 
 
 def not_the_owner(name: str) -> NotTheOwner:
-    """The error of a request that this gateway did not carry out, because it does not own the log."""
+    """The error for a request that was not carried out, as this gateway doesn't own the log."""
     return NotTheOwner(
         "this gateway does not own the log now and did nothing: send the request again", log=name
     )

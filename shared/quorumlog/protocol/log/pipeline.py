@@ -1,5 +1,4 @@
-"""The appends to one ledger of a log: each gets its entry and its offsets, and all are acknowledged in
-order.
+"""The appends to one ledger of a log: assigns entry ids and offsets, and acknowledges in order.
 
 Invariants (checked by `check`):
   - entry n holds the records from `records_before`, so offsets are dense (rule 25);
@@ -20,7 +19,7 @@ from quorumlog.protocol.log.row import Answer, LogItem
 
 @dataclass(slots=True, eq=False)
 class PendingAppend:
-    """One request to append that waits for its answer."""
+    """A request to append that waits for its answer."""
 
     request: RequestKey
     call: Append
@@ -31,20 +30,20 @@ class PendingAppend:
     content: str = ""
     appended_ms: int = 0
     ends: bool = False
-    """Whether the log ends with it (rule 25b)."""
+    """Whether the log ends with this append (rule 25b)."""
     seq_before: str | None = None
     replaced: object = None
-    """What `ProducerTable.undo` needs."""
+    """The value for `ProducerTable.undo`."""
     repeats: list["PendingAppend"] = field(default_factory=list)
-    """Duplicates that came while this one was in flight."""
+    """Retries that arrived while this request was in flight."""
 
     @property
     def with_repeats(self) -> tuple["PendingAppend", ...]:
-        """All that wait for this entry."""
+        """The request and its retries, which all wait for this entry."""
         return (self, *self.repeats)
 
     def answer(self, ledger_id: int) -> RecordsAppended:
-        """What the client is told when the entry is durable."""
+        """The client's response once the entry is durable."""
         last = self.first_offset + self.call.count - 1
         return RecordsAppended(self.first_offset, last, ledger_id, self.entry_id)
 
@@ -62,8 +61,8 @@ class Pipeline:
         packs: bool = False,
         seq: str | None = None,
     ) -> None:
-        """`item` is the ledger's, empty, with its first offset; `appended_ms` is the append time of
-        the last batch before it, and `seq` the last stream sequence; `packs`: batches are stored with compressed columns.
+        """`item`: the ledger's, empty, with its first offset. `appended_ms`: the last earlier
+        append time. `seq`: the last stream sequence. `packs`: whether to compress batches' columns.
         """
         assert item.first_offset is not None, "rule 23"
         self.ledger_id = item.ledger_id
@@ -72,22 +71,22 @@ class Pipeline:
         self.appended_ms = appended_ms
         self.seq = seq
         self.is_over = False
-        """The batch that ends the log was begun: nothing may follow it (rule 25b)."""
+        """Whether the batch that ends the log was begun: no batch may follow it (rule 25b)."""
         self.since_s = now.monotonic_s
         self.in_flight: deque[PendingAppend] = deque()
         self.next_entry = 0
         self.records = 0
         self.bytes = 0
         self.acknowledged = 0
-        """How many records are acknowledged."""
+        """The number of acknowledged records."""
         self._submitted = 0
-        """Entries below this id were submitted."""
+        """The id below which all entries were submitted."""
         self._has_producers = False
         self._packs = packs
 
     @property
     def next_offset(self) -> int:
-        """What the next request gets, if all that is in flight is acknowledged."""
+        """The offset that the next request gets, if all requests in flight are acknowledged."""
         return self.first_offset + self.records
 
     def check(self) -> None:
@@ -98,9 +97,9 @@ class Pipeline:
         assert self.acknowledged <= self.records
 
     def begin(self, pending: PendingAppend, now: Now) -> Answer | None:
-        """Give an append its entry and its offsets; or the answer that its request had before.
+        """Assign an entry and offsets to an append, or return the answer that its first copy got.
 
-        Raises: why it can't be appended, and nothing is changed.
+        Raises: the reason why the request can't be appended; then nothing is changed.
         """
         call = pending.call
         marked = batch.decode_head(call.data) if batch.is_marked(call.data) else None
@@ -151,8 +150,8 @@ class Pipeline:
         return None
 
     def _check_since(self, since: int) -> None:
-        """Raise InvalidRequest where Producer-Since is above the log's end: so each record is at or
-        above the since of its request, which rule 26a rests on (`producers.py`).
+        """Raise InvalidRequest if Producer-Since is above the log's end: rule 26a needs each record
+        at or above its request's since (`producers.py`).
         """
         if since > self.next_offset:
             detail = f"the log's next record gets the offset {self.next_offset}"
@@ -162,12 +161,12 @@ class Pipeline:
             )
 
     def _check_seq(self, seq: str | None) -> None:
-        """Raise StreamSeqRegression unless a stream sequence is above the log's last one, byte by byte (rule 25a)."""
+        """Raise StreamSeqRegression unless `seq` is above the last one, byte by byte (rule 25a)."""
         if seq is not None and self.seq is not None and seq.encode() <= self.seq.encode():
             raise StreamSeqRegression(f"Stream-Seq must be above {self.seq!r}, the last one")
 
     def to_submit(self) -> tuple[bytes, ...]:
-        """The entries that were begun since this was asked last: the newest ones."""
+        """The entries that were begun since the last call: the newest ones."""
         count, self._submitted = self.next_entry - self._submitted, self.next_entry
         if count <= 0:
             return ()
@@ -175,11 +174,11 @@ class Pipeline:
         return tuple(reversed(newest))
 
     def again_from(self, first_entry: int) -> None:
-        """Submit the entries from this id on once more."""
+        """Let `to_submit` return the entries from this id on again."""
         self._submitted = first_entry
 
     def acknowledge(self) -> tuple[PendingAppend, Answer]:
-        """The entry at the head is durable. The answer is for repeats of its request."""
+        """Acknowledge the durable entry at the head. Returns also the answer to retries."""
         pending = self.in_flight.popleft()
         self.acknowledged += pending.call.count
         done, producer = pending.answer(self.ledger_id), pending.call.producer
@@ -196,14 +195,14 @@ class Pipeline:
         return pending, answer
 
     def cut(self, first_entry: int) -> list[PendingAppend]:
-        """Entries from this id on were not taken: what was begun for them, in order."""
+        """Remove and return, in order, the appends from this entry id on, which were rejected."""
         taken: deque[PendingAppend] = deque()
         while self.in_flight and self.in_flight[-1].entry_id >= first_entry:
             taken.appendleft(self.in_flight.pop())
         return list(taken)
 
     def undo(self, refused: list[PendingAppend]) -> None:
-        """Treat entries that were cut off as never begun: the next request gets their place."""
+        """Treat appends that were cut as never begun: the next request gets their offsets."""
         self.again_from(self.next_entry - len(refused))
         for pending in reversed(refused):
             self.next_entry -= 1

@@ -1,35 +1,35 @@
-"""The producer table of one log at its owner: what makes a retry harmless (rules 26 and 26a).
+"""The producer table of one log at its owner: recognizes retries (rules 26 and 26a).
 
-It holds what was acknowledged, and what is in flight. Each takeover rebuilds it from the row's table
-and a replay of the ledger. So it never hears of a failure: an owner that fails is dropped with its
-table.
+The table holds acknowledged requests and requests in flight. Each takeover rebuilds it from the
+metadata's table and a replay of the ledger. So it handles no failures: an owner that fails is
+dropped with its table.
 
-Unknown is not new (rule 26a). A table is bounded, so a producer that is not in it may be one that
-was forgotten, whose repeat must not be appended. `forgotten_end` is the offset after the last record
-of everybody that was ever forgotten, and a request says in `Producer-Since` where the log ended
-before its producer had sent anything. An unknown producer is new only with
-`since >= forgotten_end`, and no request is taken with a `since` above the log's end:
+Unknown is not new (rule 26a). The table is bounded, so a producer that it lacks may have been
+forgotten, and its retries must not be appended. `forgotten_end` is the offset behind the last
+record of all forgotten producers. `Producer-Since` of a request is the log's end before its
+producer's first request. An unknown producer is new only if `since >= forgotten_end`, and a request
+with a `since` above the log's end is rejected:
 
-    p reads next_offset 8, its since; p/0 is appended at 8, and nothing was in between;
+    p reads next_offset 8, its since; p/0 is appended at 8, with nothing in between;
     others append 9 to 20, and p is forgotten: forgotten_end is 9, the end and not the last offset;
-    p/0 comes again: 8 < 9, expired. (Against the last offset, 8, it would have to be `>`.)
-    q has read next_offset 9: 9 >= 9, q is new. Who read 9 began after p's last record was there.
-    r has read 8 as p did, and sends only now: it is refused, for nobody can tell it from p.
+    p/0 is retried: 8 < 9, expired. (With the last offset, 8, the test would need `>`.)
+    q has read next_offset 9: 9 >= 9, q is new: it read 9 after p's last record was there.
+    r has read 8 like p, and sends only now: it is rejected, since it can't be told from p.
 
-In general: a request of `since` s that was appended got an offset o >= s (checked where offsets are
-given out), so who is forgotten after it leaves forgotten_end >= o + 1 > s, and a repeat with the same s
-is refused for ever. That holds whatever route, gateway or crash the reading of s came from: too low is
-refused at worst, too high is not taken until the log has got there, and then o >= s again. Offsets that
-were in flight when an owner died, and are given out anew, change nothing: what was not appended left no
-record, and what is appended again is checked again. Without the header s is 0, so that nobody is new
-once anybody was forgotten.
+In general: an appended request with `since` s has an offset o >= s (checked when offsets are
+assigned). Forgetting its producer leaves forgotten_end >= o + 1 > s, so a retry with the same s is
+always rejected. This holds for any s, however it was read: too low an s is rejected at worst; too
+high an s is rejected until the log has reached it, and then o >= s again. Offsets in flight when an
+owner died may be assigned again: a request that was not appended left no record, and one that is
+appended again is checked again. Without the header s is 0, so no producer is new once one was
+forgotten.
 
 Invariants:
-  - `next_seq` of a producer counts what was begun; its answers count what was acknowledged;
-  - at most PRODUCERS_MAX producers, the one that was silent longest goes first, but none that has
-    a request in flight;
+  - `next_seq` of a producer counts begun requests; its answers are of acknowledged ones;
+  - at most PRODUCERS_MAX producers; the one silent longest is forgotten first, but none with a
+    request in flight;
   - a producer with an acknowledged request is in the table, or all its records are below
-    `forgotten_end`, which never goes back.
+    `forgotten_end`, which never decreases.
 """
 
 from collections import OrderedDict
@@ -43,7 +43,7 @@ from quorumlog.protocol.batch import ProducerSeq
 from quorumlog.protocol.log.row import ANSWERS_MAX, PRODUCERS_MAX, Answer, Producer, bounded
 
 EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
-"""A producer that was silent for so long, by the log's append times, is forgotten (Kafka's default)."""
+"""How long a producer is kept after its last append, by append times (Kafka's default)."""
 
 P = TypeVar("P")
 
@@ -58,12 +58,10 @@ class _State(Generic[P]):
 
 
 class ProducerTable(Generic[P]):
-    """The producers of a log. `P` is what a request in flight is for its owner."""
+    """The producers of a log. `P`: the owner's type of a request in flight."""
 
     def __init__(self, producers: Iterable[Producer] = (), *, forgotten_end: int = 0) -> None:
-        """`producers`, the one that was silent longest first, and `forgotten_end`: of the log's row
-        (LogMetadata).
-        """
+        """`producers` (silent longest first) and `forgotten_end` are from LogMetadata."""
         self.forgotten_end = forgotten_end
         self._states: OrderedDict[str, _State[P]] = OrderedDict()
         for producer in producers:
@@ -72,25 +70,25 @@ class ProducerTable(Generic[P]):
             self._states[producer.id] = state
 
     def __len__(self) -> int:
-        """Producers that are known."""
+        """The number of known producers."""
         return len(self._states)
 
     def find(
         self, request: ProducerSeq, content: str | None, *, since: int = 0
     ) -> Answer | P | None:
-        """The first answer to this request, or the one in flight; None when the request is the
-        next of its producer and may begin. `since` is not above the log's end. Without `content` a repeat is known
-        by its numbers alone.
+        """Returns the first answer to this request, the first copy in flight, or None if the
+        request is its producer's next and may begin. `since` must not be above the log's end.
+        Without `content`, the producer's numbers alone identify a retry.
 
-        Raises: StaleProducer, SequenceGap, ExpiredProducer; InvalidRequest when the first request
-        of this seq had another content.
+        Raises: StaleProducer, SequenceGap, ExpiredProducer; InvalidRequest if the first request
+        with this seq had another content.
         """
         state = self._states.get(request.id)
         if state is None and since < self.forgotten_end:
             raise ExpiredProducer(
-                f"nothing is known of producer {request.id}, and the log has forgotten producers up"
+                f"producer {request.id} is unknown, and the log has forgotten producers up"
                 f" to offset {self.forgotten_end}: only one whose Producer-Since (the log's"
-                " next_offset, read before the producer's first request) is not below that is new"
+                " next_offset, read before the producer's first request) is not below that counts as new"
             )
         if state is not None and request.epoch < state.epoch:
             raise StaleProducer(
@@ -107,16 +105,16 @@ class ProducerTable(Generic[P]):
         return _repeated(state, request, content)
 
     def begin(self, request: ProducerSeq, content: str, pending: P) -> object:
-        """A request that `find` knew nothing of is in flight from now on. Gives what `undo` needs."""
+        """Note a request in flight, after `find` returned None. Returns a value for `undo`."""
         before = self._states.get(request.id)
         state = self._state(request)
-        assert request.seq == state.next_seq, "find() comes first"
+        assert request.seq == state.next_seq, "begin() only follows find()"
         state.in_flight[request.seq] = (content, pending)
         state.next_seq += 1
         return None if before is state else before
 
     def undo(self, request: ProducerSeq, before: object) -> None:
-        """The request that was begun last was not taken after all."""
+        """Undo the last `begin`, whose request was rejected after all."""
         state = self._states[request.id]
         del state.in_flight[request.seq]
         state.next_seq -= 1
@@ -126,14 +124,14 @@ class ProducerTable(Generic[P]):
             del self._states[request.id]
 
     def done(self, request: ProducerSeq, answer: Answer, *, now_ms: int) -> None:
-        """A request is acknowledged, appended at the log's `now_ms`. One that was never begun (a
-        replay) is taken as it comes.
+        """Note that a request, appended at the log's time `now_ms`, is acknowledged. A replayed
+        request, which was never begun, is accepted as it is.
         """
         state = self._states.get(request.id)
         if state is not None and (request.epoch, request.seq) < (state.epoch, state.next_seq):
             if not state.in_flight:
-                # A replay, in the log's order: its owner had forgotten this producer, and took one
-                # of the same name for new.
+                # A replay in log order: the owner had forgotten this producer, and accepted a new
+                # one of the same name.
                 del self._states[request.id]
             elif request.epoch < state.epoch:
                 return
@@ -147,7 +145,7 @@ class ProducerTable(Generic[P]):
         self._states.move_to_end(request.id)
 
     def forget(self, *, now_ms: int) -> None:
-        """Drop the producers that were silent for too long, and those beyond the limit."""
+        """Forget producers that were silent for too long, and those beyond the limit."""
         while self._states:
             name, oldest = next(iter(self._states.items()))
             is_old = oldest.seen_ms < now_ms - EXPIRY_MS
@@ -156,17 +154,17 @@ class ProducerTable(Generic[P]):
             self._drop(name)
 
     def highest(self, name: str) -> int | None:
-        """The highest number of a producer's epoch that is acknowledged."""
+        """The highest acknowledged number in a producer's epoch; None if there is none."""
         state = self._states.get(name)
         return max(state.answers, default=None) if state is not None else None
 
     def lost(self, end: int) -> None:
-        """Requests below an offset are lost (rule 31), and their producers with them."""
+        """Note that requests below an offset are lost (rule 31), and their producers unknown."""
         self.forgotten_end = max(self.forgotten_end, end)
 
     def snapshot(self) -> tuple[Producer, ...]:
-        """What is acknowledged, as a row keeps it; nothing is in flight. Producers
-        that it leaves out are forgotten: read `forgotten_end` afterwards.
+        """The acknowledged requests, in the form for metadata; none may be in flight. Producers
+        beyond the limit are forgotten: read `forgotten_end` afterwards.
         """
         while len(self._states) > PRODUCERS_MAX:
             self._drop(next(iter(self._states)))
@@ -180,7 +178,7 @@ class ProducerTable(Generic[P]):
 
     def _drop(self, name: str) -> None:
         state = self._states.pop(name)
-        assert not state.in_flight, "who has a request in flight is not forgotten"
+        assert not state.in_flight, "a producer with a request in flight is not forgotten"
         seen = (answer.last_offset for answer in state.answers.values())
         self.lost(max(seen, default=-1) + 1)
 
@@ -193,7 +191,7 @@ class ProducerTable(Generic[P]):
 
 
 def _gap(request: ProducerSeq, expected: int, epoch: int | None) -> SequenceGap:
-    """`epoch`: the one that the request would end, where it begins another."""
+    """The error for a gap. `epoch`: the present one, if the request would begin another."""
     return SequenceGap(
         f"producer {request.id} sent {request.seq}, but {expected} is the next of epoch"
         f" {request.epoch}",

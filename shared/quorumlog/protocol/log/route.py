@@ -1,17 +1,17 @@
-"""Where one gateway's requests to one log go: to the owner here, to another gateway, or they wait.
+"""Routes one gateway's requests to one log: to the owner here, to another gateway, or to a queue.
 
-    UNKNOWN -> REMOTE                       the row names another process that lives
-    UNKNOWN, REMOTE -> TAKING -> OWNING     nobody lives: a takeover (rule 22)
+    UNKNOWN -> REMOTE                       metadata names another process that lives
+    UNKNOWN, REMOTE -> TAKING -> OWNING     no owner lives: a takeover (rule 22)
     OWNING -> SETTLING -> UNKNOWN           the owner failed, or gave the log up (rule 24)
 
-A gateway owns a log while it writes the last ledger of the log's row. The compare-and-swap decides
-who does; asking whether an owner lives only spares duels. What may change the owner is a handover
-(`handover.py`); there is one at a time, and requests that find no owner wait for its end. An owner and
-a takeover are machines of their own, which this one steps.
+A gateway owns a log while it writes the last ledger in the log's metadata. Compare-and-swap decides
+which gateway does; probing an owner only avoids needless takeovers. A handover may change the owner
+(`handover.py`); there is one at a time, and requests that find no owner wait for its end. Owner and
+takeover are machines of their own, which this one steps.
 
 Invariants (checked by `check`):
   - a live owner and another process are never both known (rule 22);
-  - nobody waits while requests could go somewhere, or nothing looks for where (liveness).
+  - liveness: no request waits while the owner is known, or while no search for it is running.
 """
 
 from collections import deque
@@ -80,7 +80,7 @@ from quorumlog.protocol.metadata import Writer
 
 
 class RoutePhase(Enum):
-    """What is known of a log's owner."""
+    """What this gateway knows about a log's owner."""
 
     UNKNOWN = "unknown"
     REMOTE = "remote"
@@ -89,50 +89,52 @@ class RoutePhase(Enum):
 
 
 class LogRoute:
-    """Where requests to one log go, in one gateway; see the module."""
+    """Routes requests to one log, in one gateway; see the module."""
 
     def __init__(self, name: str, me: str, *, settle_s: float) -> None:
-        """`me` is this process as rows name it; `settle_s` as for an owner."""
+        """`me`: this process's name in metadata; `settle_s`: see Owner."""
         self.name = name
         self._me = me
         self._settle_s = settle_s
         self.owner: Owner | None = None
         self._takeover: Takeover | None = None
         self._tenure = 0
-        """Of the owner or the takeover, whose questions have numbers of their own."""
+        """The number of the present owner or takeover, which tags its questions."""
         self._former: dict[int, Owner] = {}
-        """Owners that have ended, and wait for what a job of theirs has asked, by tenure."""
+        """Ended owners, by tenure, that wait for an answer to a job's question."""
         self.remote: Writer | None = None
         """Another process that writes the log's last ledger."""
         self._remote_created_at = ""
-        """Of the log that it owns, as far as this process knows."""
+        """The creation time of the log that `remote` owns, as far as this process knows."""
         self._is_draining = False
         self._handover: Handover | None = None
         self._handovers: deque[Handover] = deque()
         self._again: deque[LogRequest] = deque()
-        """Appends that certainly were not done by an owner that ended: before all others, in order."""
+        """Appends that an ended owner certainly did not carry out: they go first, in order."""
         self._resent: LogRequest | None = None
-        """The one of these that is being forwarded: one at a time, to keep their order."""
+        """The append of `_again` that is being forwarded: one at a time, to keep their order."""
         self._waiting: list[LogRequest] = []
-        """Requests that wait for an owner, and came before the search under way asked for the row."""
+        """Requests that wait for an owner, and arrived before the search read the metadata."""
         self._late: list[LogRequest] = []
-        """Requests that wait for an owner, and came later. The row that the search finds may be older than they are."""
+        """Requests that wait for an owner, and arrived later than the search's read of the
+        metadata.
+        """
         self._jobs: dict[RequestKey, LogRequest] = {}
-        """Rolls and publications that the owner here does."""
+        """Rolls and publications that the owner here carries out."""
         self._asked: dict[int, LogRequest | None] = {}
-        """Own questions under way; those of a handover have no request."""
+        """The route's own pending questions; those of a handover have no request."""
         self._free: list[int] = []
-        """Numbers below those that are under way."""
+        """Unused question numbers below the highest one in use."""
         self._is_gone = False
-        """Whether a request found that there is no log of this name."""
+        """Whether a request found that the log does not exist."""
         self._forwarded_to: dict[int, Writer] = {}
         self._abandoned: dict[RequestKey, None] = {}
-        """Requests that are not resolved, and whose clients are gone: none of them is begun again."""
+        """Unresolved requests whose clients are gone: none of them is begun again."""
         self._out: list[Effect] = []
 
     @property
     def phase(self) -> RoutePhase:
-        """What is known of the owner."""
+        """What this gateway knows about the owner."""
         if self.owner is not None:
             return RoutePhase.SETTLING if self.owner.is_ended else RoutePhase.OWNING
         return RoutePhase.UNKNOWN if self.remote is None else RoutePhase.REMOTE
@@ -149,14 +151,14 @@ class LogRoute:
         """Assert the invariants."""
         assert self.owner is None or self.remote is None, "rule 22"
         if (self._waiting or self._late or self._again) and self.phase is not RoutePhase.SETTLING:
-            assert self._handover or self._resent, "somebody waits, and nothing is under way"
+            assert self._handover or self._resent, "requests wait, and no search is running"
         if self.owner is not None:
             self.owner.check()
 
     # --- the machine -----------------------------------------------------------------------------
 
     def step(self, event: Event, now: Now) -> list[Effect]:
-        """What to do about an event."""
+        """Take an event and return the effects."""
         match event:
             case AppendsAsked():
                 self._appends_asked(event, now)
@@ -255,12 +257,14 @@ class LogRoute:
             self._go(LogRequest(request, call, (), call.is_forwarded), now)
 
     def _go(self, asked: LogRequest, now: Now) -> None:
-        """Give a request to the owner, here or elsewhere, or let it wait for one."""
+        """Give a request to the owner, here or elsewhere, or let it wait for an owner."""
         phase = self.phase
         if not self._is_awaited(asked.request):
             return
         if self._is_draining and phase is not RoutePhase.REMOTE:
-            self._resolve(asked.request, not_the_owner(self.name))  # else a busy log never settles
+            self._resolve(
+                asked.request, not_the_owner(self.name)
+            )  # otherwise a busy log would never settle
         elif phase is RoutePhase.OWNING:
             self._go_here(asked, now)
         elif phase is not RoutePhase.REMOTE:
@@ -282,7 +286,7 @@ class LogRoute:
         self._step_part(asked, now)
 
     def _job_done(self, asked: LogRequest, answer: Any, now: Now) -> None:
-        """A roll or a publication has ended; where its owner was lost, it is repeated by the next owner."""
+        """Answer a finished roll or publication, or give it to the next owner."""
         if answer is not NOT_OWNER:
             self._resolve(asked.request, answer)
         elif asked.is_forwarded:
@@ -301,27 +305,27 @@ class LogRoute:
 
     def _answered(self, number: int, value: Any, now: Now) -> None:
         if number not in self._asked:
-            return  # asked before the process began to end
+            return  # asked before the process began to stop
         asked = self._asked.pop(number)
         self._free.append(number)
         if not self._asked:
             self._free.clear()
         owner = self._forwarded_to.pop(number, None)
         if asked is None:
-            assert self._handover is not None, "it ends after its last question"
+            assert self._handover is not None, "a handover ends after its last question"
             is_owned = self.phase is RoutePhase.OWNING
             self._proceed(self._handover.answered(value, is_owned=is_owned), now)
         elif owner is None:
-            self._go_again(asked, now)  # it has waited, since the owner was none any more
+            self._go_again(asked, now)  # the request waited, because the owner had lost the log
         else:
             self._forwarded(asked, owner, value, now)
 
     def _forwarded(self, asked: LogRequest, owner: Writer, value: Any, now: Now) -> None:
-        """The owner elsewhere has answered, or can't be reached."""
+        """Handle the answer of the owner elsewhere, or that it can't be reached."""
         if isinstance(value, OwnerLost):
             self._forget(owner)
             if value.sent and not _is_repeatable(asked.call):
-                lost = f"the log's owner went away while it answered: {value.detail}"
+                lost = f"the log's owner was lost before it answered: {value.detail}"
                 error = WriterLost(lost, log=self.name, outcome=UNKNOWN)
                 self._finish(asked, Resolve(asked.request, error), now)
             else:
@@ -332,7 +336,7 @@ class LogRoute:
         elif isinstance(value, LogReplaced) and asked.created_at is not None:
             self._finish(asked, Resolve(asked.request, not_the_owner(self.name)), now)
         elif isinstance(value, LogReplaced) and _is_by_name(asked.call):
-            self._forget(owner)  # this process knew an older log
+            self._forget(owner)  # this process knew an older log of the name
             self._ask(Wait(Pause.YIELD), asked)
         elif isinstance(value, QuorumLogError):
             self._finish(asked, Resolve(asked.request, value), now)
@@ -350,7 +354,7 @@ class LogRoute:
             self._go_on(now)
 
     def _go_again(self, asked: LogRequest, now: Now, suspect: Writer | None = None) -> None:
-        """Send a forwarded request again: certainly it was not done, or it may be repeated."""
+        """Send a forwarded request again: it was certainly not done, or may be repeated."""
         if suspect is not None and self.phase is RoutePhase.UNKNOWN:
             self._search(suspect)
         if asked is self._resent:
@@ -361,8 +365,8 @@ class LogRoute:
             self._go(asked, now)
 
     def _refuse_for(self, row: LogMetadata) -> None:
-        """Give back the appends that an owner here took for a log that was deleted, if the row is of a later log of the name:
-        a sender that still waits asks again. Others got another answer long ago, and were done with the old log (rule 27b).
+        """Hand back appends that an owner here accepted for a deleted log, if `row` is of a later
+        one. A sender that still waits retries; the others were answered long ago (rule 27b).
         """
         again, self._again = self._again, deque()
         for asked in again:
@@ -372,7 +376,7 @@ class LogRoute:
                 self._resolve(asked.request, not_the_owner(self.name))
 
     def _go_on(self, now: Now) -> None:
-        """Requests that found no owner may find one now."""
+        """Give waiting requests to the owner if it is known now, or search for it."""
         phase = self.phase
         if self._abandoned:
             self._again = deque(one for one in self._again if self._is_awaited(one.request))
@@ -391,13 +395,13 @@ class LogRoute:
             self._search()
 
     def _is_awaited(self, request: RequestKey) -> bool:
-        """Whether anybody waits for a request that was not done. An abandoned request is forgotten by this."""
+        """Whether a client still waits for the request. Also forgets that it was abandoned."""
         return self._abandoned.pop(request, self) is self
 
     # --- handovers -------------------------------------------------------------------------------
 
     def _search(self, suspect: Writer | None = None) -> None:
-        """Look for the owner unless that is under way: all who wait share one search."""
+        """Search for the owner, unless a search is running: all waiting requests share one."""
         for one in (*([self._handover] if self._handover else ()), *self._handovers):
             if one.aim is Aim.SEARCH:
                 return
@@ -415,7 +419,7 @@ class LogRoute:
             self._proceed(handover.begin(), now)
 
     def _proceed(self, following: HandoverNext, now: Now) -> None:
-        """Do what a handover says comes next."""
+        """Carry out a handover's next step."""
         handover = self._handover
         assert handover is not None
         match following:
@@ -424,7 +428,7 @@ class LogRoute:
             case HandoverDone(answer):
                 self._end(answer, now)
             case OwnerFound(writer):
-                assert handover.row is not None, "it names the owner"
+                assert handover.row is not None, "the metadata names the owner"
                 self._refuse_for(handover.row)
                 self.remote, self._remote_created_at = writer, handover.row.created_at
                 self._end(None, now)
@@ -445,7 +449,7 @@ class LogRoute:
                 self._ask(following)
 
     def _settled(self, again: Again, begun: Collection[RequestKey], now: Now) -> None:
-        """The owner here has ended: what it had in flight is answered but for these."""
+        """The owner here has ended, with all requests in flight answered except `again`."""
         if self.owner is not None and self.owner.is_busy:
             self._former[self._tenure] = self.owner
         mine = None if self.owner is None else self.owner.log.created_at
@@ -460,7 +464,7 @@ class LogRoute:
             self._search()
 
     def _retired(self, now: Now) -> None:
-        """This process owns the log no more, as the handover asked."""
+        """This process no longer owns the log, as the handover requested."""
         handover = self._handover
         assert handover is not None
         if handover.aim is Aim.DELETE:
@@ -478,7 +482,7 @@ class LogRoute:
         self._step_part(BeginTakeover(), now)
 
     def _taken(self, result: LogMetadata | QuorumLogError | None, now: Now) -> None:
-        """A takeover has ended."""
+        """Handle the end of a takeover."""
         taken, self._takeover = self._takeover, None
         handover = self._handover
         assert taken is not None
@@ -492,15 +496,15 @@ class LogRoute:
         self._proceed(handover.taken(result), now)
 
     def _end(self, answer: Any, now: Now) -> None:
-        """The handover is done."""
+        """End the handover with an answer."""
         handover, self._handover = self._handover, None
         assert handover is not None
         self._resolve(handover.request, answer)
         self._go_on(now)
 
     def _fail(self, error: QuorumLogError, now: Now) -> None:
-        """A handover has failed. A search fails for the requests that waited for it. If the cause is what the row says, it fails only
-        for those that came before the search asked for the row (rule 27b); the later ones search again.
+        """End a failed handover. A failed search fails the waiting requests; if metadata is the
+        cause, only those from before it was read (rule 27b), and the others search again.
         """
         handover = self._handover
         assert handover is not None
@@ -510,7 +514,7 @@ class LogRoute:
         if handover.aim is Aim.SEARCH:
             again, self._again = self._again, deque()
             for asked in again:
-                # Certainly none of these was done.
+                # None of these requests was carried out.
                 self._resolve(asked.request, error.with_outcome(NOT_DONE))
             waiting, self._waiting = self._waiting, []
             if error.retryable:
@@ -520,7 +524,7 @@ class LogRoute:
         self._go_on(now)
 
     def _stop(self, now: Now) -> None:
-        """The process ends: the outcome of what is under way is unknown."""
+        """The process ends: requests under way have an unknown outcome."""
         self._is_draining = True
         self._takeover = None
         handovers = [*([self._handover] if self._handover else ()), *self._handovers]
@@ -547,12 +551,12 @@ class LogRoute:
 
 
 def _is_by_name(call: Append | Publish | Consult | None) -> bool:
-    """Whether an append is for whichever log has the name."""
+    """Whether an append is for any log of the name."""
     return isinstance(call, Append) and call.created_at is None
 
 
 def _is_repeatable(call: Append | Publish | Consult | None) -> bool:
-    """Whether a request that was perhaps done may be sent again."""
+    """Whether a request that may have been carried out may be sent again."""
     match call:
         case Append(producer=producer):
             return producer is not None

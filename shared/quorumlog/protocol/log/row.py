@@ -1,15 +1,16 @@
-"""A named log: an ordered list of ledgers in one row, and the only ways in which it may change.
+"""A log's metadata, an ordered list of ledgers, and the only ways in which it may change.
 
-As with ledgers, values are immutable and a transform keeps the version that it was made from.
+Values are immutable, and a transform keeps the version that it was made from, as with ledgers.
 
 Invariants (checked by `check`):
-  - I33: offsets of the items grow; known borders meet (`last_offset` + 1 is the next `first_offset`);
-  - only the last item may be of an unknown end; an item whose `first_offset` is not known yet was
-    added ahead by a roll, and no write is served from it before it is (rule 23);
-  - `first_offset`, `archived_through` and `forgotten_end` of the log never go back, `writer_token`
-    never goes down;
-  - what a fork shares with the log that it came of is in sealed ledgers before its own, and ends where the fork
-    begins (rule 27a).
+  - I33: offsets of the items grow; known borders meet (`last_offset` + 1 is the next
+    `first_offset`);
+  - an item's end is known before the next item's `first_offset`; an item without `first_offset` was
+    added ahead by a roll, and gets no entry before it has one (rule 23);
+  - `first_offset`, `archived_through`, `forgotten_end` and `writer_token` of the log never
+    decrease;
+  - ledgers that a fork shares with its source are sealed, come before its own ones, and end where
+    the fork begins (rule 27a).
 Source: both protocol documents, "Ledgers to logs"; rules 22 to 28.
 """
 
@@ -38,36 +39,36 @@ from quorumlog.protocol.values import (
 )
 
 PRODUCERS_MAX = 1000
-"""Producers that a log remembers; the one that was silent longest goes first (rule 26)."""
+"""Producers that a log remembers; the one silent longest is forgotten first (rule 26)."""
 
 ANSWERS_MAX = 64
-"""Answers that are kept for each producer, so that a repeat gets the first one again: more than a
-client has in flight."""
+"""Answers kept for each producer, so that a retry gets the first answer: more than a client has in
+flight."""
 
 LOG_LEDGERS_MAX = 10_000
-"""Ledgers in one log: retention or `truncate` must drop some before more are added."""
+"""Maximum ledgers of a log: retention or `truncate` must drop some before more are added."""
 
 ROW_ANSWERS_MAX = 4096
-"""Answers in a row's producer table all in all, about 400 KiB of JSON; each producer keeps at
-least one, which is its place in its sequence."""
+"""Answers in a log's producer table in total, about 400 KiB of JSON. Each producer keeps at least
+its last answer, which has its sequence number."""
 
 
 class LogState(StrEnum):
-    """CLOSED is final: nothing is appended any more."""
+    """A log's state. CLOSED is final: no append follows."""
 
     OPEN = "OPEN"
     CLOSED = "CLOSED"
 
 
 class Answer(NamedTuple):
-    """The answer to one request of a producer, and the digest of its records. A tuple, since it is a plain list in JSON:
-    there may be thousands.
+    """The answer to a producer's request, and the digest of its records. A tuple, which is a plain
+    list in JSON: there may be thousands.
     """
 
     seq: Number
     first_offset: Number
     last_offset: IdOrNone
-    """One below the first where a request without records ended the log."""
+    """One below `first_offset` if a request without records ended the log."""
     ledger_id: LedgerId
     entry_id: Number
     content: Text
@@ -75,7 +76,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """One producer as a log knows it. `answers` are its latest, ascending by seq."""
+    """A producer in a log's metadata. `answers`: its latest, ascending by seq."""
 
     id: Text
     epoch: Number
@@ -84,30 +85,31 @@ class Producer:
 
     @property
     def next_seq(self) -> int:
-        """The seq that this producer's next request in this epoch must carry."""
+        """The seq of this producer's next request in its epoch."""
         return self.answers[-1].seq + 1 if self.answers else 0
 
 
 @dataclass(frozen=True, slots=True)
 class LogItem:
-    """One ledger of a log. `producers` is the producer table as of its start (rule 26); only the
-    item from which a takeover replays keeps it.
+    """One ledger of a log. `producers`: the producer table at its start (rule 26); only the item
+    from which a takeover replays has it.
     """
 
     ledger_id: LedgerId
     first_offset: Number | None
     last_offset: IdOrNone | None = None
-    """None while the ledger may grow; first_offset - 1 of an empty closed one."""
+    """None while the ledger may grow; first_offset - 1 for an empty closed one."""
     producers: Annotated[tuple[Producer, ...], Bounds(max_length=PRODUCERS_MAX)] = ()
     bytes: Number = 0
     sealed_ms: Number = 0
-    """When it was closed: retention by age begins here. 0 while open."""
+    """When the ledger was closed, where retention by age begins; 0 while open."""
     published_ms: Number = 0
-    """When a transaction put it onto the log: the append time of all its records. 0: its batches tell theirs."""
+    """Time of its publication, the append time of all its records; 0: its batches have the times.
+    """
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is closed without records."""
+        """Whether the ledger is closed without records."""
         first, last = self.first_offset, self.last_offset
         return first is not None and last is not None and last < first
 
@@ -135,7 +137,7 @@ class LogSettings:
 
     @property
     def limits(self) -> dict[str, int]:
-        """Those of LIMITS, by name."""
+        """The settings in LIMITS, by name."""
         return {name: getattr(self, name) for name in LIMITS}
 
     @property
@@ -158,21 +160,21 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """A log that is deleted once nobody has used it for so many seconds (ADR 40)."""
+    """The expiry of a log that is deleted after `idle_s` seconds without use (ADR 40)."""
 
     idle_s: Number
     keeper: Writer
-    """The process that remembers the last use: no other one may say that the log has expired."""
+    """The process that remembers the last use: only it may decide that the log has expired."""
     term: Text
-    """Of this appointment of the keeper, and of no other."""
+    """A token that is unique to this appointment of a keeper."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogMetadata(Value):
-    """One log's row."""
+    """One log's metadata."""
 
     STORE_FIELDS: ClassVar = frozenset(("name", "version", "attempt", "created_at", "read_ms"))
-    """Fields that the store sets, whatever a change of the row says."""
+    """Fields that the store sets, whatever a change contains."""
 
     name: LogName
     settings: LogSettings
@@ -181,51 +183,53 @@ class LogMetadata(Value):
     state: LogState = LogState.OPEN
     first_offset: Number = 0
     next_offset: Number | None = None
-    """Where the next record goes while no ledger is open (no items yet, or closed)."""
+    """The next record's offset while no ledger is open (no items yet, or closed)."""
     writer_token: Number = 0
-    """0: any gateway may own it. Else only appends with this token are taken (`open`)."""
+    """0: any client may append. Otherwise only appends with this token are accepted (`open`)."""
     opened_by: Annotated[Text, Bounds(max_length=1024)] | None = None
     forgotten_end: Number = 0
-    """The end of what the log has forgotten (rule 26a): every producer that is not known any more
-    was seen below this offset only. 0: nobody was forgotten."""
+    """The log's forgotten end (rule 26a): all records of forgotten producers are below this offset.
+    0 if none was forgotten."""
     appended_ms: Number = 0
-    """The latest append time of a record of the log, but for those of its last ledger: append times never go
-    back (rule 26b)."""
+    """The latest append time in the log without its last ledger: append times never go back
+    (rule 26b)."""
     stream_seq: Annotated[Text, Bounds(max_length=STREAM_SEQ_BYTES_MAX)] | None = None
-    """The last stream sequence, but for those of requests to its last ledger (rule 25a); None: nobody has sent one."""
+    """The last stream sequence before the last ledger (rule 25a); None if no request had one."""
     created_at: Text = ""
     attempt: AttemptOrNone = ""
-    """The token of the change that made this version: versions of two lines of history may be equal (rule 18a).
-    Empty where the store keeps none."""
+    """The token of the change that made this version: versions of two histories may be equal
+    (rule 18a). Empty if the store keeps no tokens."""
     archived_through: Number | None = None
-    """All records below this offset are kept elsewhere too; None: nobody archives the log."""
+    """The offset below which all records are archived elsewhere; None if none are."""
     deletion_protection: bool = False
-    """Nobody may delete the log, nor truncate or overwrite it; its retention goes on."""
+    """Whether requests must not delete, truncate or overwrite the log; retention continues."""
     expiry: Expiry | None = None
-    """None: it exists until it is deleted."""
+    """When the log expires without use; None: never."""
     forked_at: Number | None = None
-    """Of a fork: the offset of its first own record. Items that begin below are shared: their ledgers were made for
-    other logs, and the last one may go on behind this offset there. None: the log is no fork."""
+    """A fork's first own offset; None if the log is no fork. Items that begin below are shared:
+    their ledgers were created for other logs, where the last one may have later records."""
     read_ms: Number = field(default=0, compare=False)
-    """The store's clock when the row was read, in milliseconds since 1970; 0 in rows that were not read from the store."""
+    """The store's clock when it returned this, in ms since 1970; 0 if not read from the store."""
 
     def check(self) -> None:
-        """Assert the invariants of one row."""
+        """Assert the invariants of this metadata."""
         for before, item in zip(self.items, self.items[1:], strict=False):
             if item.first_offset is not None:
-                assert before.last_offset is not None, "I33: an end is known before what follows"
+                assert before.last_offset is not None, (
+                    "I33: a ledger's end is known before the next one's start"
+                )
                 assert before.last_offset + 1 == item.first_offset, "I33: borders meet"
         assert all(item.first_offset is not None for item in self.items[:-1]), "rule 23"
         ids = [item.ledger_id for item in self.items]
         assert len(set(ids)) == len(ids), "a ledger is named once"
         for item in self.shared:
-            assert item.last_offset is not None, "rule 27a: what is shared is sealed"
+            assert item.last_offset is not None, "rule 27a: shared ledgers are sealed"
             assert item.last_offset < (self.forked_at or 0), (
-                "rule 27a: what is shared ends where the fork begins"
+                "rule 27a: shared ledgers end where the fork begins"
             )
 
     def check_created(self, created_at: str | None) -> None:
-        """Raise LogReplaced unless this is the log that was created then. None: any log of this name (rule 27b)."""
+        """Raise LogReplaced unless `created_at` is None or this log's (rule 27b)."""
         if created_at not in (None, self.created_at):
             raise LogReplaced(
                 f"the log {self.name} of {created_at} was deleted, and created again at {self.created_at}",
@@ -234,7 +238,7 @@ class LogMetadata(Value):
             )
 
     def is_shared(self, item: LogItem) -> bool:
-        """Whether an item's ledger was made for another log, of which this one is a fork."""
+        """Whether an item's ledger was created for another log, of which this one is a fork."""
         return (
             self.forked_at is not None
             and item.first_offset is not None
@@ -243,22 +247,22 @@ class LogMetadata(Value):
 
     @property
     def shared(self) -> tuple[LogItem, ...]:
-        """The items whose ledgers were made for other logs: the first ones."""
+        """The items whose ledgers were created for other logs: the first ones."""
         return tuple(item for item in self.items if self.is_shared(item))
 
     @property
     def own(self) -> tuple[LogItem, ...]:
-        """The items whose ledgers were made for this log."""
+        """The items whose ledgers were created for this log."""
         return tuple(item for item in self.items if not self.is_shared(item))
 
     @property
     def last_item(self) -> LogItem | None:
-        """The ledger that is written, whose writer owns the log (rule 22)."""
+        """The last ledger, whose writer owns the log (rule 22)."""
         return self.items[-1] if self.items else None
 
     @property
     def end_offset(self) -> int | None:
-        """Where the next record goes, or None while a ledger is open that decides it."""
+        """The next record's offset, or None while an open ledger decides it."""
         last = self.last_item
         if last is None:
             return self.first_offset if self.next_offset is None else self.next_offset
@@ -266,20 +270,20 @@ class LogMetadata(Value):
 
     @property
     def base(self) -> LogItem | None:
-        """The item from which a takeover rebuilds the producers: the last of its own with a known start. What others
-        appended to a shared ledger, and how their log ended, is nothing that a fork goes on from (rule 27a).
+        """The item from which a takeover rebuilds producers: the last own one with a known start. A
+        fork ignores producers and end marks of shared ledgers (rule 27a).
         """
         known = (item for item in reversed(self.items) if item.first_offset is not None)
         return next((item for item in known if not self.is_shared(item)), None)
 
     @property
     def unsealed(self) -> tuple[LogItem, ...]:
-        """The items that a takeover must close: those whose end is not known."""
+        """The items with an unknown end, which a takeover must close."""
         return tuple(item for item in self.items if item.last_offset is None)
 
     @property
     def known_end(self) -> int:
-        """An upper bound of the offsets that the row tells of: no record that it counts is at or above."""
+        """An upper bound of known offsets: no record that the metadata counts is at or above."""
         ends = [self.first_offset, self.next_offset or 0]
         for item in self.items:
             ends.append(item.first_offset or 0)
@@ -287,7 +291,7 @@ class LogMetadata(Value):
         return max(ends)
 
     def item_at(self, offset: int) -> LogItem | None:
-        """The item that holds an offset or would, or None where that is not known."""
+        """The item to which an offset belongs, or None if unknown."""
         for item in reversed(self.items):
             if item.first_offset is not None and item.first_offset <= offset:
                 is_in = item.last_offset is None or offset <= item.last_offset
@@ -295,11 +299,11 @@ class LogMetadata(Value):
         return None
 
     def item_of(self, ledger_id: int) -> LogItem | None:
-        """The item of a ledger, or None where the log does not name it."""
+        """The item of a ledger, or None if the log does not name it."""
         return next((item for item in self.items if item.ledger_id == ledger_id), None)
 
     def lineages(self, ledger_ids: Collection[int]) -> dict[int, Lineage]:
-        """What the rows of ledgers tell that get their places with this row (rule 18f)."""
+        """The lineages for ledgers that get their places with this version (rule 18f)."""
         found: dict[int, Lineage] = {}
         before: deque[tuple[int, int]] = deque(maxlen=PREDECESSORS_KEPT)
         shared = tuple((i.ledger_id, i.first_offset or 0) for i in self.shared[-SHARED_KEPT:])
@@ -320,7 +324,7 @@ class LogMetadata(Value):
         return found
 
     def with_ledger(self, ledger_id: int) -> "LogMetadata":
-        """The log with a new last ledger, whose start is not known before the old one's end."""
+        """The log with a new last ledger, whose start is unknown until the previous one ends."""
         assert self.state is LogState.OPEN
         assert all(item.first_offset is not None for item in self.items), "rule 23"
         return replace(self, items=(*self.items, LogItem(ledger_id, None)))
@@ -335,11 +339,9 @@ class LogMetadata(Value):
         appended_ms: int = 0,
         stream_seq: str | None = None,
     ) -> "LogMetadata":
-        """Fill in what is known now that ledgers are CLOSED: `ends` gives the records and the
-        bytes of each; the last item's start and its producer table follow from them.
-
-        `forgotten_end`: of the table that `producers` is of; neither that nor `appended_ms` goes
-        back.
+        """The log with the ends of CLOSED ledgers: `ends` has the records and bytes of each. The
+        last item's start and producer table follow from the ends. `forgotten_end` belongs to the
+        table of `producers`; neither `forgotten_end` nor `appended_ms` decreases.
         """
         items: list[LogItem] = []
         at = self.first_offset if self.next_offset is None else self.next_offset
@@ -384,12 +386,12 @@ class LogMetadata(Value):
         published_ms: int,
         is_new_start: bool = False,
     ) -> "LogMetadata":
-        """The log with ledgers that were written and CLOSED elsewhere: (ledger, records, bytes)
-        each, those without records left out. All ends before them are known (rule 28).
+        """The log with ledgers that tasks wrote and closed: (ledger, records, bytes) each; those
+        without records are left out. All earlier ends must be known (rule 28).
 
-        `published_ms`: the append time of their records. Their batches have the times at which tasks wrote them,
-        which may be before those of records that the log has already.
-        `is_new_start`: what was there before is dropped, and offsets go on.
+        `published_ms`: the append time of their records, since the times in their batches may be
+        earlier than those of records in the log. `is_new_start`: earlier records are dropped, and
+        offsets continue.
         """
         at = self.end_offset
         assert self.state is LogState.OPEN
@@ -410,7 +412,7 @@ class LogMetadata(Value):
         )
 
     def is_sealed_below(self, offset: int) -> bool:
-        """Whether all records below an offset are in ledgers whose ends are known: a fork may begin there."""
+        """Whether a fork may begin at an offset: all earlier records are in sealed ledgers."""
         end = self.end_offset
         if end is not None:
             return offset <= end
@@ -418,11 +420,11 @@ class LogMetadata(Value):
         return last is not None and last.first_offset is not None and offset <= last.first_offset
 
     def forked(self, wanted: "LogMetadata", at: int) -> "LogMetadata":
-        """A new log, empty as it is wanted, that begins with this one's records below `at`, as they are, and goes on by
-        itself (rule 27a): it takes over no producers, and no stream sequence.
+        """A fork, made from the empty log `wanted`: it begins with this log's records below `at`,
+        but has none of its producers, and no stream sequence (rule 27a).
         """
-        assert self.first_offset <= at, "what was dropped is in no fork"
-        assert self.is_sealed_below(at), "what is shared is sealed"
+        assert self.first_offset <= at, "a fork can't have dropped records"
+        assert self.is_sealed_below(at), "shared ledgers are sealed"
         items = tuple(
             replace(item, last_offset=min(item.last_offset, at - 1), producers=())
             for item in self.items
@@ -455,8 +457,8 @@ class LogMetadata(Value):
         )
 
     def archived(self, through: int) -> "LogMetadata":
-        """The log, whose records below an offset are kept elsewhere now."""
-        assert through >= (self.archived_through or 0), "what is archived stays archived"
+        """The log whose records below an offset are archived elsewhere."""
+        assert through >= (self.archived_through or 0), "archived records stay archived"
         return replace(self, archived_through=through)
 
     def with_limits(self, limits: Mapping[str, int]) -> "LogMetadata":
@@ -468,25 +470,26 @@ class LogMetadata(Value):
         return replace(self, deletion_protection=is_on)
 
     def kept_by(self, keeper: Writer, term: str) -> "LogMetadata":
-        """The log, whose last use another process remembers from now on."""
+        """The log with a new keeper, which remembers the last use from now on."""
         assert self.expiry is not None
         return replace(self, expiry=Expiry(self.expiry.idle_s, keeper, term))
 
     def opened(self, owner: str) -> "LogMetadata":
-        """The log with a new writer token: appends with an older one are fenced off. The token is the id of the ledger that
-        the takeover has created for it: an id is given once, over rebuilds too (rule 22a).
+        """The log with a new writer token, which rejects appends with older ones. The token is the
+        id of the ledger that the takeover created: ids are never reused, even over rebuilds
+        (rule 22a).
         """
         last = -1 if self.last_item is None else self.last_item.ledger_id
         return replace(self, writer_token=max(self.writer_token + 1, last), opened_by=owner)
 
     def closed(self) -> "LogMetadata":
-        """The log after its end; all its ledgers are CLOSED by then."""
+        """The CLOSED log; all its ledgers must be CLOSED."""
         end = self.end_offset
         assert end is not None, "all ledgers are CLOSED before the log is"
         return replace(self, state=LogState.CLOSED, next_offset=end)
 
 
 def bounded(producers: tuple[Producer, ...]) -> tuple[Producer, ...]:
-    """The producers as a row keeps them: the latest answers of each, ROW_ANSWERS_MAX in all."""
+    """The producers for metadata: the latest answers of each, ROW_ANSWERS_MAX in total."""
     each = max(1, min(ANSWERS_MAX, ROW_ANSWERS_MAX // max(1, len(producers))))
     return tuple(replace(producer, answers=producer.answers[-each:]) for producer in producers)

@@ -1,8 +1,9 @@
-"""Take a log over: recover what is not closed, learn the ends, rebuild the producers, swap the row.
+"""Take a log over: recover open ledgers, read their ends, rebuild the producers, change the
+metadata.
 
-The steps are those of the protocol documents for opening a log. Two gateways may take them at once:
-both recoveries find the same ends, and one compare-and-swap wins. The other gateway deletes the ledger
-that it created, in a transaction that sees no log naming it, and yields (rule 22).
+The protocol documents define these steps for opening a log. Two gateways may take a log over at
+once: both recoveries find the same ends, and one compare-and-swap wins. The other gateway deletes
+the ledger that it created, in a transaction that sees no log naming it, and yields (rule 22).
 """
 
 from enum import Enum
@@ -45,13 +46,13 @@ from quorumlog.protocol.once import Once
 
 
 class TakeoverStage(Enum):
-    """Where a takeover stands."""
+    """The stage of a takeover."""
 
     IDLE = "idle"
     RECOVERING = "recovering"
-    """Each ledger of an unknown end is closed, then measured."""
+    """Ledgers with an unknown end are closed, then measured, one by one."""
     MEASURING = "measuring"
-    """The ledger from which the producers are rebuilt, where it was closed before."""
+    """The ledger from which producers are rebuilt is measured, if it was closed before."""
     REPLAYING = "replaying"
     CREATING = "creating"
     SWAPPING = "swapping"
@@ -61,15 +62,17 @@ class TakeoverStage(Enum):
 
 
 class Takeover:
-    """Takes one row over, once; see the module. Ends with TakeoverDone.
+    """Takes one log over, once; see the module. Ends with TakeoverDone.
 
-    All ledgers of the row are CLOSED afterwards, but for the new last one with `creates`.
+    Afterwards all ledgers of the log are CLOSED, except the new last one with `creates`.
     """
 
     def __init__(
         self, log: LogMetadata, *, creates: bool, finish: Finish, once: Once | None = None
     ) -> None:
-        """`log` as it was read. `once`: the client's request that `finish` carries out (rule 6a)."""
+        """`log`: the metadata as last read. `once`: the client's request that `finish` carries out
+        (rule 6a).
+        """
         self.stage = TakeoverStage.IDLE
         self._log = log
         self._creates = creates
@@ -78,16 +81,16 @@ class Takeover:
         self._number = 0
         self._ends: dict[int, LedgerEnd] = {}
         self._measured = -1
-        """The ledger whose end is asked for."""
+        """The ledger that is being measured."""
         self.producers: ProducerTable[Any] = ProducerTable(forgotten_end=log.forgotten_end)
-        """As of the log's end, once the takeover is done."""
+        """The producers at the log's end, once the takeover is done."""
         self._changed = log
         self._new: int | None = None
         self._result: LogMetadata | QuorumLogError | None = None
         self._out: list[Effect] = []
 
     def step(self, event: Event, now: Now) -> list[Effect]:
-        """What to do about an event."""
+        """Take an event and return the effects."""
         match event:
             case BeginTakeover():
                 self._recover_next(now)
@@ -107,7 +110,7 @@ class Takeover:
 
     def _answered(self, value: Any, now: Now) -> None:
         if self.stage is TakeoverStage.DISCARDING:
-            self._done(self._result)  # the sweep does what failed here
+            self._done(self._result)  # the sweep deletes the ledger if this failed
         elif isinstance(value, QuorumLogError):
             self._give_up(without_row(value, self._log.name))
         elif self.stage in (TakeoverStage.RECOVERING, TakeoverStage.MEASURING):
@@ -121,7 +124,7 @@ class Takeover:
             self._swapped(value)
 
     def _give_up(self, result: QuorumLogError | None) -> None:
-        """End, and delete the ledger that was created."""
+        """End without success, and delete the ledger that was created."""
         if self._new is None:
             self._done(result)
         else:
@@ -148,7 +151,7 @@ class Takeover:
             self._rebuild(now)
 
     def _measure(self, value: Any, now: Now) -> None:
-        """A ledger is CLOSED, or its end is known."""
+        """Measure a ledger that is CLOSED now, or note its end."""
         if isinstance(value, LedgerEnd):
             self._ends[self._measured] = value
             self._recover_next(now)
@@ -162,10 +165,9 @@ class Takeover:
     # --- the producers ---------------------------------------------------------------------------
 
     def _rebuild(self, now: Now) -> None:
-        """The producers as of the end of the log, and of what it has forgotten: the table of its
-        last known start, and what was appended since.
-
-        A producer that the previous owner forgot since that start is known again, or is forgotten here.
+        """Rebuild the producers at the log's end, from the table at its last known ledger start and
+        a replay of later batches. A producer that the previous owner forgot since is known again,
+        or forgotten again.
         """
         base = self._log.base
         if base is None:
@@ -188,14 +190,14 @@ class Takeover:
         assert base.first_offset is not None
         end = self._ends[base.ledger_id]
         if read.is_lost:
-            # Nothing is known of a producer whose requests are all in lost entries: which of its
-            # next requests are repeats cannot be told.
+            # A producer with requests only in lost entries is unknown: its retries can't be
+            # recognized.
             self.producers.lost(base.first_offset + end.records)
         try:
             for entry_id, data in read.entries:
                 self._learn(base, entry_id, data)
         except batch.BadBatch as error:
-            # Bytes that are no batch are damage, not absence.
+            # An entry that is no batch is damaged, not absent.
             self._give_up(EntryUnavailable(str(error), ledger_id=base.ledger_id))
             return
         if read.next > end.last_entry:
@@ -220,10 +222,12 @@ class Takeover:
         )
         self.producers.done(head.producer, answer, now_ms=head.append_time_ms)
 
-    # --- the row ---------------------------------------------------------------------------------
+    # --- the metadata ----------------------------------------------------------------------------
 
     def _stream_seq(self) -> str | None:
-        """Of the last ledger whose end tells one: each batch carries on the last one before it (rule 25a)."""
+        """The last stream sequence in the ends of ledgers: each batch carries the last one on
+        (rule 25a).
+        """
         ends = [self._ends[i.ledger_id] for i in self._log.items if i.ledger_id in self._ends]
         return next((end.seq for end in reversed(ends) if end.seq is not None), None)
 
@@ -232,9 +236,10 @@ class Takeover:
         return any(end.is_end for end in self._ends.values())
 
     def _change(self, now: Now) -> None:
-        """The row with what is known now."""
+        """Prepare the changed metadata; create the next ledger, or swap."""
         if self._has_ended():
-            # The log has ended: it gets no other ledger, whatever the takeover was for (rule 25b).
+            # The log has ended: it gets no further ledger, whatever the takeover's purpose
+            # (rule 25b).
             self._creates, self._finish = False, LogMetadata.closed
         self._changed = self._log.with_ends(
             {ledger_id: (end.records, end.bytes) for ledger_id, end in self._ends.items()},
@@ -263,18 +268,18 @@ class Takeover:
 
     def _swapped(self, value: LogMetadata | RowChanged) -> None:
         if isinstance(value, RowChanged):
-            self._give_up(None)  # another one won: yield to it (rule 22)
+            self._give_up(None)  # another gateway won: yield to it (rule 22)
         elif value.created_at != self._log.created_at:
-            # It was done, and the log was deleted and created again since (rule 27b).
+            # The change was made, and the log was deleted and created again since (rule 27b).
             self._give_up(None)
         elif self._new is not None and not is_written(value, self._new):
-            self._give_up(None)  # it was done, and another one has taken over since
+            self._give_up(None)  # the change was made, and another gateway took over since
         else:
             self._done(value)
 
 
 def no_room(log: LogMetadata, *, spare: int = 0) -> LogFull | None:
-    """Why a row has no room for another ledger; None where it has."""
+    """The error if a log has no room for another ledger, or None."""
     if len(log.items) < LOG_LEDGERS_MAX - spare:
         return None
     return LogFull(
@@ -284,14 +289,15 @@ def no_room(log: LogMetadata, *, spare: int = 0) -> LogFull | None:
 
 
 def without_row(error: QuorumLogError, name: str) -> QuorumLogError:
-    """What the failure of a question about a ledger means that the log `name` names. Where it has no row, and was not
-    deleted, a rebuild has not found the row (rule 18f), and nobody knows where the log's next ledger begins.
+    """The client's error if a question about a ledger of the log `name` failed. A ledger without
+    metadata that was not deleted was not rebuilt (rule 18f), and the next ledger's first offset is
+    unknown.
     """
     if not (isinstance(error, NoSuchLedger) and error.members.get("deleted") is False):
         return error
     return EntryUnavailable(
-        f"the log takes no records now: the database lacks the row of ledger {error.ledger_id}, where it goes on. A rebuild"
-        " makes the row again once a bookie that holds a copy answers: start the bookies, and run `quorumlog metadata"
+        f"the log accepts no records: the database lacks the metadata of its ledger {error.ledger_id}. A rebuild restores"
+        " it once a bookie that holds a copy answers: start the bookies, and run `quorumlog metadata"
         " rebuild`",
         log=name,
         ledger_id=error.ledger_id,
@@ -300,12 +306,14 @@ def without_row(error: QuorumLogError, name: str) -> QuorumLogError:
 
 
 def ending(name: str) -> WriterLost:
-    """The answer to a request whose work ended with this process: its outcome is unknown."""
+    """The error for a request whose work ended with this process: its outcome is unknown."""
     return WriterLost("this gateway is about to end", log=name, retryable=True)
 
 
 def is_written(log: LogMetadata, ledger_id: int) -> bool:
-    """Whether the writer of this ledger owns the log: the log is OPEN, and names the ledger last, without an end."""
+    """Whether this ledger's writer owns the log: it is OPEN and names the ledger last, without an
+    end.
+    """
     last = log.last_item
     return (
         log.state is LogState.OPEN

@@ -1,4 +1,4 @@
-"""What an owner holds of its log: the row as it knows it, and the ledger that it writes."""
+"""An owner's state: the log's metadata as the owner knows it, and the ledger that it writes."""
 
 from quorumlog.errors import LogFenced
 from quorumlog.protocol.heads import LogHead
@@ -9,19 +9,19 @@ from quorumlog.protocol.log.row import LogMetadata, LogState
 
 
 class Tenancy:
-    """The row and the last ledger of a log that this process owns.
+    """The metadata and the last ledger of a log that this process owns.
 
-    Invariant (checked by `check`): nothing is written to a ledger before the row names it with its
-    first offset (rule 23).
+    Invariant (checked by `check`): no entry is written to a ledger before the log's metadata names
+    the ledger with its first offset (rule 23).
     """
 
     def __init__(self, log: LogMetadata, producers: ProducerTable[PendingAppend], now: Now) -> None:
-        """`log` names a last ledger of this process, empty, with its first offset."""
+        """`log` must name a last ledger of this process, empty and with its first offset."""
         self.log = log
         self.pipe = self._pipeline(producers, log.appended_ms, now, log.stream_seq)
-        """The ledger that is written."""
+        """The ledger that the owner writes."""
         self.ahead = self.ledger_id
-        """The ledger that a job has created to go on in; the one that is written where there is none."""
+        """The next ledger, once a job has created it; otherwise the present one."""
 
     def _pipeline(
         self,
@@ -30,7 +30,7 @@ class Tenancy:
         now: Now,
         seq: str | None,
     ) -> Pipeline:
-        """The appends to the last ledger of the row."""
+        """The pipeline of appends to the last ledger in the metadata."""
         item = self.log.last_item
         assert item is not None
         packs = self.log.settings.batch_compression != "none"
@@ -38,20 +38,20 @@ class Tenancy:
 
     @property
     def ledger_id(self) -> int:
-        """The ledger that is written."""
+        """The ledger that the owner writes."""
         return self.pipe.ledger_id
 
     def check(self, *, is_ended: bool) -> None:
-        """Assert the invariants; an owner that has ended writes nothing."""
+        """Assert the invariants; the one about writing holds only until the owner has ended."""
         self.log.check()
         self.pipe.check()
         if not is_ended:
             mine = self.log.item_of(self.ledger_id)
-            assert mine is not None, "rule 23: the row names what is written"
+            assert mine is not None, "rule 23: metadata names the ledger that is written"
             assert mine.first_offset == self.pipe.first_offset, "rule 23"
 
     def check_token(self, token: int | None) -> None:
-        """Raise LogFenced unless a writer with this token may append (`open`)."""
+        """Raise LogFenced unless a writer with this token (from `open`) may append."""
         mine = self.log.writer_token
         if (token or 0) != mine and (token is not None or mine):
             raise LogFenced(f"the log is open for the writer token {mine}", log=self.log.name)
@@ -65,10 +65,10 @@ class Tenancy:
             or 0 < settings.roll_seconds <= now.monotonic_s - pipe.since_s
         )
 
-    # --- what rows say ---------------------------------------------------------------------------
+    # --- metadata --------------------------------------------------------------------------------
 
     def is_mine(self, log: LogMetadata) -> bool:
-        """Whether a row still says that this owner writes the log's last ledger."""
+        """Whether a version of the metadata names this owner's ledger last."""
         mine, last = self.log.last_item, log.last_item
         return (
             log.state is LogState.OPEN
@@ -80,8 +80,8 @@ class Tenancy:
         )
 
     def may_be_own(self, head: LogHead) -> bool:
-        """Whether this owner writes the row's last ledger. It does, too, where its own roll or
-        publication has named the next ledger and the answer has not come yet.
+        """Whether this owner writes the last ledger in the metadata. The last ledger may also be
+        the next one, which its own roll or publication named, before the answer has come.
         """
         return (
             head.state is LogState.OPEN
@@ -90,14 +90,14 @@ class Tenancy:
         )
 
     def take(self, log: LogMetadata) -> None:
-        """Know a newer row, unless it names another owner."""
+        """Replace the known metadata by newer metadata, unless that names another owner."""
         if log.version > self.log.version and self.is_mine(log):
             self.log = log
 
     def with_ends(
         self, log: LogMetadata, ends: dict[int, tuple[int, int]], now: Now
     ) -> LogMetadata:
-        """The row with the ends of ledgers, and with the producers as they are now."""
+        """Metadata with the ends of ledgers, and with the present producers."""
         producers = self.pipe.producers.snapshot()
         return log.with_ends(
             ends,
@@ -109,8 +109,8 @@ class Tenancy:
         )
 
     def next_ledger(self, now: Now) -> None:
-        """Write to the ledger that the row names last now."""
-        # The row's is later where ledgers were published (rule 26b).
+        """Switch to the ledger that the metadata now names last."""
+        # The metadata's time is later if ledgers were published (rule 26b).
         appended_ms = max(self.pipe.appended_ms, self.log.appended_ms)
         self.pipe = self._pipeline(self.pipe.producers, appended_ms, now, self.pipe.seq)
         self.ahead = self.ledger_id
