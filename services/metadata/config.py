@@ -38,8 +38,8 @@ class Config(ServiceSettings):
     clock_difference_s: float = Field(CLOCK_DIFFERENCE_S, gt=0, description=CLOCK_SETTING)
     key_file: Path | None = Field(
         default=None,
-        description="file of mode 0600 with the keys, one per line (`openssl rand -base64 32`), that encrypt the MAC"
-        " and access keys of ledgers in the database: the first key encrypts, all keys decrypt",
+        description="file of mode 0600 with the keys, one per line (`openssl rand -base64 32`), that"
+        " encrypt ledgers' MAC and access keys in the database: the first encrypts, all decrypt",
     )
     audit_days: int = Field(default=90, ge=1, le=3650)
     """how long rows of the audit log are kept, in days"""
@@ -47,15 +47,15 @@ class Config(ServiceSettings):
     """maximum number of rows in the audit log, about 500 bytes each; the latest ones are kept"""
     allowed_bookies: tuple[str, ...] = Field(
         (),
-        description="the bookies that may register, as names or patterns (`store-*`); empty: all bookies, or with"
-        " certificates, every bookie that a certificate names",
+        description="the bookies that may register, as names or patterns (`store-*`); empty: all, or"
+        " with certificates, every bookie that a certificate names",
     )
     contract_through: int = Field(
         0,
         ge=0,
         le=9999,
-        description="number of the last contracting migration to run; raise it when no older metadata process is"
-        " left (docs/guides/upgrades.md)",
+        description="number of the last contracting migration to run; raise it when no older metadata"
+        " process is left (docs/guides/upgrades.md)",
     )
     body_bytes_max: int = Field(default=16 << 20, ge=1 << 16, le=1 << 30)
     """size limit of a request body"""

@@ -270,7 +270,8 @@ class Database:
         await self.count_waiting(connection)
         if self.waiting_commits:
             raise MetadataUnavailable(
-                f"{self.waiting_commits} changes wait for the database's synchronous standby: retry when it is back"
+                f"{self.waiting_commits} changes wait for the database's synchronous standby:"
+                " retry when it is back"
             )
 
     async def count_waiting(self, connection: Connection) -> None:

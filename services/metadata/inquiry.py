@@ -187,7 +187,7 @@ class Inquiry:
         return service_session(self._credentials)
 
     async def places(self) -> tuple[list[str], list[tuple[str, str]]]:
-        """The registered bookies, and (name, URL) of all known ones. Raises: MetadataUnavailable."""
+        """The registered bookies, and (name, URL) of known ones. Raises: MetadataUnavailable."""
         cookies = await self._cookies.list()
         urls = {(row.name, row.cookie.url) for row in cookies if row.cookie.url}
         # Cookies of a database that went back may be missing, or have old URLs.
@@ -324,7 +324,7 @@ async def _head(session: aiohttp.ClientSession, url: str) -> RowsPage | None:
 async def merged(
     session: aiohttp.ClientSession, sources: Sequence[Source], after: int
 ) -> AsyncIterator[tuple[int, list[tuple[Source, HeldRows]]]]:
-    """Yields the ledgers above `after`, ascending, and what each bookie holds. Raises: SourceAway."""
+    """Yields ledgers above `after`, ascending, and what each bookie holds. Raises: SourceAway."""
     streams = [aiter(_ledgers(session, source, after)) for source in sources]
     heads = [await anext(stream, None) for stream in streams]
     while found := [head.ledger_id for head in heads if head is not None]:
