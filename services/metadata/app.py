@@ -157,7 +157,7 @@ async def _expire(parts: MetadataParts, every_s: float, holder: str) -> None:
         await asyncio.sleep(every_s)
         await parts.inquiry.is_over.wait()
         try:
-            # The lease lets one service at a time work. It only saves work: row locks decide.
+            # Only the holder of the lease goes on. The lease just saves work: row locks decide.
             lease = await parts.leases.take(_LEASE, LeaseTake(holder=holder, ttl_s=3 * every_s))
             if lease.holder == holder:
                 if ended := await parts.transactions.expire(_EXPIRED_AT_ONCE):
@@ -169,7 +169,7 @@ async def _expire(parts: MetadataParts, every_s: float, holder: str) -> None:
 
 
 async def _watch_database(database: Database, parts: MetadataParts) -> None:
-    """Probe the database periodically, to notice without requests if it went back or returned."""
+    """Probe the database, to notice even without requests that it went back in time or returned."""
     while True:
         await asyncio.sleep(_WATCH_S)
         with contextlib.suppress(QuorumLogError):  # `ready` and the gauges report the error

@@ -12,7 +12,7 @@ from quorumlog.protocol.once import Once
 from services.metadata.database import Connection
 
 ACCEPTED: Final = "accepted as lost"
-"""The stored target of a lost change whose loss an operator accepted: only its token is stored."""
+"""Target of a lost change whose loss an operator accepted: only the change's token is stored."""
 
 _ONCE: Final = "once "
 """Prefix of the target of a client's request: a digest of the content and the result follow."""
@@ -25,7 +25,8 @@ copies of the ledgers' rows, and stores them as changes of these ledgers (rule 1
 async def target_of(connection: Connection, attempt: str) -> str | None:
     """The target of the change that used this token, or None."""
     # The row lock is a write, so a transaction that answers by this token commits only after a
-    # synchronous standby has it. A killed primary restarts with commits that no standby has.
+    # synchronous standby has it. A killed primary may show commits after its restart that no
+    # standby has.
     found: str | None = await connection.fetchval(
         "SELECT target FROM attempts WHERE attempt = $1 FOR KEY SHARE", attempt
     )
@@ -36,7 +37,7 @@ async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
     """Whether this attempt was applied. The caller holds the target's lock.
 
     An attempt whose loss was accepted counts as not applied: a retry makes the change if legal. So
-    does a log's change that a rebuild restored only as the place of a ledger (`_PLACING`).
+    does a log's change of which a rebuild restored only a ledger's place (`_PLACING`).
     Raises: InvalidRequest if the token was used for another change.
     """
     found = await target_of(connection, attempt)
@@ -70,9 +71,9 @@ async def record_attempt(connection: Connection, attempt: str, target: str) -> N
 
 
 async def found_once(connection: Connection, once: Once | None) -> str | None:
-    """The result that the first copy of a client's request stored (`try_once`). Returns None if no
-    copy was carried out, or if the request has no name. The caller holds a lock that all copies of
-    the request take, or relies on `try_once` to detect concurrent copies.
+    """The result of the first copy of a client's request. Returns None if no copy was carried out,
+    or if `once` is None. The caller holds a lock that all copies of the request take, or relies on
+    `try_once` to detect concurrent copies.
 
     Raises: InvalidRequest if the first copy had another content.
     """
@@ -88,9 +89,9 @@ async def found_once(connection: Connection, once: Once | None) -> str | None:
 
 
 async def try_once(connection: Connection, once: Once | None, left: object = "") -> bool:
-    """Record that the current transaction carries out a client's request with the result `left`.
-    Waits for a concurrent transaction, and returns False if that one did. Does nothing without
-    `once`.
+    """Record that this transaction carries out a client's request, with the result `left`. Waits
+    for a concurrent copy of the request, and returns False if that copy was carried out. If `once`
+    is None, nothing is recorded.
     """
     if once is None:
         return True

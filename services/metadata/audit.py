@@ -1,5 +1,6 @@
 """Stores audited requests with their changes (docs/adr/0022-audit-log.md). The first transaction
-that changes something for a request also writes its row: no change lacks a row, no row a change.
+that changes something for a request also writes the request's row, so that neither exists without
+the other.
 """
 
 from contextvars import ContextVar
@@ -46,7 +47,7 @@ async def keeps_audited(request: web.Request, handler: Handler) -> web.StreamRes
 
 async def keep(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
     """Store the audited request, if any, for which this transaction changed something. Call it
-    last: transactions of other audited requests wait for the end of this one. Repeats do nothing.
+    last: other audited requests wait for the end of the transaction. A repeat does nothing.
     """
     if (asked := _ASKED.get()) is None:
         return

@@ -38,7 +38,7 @@ class ChangeHub:
 
     @property
     def follower_count(self) -> int:
-        """How many streams are open."""
+        """The number of open streams."""
         return len(self._followers)
 
     async def run(self) -> None:

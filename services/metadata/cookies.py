@@ -154,7 +154,7 @@ class CookieStore(RowStore):
     @transactional
     async def retire(self, connection: Connection, name: str, *, version: int) -> None:
         """Decommission a bookie that no ledger and no repair names; idempotent. The bookie may
-        return as a later incarnation. `version`: the cookie's when the bookie was found dead.
+        return as a later incarnation. `version`: the version of the dead bookie's cookie.
 
         Raises: StillNamed.
         """
@@ -214,7 +214,8 @@ async def _cluster_id(connection: Connection) -> str:
 
 async def lock_name(connection: Connection, name: str) -> None:
     """Lock a bookie's registration until the transaction ends."""
-    # Lock the name, since the row may not exist. Changes that add the bookie to a ledger wait too.
+    # Lock the name, since the row may not exist. Changes that add the bookie to a ledger wait for
+    # this lock.
     await connection.execute(
         "SELECT pg_advisory_xact_lock(hashtextextended('cookie ' || $1, 0))", name
     )

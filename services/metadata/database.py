@@ -41,8 +41,8 @@ P = ParamSpec("P")
 _PRIMARY_ONLY: Final = SessionAttribute.primary
 """Connect only to the primary of a DSN: a standby may lack acknowledged changes (rule 18)."""
 _ROLLED_BACK: Final = "ERROR"
-"""After an error of this severity, Postgres has rolled the transaction back. An error of severity
-FATAL ends the session, possibly after the commit."""
+"""Errors of this severity roll the transaction back. FATAL ones may end a session after the
+commit."""
 
 _LISTING_WAIT_S: Final = 1.0
 """How long a listing waits for earlier ones. Chosen by judgement: a page takes 10 to 30 ms."""
@@ -54,10 +54,10 @@ _WAITING: Final = (
     f" AND application_name = '{_APPLICATION}'"
     " AND xact_start < clock_timestamp() - make_interval(secs => $1::float8)"
 )
-"""Counts commits of metadata processes that wait for a synchronous standby, and were given up."""
+"""Counts commits that metadata processes gave up, and that wait for a synchronous standby."""
 
 CONTAINED: Final = "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
-"""Which of these tokens the database contains (rule 18a)."""
+"""Selects those of the given tokens that the database contains (rule 18a)."""
 
 SERVER: Final = "SELECT pg_postmaster_start_time()::text"
 """Reads the start time of the Postgres server, which identifies the server."""
@@ -110,7 +110,7 @@ _UNAVAILABLE: Final = (
 
 
 class Database:
-    """The connections to Postgres, which may vanish and return at any time.
+    """A pool of connections to Postgres, a server that may vanish and return at any time.
 
     Invariants: there are at most `connections_max` connections, and listings use a tenth of them. A
     failed connection is never reused. A transaction is committed, and a proof returned, only if it
@@ -134,37 +134,37 @@ class Database:
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(connections_max)
         self._listings = asyncio.Semaphore(max(connections_max // 10, 1))
-        """Connections for listings, which read many rows. More would not list faster, since this
-        process builds one page at a time, and would delay all other work (measured)."""
+        """Connections for listings, which read many rows. More connections would not list faster,
+        since this process builds one page at a time, and would delay all other work (measured)."""
         self.reach = Reach(away="database-away", there="database-there", deadline_s=deadline_s)
         self.memory = Memory()
         self.is_open = False
-        """Whether the tables have this release's version. Until then no statement runs."""
+        """Whether the tables were migrated to this release. Until then no statement runs."""
         self.server = ""
-        """Start time of the last connected server, which differs for a promoted standby, and for a
-        server that was restored from its write-ahead log."""
+        """Start time of the server that was last connected to. A promoted standby has another start
+        time, as has a server that was restored from its write-ahead log."""
         self.waiting_commits = 0
-        """Given-up changes that waited on the server when last counted, plus later ones."""
+        """Given-up changes that waited on the server when last counted, plus those since."""
         self.counted = Counter[str]()
         """What committed transactions of this process did, for the metrics."""
         self.asked_about: str | None = None
-        """The `server` about which this process last asked the bookies; None: none yet."""
+        """The `server` about which this process last asked the bookies; None if it never asked."""
 
     @property
     def has_asked(self) -> bool:
         """Whether this process has asked the bookies about the current server. Until then it
-        changes and proves nothing, since it would not notice a database that went back (rule 18a).
+        changes and proves nothing: it would not notice a database that went back (rule 18a).
         """
         return self.asked_about == self.server
 
     async def run(
         self, work: Callable[[Connection], Awaitable[T]], *, deadline: float | None = None
     ) -> T:
-        """Run `work` on a connection of the pool, outside a transaction. The wait for the
-        connection takes at most half the time: under overload, work that begins later would be cut
-        off, and its terminated connection would have to be replaced.
+        """Run `work` on a connection of the pool, outside a transaction. The wait for a connection
+        takes at most half the time: under overload, work that begins later would be cut off with
+        its connection.
 
-        Raises: MetadataUnavailable within the deadline. Its outcome is `unknown` if the work had
+        Raises: MetadataUnavailable within the deadline, with the outcome `unknown` if the work had
         begun, unless Postgres answered with an error.
         """
         if not self.is_open:
@@ -261,9 +261,9 @@ class Database:
         """Raise MetadataUnavailable while a given-up change still waits on the server for its
         synchronous standby: a new change would wait behind it.
 
-        A waiting change occupies a connection of the server until the standby is back. Cancelling
-        it would commit it without the standby, and readers would act on what a failover loses (rule
-        18a).
+        A waiting change keeps a connection of the server until the standby is back. Cancelling the
+        wait would commit the change without the standby: readers would act on what a failover loses
+        (rule 18a).
         """
         if not self.waiting_commits:
             return
@@ -306,7 +306,7 @@ class Database:
         wanted = await self._compare(connection, PRESENTED.get())
         if missing := self.memory.missing:
             raise self.memory.error(missing)  # another check found them missing meanwhile
-        # Both before and after: tokens that bookies reported in between were not compared.
+        # The bookies must have been asked before, too: later tokens of theirs were not compared.
         if not (had_asked and self.has_asked):
             raise MetadataUnavailable("the bookies are asked what they know of the database")
         return wanted
@@ -338,15 +338,15 @@ class Database:
             )
 
     async def _connect(self, dsn: str, settings: dict[str, str]) -> Connection:
-        # Shorter than the deadline, at which this process cuts the connection with unknown outcome.
+        # Below the deadline: a connection that is cut at the deadline leaves the outcome unknown.
         limit_ms = str(int(self._deadline_s * 750))
         lock_ms = str(int(self._deadline_s * 400))
         wanted = {
             "application_name": _APPLICATION,
             # With another value, a crash of the database loses acknowledged changes (I4).
             "synchronous_commit": "on",
-            # The stores rely on this level, whatever the database's default is: after waiting for a
-            # lock, a statement sees what the lock's previous holder committed.
+            # The stores rely on this isolation level, whatever the database's default is: after
+            # waiting for a lock, a statement sees what the lock's previous holder committed.
             "default_transaction_isolation": "read committed",
             "statement_timeout": limit_ms,
             # statement_timeout does not apply to a COMMIT, which waits for the lock of an earlier
@@ -439,7 +439,7 @@ async def _check_settings(connection: Connection, wanted: Mapping[str, str]) -> 
 
 
 async def ages_count(connection: Connection) -> bool:
-    """Whether old rows may be deleted, because the database's clock is not in doubt (rule 26c)."""
+    """Whether rows may be deleted by age: False while Postgres' clock is doubted (rule 26c)."""
     now_ms = await connection.fetchval("SELECT (extract(epoch FROM now()) * 1000)::float8")
     return not connection.clock.hear(now_ms)
 
@@ -448,7 +448,7 @@ async def ages_count(connection: Connection) -> bool:
 class RowStore:
     """The base of the stores, which keep rows in the database.
 
-    The decorators below pass a connection to a store's method, each by one method of `Database`.
+    Each decorator below passes a connection to a store's method, by a method of `Database`.
     """
 
     database: Database

@@ -1,4 +1,4 @@
-"""The ledgers that forks share with other logs, and the names of deleted logs that they reserve.
+"""The ledgers that forks share with other logs, and names of deleted logs that forks reserve.
 
 A ledger of a log is deleted only in a transaction that sees no row that names the ledger: neither
 its own log's (the ledger is then in `unnamed_ledgers`) nor a fork's (`shared_ledgers`). There are
@@ -51,7 +51,7 @@ async def forget_source(connection: Connection, name: str) -> None:
 
 
 async def share(connection: Connection, fork: LogMetadata) -> None:
-    """Record which ledgers a new fork shares with its source, whose row is locked and names them.
+    """Record which ledgers a new fork shares with its source, whose locked row names the ledgers.
 
     Raises: InvalidRequest if one of these ledgers is not CLOSED, or is deleted.
     """
@@ -71,14 +71,14 @@ async def share(connection: Connection, fork: LogMetadata) -> None:
 
 
 async def shared_among(connection: Connection, ledgers: Collection[int]) -> set[int]:
-    """Those of these ledgers that forks name. Before a deletion, the caller locks the rows."""
+    """Those of `ledgers` that forks name. Before a deletion, the caller locks the ledgers' rows."""
     query = "SELECT DISTINCT ledger_id FROM shared_ledgers WHERE ledger_id = ANY($1::bigint[])"
     return {*await ids_of(connection, query, sorted(ledgers))}
 
 
 async def let_go(connection: Connection, fork: str, ledgers: Iterable[int]) -> None:
-    """Record that a fork, whose row is locked, no longer names these shared ledgers. The sweep of
-    unnamed ledgers deletes those that no log names any longer.
+    """Record that a fork, whose row is locked, no longer names these shared ledgers. The sweep
+    deletes ledgers that no log names any longer.
     """
     await connection.execute(
         "DELETE FROM shared_ledgers WHERE log = $1 AND ledger_id = ANY($2::bigint[])",
@@ -104,7 +104,7 @@ async def write_shared(connection: Connection, fork: LogMetadata) -> None:
 
 
 async def forget_deleted(connection: Connection, ledgers: Collection[int]) -> None:
-    """Forget that forks name these ledgers: bookies prove that they were deleted (rule 18d)."""
+    """Forget that forks name these ledgers, whose deletion is proven by bookies (rule 18d)."""
     await connection.execute(
         "DELETE FROM shared_ledgers WHERE ledger_id = ANY($1::bigint[])", sorted(ledgers)
     )

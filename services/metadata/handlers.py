@@ -141,7 +141,7 @@ async def change_ledger(request: web.Request, given: Given) -> web.Response:
 
 @ROUTES.add("GET /v1/ledgers", *_FILTERS, roles=ALL, gives=LedgerListBody)
 async def list_ledgers(request: web.Request, given: Given) -> web.Response:
-    """Ledgers by id, filtered by state, bookie, log, `metadata[key]`."""
+    """One page of ledgers by id, filtered by state, bookie, log and `metadata[key]`."""
     pairs = given[METADATA]
     wanted = LedgerFilter(
         state=given[STATE],
@@ -170,7 +170,7 @@ def _shown(request: web.Request, row: LedgerMetadata) -> LedgerMetadata:
 
 @ROUTES.add("POST /v1/ledger-proofs", roles=BOOKIES, takes=LedgerProofsAsk, gives=LedgerProofs)
 async def ledger_proofs(request: web.Request, _given: Given) -> web.Response:
-    """The rows of many ledgers, read from the primary in one snapshot, for a bookie's decisions."""
+    """Many ledgers' rows, from one snapshot of the primary, for a bookie's collector and limbo."""
     parts, asked = request.app[PARTS], await parsed(request, LedgerProofsAsk)
     check_name(request, asked.holder)
     proofs = await parts.ledgers.proofs(asked.holder, asked.ledgers)

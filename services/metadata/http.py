@@ -94,11 +94,11 @@ LINES: Final = "application/x-ndjson"
 
 
 Check = Callable[[web.Request, Given, Any], None]
-"""Checks that caller and path allow a body. Raises: CallerRefused, InvalidRequest."""
+"""Rejects a body that does not suit its caller or path. Raises: CallerRefused, InvalidRequest."""
 
 
 class StoreRoutes(Routes):
-    """Routes, to which `serve` adds those that a store's method answers without a handler."""
+    """Routes, most of which call a store's method directly and need no handler (`serve`)."""
 
     def serve(
         self,
@@ -159,7 +159,9 @@ class StoreRoutes(Routes):
 
 
 async def parsed(request: web.Request, model: type[T]) -> T:
-    """The request's JSON body. Raises: InvalidRequest, UnsupportedMediaType; as `bodies.read`."""
+    """The request's JSON body. Raises: what `bodies.read` raises, InvalidRequest,
+    UnsupportedMediaType.
+    """
     if request.content_type not in {"application/json", "application/octet-stream"}:
         raise UnsupportedMediaType("send application/json (curl: -H 'Content-Type: …')")
     return bodies.parsed(await bodies.read(request), model)

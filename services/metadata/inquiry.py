@@ -54,8 +54,7 @@ _COPIES_S: Final = 1.5
 """Time limit for one bookie's copies, while a client waits 3 s for its change."""
 _LOST: Final = "SELECT lost_bookies FROM cluster"
 _FENCED: Final = (Status.OK, Status.WRONG_KEY)
-"""Answers of a bookie that accepts no add; WRONG_KEY: it has another ledger of this id (rule
-17)."""
+"""Answers to a fence that exclude adds; WRONG_KEY means another ledger of the id (rule 17)."""
 _RETRY_S: Final = 0.5
 _AGAIN_S: Final = 1.0
 _WAIT_S: Final = 60.0
@@ -69,7 +68,7 @@ _PAGE: Final = 2000
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
 """Disables aiohttp's own timers, which continue while this process stands still."""
 
-# Two processes may skip ids at once: bookies reject an id that is assigned twice, by the key.
+# Two processes may run this at once: if an id is assigned twice, bookies reject one by its key.
 _SKIP_IDS: Final = (
     "SELECT setval('ledger_ids', $1) FROM ledger_ids"
     " WHERE last_value < $1 OR (last_value = $1 AND NOT is_called)"
@@ -112,7 +111,7 @@ class Inquiry:
             return
         self._database.asked_about = server
         if silent:
-            # Changes don't wait for silent bookies: after a power cut, these wait for this service.
+            # Changes don't wait for silent bookies, which wait for this service after a power cut.
             log.warning("bookies-silent", extra={"bookies": silent})
             await self._wait_for_silent()
         self.is_over.set()
@@ -187,7 +186,7 @@ class Inquiry:
         return service_session(self._credentials)
 
     async def places(self) -> tuple[list[str], list[tuple[str, str]]]:
-        """The registered bookies, and (name, URL) of known ones. Raises: MetadataUnavailable."""
+        """The registered names; names and URLs of known bookies. Raises: MetadataUnavailable."""
         cookies = await self._cookies.list()
         urls = {(row.name, row.cookie.url) for row in cookies if row.cookie.url}
         # Cookies of a database that went back may be missing, or have old URLs.
@@ -265,7 +264,7 @@ async def _copies_of(
 async def _fence(
     session: aiohttp.ClientSession, name: str, url: str, row: LedgerMetadata
 ) -> object:
-    """Fence the ledger at a bookie, and return the status. Raises: as aiohttp does, ValueError."""
+    """Fence the ledger at a bookie, and return the status. Raises: aiohttp's errors, ValueError."""
     key = {"X-Ledger-Key": b64encode(row.ledger_key).decode()}
     fence = f"{url}/ledgers/{row.ledger_id}/fence"
     async with session.post(fence, headers=key, ssl=ExpectedServer(Role.BOOKIE, name)) as answer:
@@ -277,7 +276,7 @@ async def _fence(
 
 
 class SourceAway(Unavailable, title="A bookie stopped answering", travels=False):
-    """A bookie stopped answering a rebuild. Written rows stay: run it again, with `after`."""
+    """A bookie stopped answering. Written rows stay: run the rebuild again, with `after`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +323,7 @@ async def _head(session: aiohttp.ClientSession, url: str) -> RowsPage | None:
 async def merged(
     session: aiohttp.ClientSession, sources: Sequence[Source], after: int
 ) -> AsyncIterator[tuple[int, list[tuple[Source, HeldRows]]]]:
-    """Yields ledgers above `after`, ascending, and what each bookie holds. Raises: SourceAway."""
+    """Yields each ledger above `after` with what bookies hold of it, by id. Raises: SourceAway."""
     streams = [aiter(_ledgers(session, source, after)) for source in sources]
     heads = [await anext(stream, None) for stream in streams]
     while found := [head.ledger_id for head in heads if head is not None]:

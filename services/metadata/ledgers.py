@@ -136,7 +136,7 @@ class LedgerStore(RowStore):
     async def create(self, request: LedgerCreateBody) -> LedgerMetadata:
         """Create a ledger, or return the one that an earlier copy of the request created.
 
-        Raises: InvalidRequest, LedgerExists, StaleMember; NoSuchLedger if it was deleted since.
+        Raises: InvalidRequest, LedgerExists, StaleMember; NoSuchLedger if the ledger was deleted.
         """
         check_new_ledger(request.row)
         try:
@@ -197,7 +197,8 @@ class LedgerStore(RowStore):
 
         A ledger named by a log is deleted only with its log. A ledger that was created for a log
         but is not named by it may be deleted while open, since its writer never wrote (rule 22).
-        Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest when it is not CLOSED.
+        Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest if the ledger is not
+        CLOSED.
         """
         target = f"delete ledger {ledger_id}"
         try:
@@ -463,7 +464,8 @@ async def read_ledger(connection: Connection, ledger_id: int, lock: str = "") ->
 
 async def write_row(connection: Connection, row: LedgerMetadata, attempt: str) -> LedgerMetadata:
     """Replace the locked row of the same version, by the change `attempt`. Returns the new row."""
-    # The condition on the version decides. The lock only saves losers of a race their work.
+    # The condition on the version decides. The lock only saves useless work of transactions that
+    # lose a race.
     record = await connection.fetchrow(
         "UPDATE ledgers SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
         " changed_at = now() WHERE ledger_id = $1 AND version = $2 AND body IS NOT NULL"
@@ -478,8 +480,8 @@ async def write_row(connection: Connection, row: LedgerMetadata, attempt: str) -
 
 async def index_members(connection: Connection, rows: Mapping[int, LedgerMetadata]) -> None:
     """Add the members that these rows (by ledger id) name to the index of members."""
-    # A repair's target is a member before its first copy (rule 20). The member that it replaces
-    # stays one until the target has a copy of the row (rule 20b).
+    # A repair's target is a member before its first copy (rule 20). The member that the target
+    # replaces stays a member until the target has a copy of the row (rule 20b).
     found = [
         (ledger_id, member) for ledger_id, row in rows.items() for member in sorted(row.all_members)
     ]
@@ -537,7 +539,7 @@ async def leave_tombstones(connection: Connection, ledgers: Collection[int]) -> 
             sorted(ledgers),
         )
     }
-    # A separate statement: the locking one may have waited, and sees the state before its wait.
+    # In a separate statement, because the locking one may have waited, and sees older rows.
     deleted = closed - await shared_among(connection, closed)
     await bury(connection, sorted(deleted))
     return deleted

@@ -1,4 +1,5 @@
-"""Liveness: heartbeats in Redis with a time to live. Advice only (I31): no decision rests on it.
+"""Liveness: heartbeats in Redis with a time to live. Liveness is only advice (I31): no decision
+rests on it.
 
 A heartbeat that this process received counts for its time to live, even if Redis loses it. While
 Redis is away or refuses writes, the last known list stays valid and is marked as stale. Heartbeats
@@ -69,7 +70,7 @@ class Liveness:
     """Heartbeats of bookies and services. Invariant: no method raises because Redis is away."""
 
     def __init__(self, url: str, *, prefix: str, deadline_s: float) -> None:
-        # Queries wait for a connection: a bookie whose heartbeat is refused one would seem lost.
+        # Queries wait for a connection, since a bookie whose heartbeat failed would seem lost.
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=_CONNECTIONS_MAX,
@@ -139,7 +140,7 @@ class Liveness:
         await self._query(lambda: _result(self._redis.hdel(index, name)), 0)
 
     async def services(self) -> ServiceList:
-        """Services with a recent heartbeat, by kind and id."""
+        """Services with a recent heartbeat, sorted by kind and id."""
         found = await self._query(self._look_at_services, None)
         bodies = self._known(self._service_keys()) if found is None else found.bodies
         infos = [info for body in bodies if (info := _parsed(ServiceInfo, body)) is not None]

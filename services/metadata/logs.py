@@ -122,7 +122,7 @@ class LogStore(RowStore):
 
     @transactional
     async def is_done(self, connection: Connection, token: str, *, content: str = "0" * 32) -> Done:
-        """Whether a client's request was done. Raises: InvalidRequest if its content differs."""
+        """Whether a client's request was applied. Raises: InvalidRequest if `content` differs."""
         return Done(done=await found_once(connection, Once(token, content)) is not None)
 
     async def create(self, request: LogCreateBody) -> LogMetadata:
@@ -155,7 +155,8 @@ class LogStore(RowStore):
         )
         target = f"create log {row.name}"
         if await is_applied(connection, request.attempt, target):
-            # Exclude a later log of this name: the two times are equal only in one transaction.
+            # Exclude a later log of this name: `created_at` and `at` are equal only in one
+            # transaction.
             is_it = await connection.fetchval(
                 "SELECT l.created_at = a.at FROM logs l, attempts a"
                 " WHERE l.name = $1 AND a.attempt = $2",
@@ -267,7 +268,7 @@ class LogStore(RowStore):
 
 async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[int] = ()) -> None:
     """Delete a log, whose row is locked, with its ledgers, except those that forks name. `kept`:
-    ledgers of forks that a rebuild knows of and has not written yet.
+    ledgers that forks name, where a rebuild has not written the forks yet.
     """
     # A later log of this name must not inherit the transactions.
     ended = await connection.fetch(
@@ -439,7 +440,7 @@ async def _require_all(
 
 
 def _places_of(log: LogMetadata) -> set[tuple[int, int]]:
-    """The log's own ledgers with a known first offset, each with its first offset."""
+    """Ids and first offsets of the log's own ledgers, as far as the first offsets are known."""
     own = log.own
     return {(i.ledger_id, i.first_offset) for i in own if i.first_offset is not None}
 

@@ -1,4 +1,4 @@
-"""Changes that the database lost, the ledgers that bookies keep for them, and accepted losses.
+"""Changes that the database lost, the ledgers that bookies therefore keep, and accepted losses.
 
 Before a bookie deletes a ledger, it asks for the ledger's row, and names the changes by which it
 holds copies of that row. If the database lacks one of these changes, the bookie keeps the ledger
@@ -7,8 +7,7 @@ the cluster continue, but nothing that the lost changes named is deleted.
 
 The lost history may have changed the row of every ledger that is not CLOSED. An acceptance marks
 these ledgers as unproven. Bookies are asked for copies of the row before such a ledger ends or is
-recovered (rule 18d): by an older row, a recovery would cut off entries acknowledged under a later
-one.
+recovered (rule 18d): a recovery by an older row would cut off later entries.
 """
 
 from collections.abc import Collection, Sequence
@@ -72,7 +71,7 @@ async def lost_of(connection: Connection, memory: Memory, held: HeldCopies) -> S
 
 
 async def forget_holder(connection: Connection, holder: str) -> None:
-    """Forget which ledgers a bookie keeps. Those that it still keeps are noted again later."""
+    """Forget which ledgers a bookie keeps. Its next round reports those that it still keeps."""
     await connection.execute("DELETE FROM kept_ledgers WHERE holder = $1", holder)
 
 

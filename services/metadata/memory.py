@@ -1,9 +1,9 @@
 """Tokens of changes that the database must contain, as far as this process knows (rule 18a). No IO.
 
 The database's history is linear. A change whose transaction saw some tokens was committed after
-them, so its token stands for them. A process therefore holds few tokens: those of concurrent
-changes, and those that callers presented since the last change. Counters are not compared, because
-a restored database catches up with every counter.
+them, so the change's token stands for them. A process therefore holds few tokens: those of
+concurrent changes, and those that callers presented since the last change. Counters are not
+compared, because a restored database catches up with every counter.
 """
 
 import logging
@@ -18,8 +18,9 @@ from quorumlog.wire.bodies import token_of, witness_of
 log = logging.getLogger(__name__)
 
 _MISSING_MAX: Final = 1000
-"""How many missing tokens are remembered. Chosen by judgement, as one token stops all changes. A
-further token stays with its holder: this process has it in `_held`, others present it again."""
+"""How many missing tokens are remembered. Chosen by judgement, since one missing token stops all
+changes. A further token stays with its holder: this process has it in `_held`, others present it
+again."""
 
 
 @dataclass(slots=True)
@@ -86,9 +87,8 @@ class Memory:
         return tuple(tokens)
 
     def compare(self, wanted: Collection[str], found: Iterable[str], *, holder: str) -> None:
-        """Compare the wanted tokens with those found in the database. Missing tokens that this
-        process does not hold are remembered as `holder`'s. Raises: DatabaseWentBack if a token is
-        missing.
+        """Compare wanted tokens with those found, and remember missing ones; `holder` presented
+        those that this process does not hold. Raises: DatabaseWentBack if a token is missing.
         """
         there = set(found)
         lacking = sorted(set(wanted) - there)

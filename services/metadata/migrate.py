@@ -1,6 +1,5 @@
 """Migrations of the database's tables: numbered SQL files, each applied once. Also checks that
-KEY_FILE can decrypt all rows, and encrypts them again after a change of its first key
-(docs/adr/0029-keys-at-rest.md).
+KEY_FILE can decrypt all rows, and encrypts them again (docs/adr/0029-keys-at-rest.md).
 
 A migration expands (adds what older processes ignore) or contracts (removes what they may need), so
 that two releases can use the same tables during an upgrade (docs/guides/upgrades.md).
@@ -19,7 +18,7 @@ from services.metadata.database import Connection, RowStore, transactional
 
 _FOLDER: Final = Path(__file__).parent / "migrations"
 _FILE: Final = re.compile(r"(\d{4})_[a-z_]+(\.contract)?\.sql")
-_LOCK: Final = 0x71756F72  # any number that no other application of this database uses
+_LOCK: Final = 0x71756F72  # nothing else that uses this database locks this number
 _TABLE_LOCK_MS: Final = 1000
 """How long a migration waits for a table that is being read, for example by a dump. Later requests
 for the table wait behind the migration, so the limit is below their deadline."""
@@ -55,7 +54,7 @@ async def migrate(connection: Connection, *, contract_through: int = 0) -> Migra
     `contract_through` reaches its number, since an older process may still run.
 
     Several services may start at once: an advisory lock lets one work while the others wait.
-    Witnesses are not checked (rule 18a), since a migration keeps what the rows of any database say.
+    Witnesses are not checked (rule 18a), since a migration does not change what rows say.
     Raises: TablesTooNew; LockNotAvailableError while another session has locked a table.
     """
     async with connection.transaction():
@@ -110,7 +109,7 @@ class KeyMissing(Exception):
 
 
 async def check_keys(connection: Connection) -> None:
-    """Check that KEY_FILE has all keys of rows, and record its first one. Raises: KeyMissing."""
+    """Check that KEY_FILE has all keys of rows, and record its first key. Raises: KeyMissing."""
     ids = connection.key_ring.ids
     records = await connection.fetch("SELECT id FROM sealing_keys ORDER BY id")
     if missing := {record["id"] for record in records} - set(ids):
@@ -128,7 +127,7 @@ async def _note_key(connection: Connection) -> None:
 
 
 class SealingStore(RowStore):
-    """The encrypted keys of ledgers."""
+    """The store of ledgers' encrypted keys."""
 
     @transactional
     async def note_key(self, connection: Connection) -> None:

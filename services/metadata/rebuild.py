@@ -1,9 +1,9 @@
 """Rebuilds the database's rows from what bookies hold (rule 18d).
 
 A rebuild passes over all ledgers twice. The first pass finds out which ids are taken, and which
-bookies the rows name, so that silent bookies are known. The second pass goes by ascending id, and
-decides on a batch of ledgers and writes it in one transaction. A rebuild that ended early can
-continue after the last ledger written, and a repeated rebuild changes nothing.
+bookies are named but silent. The second pass decides on batches of ledgers by ascending id, and
+writes each in one transaction. A rebuild that ended early can continue behind the last batch; a
+repeated one changes nothing.
 """
 
 import logging
@@ -96,11 +96,11 @@ class _Tally:
     left_out: int = 0
     buried: set[int] = field(default_factory=set)
     freed: int = 0
-    """Deleted ledgers whose ids the database may assign again. A later rebuild would then write
-    tombstones over the new ledgers."""
+    """Deleted ledgers whose ids may be assigned again, to ledgers that a later rebuild would
+    delete."""
     by_log: dict[str, list[LedgerPlace]] = field(default_factory=dict)
     deleted_logs: dict[str, int] = field(default_factory=dict)
-    """The highest ledger of the deleted logs of each name, by name."""
+    """The highest ledger id of the deleted logs of each name."""
     forked: set[int] = field(default_factory=set)
     """Ledgers that were kept when their log was deleted, since forks named them."""
 
@@ -213,7 +213,7 @@ class _Work:
         await self._decide_ledgers(sources, bookies, survey)
         await self._decide_logs()
         if writes and self._ask.take_over:
-            # Only now: by older rows, a recovery would cut off acknowledged entries.
+            # Only after the rows: a recovery by older rows would cut off acknowledged entries.
             witnesses = {one for source in sources for one in source.head.witnesses}
             await self._tables.accept_lost(cluster_id, witnesses, self._ask.without)
         # Last, because a waiting bookie begins to serve as soon as its cookie exists.
@@ -238,7 +238,8 @@ class _Work:
         added = await self._stand_ins(sources, survey)
         bookies = await self._bookies(sources, survey, added)
         await self._decide_ledgers(sources, bookies, survey)
-        # Even without such rows: copies of an accepted loss stay, for a later rebuild to write.
+        # Needed even if no row would be written: a later rebuild may write copies of an accepted
+        # loss.
         await self._tables.put_stand_ins(cluster_id, added)
         return self._tally.ledgers[Action.WRITE] + self._tally.freed
 
@@ -299,7 +300,7 @@ class _Work:
     async def _bookies(
         self, sources: Sequence[Source], survey: Survey, added: Mapping[str, StandIn]
     ) -> Bookies:
-        """What is known of the bookies. `added`: stand-in cookies that are written, or would be."""
+        """The bookies' state for decisions. `added`: stand-in cookies, also those not written."""
         registered = await self._tables.registered()
         registered |= {name: Registered(one.incarnation) for name, one in added.items()}
         answering = {source.name: source.incarnation for source in sources}

@@ -148,7 +148,7 @@ class RebuildTables:
         await accept_tokens(self._connection, tokens)
 
     async def put_cookies(self, cookies: Mapping[str, tuple[Cookie, int]]) -> list[str]:
-        """Write bookies' own cookies where rows are missing or older. Returns these bookies."""
+        """Write bookies' own cookies where rows are missing or older. Returns the names."""
         names = []
         async with self._transaction():
             await self._lock_names(cookies)
@@ -207,13 +207,13 @@ class RebuildTables:
     async def begin_writing(
         self, highest: int, cluster_id: str, taken: str | None, added: Mapping[str, StandIn]
     ) -> int:
-        """Make bookies without cookies wait from now on, and new ledgers get ids above `highest`.
-        Returns the next id. The first transaction also makes an empty database that of the cluster
-        `taken`, and writes stand-in cookies, so that no empty directory registers in between.
-        Raises: InvalidRequest.
+        """Make bookies without cookies wait from now on, and give new ledgers ids above `highest`.
+        Returns the next id. The first transaction also gives an empty database the cluster id
+        `taken` and writes stand-in cookies: no empty directory may register in between. Raises:
+        InvalidRequest.
         """
         async with self._transaction():
-            await self._lock_names(added)  # before the tables, in the order of a registration
+            await self._lock_names(added)  # before the tables, as registrations do
             if taken is not None:
                 await self._take_over(taken)
             await self._connection.execute("UPDATE cluster SET rebuilt_at = now()")
@@ -442,7 +442,7 @@ class RebuildTables:
     async def _tombstones_and_rows(
         self, log: LogMetadata | None, ledgers: Iterable[LedgerPlace]
     ) -> tuple[set[int], set[int]]:
-        """The ledgers that the log or its ledgers name: the deleted ones, and those with rows."""
+        """The deleted ledgers, and those with rows, that the log or its ledgers name."""
         named = {item.ledger_id for item in (() if log is None else log.items)}
         named |= {ledger_id for one in ledgers for ledger_id, _ in (*one.shared, *one.before)}
         records = await self._connection.fetch(

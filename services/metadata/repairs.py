@@ -141,7 +141,7 @@ class RepairStore(RowStore):
         return RepairSummary(**dict(record))
 
     async def hurry(self) -> None:
-        """Make all items due now that wait after a failure; idempotent."""
+        """Make all items that wait after a failure due now; idempotent."""
         while await self._hurry_some() != "UPDATE 0":
             pass
 
@@ -161,8 +161,7 @@ class RepairStore(RowStore):
     async def progress(
         self, connection: Connection, ledger_id: int, member: str, request: RepairProgress
     ) -> RangesBody:
-        """Remove repaired ranges from an item and extend its claim, or delete the item if it is
-        empty.
+        """Remove repaired ranges from an item and extend its claim. An empty item is deleted.
 
         Raises: NoSuchRepair, VersionConflict (with `current`).
         """
@@ -273,8 +272,7 @@ _LEFT: Final = (
 
 
 class LeaseStore(RowStore):
-    """The store of leases, which expire by the database's clock. Each new holder gets a higher
-    token.
+    """The store of leases, which expire by the database's clock. New holders get higher tokens.
 
     Leases avoid duplicate work, such as that of two auditors. No decision rests on a lease.
     """

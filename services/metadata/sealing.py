@@ -35,10 +35,10 @@ class KeyFileUnusable(ValueError):
 
 
 class KeyRing:
-    """The keys of a key file: the first encrypts, all decrypt. Without keys, rows stay plain."""
+    """The keys of KEY_FILE: the first encrypts, all decrypt. Without keys, rows stay unencrypted."""
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
-        """`keys` are of 32 bytes each."""
+        """Each of `keys` has 32 bytes."""
         self._ciphers = {key_id(key): AESGCM(key) for key in keys}
 
     @property
@@ -57,7 +57,7 @@ class KeyRing:
         return orjson.dumps(fields).decode()
 
     def opened(self, ledger_id: int, body: str) -> str:
-        """Decrypt the keys in a stored row's JSON. Raises: MetadataUnavailable if that fails."""
+        """Decrypt the keys in a stored row's JSON, or raise MetadataUnavailable if that fails."""
         if '": "sealed:' not in body:
             return body
         fields = orjson.loads(body)

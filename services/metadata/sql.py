@@ -27,8 +27,8 @@ def utc(column: str) -> str:
 
 
 def is_shown(column: str, shown: str, value: Callable[[object], str]) -> str:
-    """The SQL condition that the grants in `shown` allow a row in a list (`wire/bodies.py`, SHOWN).
-    `column` has `logs/NAME` or `ledgers/NAMESPACE`, and is sorted by bytes. `value` adds a
+    """SQL condition for the rows that the grants in `shown` allow in a list (`wire/bodies.py`,
+    SHOWN). `column` has `logs/NAME` or `ledgers/NAMESPACE`, and is sorted by bytes. `value` adds a
     parameter to the query and returns its placeholder.
 
     Each grant becomes a range, for which Postgres can use an index, unlike for a pattern.
@@ -46,7 +46,7 @@ def is_shown(column: str, shown: str, value: Callable[[object], str]) -> str:
 def json_rest(record: asyncpg.Record, body: str | None = None) -> bytes:
     """The rest of a row's JSON, after the row's key. `body` replaces the record's body.
 
-    Rows of a page are not validated here: that would take most of the time, and the reader does it.
+    Rows are not validated here: validation takes most of a page's time, and the reader does it.
     """
     return b'"version":%d,"created_at":"%b",%b' % (
         record["version"],
@@ -69,8 +69,9 @@ async def ids_of(connection: Connection, query: str, *values: object) -> tuple[i
 def page_of(rows: str, *, order: str, row: str, limit: str) -> str:
     """The query of a page. `rows` is a SELECT with `body_bytes`, without order and limit.
 
-    `row` lists the columns to return. They are read only for rows of the page, so that Postgres
-    reads no long body in vain. The last row's `has_more` says whether another page follows.
+    `row` lists the columns to return. The columns are read only for rows of the page, so that
+    Postgres reads no long body in vain. The last row's `has_more` says whether another page
+    follows.
     """
     most = f"least({limit}::bigint, {PAGE_ROWS_MAX})"
     return (

@@ -42,13 +42,12 @@ class TokenStore(RowStore):
 
     @transactional
     async def create(self, connection: Connection, request: TokenCreate) -> TokenRow:
-        """Store an access token by its secret's hash; a repeat of the attempt gets the first
-        answer.
+        """Store an access token by its secret's hash. A repeat gets the first answer.
 
         Raises: InvalidRequest; NoSuchToken for a repeat after the token was revoked.
         """
         token, target = request.token, f"create token {request.token.id}"
-        # This locks the list for other changes, because the limit applies to all tokens together.
+        # Lock the list against other changes, because the limit applies to all tokens together.
         await connection.execute("UPDATE access_token_list SET version = gen_random_uuid()")
         if await is_applied(connection, request.attempt, target):
             return _row_of(

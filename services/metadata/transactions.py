@@ -56,8 +56,8 @@ _ROW: Final = (
     f" CASE WHEN state = 'OPEN' THEN {_WRITTEN} ELSE published END::text AS ledgers, "
     f"{utc('created_at')}, {utc('expires_at')}"
 )
-"""One statement reads state and ledgers, so that they are consistent. With two, a transaction that
-ended between them would look like an OPEN one without ledgers."""
+"""One statement reads state and ledgers, so that they are consistent. With two statements, a
+transaction that ended in between would look OPEN and without ledgers."""
 _RENEWED: Final = "now() + make_interval(secs => ttl_s)"
 _KEPT_S: Final = 7 * 24 * 3600
 """How long an ended transaction is kept, chosen by judgement; an app's last one stays for ever."""
@@ -79,7 +79,7 @@ class TransactionStore(RowStore):
 
     @transactional
     async def begin(self, connection: Connection, request: TransactionBeginBody) -> Transaction:
-        """Begin a transaction, or get the existing one of this app and version.
+        """Begin a transaction, or return the existing one of this app and version.
 
         A version that is not above the app's last one gets a COMMITTED transaction, since there is
         nothing to do. Raises: NoSuchLog, LogClosed; InvalidRequest if the id is in use.
@@ -222,7 +222,7 @@ class TransactionStore(RowStore):
         connection.counted["expired"] += len(records)
         return len(records)
 
-    @plain  # for gauges only
+    @plain  # only gauges use the counts
     async def count(self, connection: Connection) -> None:
         """Count the OPEN transactions, and the ledgers that wait for their deletion."""
         record = await connection.fetchrow(
@@ -282,7 +282,7 @@ async def _end_committed(
     *,
     is_duplicate: bool,
 ) -> Transaction:
-    """Commit a transaction, whose row is locked, and publish items. Returns the transaction."""
+    """Commit a transaction with a locked row, and its published items. Returns the transaction."""
     written = {
         ledger["ledger_id"]: ledger
         for ledger in await connection.fetch(
@@ -420,7 +420,7 @@ async def _find_earlier_try(
 async def _insert(
     connection: Connection, request: TransactionBeginBody, *, state: TransactionState
 ) -> asyncpg.Record | None:
-    """Insert a row. Returns None if the id is taken, or an OPEN transaction has app and version."""
+    """Insert a row; None if an OPEN transaction has the app and version, or any has the id."""
     return await connection.fetchrow(
         "INSERT INTO transactions (id, log, app, app_version, state, is_duplicate, ttl_s,"
         " expires_at, ended_at) VALUES ($1, $2, $3, $4, $5, $5 <> 'OPEN', $6::int,"

@@ -30,9 +30,8 @@ class WitnessStore(RowStore):
     _rebuilder: Rebuilder
 
     async def confirm(self) -> WitnessState:
-        """Check that the database contains the witnesses that the request presents, and the tokens
-        that this process holds. The answer has at least one witness, and its witnesses stand for
-        all these.
+        """Check that the database contains the request's witnesses and this process's tokens. The
+        answer has at least one witness, and stands for all that were checked.
 
         Raises: DatabaseWentBack.
         """

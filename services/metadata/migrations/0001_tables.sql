@@ -15,7 +15,7 @@ CREATE TABLE cluster (
 );
 INSERT INTO cluster DEFAULT VALUES;
 
--- A row stays for ever, so that an id is used once (rule 17). Without a body it is a tombstone.
+-- A row stays for ever, as a tombstone without a body, so that an id is used once (rule 17).
 CREATE TABLE ledgers (
     ledger_id bigint PRIMARY KEY CHECK (ledger_id >= 0),
     version bigint NOT NULL CHECK (version >= 1),
@@ -33,10 +33,11 @@ CREATE TABLE ledgers (
     -- The offset of the log at which the ledger begins, also after the log released it. Copies of
     -- the row on bookies have the offset, so that a log can be rebuilt from them (rule 18f).
     first_offset bigint,
-    -- The log in which the ledger was placed, and the ledgers before it there: by copies of the row
-    -- a rebuild notices missing ledgers, and logs that had the name before (rule 18f).
+    -- The log in which the ledger was placed, and the ledgers before it there. By copies of the
+    -- row, a rebuild notices missing ledgers, and earlier logs of the name (rule 18f).
     lineage jsonb,
-    -- The name by which grants allow access to the row. An index finds visible rows by its ranges.
+    -- The name by which grants allow access to the row. Lists find visible rows by ranges of an
+    -- index.
     owner text COLLATE "C" GENERATED ALWAYS AS (
         CASE WHEN body ->> 'log' IS NULL THEN 'ledgers/' || coalesce(body #>> '{custom,namespace}', '')
              ELSE 'logs/' || (body ->> 'log') END) STORED
@@ -46,7 +47,8 @@ CREATE INDEX ledgers_by_state ON ledgers (state, ledger_id) WHERE body IS NOT NU
 CREATE INDEX ledgers_by_log ON ledgers (log, ledger_id) WHERE log IS NOT NULL;
 CREATE INDEX ledgers_by_owner ON ledgers (owner, ledger_id) WHERE body IS NOT NULL;
 
--- The bookies that each ledger names, in fragments or repairs. Follows the ledgers' bodies.
+-- The bookies that each ledger names, in fragments or repairs. This table mirrors the ledgers'
+-- bodies.
 CREATE TABLE ledger_members (
     name text NOT NULL,
     ledger_id bigint NOT NULL REFERENCES ledgers,
@@ -64,7 +66,7 @@ CREATE TABLE ledger_tags (
 );
 CREATE INDEX ledger_tags_of ON ledger_tags (ledger_id);
 
--- Tokens of applied changes, which settle a change after a lost answer (rule 6). Never deleted.
+-- Tokens of applied changes, by which a lost answer is settled (rule 6). They are never deleted.
 CREATE TABLE attempts (
     attempt uuid PRIMARY KEY,
     target text NOT NULL,
@@ -146,15 +148,15 @@ CREATE TABLE cookies (
     -- A decommissioned bookie is not listed. Its row stays, so that an incarnation is used once.
     retired_at timestamptz,
     -- The end of the bookie's log on disk, as the bookie reported it. A directory whose log ends
-    -- earlier went back to a snapshot. A separate column, since a report changes no version.
+    -- earlier went back to a snapshot. The column is separate, since a report changes no version.
     log_end bigint NOT NULL DEFAULT 0,
     -- When the directory registered. An older ledger of which the directory holds nothing was on
     -- another directory (rule 15b). '-infinity': the directory is older than this database knows.
     born_at timestamptz NOT NULL DEFAULT '-infinity'
 );
 
--- The cookies of these members' bookies, kept until the transaction ends by locks that
--- registrations take exclusively. The locks come first, since each statement of a volatile function
+-- The cookies of these members' bookies, locked until the transaction ends: a registration takes
+-- the same locks exclusively. The locks come first, since each statement of a volatile function
 -- sees what was committed before it. Row locks would be written to disk, and many readers would
 -- starve a writer.
 CREATE FUNCTION hold_incarnations(members text[]) RETURNS SETOF cookies LANGUAGE plpgsql VOLATILE AS $$
@@ -168,7 +170,8 @@ BEGIN
 END
 $$;
 
--- Logs by name. A deleted log's row keeps its version, so that no late change meets a later log.
+-- Logs by name. A deleted log's row keeps its version, so that no late change applies to a later
+-- log.
 CREATE TABLE logs (
     name text PRIMARY KEY,
     version bigint NOT NULL CHECK (version >= 1),
@@ -182,8 +185,8 @@ CREATE TABLE logs (
 CREATE INDEX logs_live ON logs (name) WHERE body IS NOT NULL;
 CREATE INDEX logs_by_owner ON logs ((('logs/' || name) COLLATE "C")) WHERE body IS NOT NULL;
 
--- Ledgers that were created for a log, which does not name them yet or any longer (rule 22).
--- Follows the logs' rows. `since`: when the ledger was created, or when its log released it.
+-- Ledgers that were created for a log, which does not name them yet or any longer (rule 22). This
+-- table mirrors the logs' rows. `since`: when the ledger was created, or when its log released it.
 CREATE TABLE unnamed_ledgers (
     ledger_id bigint PRIMARY KEY REFERENCES ledgers,
     since timestamptz NOT NULL DEFAULT now()
@@ -241,7 +244,8 @@ CREATE TABLE app_versions (
 CREATE INDEX app_versions_of ON app_versions (transaction);
 
 -- Ledgers that bookies keep, since they hold copies of rows whose change this database lacks (rule
--- 18c). For operators only: bookies ask with the tokens of copies in each round of their collector.
+-- 18c). Only operators read this table. Bookies ask with the copies' tokens in each collector
+-- round.
 CREATE TABLE kept_ledgers (
     ledger_id bigint NOT NULL,
     attempt uuid NOT NULL,
@@ -253,7 +257,7 @@ CREATE TABLE kept_ledgers (
 -- ends, bookies are asked for copies of its row: entries may be acknowledged under a lost row.
 CREATE TABLE unproven_ledgers (ledger_id bigint PRIMARY KEY);
 
--- Users' access tokens (docs/adr/0021-access-tokens.md); `hash` is SHA-256 of the unstored secret.
+-- Users' access tokens (docs/adr/0021-access-tokens.md). `hash` is SHA-256 of the token's secret.
 CREATE TABLE access_tokens (
     id text PRIMARY KEY,
     hash bytea NOT NULL UNIQUE,
@@ -292,7 +296,8 @@ CREATE TABLE sealing_keys (
 );
 
 -- Ledgers of other logs that forks name (rule 27a): a ledger is deleted only in a transaction that
--- sees no row for it here. Follows the forks' rows. A rebuild may know of a ledger without a row.
+-- sees no row for it here. This table mirrors the forks' rows. A rebuild may add a row for a ledger
+-- that has none yet.
 CREATE TABLE shared_ledgers (
     ledger_id bigint NOT NULL,
     log text NOT NULL,
