@@ -157,7 +157,7 @@ async def _expire(parts: MetadataParts, every_s: float, holder: str) -> None:
         await asyncio.sleep(every_s)
         await parts.inquiry.is_over.wait()
         try:
-            # Only the holder of the lease goes on. The lease just saves work: row locks decide.
+            # Only the lease's holder works, which just avoids duplicate work: row locks decide.
             lease = await parts.leases.take(_LEASE, LeaseTake(holder=holder, ttl_s=3 * every_s))
             if lease.holder == holder:
                 if ended := await parts.transactions.expire(_EXPIRED_AT_ONCE):

@@ -185,12 +185,14 @@ def check_cookie(name: str, old: Cookie | None, new: Cookie, cluster_id: str) ->
     """Raise InvalidRequest unless a cookie may change from `old` to `new` (rules 15 and 18)."""
     problems: list[tuple[str, str]] = []
     if new.cluster_id != cluster_id:
-        problems.append(("/cookie/cluster_id", f"this is cluster {cluster_id} (rule 18)"))
+        problems.append(
+            ("/cookie/cluster_id", f"the database is of cluster {cluster_id} (rule 18)")
+        )
     if old is not None:
         if new.incarnation < old.incarnation:
             problems.append(("/cookie/incarnation", "never goes back (rule 15)"))
         if new.incarnation == old.incarnation and new.instance != old.instance:
-            problems.append(("/cookie/instance", "other data is a new incarnation (rule 15)"))
+            problems.append(("/cookie/instance", "needs a higher incarnation (rule 15)"))
         if new.instance == old.instance and new.boots < old.boots:
             problems.append(("/cookie/boots", "never goes back (rule 15)"))
     if problems:

@@ -152,8 +152,8 @@ class Database:
 
     @property
     def has_asked(self) -> bool:
-        """Whether this process has asked the bookies about the current server. Until then it
-        changes and proves nothing: it would not notice a database that went back (rule 18a).
+        """Whether this process has asked the bookies about the current server. Until then the
+        process changes and proves nothing: it could not notice lost changes (rule 18a).
         """
         return self.asked_about == self.server
 

@@ -225,7 +225,7 @@ def _check_cookie(request: web.Request, given: Given, body: CookiePut) -> None:
     check_name(request, name)
     check_url(request, body.cookie.url)
     if allowed and not any(fnmatchcase(name, pattern) for pattern in allowed):
-        raise CallerRefused(f"ALLOWED_BOOKIES of the metadata service does not have {name}")
+        raise CallerRefused(f"ALLOWED_BOOKIES of the metadata service does not list {name}")
 
 
 @ROUTES.add(
@@ -256,7 +256,7 @@ def _check_service(request: web.Request, given: Given, alive: ServiceHeartbeat) 
     if caller.role not in (None, given[KIND]):
         raise CallerRefused(f"a {caller.role} can't send heartbeats of a {given[KIND]}")
     check_name(request, given[SERVICE_ID])
-    # A gateway's public URL may be that of a proxy, so check the internal one if there is one.
+    # A gateway's public URL may be that of a proxy, so an internal URL is checked instead.
     check_url(request, alive.internal_url or alive.url)
 
 

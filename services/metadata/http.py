@@ -114,11 +114,11 @@ class StoreRoutes(Routes):
         """Add a route that calls a store's method (`does`). The method gets the path's parameters
         by position, the given query parameters by name, and the body as `request`.
 
-        The method's annotations are the types of body and answer. The first sentence of its
-        docstring is the operation's summary. `audited_as`: the operation's name in the audit log;
-        without a name it is not audited. `checks` may reject the body. With `creates`, which makes
-        the audit log's target from the body, the route answers 201. Raises: TypeError if the method
-        takes other arguments.
+        The method's annotations are the types of body and answer. The first sentence of the
+        method's docstring is the operation's summary. `audited_as`: the operation's name in the
+        audit log; without a name it is not audited. `checks` may reject the body. With `creates`,
+        which makes the audit log's target from the body, the route answers 201. Raises: TypeError
+        if the method takes other arguments.
         """
         hints = get_type_hints(does)
         takes, gives = hints.get("request"), hints["return"]

@@ -6,7 +6,7 @@ committed transaction, or assign the id of a ledger that bookies hold. Bookies k
 disk, and know the ids of their ledgers.
 
 Any bookie may be a member of a ledger by a row that the database lacks, so all bookies are asked
-for copies. They fence the ledger first, so that no entry is acknowledged by such a row any longer.
+for copies. The bookies fence the ledger first: then no entry is acknowledged by a lost row.
 """
 
 import asyncio

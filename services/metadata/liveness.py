@@ -202,7 +202,7 @@ class Liveness:
         until = asyncio.get_running_loop().time() + ttl_s
         self._remember(key, _Remembered(body))
         is_recorded = await self._query(record, False)
-        # Set the time only now: before Redis has the heartbeat, a query must not count it as lost.
+        # Set the time only now: before Redis has the heartbeat, a query can't count it as lost.
         self._remember(key, _Remembered(body, until))
         return HeartbeatTaken(recorded=is_recorded)
 

@@ -140,8 +140,9 @@ class LogStore(RowStore):
     async def _create(
         self, connection: Connection, request: LogCreateBody
     ) -> tuple[LogMetadata, bool]:
-        """The log's row, and whether this attempt created the log. A client's request that finds an
-        existing log is recorded too, so that a late copy of it creates no log (rule 6a).
+        """Create the log unless the name is taken. Returns the log's row, and whether this attempt
+        created it. A client's request that finds an existing log is recorded too, so that a late
+        copy of it creates no log (rule 6a).
         """
         row = request.row
         # Insert the row first, so that the name is locked before anything is looked up.
@@ -480,7 +481,7 @@ async def _release_ledgers(connection: Connection, ledgers: Iterable[int]) -> No
 
 
 async def release_unpublished(connection: Connection, ids: Sequence[str]) -> None:
-    """Queue unpublished ledgers of ended transactions for deletion, which fences their writers."""
+    """Queue ended transactions' unpublished ledgers for immediate deletion, which fences them."""
     await connection.execute(
         "WITH gone AS (DELETE FROM transaction_ledgers WHERE transaction = ANY($1::text[])"
         " RETURNING ledger_id)"

@@ -71,7 +71,7 @@ async def lost_of(connection: Connection, memory: Memory, held: HeldCopies) -> S
 
 
 async def forget_holder(connection: Connection, holder: str) -> None:
-    """Forget which ledgers a bookie keeps. Its next round reports those that it still keeps."""
+    """Forget which ledgers a bookie keeps. The bookie reports kept ledgers each round."""
     await connection.execute("DELETE FROM kept_ledgers WHERE holder = $1", holder)
 
 

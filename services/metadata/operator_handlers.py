@@ -195,7 +195,7 @@ ROUTES.serve(
 
 @web.middleware
 async def presents_witnesses(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: check a request's witnesses in the database, and return their replacements."""
+    """Middleware: keep a request's witnesses for the database's check, and return replacements."""
     given = request.headers.get(header.WITNESSES)
     # An unreadable list is treated as one invalid witness, so that the request is refused.
     witnesses = () if not given else witnesses_from_header(given) or (given,)

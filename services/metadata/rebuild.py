@@ -51,7 +51,7 @@ from services.metadata.rebuild_store import Judged, RebuildStore, RebuildTables,
 log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 200
-"""Ledgers per transaction, chosen by judgement: it locks their rows for some 50 ms."""
+"""Ledgers per transaction, chosen by judgement: a transaction locks the rows for some 50 ms."""
 _PROGRESS_EVERY: Final = 1000
 _FINDINGS_KEPT: Final = 1000
 """How many findings a report lists, chosen by judgement; further findings are counted."""
@@ -160,7 +160,7 @@ class Rebuilder:
             return await work.run()
 
     async def count_behind(self, lost: Collection[str], tell: Tell) -> int:
-        """How many rows, and tombstones of ids that may be assigned again, a rebuild would write.
+        """Count the rows, and the tombstones for reusable ids, that a rebuild would write.
 
         `lost`: bookies that never return. `tell` receives lines of progress. Raises: InvalidRequest
         while another rebuild runs, SourceAway, MetadataUnavailable.
@@ -221,7 +221,7 @@ class _Work:
         return self._report(cluster_id, sources, bookies, cookies, next_id)
 
     async def count_behind(self) -> int:
-        """How many rows, and tombstones of ids that may be assigned again, a rebuild would write.
+        """Count the rows, and the tombstones for reusable ids, that a rebuild would write.
 
         Raises: SourceAway if a registered bookie, which may hold a copy, does not report its rows.
         """
@@ -233,7 +233,7 @@ class _Work:
         ]
         untold = self._registered - {source.name for source in sources} - set(self._ask.without)
         if untold:
-            raise SourceAway(f"{', '.join(sorted(untold))}: no report of the rows that it holds")
+            raise SourceAway(f"{', '.join(sorted(untold))}: no report of the rows held there")
         survey = await self._survey(sources)
         added = await self._stand_ins(sources, survey)
         bookies = await self._bookies(sources, survey, added)

@@ -403,7 +403,7 @@ class RebuildTables:
                         for one in ledgers
                         if one.first_offset is not None and one.ledger_id not in shared
                     ]
-                    why = "the log is deleted, and ledgers of it are not"
+                    why = "the log is deleted, but ledgers of it are not"
                     return LogDecision(Action.CONFLICT if placed else Action.SAME, why=why)
                 ledgers = later
             known = None if record is None or record["body"] is None else log_row_of(record)

@@ -35,7 +35,7 @@ class KeyFileUnusable(ValueError):
 
 
 class KeyRing:
-    """The keys of KEY_FILE: the first encrypts, all decrypt. Without keys, rows stay unencrypted."""
+    """The keys of KEY_FILE: the first encrypts, all decrypt. Without keys, rows stay plain text."""
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
         """Each of `keys` has 32 bytes."""
@@ -57,7 +57,7 @@ class KeyRing:
         return orjson.dumps(fields).decode()
 
     def opened(self, ledger_id: int, body: str) -> str:
-        """Decrypt the keys in a stored row's JSON, or raise MetadataUnavailable if that fails."""
+        """Decrypt the keys in a stored row's JSON. Raises: MetadataUnavailable if that fails."""
         if '": "sealed:' not in body:
             return body
         fields = orjson.loads(body)

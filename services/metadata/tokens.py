@@ -163,7 +163,7 @@ class AuditStore(RowStore):
 
     @transactional
     async def _trim_some(self, connection: Connection) -> int:
-        """Delete a batch of the oldest such rows, and return their number."""
+        """Delete a batch of the oldest rows that are not kept. Returns how many were deleted."""
         days = self.days if await ages_count(connection) else _NEVER_DAYS
         done = await connection.execute(_TRIM, days, self.rows_max)
         return int(done.removeprefix("DELETE "))

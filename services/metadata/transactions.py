@@ -125,7 +125,7 @@ class TransactionStore(RowStore):
             await self._renew(transaction_id)
         return TransactionAlive(state=state)
 
-    # A plain read, because appends wait for this answer, and it changes nothing.
+    # A plain read, because appends wait for the answer, and nothing is changed.
     @plain
     async def _state(
         self, connection: Connection, transaction_id: str
@@ -269,7 +269,7 @@ def _repeated(record: asyncpg.Record, request: TransactionCommitBody) -> Transac
     if asked == row.requested or row.is_duplicate:
         return row
     if row.app is None:
-        raise TransactionCommitted("it was committed with other ledgers", log=row.log)
+        raise TransactionCommitted("the transaction was committed with other ledgers", log=row.log)
     # Another Spark driver of the app committed the same version first.
     return replace(row, is_duplicate=True)
 
@@ -365,7 +365,7 @@ async def _check_sealed(
         elif sealed.last_entry not in (None, found["last_entry"]):
             problem = f"ends at {found['last_entry']}, not at {sealed.last_entry}"
         elif must_be_empty and found["last_entry"] != NO_ENTRY:
-            problem = "has records, but no row of the log came with it"
+            problem = "has records, but the request lacks the log's row"
         if problem:
             errors.append({"pointer": f"/ledgers/{index}", "detail": problem})
     if len(set(ids)) != len(ids):
@@ -413,7 +413,7 @@ async def _find_earlier_try(
         return None
     begun = (found["log"], found["app"], found["app_version"])
     if begun != (request.log, request.app, request.version):
-        raise InvalidRequest("this id is of another transaction")
+        raise InvalidRequest("another transaction has this id")
     return _row(found)
 
 
