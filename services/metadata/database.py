@@ -41,7 +41,7 @@ P = ParamSpec("P")
 _PRIMARY_ONLY: Final = SessionAttribute.primary
 """Connect only to the primary of a DSN: a standby may lack acknowledged changes (rule 18)."""
 _ROLLED_BACK: Final = "ERROR"
-"""Errors of this severity roll the transaction back. FATAL ones may end a session after the
+"""Errors of this severity roll the transaction back. A FATAL error may end a session after the
 commit."""
 
 _LISTING_WAIT_S: Final = 1.0
@@ -306,7 +306,7 @@ class Database:
         wanted = await self._compare(connection, PRESENTED.get())
         if missing := self.memory.missing:
             raise self.memory.error(missing)  # another check found them missing meanwhile
-        # The bookies must have been asked before, too: later tokens of theirs were not compared.
+        # Require `had_asked` too: tokens that bookies reported since then were not compared.
         if not (had_asked and self.has_asked):
             raise MetadataUnavailable("the bookies are asked what they know of the database")
         return wanted

@@ -298,7 +298,7 @@ class Source:
 
 
 async def find_sources(session: aiohttp.ClientSession, urls: Iterable[str]) -> list[Source]:
-    """The bookies at these URLs, sorted by name. Raises: InvalidRequest if two have one name."""
+    """The bookies at these URLs, by name. Raises: InvalidRequest if two bookies share a name."""
     asked = sorted(set(urls))
     heads = await asyncio.gather(*(_head(session, url) for url in asked))
     sources = [

@@ -513,7 +513,8 @@ def _tag(pair: tuple[str, str]) -> bytes:
 async def leave_tombstone(connection: Connection, row: LedgerMetadata) -> None:
     """Replace a locked row by a tombstone.
 
-    No log can begin to name the ledger until the transaction ends, since that needs the row's lock.
+    No log can begin to name the ledger until the transaction ends, since naming needs the row's
+    lock.
     Raises: OwnedByLog if a log names the ledger.
     """
     if row.log is not None:

@@ -285,7 +285,8 @@ class Liveness:
         except (RedisError, OSError, TimeoutError) as error:
             self.reach.lost(error)
             if isinstance(error, ReadOnlyError):
-                # After a failover the name may mean another server, which a new connection finds.
+                # After a failover the name may resolve to another server, but only for new
+                # connections.
                 await self._redis.connection_pool.disconnect(inuse_connections=False)
             return away
         self.reach.found()

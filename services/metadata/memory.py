@@ -87,8 +87,9 @@ class Memory:
         return tuple(tokens)
 
     def compare(self, wanted: Collection[str], found: Iterable[str], *, holder: str) -> None:
-        """Compare wanted tokens with those found, and remember missing ones; `holder` presented
-        those that this process does not hold. Raises: DatabaseWentBack if a token is missing.
+        """Compare wanted tokens with those found, and remember missing ones; `holder`: the
+        presenter of tokens that this process does not hold. Raises: DatabaseWentBack if a token is
+        missing.
         """
         there = set(found)
         lacking = sorted(set(wanted) - there)

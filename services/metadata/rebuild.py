@@ -3,7 +3,7 @@
 A rebuild passes over all ledgers twice. The first pass finds out which ids are taken, and which
 bookies are named but silent. The second pass decides on batches of ledgers by ascending id, and
 writes each in one transaction. A rebuild that ended early can continue behind the last batch; a
-repeated one changes nothing.
+repeated rebuild changes nothing.
 """
 
 import logging

@@ -142,7 +142,7 @@ class RebuildTables:
     async def accept_lost(
         self, cluster_id: str, witnesses: Iterable[str], lost: Collection[str]
     ) -> None:
-        """Accept the loss of changes in bookies' witnesses (rule 18a), and of bookies (`lost`)."""
+        """Record that changes (`witnesses`, rule 18a) and bookies (`lost`) are lost for ever."""
         tokens = {token for one in witnesses if (token := token_of(cluster_id, one)) is not None}
         await note_lost(self._connection, lost)
         await accept_tokens(self._connection, tokens)
