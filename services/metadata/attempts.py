@@ -25,7 +25,7 @@ copies of the ledgers' rows, and stores them as changes of these ledgers (rule 1
 async def target_of(connection: Connection, attempt: str) -> str | None:
     """The target of the change that used this token, or None."""
     # The row lock is a write, so a transaction that answers by this token commits only after a
-    # synchronous standby has it. A killed primary may show commits after its restart that no
+    # synchronous standby has it. After its restart, a killed primary may show commits that no
     # standby has.
     found: str | None = await connection.fetchval(
         "SELECT target FROM attempts WHERE attempt = $1 FOR KEY SHARE", attempt

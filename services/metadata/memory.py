@@ -1,4 +1,5 @@
-"""Tokens of changes that the database must contain, as far as this process knows (rule 18a). No IO.
+"""Tokens of changes that the database must contain, as far as this process knows (rule 18a). This
+module does no IO.
 
 The database's history is linear. A change whose transaction saw some tokens was committed after
 them, so the change's token stands for them. A process therefore holds few tokens: those of

@@ -73,7 +73,7 @@ class MetadataMetrics(Collector):
         """The current values of all metrics."""
         parts, queue, memory = self._parts, self._queue, self._database.memory
         gauges: tuple[tuple[str, str, float], ...] = (
-            ("metadata_postgres_up", "1 if Postgres answered last", self._database.reach.is_up),
+            ("metadata_postgres_up", "1 if Postgres answers", self._database.reach.is_up),
             (
                 "metadata_missing_witnesses",
                 "Acknowledged changes that Postgres lacks, since it went back in time (rule 18a)",
@@ -89,7 +89,7 @@ class MetadataMetrics(Collector):
                 "Changes that were given up and wait in Postgres for its synchronous standby",
                 self._database.waiting_commits,
             ),
-            ("metadata_redis_up", "1 if Redis accepted writes last", parts.liveness.reach.is_up),
+            ("metadata_redis_up", "1 if Redis accepts writes", parts.liveness.reach.is_up),
             ("metadata_followers", "Open streams", parts.changes.follower_count),
             (
                 "metadata_clock_doubted",

@@ -42,7 +42,7 @@ class TokenStore(RowStore):
 
     @transactional
     async def create(self, connection: Connection, request: TokenCreate) -> TokenRow:
-        """Store an access token by its secret's hash. A repeat gets the first answer.
+        """Store an access token by its secret's hash. A retry gets the first answer.
 
         Raises: InvalidRequest; NoSuchToken for a repeat after the token was revoked.
         """

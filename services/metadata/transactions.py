@@ -270,7 +270,7 @@ def _repeated(record: asyncpg.Record, request: TransactionCommitBody) -> Transac
         return row
     if row.app is None:
         raise TransactionCommitted("the transaction was committed with other ledgers", log=row.log)
-    # Another Spark driver of the app committed the same version first.
+    # Another process of the app committed the same version first.
     return replace(row, is_duplicate=True)
 
 
