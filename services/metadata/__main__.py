@@ -1,4 +1,4 @@
-"""`python -m services.metadata`."""
+"""The program `python -m services.metadata`."""
 
 import os
 

@@ -39,18 +39,18 @@ ROUTES: Final = (*handlers.ROUTES, *operator_handlers.ROUTES)
 _WATCH_S: Final = 1.0
 _LEASE: Final = "transactions"
 _EXPIRED_AT_ONCE: Final = 100
-"""Transactions per round of expiry: each may have thousands of ledgers."""
+"""How many transactions one round of expiry aborts: each may have thousands of ledgers."""
 _RETRY_S: Final = 0.5
 _NEWER_RETRY_S: Final = 5.0
 _LOCKED_RETRY_S: Final = 5.0
-"""In between, the other processes go on with the table that the migration waits for."""
+"""The pause lets other processes use the table that the migration waits for."""
 _MIGRATION_S: Final = 3600.0
-"""A migration may rewrite the largest table, or wait for another process's: under a
-shorter limit the tables of a large cluster would never reach this version."""
+"""A migration may rewrite the largest table, or wait for another process's migration. With a
+shorter limit, the tables of a large cluster might never reach this version."""
 
 
 def build(config: Config) -> web.Application:
-    """Build the application. It starts without its databases, and serves once they answer."""
+    """Build the application, which starts without its databases and serves once they answer."""
     database = Database(
         with_password(config.postgres_dsn, config.postgres_password),
         connections_max=config.connections_max,
@@ -137,7 +137,7 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
             pause_s = _NEWER_RETRY_S
         except Exception:
             # If a connection is cut between two steps of a statement, asyncpg may raise an internal
-            # error; the service must still open in the end.
+            # error. The service must retry after that error too.
             log.exception("database-away")
         else:
             log.info(
@@ -150,14 +150,14 @@ async def _migrate_with_retries(database: Database, contract_through: int) -> No
 
 
 async def _expire(parts: MetadataParts, every_s: float, holder: str) -> None:
-    """Abort the transactions that were not ended in time, delete old rows of the audit log, and count what is left, for
-    ever; the next round retries failures. `holder` is the name of this process, also when the task is started again.
+    """Abort expired transactions, trim the audit log and update the gauges, in an endless loop. The
+    next round retries what failed. `holder` names this process, also after a restart of the task.
     """
     while True:
         await asyncio.sleep(every_s)
         await parts.inquiry.is_over.wait()
         try:
-            # The services take turns by a lease, which only saves work: row locks decide.
+            # Only the lease's holder works, which just avoids duplicate work: row locks decide.
             lease = await parts.leases.take(_LEASE, LeaseTake(holder=holder, ttl_s=3 * every_s))
             if lease.holder == holder:
                 if ended := await parts.transactions.expire(_EXPIRED_AT_ONCE):
@@ -169,12 +169,12 @@ async def _expire(parts: MetadataParts, every_s: float, holder: str) -> None:
 
 
 async def _watch_database(database: Database, parts: MetadataParts) -> None:
-    """Notice a database that went back in time, or returned, without any requests too."""
+    """Probe the database, to notice even without requests that it went back in time or returned."""
     while True:
         await asyncio.sleep(_WATCH_S)
-        with contextlib.suppress(QuorumLogError):  # `ready` and the gauges report it
+        with contextlib.suppress(QuorumLogError):  # `ready` and the gauges report the error
             await database.probe()
-            # A rebuild through another process may have made an empty database its cluster's.
+            # A rebuild by another process may have given an empty database the cluster's id.
             database.memory.cluster_id = await parts.cookies.cluster_id()
             if database.key_ring.ids:
                 await parts.sealing.note_key()

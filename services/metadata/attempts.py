@@ -1,7 +1,7 @@
 """Tokens of applied changes, each written in the transaction of its change.
 
-A client settles a change whose answer was lost by its attempt's token (rule 6). The tokens of the
-latest changes are also the witnesses that show a database which went back in time (rule 18a).
+After a lost answer, a client finds out by the attempt's token whether its change was applied (rule
+6). The latest tokens are also witnesses: a database that lacks one went back in time (rule 18a).
 """
 
 from typing import Final
@@ -12,20 +12,21 @@ from quorumlog.protocol.once import Once
 from services.metadata.database import Connection
 
 ACCEPTED: Final = "accepted as lost"
-"""The target of a change whose loss an operator accepted: the token is there, and the change is not."""
+"""Target of a lost change whose loss an operator accepted: only the change's token is stored."""
 
 _ONCE: Final = "once "
-"""Begins the target of a client's request: its content, and what its first copy left."""
+"""Prefix of the target of a client's request: a digest of the content and the result follow."""
 
 _PLACING: Final = ("log ", "create log ", "transaction ")
-"""Changes that place ledgers in a log: a rebuild finds their tokens in copies of the ledgers' rows, and keeps them as
-changes of these ledgers (rule 18f)."""
+"""Targets of changes that place ledgers in a log. A rebuild finds the tokens of such changes in
+copies of the ledgers' rows, and stores them as changes of these ledgers (rule 18f)."""
 
 
 async def target_of(connection: Connection, attempt: str) -> str | None:
-    """The change that used this token, or None."""
-    # The lock is a write: a transaction that answers by this token commits after a synchronous standby
-    # has the token. A primary that was killed shows commits after its restart which no standby has.
+    """The target of the change that used this token, or None."""
+    # The row lock is a write, so a transaction that answers by this token commits only after a
+    # synchronous standby has it. After its restart, a killed primary may show commits that no
+    # standby has.
     found: str | None = await connection.fetchval(
         "SELECT target FROM attempts WHERE attempt = $1 FOR KEY SHARE", attempt
     )
@@ -33,10 +34,10 @@ async def target_of(connection: Connection, attempt: str) -> str | None:
 
 
 async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
-    """Whether this attempt was applied. The caller holds the target's lock. One whose loss was accepted was not: its
-    client may still ask what came of it, and the change is made now if it is legal. So may that of a log's change
-    which came back only as the place of a ledger (`_PLACING`).
+    """Whether this attempt was applied. The caller holds the target's lock.
 
+    An attempt whose loss was accepted counts as not applied: a retry makes the change if legal. So
+    does a log's change of which a rebuild restored only a ledger's place (`_PLACING`).
     Raises: InvalidRequest if the token was used for another change.
     """
     found = await target_of(connection, attempt)
@@ -47,7 +48,7 @@ async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
 
 
 async def try_record(connection: Connection, attempt: str, target: str) -> bool:
-    """Record that the present transaction applies this attempt; False if another one did.
+    """Record that the current transaction applies this attempt. Returns False if another one did.
 
     Waits for the end of a concurrent transaction that records the same attempt.
     """
@@ -64,16 +65,17 @@ async def try_record(connection: Connection, attempt: str, target: str) -> bool:
 
 
 async def record_attempt(connection: Connection, attempt: str, target: str) -> None:
-    """As `try_record`. Raises: InvalidRequest if the token was used for another change."""
+    """Like `try_record`. Raises: InvalidRequest if the token was used for another change."""
     if not await try_record(connection, attempt, target):
         raise used_otherwise(await target_of(connection, attempt))
 
 
 async def found_once(connection: Connection, once: Once | None) -> str | None:
-    """What the first copy of a client's request left (`try_once`); None if no copy was carried out, or the request has
-    no name. The caller holds a lock that all copies of the request take, or lets `try_once` tell them apart.
+    """The result of the first copy of a client's request. Returns None if no copy was carried out,
+    or if `once` is None. The caller holds a lock that all copies of the request take, or relies on
+    `try_once` to detect concurrent copies.
 
-    Raises: InvalidRequest if the first copy asked for something else.
+    Raises: InvalidRequest if the first copy had another content.
     """
     found = None if once is None else await target_of(connection, once.token)
     if once is None or found in (None, ACCEPTED):
@@ -87,8 +89,9 @@ async def found_once(connection: Connection, once: Once | None) -> str | None:
 
 
 async def try_once(connection: Connection, once: Once | None, left: object = "") -> bool:
-    """Record that the present transaction carries out a client's request, if that has a name, and what it leaves; False
-    if a concurrent one did. Waits for that one's end.
+    """Record that this transaction carries out a client's request, with the result `left`. Waits
+    for a concurrent copy of the request, and returns False if that copy was carried out. If `once`
+    is None, nothing is recorded.
     """
     if once is None:
         return True
@@ -101,5 +104,5 @@ async def record_change(connection: Connection, target: str) -> None:
 
 
 def used_otherwise(target: str | None) -> InvalidRequest:
-    """The refusal of a token that was used for another change."""
+    """The error for a token that was used for another change."""
     return InvalidRequest(f"this attempt was used for another change ({target})")

@@ -1,5 +1,6 @@
-"""Keeps audited requests beside their changes: the row of a request is of the first transaction that changes something
-for the request, so there is no change without its row, and no row without a change (docs/adr/0022-audit-log.md).
+"""Stores audited requests with their changes (docs/adr/0022-audit-log.md). The first transaction
+that changes something for a request also writes the request's row, so that neither exists without
+the other.
 """
 
 from contextvars import ContextVar
@@ -15,18 +16,18 @@ from quorumlog.net.identity import Role, caller_of
 from quorumlog.wire.token_bodies import AuditedRequest
 
 FOR_CLIENTS: Final = web.AppKey("for_clients", frozenset[str])
-"""The operations (method and path) that are kept with the request of a client for which another service asks for them."""
+"""Operations (method and path) audited under the identity of the client that caused them."""
 
 _TRUSTED: Final = (None, Role.GATEWAY, Role.AUTORECOVERY)
-"""Who asks for clients and operators, and tells for whom."""
+"""Roles of callers that forward requests of clients and operators, and may name the requester."""
 
 _LOCK: Final = 0x71756F74
-"""Any number that no other application of this database uses; migrations and rebuilds have others."""
+"""The number of an advisory lock, which nothing else that uses this database locks."""
 _INSERT: Final = (
-    # Rows are committed in the order of their numbers: who reads on after a number misses none.
+    # Rows are committed in the order of their numbers, so that a reader of later rows misses none.
     "INSERT INTO audit (id, who, remote, operation, target, via)"
     f" SELECT $1::uuid, $2::text, $3::text, $4::text, $5::text, $6::text FROM pg_advisory_xact_lock({_LOCK})"
-    # A later step of the request uses up no number: the rows to delete are counted by numbers.
+    # Later transactions of the request must use no number: trimming counts rows by their numbers.
     " WHERE NOT EXISTS (SELECT FROM audit WHERE id = $1::uuid) ON CONFLICT (id) DO NOTHING"
 )
 
@@ -34,26 +35,26 @@ _INSERT: Final = (
 _ASKED: Final[ContextVar[tuple[AuditedRequest | audit.Audited, str] | None]] = ContextVar(
     "asked", default=None
 )
-"""The audited request that the work in this context is for, and the service that asks for its client, if any."""
+"""The audited request of the current context, and the service that forwarded it ("": none)."""
 
 
 @web.middleware
 async def keeps_audited(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: have the transactions of an audited request keep it."""
+    """Middleware: remember an audited request, so that its first transaction stores it."""
     _ASKED.set(_asked_by(request))
     return await handler(request)
 
 
 async def keep(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
-    """Keep the request that the present transaction has changed something for, if it is audited; once. Last in the
-    transaction, since those of other audited requests wait for its end.
+    """Store the audited request, if any, for which this transaction changed something. Call it
+    last: other audited requests wait for the end of the transaction. A repeat does nothing.
     """
     if (asked := _ASKED.get()) is None:
         return
     request, via = asked
     of = request.body if isinstance(request, audit.Audited) else request
     values = (of.id, of.who, of.remote, of.operation, of.target, via)
-    # Postgres has no text with NUL in it.
+    # Postgres can't store a NUL character in a text.
     await connection.execute(_INSERT, *(value.replace("\x00", "") for value in values))
 
 

@@ -1,8 +1,8 @@
 """Committed ledger changes: one LISTEN per process, one bounded queue per follower.
 
-A follower first gets `hello`, or `gap` once the database is back. From then on each missed change
-is announced by a `gap`. Invariant: a queue that overflows is emptied, and gets one `gap` in place
-of its content.
+A follower first gets `hello`, or `gap` if it had to wait for the database. Later, a `gap` announces
+missed changes. Invariant: a queue that overflows is emptied, and gets one `gap` in place of its
+content.
 """
 
 import asyncio
@@ -23,26 +23,26 @@ CHANNEL: Final = "ledger_changes"
 _QUEUE_MAX: Final = 10_000
 _RETRY_S: Final = 0.5
 _PROBE_S: Final = 2.0
-"""How often the listening connection is probed: a dead peer sends nothing."""
+"""Interval of probes on the listening connection, whose peer may be dead without an error."""
 
 
 class ChangeHub:
-    """Fans the database's notifications out to followers."""
+    """Sends the database's notifications of changes to all followers."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._followers: set[asyncio.Queue[Change]] = set()
         self._listening = asyncio.Event()
         self.is_over = False
-        """Whether streams must end now."""
+        """Whether all streams must end, since the process shuts down."""
 
     @property
     def follower_count(self) -> int:
-        """How many streams are open."""
+        """The number of open streams."""
         return len(self._followers)
 
     async def run(self) -> None:
-        """Listen for ever; after a lost connection, reconnect and send followers a `gap`."""
+        """Listen for ever. After a lost connection, reconnect and send all followers a `gap`."""
         while True:
             try:
                 await self._listen()
@@ -51,13 +51,13 @@ class ChangeHub:
             await asyncio.sleep(_RETRY_S)
 
     async def end(self) -> None:
-        """End every stream: the process shuts down."""
+        """End every stream, because the process shuts down."""
         self.is_over = True
         self._broadcast(Change(kind="heartbeat"))
 
     @contextlib.asynccontextmanager
     async def follow(self) -> AsyncIterator[asyncio.Queue[Change]]:
-        """A queue that gets `hello` once the hub listens to the database, then every change."""
+        """A queue of changes, which first gets `hello`, or `gap` once the database is back."""
         queue: asyncio.Queue[Change] = asyncio.Queue(_QUEUE_MAX)
         self._followers.add(queue)
         if self._listening.is_set():
@@ -75,7 +75,7 @@ class ChangeHub:
             await connection.add_listener(CHANNEL, self._on_notification)
             self._listening.set()
             log.info("listening", extra={"channel": CHANNEL})
-            # Followers that waited for the database get `hello`, the others a `gap`.
+            # While the hub did not listen, followers may have missed changes.
             self._broadcast(Change(kind="gap"))
             while not lost.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -92,7 +92,7 @@ class ChangeHub:
         try:
             change = _change(str(payload))
         except Exception:
-            # Some row changed, and nobody knows which: followers read again.
+            # Some row changed, and it is unknown which one. On a `gap`, followers read again.
             log.exception("notification-unknown")
             change = Change(kind="gap")
         self._broadcast(change)

@@ -16,46 +16,46 @@ class Config(ServiceSettings):
     """The settings of the metadata service."""
 
     postgres_dsn: SecretStr
-    """the database of all rows; a standby behind a comma: `db-1:5432,db-2:5432`"""
+    """the Postgres database of all metadata; add a standby after a comma: `db-1:5432,db-2:5432`"""
     postgres_password: SecretStr | None = None
-    """the password, where `POSTGRES_DSN` has none"""
+    """the password for Postgres, if `POSTGRES_DSN` has none"""
     redis_url: SecretStr
-    """Redis for liveness; its data may vanish"""
+    """the Redis server for liveness, which may lose its data"""
     redis_password: SecretStr | None = None
-    """the password, where `REDIS_URL` has none"""
+    """the password for Redis, if `REDIS_URL` has none"""
     redis_prefix: str = Field(default="quorumlog", pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    """prefix of each key; clusters that share a Redis need different ones"""
+    """prefix of all keys in Redis; clusters that share a Redis server need different prefixes"""
     connections_max: int = Field(default=10, ge=1, le=200)
-    """connections to Postgres; more than its cores add no speed"""
+    """maximum number of connections to Postgres; more connections than its cores add no speed"""
     database_deadline_s: float = Field(default=1.8, gt=0, le=60)
     """time limit of work on Postgres, so that clients get metadata-unavailable within 2 s"""
     redis_deadline_s: float = Field(default=0.5, gt=0, le=60)
-    """time limit of a query to Redis, whose answers are advice only"""
+    """time limit of a query to Redis, whose answers are only advice"""
     change_heartbeat_s: float = Field(default=5.0, gt=0, le=60)
     """interval of heartbeats on a quiet stream of changes"""
     expiry_every_s: float = Field(default=5.0, gt=0, le=1000)
-    """interval of aborting expired transactions"""
+    """interval at which expired transactions are aborted"""
     clock_difference_s: float = Field(CLOCK_DIFFERENCE_S, gt=0, description=CLOCK_SETTING)
     key_file: Path | None = Field(
         default=None,
-        description="keys with which the MAC and access keys of ledgers are encrypted in the database, one a line (`openssl"
-        " rand -base64 32`), mode 0600: the first one encrypts, all decrypt",
+        description="file of mode 0600 with the keys, one per line (`openssl rand -base64 32`), that"
+        " encrypt ledgers' MAC and access keys in the database: the first encrypts, all decrypt",
     )
     audit_days: int = Field(default=90, ge=1, le=3650)
-    """how long the audit log keeps what was done, in days"""
+    """how long rows of the audit log are kept, in days"""
     audit_rows_max: int = Field(default=100_000, ge=1000, le=1_000_000)
-    """the last so many rows of the audit log are kept, about 500 bytes each"""
+    """maximum number of rows in the audit log, about 500 bytes each; the latest ones are kept"""
     allowed_bookies: tuple[str, ...] = Field(
         (),
-        description="the bookies that may register, as names or patterns (`store-*`); empty: all, or with"
-        " certificates, each that a certificate names",
+        description="the bookies that may register, as names or patterns (`store-*`); empty: all, or"
+        " with certificates, every bookie that a certificate names",
     )
     contract_through: int = Field(
         0,
         ge=0,
         le=9999,
-        description="contracting migrations up to this number run, since no older metadata process is left"
-        " (docs/guides/upgrades.md)",
+        description="number of the last contracting migration to run; raise it when no older metadata"
+        " process is left (docs/guides/upgrades.md)",
     )
     body_bytes_max: int = Field(default=16 << 20, ge=1 << 16, le=1 << 30)
     """size limit of a request body"""

@@ -1,4 +1,4 @@
-"""Cookies: which data belongs to a bookie's name (rules 15 and 15b). Changed by compare-and-swap."""
+"""Cookies, which identify a bookie's data (rules 15 and 15b), and change by compare-and-swap."""
 
 from collections.abc import Collection
 from typing import Final
@@ -49,7 +49,7 @@ REPAIRS_COUNT: Final = "SELECT count(*) FROM repairs WHERE split_part(member, '@
 
 
 class StillNamed(VersionConflict):
-    """A bookie cannot be decommissioned while it lives, or while a row or a repair names it."""
+    """A bookie can't be decommissioned while it lives, or while a ledger or a repair names it."""
 
     status = 409
     title = "The bookie is still needed"
@@ -60,7 +60,7 @@ class CookieStore(RowStore):
 
     @proven
     async def cluster_id(self, connection: Connection) -> str:
-        """The cluster's id, drawn when the database was created (rule 18)."""
+        """The cluster's id, chosen at random when the database was created (rule 18)."""
         return await _cluster_id(connection)
 
     @proven
@@ -70,7 +70,7 @@ class CookieStore(RowStore):
 
     @proven
     async def list(self, connection: Connection) -> list[CookieRow]:
-        """All registered bookies that are not decommissioned, by name, in one page."""
+        """The cookies of all bookies that are not decommissioned, sorted by name, in one page."""
         records = await connection.fetch(
             f"SELECT {_ROW} FROM cookies WHERE retired_at IS NULL ORDER BY name"
         )
@@ -78,10 +78,10 @@ class CookieStore(RowStore):
 
     @transactional
     async def put(self, connection: Connection, name: str, request: CookiePut) -> CookieRow:
-        """Register a bookie (no version), or compare-and-swap its cookie.
+        """Register a bookie, if the request has no version, or else compare-and-swap its cookie.
 
-        Raises: VersionConflict (with `current`), InvalidRequest; IncarnationUsed (with `named`) where ledgers or
-        repairs name a new directory's incarnation, or a later one.
+        Raises: VersionConflict (with `current`), InvalidRequest; IncarnationUsed (with `named`) if
+        a ledger or a repair names the incarnation of a new directory, or a later one.
         """
         await lock_name(connection, name)
         record = await connection.fetchrow(f"SELECT {_ROW} FROM cookies WHERE name = $1", name)
@@ -108,7 +108,7 @@ class CookieStore(RowStore):
             " VALUES ($1, 1, $2::text::jsonb, now())"
             " ON CONFLICT (name) DO UPDATE SET cookie = excluded.cookie,"
             " version = c.version + 1, changed_at = now(), retired_at = NULL,"
-            # Another instance has another log.
+            # Another instance is another directory, with another log.
             " log_end = CASE WHEN $3 THEN 0 ELSE c.log_end END,"
             " born_at = CASE WHEN $3 THEN now() ELSE c.born_at END"
             f" RETURNING {_ROW}",
@@ -124,8 +124,8 @@ class CookieStore(RowStore):
 
     @transactional
     async def note_log_end(self, connection: Connection, name: str, request: LogEnd) -> CookieRow:
-        """Store how far a bookie's log is on disk, as reported by the registered process; the value
-        never decreases. The version stays: the report conflicts with no other change.
+        """Store how far a bookie's log is on disk, as its registered process reports. The value
+        never decreases. The cookie's version stays: the report conflicts with no other change.
 
         Raises: VersionConflict (with `current`), NoSuchBookie.
         """
@@ -147,19 +147,19 @@ class CookieStore(RowStore):
 
     @listing
     async def uses(self, connection: Connection, name: str, *, limit: int) -> BookieUses:
-        """The rows and repairs that name a bookie in any incarnation. Raises: NoSuchBookie."""
+        """The ledgers and repairs that name a bookie in any incarnation. Raises: NoSuchBookie."""
         await _get(connection, name)
         return await _uses(connection, name, limit)
 
     @transactional
     async def retire(self, connection: Connection, name: str, *, version: int) -> None:
-        """Decommission a bookie that no row or repair names; idempotent. It may return as a later
-        incarnation. `version`: of the cookie when the bookie was seen to be dead.
+        """Decommission a bookie that no ledger and no repair names; idempotent. The bookie may
+        return as a later incarnation. `version`: the version of the dead bookie's cookie.
 
         Raises: StillNamed.
         """
-        # Without the lock: changes that name the bookie would wait while many ledgers are counted. Once none
-        # is left, the count below is quick.
+        # Count first without the lock: changes that name the bookie would wait while many ledgers
+        # are counted. If no ledger is left, the second count is quick.
         await _check_unused(connection, name)
         await lock_name(connection, name)
         now = await connection.fetchrow(
@@ -171,7 +171,7 @@ class CookieStore(RowStore):
             raise StillNamed(f"{name} was registered just now", bookie=name)
         await _check_unused(connection, name)
         await connection.execute(
-            # No ledger is placed at it, so it may return with an empty directory.
+            # No ledger names the bookie, so it may return with an empty directory.
             "UPDATE cookies SET retired_at = now(), version = version + 1,"
             " cookie = cookie || '{\"may_fix\": true}'"
             " WHERE name = $1",
@@ -182,15 +182,17 @@ class CookieStore(RowStore):
 
 
 def check_cookie(name: str, old: Cookie | None, new: Cookie, cluster_id: str) -> None:
-    """Raise InvalidRequest unless a bookie's cookie may become this one (rules 15 and 18). `old`: None at first."""
+    """Raise InvalidRequest unless a cookie may change from `old` to `new` (rules 15 and 18)."""
     problems: list[tuple[str, str]] = []
     if new.cluster_id != cluster_id:
-        problems.append(("/cookie/cluster_id", f"this is cluster {cluster_id} (rule 18)"))
+        problems.append(
+            ("/cookie/cluster_id", f"the database is of cluster {cluster_id} (rule 18)")
+        )
     if old is not None:
         if new.incarnation < old.incarnation:
             problems.append(("/cookie/incarnation", "never goes back (rule 15)"))
         if new.incarnation == old.incarnation and new.instance != old.instance:
-            problems.append(("/cookie/instance", "other data is a new incarnation (rule 15)"))
+            problems.append(("/cookie/instance", "needs a higher incarnation (rule 15)"))
         if new.instance == old.instance and new.boots < old.boots:
             problems.append(("/cookie/boots", "never goes back (rule 15)"))
     if problems:
@@ -214,7 +216,8 @@ async def _cluster_id(connection: Connection) -> str:
 
 async def lock_name(connection: Connection, name: str) -> None:
     """Lock a bookie's registration until the transaction ends."""
-    # The row may not exist yet, so lock the name itself: against changes that add the bookie too (`hold_members`).
+    # Lock the name, since the row may not exist. Changes that add the bookie to a ledger wait for
+    # this lock.
     await connection.execute(
         "SELECT pg_advisory_xact_lock(hashtextextended('cookie ' || $1, 0))", name
     )
@@ -223,18 +226,19 @@ async def lock_name(connection: Connection, name: str) -> None:
 async def hold_members(
     connection: Connection, members: Collection[str], *, ledger_id: int | None = None
 ) -> None:
-    """Check that a change may add these members, and keep their bookies' registrations as they are until the
+    """Check that a change may add these members, and lock their bookies' registrations until the
     transaction ends. Raises: StaleMember.
     """
     if members:
-        # Registrations wait for this lock, so phase one of limbo sees every row that names an older incarnation.
+        # Registrations wait for this lock, so phase one of limbo sees every row that names an older
+        # incarnation.
         records = await connection.fetch(_HELD, sorted(members))
         registered = {record["name"]: record["incarnation"] for record in records}
         check_members(sorted(members), registered, ledger_id=ledger_id)
 
 
 async def _check_unused(connection: Connection, name: str) -> None:
-    """Raise StillNamed if a ledger or a repair names a bookie."""
+    """Raise StillNamed if a ledger or a repair names the bookie."""
     found = await _uses(connection, name, _USES_MAX)
     if found.ledgers or found.repairs:
         some = ", ".join(dict.fromkeys(str(use.ledger_id) for use in found.first))

@@ -1,8 +1,8 @@
 """Connections to Postgres that never hang: every piece of work ends within one deadline.
 
-The pool is our own: asyncpg's asks the server to cancel a statement that timed out and waits for
-the answer, which hangs when the server does. Here the connection is terminated instead, and the
-outcome of the work is unknown.
+This module has its own pool. After a timeout, asyncpg's pool asks the server to cancel the
+statement, and waits for the answer, which hangs if the server hangs. This pool terminates the
+connection instead, and the outcome of the work is unknown.
 """
 
 import asyncio
@@ -39,12 +39,13 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _PRIMARY_ONLY: Final = SessionAttribute.primary
-"""Of a DSN's servers use the primary: a standby may lack answered changes (rule 18)."""
+"""Connect only to the primary of a DSN: a standby may lack acknowledged changes (rule 18)."""
 _ROLLED_BACK: Final = "ERROR"
-"""After an error of this severity Postgres rolls the transaction back. FATAL also ends the session, possibly after the commit."""
+"""Errors of this severity roll the transaction back. A FATAL error may end a session after the
+commit."""
 
 _LISTING_WAIT_S: Final = 1.0
-"""How long a listing waits for those before it; a page takes some 10 to 30 ms (taste)."""
+"""How long a listing waits for earlier ones. Chosen by judgement: a page takes 10 to 30 ms."""
 
 _APPLICATION: Final = "quorumlog-metadata"
 
@@ -53,20 +54,20 @@ _WAITING: Final = (
     f" AND application_name = '{_APPLICATION}'"
     " AND xact_start < clock_timestamp() - make_interval(secs => $1::float8)"
 )
-"""Commits of this or another metadata process that wait for a synchronous standby, and for which nobody waits."""
+"""Counts commits that metadata processes gave up, and that wait for a synchronous standby."""
 
 CONTAINED: Final = "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
-"""Which of these tokens the database contains (rule 18a)."""
+"""Selects those of the given tokens that the database contains (rule 18a)."""
 
 SERVER: Final = "SELECT pg_postmaster_start_time()::text"
-"""Which server this is, since when."""
+"""Reads the start time of the Postgres server, which identifies the server."""
 
 
 _SETTINGS: Final = "SELECT name, setting FROM pg_settings WHERE name = ANY($1::text[])"
 
 
 class SettingsDropped(ConnectionError):
-    """Something between this service and Postgres drops settings of the connection."""
+    """A pooler between this service and Postgres drops settings of the connection."""
 
 
 class Connection(_Connection):
@@ -74,9 +75,9 @@ class Connection(_Connection):
 
     is_new = True
     settled: str | None = None
-    """The attempt token written by the transaction on this connection, if any."""
+    """The attempt token that the current transaction wrote, if any."""
     counted: Counter[str]
-    """What the transaction on this connection has done, to be counted once it is committed."""
+    """What the current transaction did, to be added to the metrics once it is committed."""
     key_ring = KeyRing()
     clock = HeardClock()
 
@@ -96,24 +97,24 @@ _UNAVAILABLE: Final = (
     asyncpg.PostgresSystemError,
     asyncpg.InternalServerError,
     asyncpg.TargetServerAttributeNotMatched,
-    # A restore drops tables and creates them again while they are in use.
+    # A restore may drop tables and create them again while they are in use.
     asyncpg.UndefinedTableError,
     asyncpg.UndefinedFunctionError,
     asyncpg.InvalidCachedStatementError,
     asyncpg.OutdatedSchemaCacheError,
-    # A pooler gives each transaction another connection.
+    # A pooler may give each transaction another connection.
     asyncpg.InvalidSQLStatementNameError,
     asyncpg.DuplicatePreparedStatementError,
 )
-"""Errors of a database that cannot work now: shutting down, read-only, full, locked, gone."""
+"""Errors of a database that can't work now: shutting down, read-only, full, locked or gone."""
 
 
 class Database:
-    """Postgres, which may vanish and return at any time.
+    """A pool of connections to Postgres, a server that may vanish and return at any time.
 
-    Invariants: at most `connections_max` connections, of which listings have a tenth; a failed one is never reused; a transaction
-    is committed, and a proof given, only if it saw every change known to have been answered (rule
-    18a).
+    Invariants: there are at most `connections_max` connections, and listings use a tenth of them. A
+    failed connection is never reused. A transaction is committed, and a proof returned, only if it
+    saw every change that is known to be acknowledged (rule 18a).
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Database:
         key_ring: KeyRing | None = None,
         clock_difference_s: float = CLOCK_DIFFERENCE_S,
     ) -> None:
-        """`key_ring` seals the keys of ledgers."""
+        """`key_ring` encrypts the keys of ledgers."""
         self._dsns = dsn_of_each(dsn)
         self._deadline_s = deadline_s
         self.key_ring = key_ring or KeyRing()
@@ -133,37 +134,38 @@ class Database:
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(connections_max)
         self._listings = asyncio.Semaphore(max(connections_max // 10, 1))
-        """Connections for what reads many rows. More would list no faster, since this process makes one page at a time,
-        and everything else would wait for more of them (measured)."""
+        """Connections for listings, which read many rows. More connections would not list faster,
+        since this process builds one page at a time, and would delay all other work (measured)."""
         self.reach = Reach(away="database-away", there="database-there", deadline_s=deadline_s)
         self.memory = Memory()
         self.is_open = False
-        """Whether the tables are of this version; until then no statement runs."""
+        """Whether the tables were migrated to this release. Until then no statement runs."""
         self.server = ""
-        """When the server started that was connected to last: a standby that took over is another one, and
-        so is one that was restored from its write-ahead log."""
+        """Start time of the server that was last connected to. A promoted standby has another start
+        time, as has a server that was restored from its write-ahead log."""
         self.waiting_commits = 0
-        """Changes that waited on the server when they were counted, and those that were given up since."""
+        """Given-up changes that waited on the server when last counted, plus those since."""
         self.counted = Counter[str]()
-        """What committed transactions of this process have done."""
+        """What committed transactions of this process did, for the metrics."""
         self.asked_about: str | None = None
-        """The server about which this process has asked the bookies what they know of it."""
+        """The `server` about which this process last asked the bookies; None if it never asked."""
 
     @property
     def has_asked(self) -> bool:
-        """Whether this process has asked the bookies what they know of the database. Until then nothing is
-        changed or proven: nobody here would notice a database that went back (rule 18a).
+        """Whether this process has asked the bookies about the current server. Until then the
+        process changes and proves nothing: it could not notice lost changes (rule 18a).
         """
         return self.asked_about == self.server
 
     async def run(
         self, work: Callable[[Connection], Awaitable[T]], *, deadline: float | None = None
     ) -> T:
-        """Run `work` on a connection of its own, outside a transaction. Half the time is for the work: in a crowd
-        everybody would get a connection late, be cut in the middle of the work, and cost the next one a new connection.
+        """Run `work` on a connection of the pool, outside a transaction. The wait for a connection
+        takes at most half the time: under overload, work that begins later would be cut off with
+        its connection.
 
-        Raises: MetadataUnavailable within the deadline; its outcome is `unknown` once the work has begun, unless Postgres
-        answered with an error.
+        Raises: MetadataUnavailable within the deadline, with the outcome `unknown` if the work had
+        begun, unless Postgres answered with an error.
         """
         if not self.is_open:
             raise MetadataUnavailable("the database was not reached yet")
@@ -185,10 +187,10 @@ class Database:
     async def read(
         self, work: Callable[[Connection], Awaitable[T]], *, deadline: float | None = None
     ) -> T:
-        """Like `run`. The request's witnesses are checked in the same snapshot that `work` reads,
-        so that no restore comes in between: a deletion may rest on the answer (rule 18a).
+        """Like `run`, but check the request's witnesses in the snapshot that `work` reads. A
+        deletion may rest on the answer, so no restore may come between check and read (rule 18a).
 
-        Raises: DatabaseWentBack if the request presents witnesses.
+        Raises: MetadataUnavailable; DatabaseWentBack, only if the request presents witnesses.
         """
         asked = PRESENTED.get()
         if asked is None or not asked.witnesses:
@@ -202,9 +204,9 @@ class Database:
         return await self.run(proven, deadline=deadline)
 
     async def list(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Like `read`, for what reads many rows: a tenth of the connections is for that, one at least.
+        """Like `read`, for listings, which share a tenth of the connections, at least one.
 
-        Raises: MetadataBusy where others have them all.
+        Raises: MetadataBusy if other listings use all of these connections, and what `read` raises.
         """
         deadline = asyncio.get_running_loop().time() + self._deadline_s
         try:
@@ -220,10 +222,10 @@ class Database:
             self._listings.release()
 
     async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run `work` in one transaction: all of it or, when it raises, nothing.
+        """Run `work` in one transaction, which is rolled back if `work` raises.
 
-        Raises: MetadataUnavailable, like `run`, and while earlier changes wait for a standby; DatabaseWentBack, and
-        nothing is done.
+        Raises: MetadataUnavailable like `run`, and while earlier changes wait for a standby;
+        DatabaseWentBack, after which nothing was changed.
         """
 
         async def transaction(connection: Connection) -> T:
@@ -235,12 +237,12 @@ class Database:
                     result = await work(connection)
                     if connection.settled is not None:
                         await keep_audited(connection)
-                    # Check last: the locks now held keep the tables from being replaced.
+                    # Check last: the locks held now keep a restore from replacing the tables.
                     seen = await self._check(connection)
             except DatabaseWentBack:
                 raise
             except QuorumLogError:
-                # A refusal needs the check too: a client acts on the version in it.
+                # Check before a refusal too, because a client acts on the version in the error.
                 await self._check(connection)
                 raise
             if connection.settled is not None:
@@ -256,26 +258,28 @@ class Database:
             raise
 
     async def _refuse_if_some_wait(self, connection: Connection) -> None:
-        """Raise MetadataUnavailable while a given-up change waits on the server for its synchronous standby: this one
-        would wait behind it.
+        """Raise MetadataUnavailable while a given-up change still waits on the server for its
+        synchronous standby: a new change would wait behind it.
 
-        Each keeps a connection of the server until the standby is back, though it is closed here. Cancelled, it would
-        be committed without the standby: readers would act on what a failover loses (rule 18a).
+        A waiting change keeps a connection of the server until the standby is back. Cancelling the
+        wait would commit the change without the standby: readers would act on what a failover loses
+        (rule 18a).
         """
         if not self.waiting_commits:
             return
         await self.count_waiting(connection)
         if self.waiting_commits:
             raise MetadataUnavailable(
-                f"{self.waiting_commits} changes wait for the database's synchronous standby: no more are taken"
+                f"{self.waiting_commits} changes wait for the database's synchronous standby:"
+                " retry when it is back"
             )
 
     async def count_waiting(self, connection: Connection) -> None:
-        """Count the changes that wait on the server for a standby, and nobody for them."""
+        """Count the given-up changes that still wait on the server for a standby."""
         self.waiting_commits = await connection.fetchval(_WAITING, self._deadline_s)
 
     async def probe(self) -> None:
-        """Check that the database answers and takes changes, with all changes known to have been answered.
+        """Check that the database answers, accepts changes, and has all known acknowledged changes.
 
         Raises: MetadataUnavailable, DatabaseWentBack.
         """
@@ -287,7 +291,7 @@ class Database:
             raise MetadataUnavailable("the database is read-only")
 
     async def learn(self, presented: Presented) -> None:
-        """Check what somebody knows of the database, outside a request.
+        """Check witnesses that no request presents, such as those that a bookie reports.
 
         Raises: MetadataUnavailable, DatabaseWentBack.
         """
@@ -296,13 +300,13 @@ class Database:
     async def _check(self, connection: Connection) -> set[str]:
         """Check that the database contains all known tokens, and return them.
 
-        Raises: DatabaseWentBack if it lacks one; MetadataUnavailable before the bookies were asked.
+        Raises: DatabaseWentBack if it lacks a token; MetadataUnavailable until bookies were asked.
         """
         had_asked = self.has_asked
         wanted = await self._compare(connection, PRESENTED.get())
         if missing := self.memory.missing:
-            raise self.memory.error(missing)  # learned while the database was looked at
-        # Also before: what bookies told meanwhile was not looked for.
+            raise self.memory.error(missing)  # another check found them missing meanwhile
+        # Require `had_asked` too: tokens that bookies reported since then were not compared.
         if not (had_asked and self.has_asked):
             raise MetadataUnavailable("the bookies are asked what they know of the database")
         return wanted
@@ -317,14 +321,14 @@ class Database:
 
     def _return_witnesses(self, asked: Presented | None) -> None:
         witnesses = self.memory.witnesses
-        # All or none: together they stand for what was presented.
+        # Return all or none, because only all together stand for the presented witnesses.
         if asked is not None and len(witnesses) <= WITNESSES_MAX:
             asked.answer = witnesses
 
     async def connect(self, timeout_s: float | None = None, **settings: str) -> Connection:
-        """A connection to the primary outside the pool; the caller closes it.
+        """Open a connection to the primary outside the pool. The caller closes the connection.
 
-        Raises: as asyncpg does; SeveralPrimaries, SettingsDropped (ConnectionErrors).
+        Raises: what asyncpg raises; SeveralPrimaries, SettingsDropped (ConnectionErrors).
         """
         async with asyncio.timeout(self._deadline_s if timeout_s is None else timeout_s):
             if len(self._dsns) == 1:
@@ -334,19 +338,19 @@ class Database:
             )
 
     async def _connect(self, dsn: str, settings: dict[str, str]) -> Connection:
-        # Shorter than the deadline: at the deadline this process cuts the connection, and the outcome is unknown.
+        # Below the deadline: a connection that is cut at the deadline leaves the outcome unknown.
         limit_ms = str(int(self._deadline_s * 750))
         lock_ms = str(int(self._deadline_s * 400))
         wanted = {
             "application_name": _APPLICATION,
-            # Without it a crash of the database loses answered changes (I4).
+            # With another value, a crash of the database loses acknowledged changes (I4).
             "synchronous_commit": "on",
-            # After waiting for a lock, a statement must see what the transaction before it
-            # committed: the stores rely on that, whatever the database's default is.
+            # The stores rely on this isolation level, whatever the database's default is: after
+            # waiting for a lock, a statement sees what the lock's previous holder committed.
             "default_transaction_isolation": "read committed",
             "statement_timeout": limit_ms,
-            # A COMMIT has no timeout, but waits for the lock that an earlier COMMIT with a notification holds
-            # while that waits for a standby.
+            # statement_timeout does not apply to a COMMIT, which waits for the lock of an earlier
+            # COMMIT with a notification while the earlier one waits for a standby.
             "lock_timeout": settings.get("statement_timeout", lock_ms),
             "idle_in_transaction_session_timeout": limit_ms,
         } | settings
@@ -360,7 +364,7 @@ class Database:
             await _check_settings(connection, wanted)
         except BaseException as error:
             if connection.is_closed() and isinstance(error, Exception):
-                # asyncpg raises AttributeError where a connection is cut between two steps.
+                # asyncpg raises AttributeError if a connection is cut between two steps.
                 raise ConnectionError("the connection was lost while it was checked") from error
             connection.terminate()
             raise
@@ -369,7 +373,7 @@ class Database:
         return connection
 
     async def _has_history(self, connection: Connection) -> bool:
-        """Whether a server has every change known to have been answered (rule 18a)."""
+        """Whether a server has every change that is known to be acknowledged (rule 18a)."""
         wanted = {*self.memory.wanted, *self.memory.presented(PRESENTED.get())}
         return not wanted or len(await connection.fetch(CONTAINED, sorted(wanted))) == len(wanted)
 
@@ -409,8 +413,7 @@ class Database:
                 is_sound = True
                 raise
             self.reach.lost(error)
-            # Probably all connections are broken: reconnect, rather than wait one deadline for
-            # each.
+            # Probably all connections are broken: close them, instead of losing a deadline on each.
             await self.close()
             if isinstance(error, asyncpg.PostgresError) and error.severity_en == _ROLLED_BACK:
                 raise MetadataUnavailable(f"the database can't do this now: {error}") from error
@@ -436,16 +439,16 @@ async def _check_settings(connection: Connection, wanted: Mapping[str, str]) -> 
 
 
 async def ages_count(connection: Connection) -> bool:
-    """Whether what this transaction's `now()` makes old may be deleted for good (rule 26c)."""
+    """Whether rows may be deleted by age: False while Postgres' clock is doubted (rule 26c)."""
     now_ms = await connection.fetchval("SELECT (extract(epoch FROM now()) * 1000)::float8")
     return not connection.clock.hear(now_ms)
 
 
 @dataclass(eq=False)
 class RowStore:
-    """Rows in the database: the base of the stores.
+    """The base of the stores, which keep rows in the database.
 
-    The decorators below give a store's method its connection; each says by which method of `Database`.
+    Each decorator below passes a connection to a store's method, by a method of `Database`.
     """
 
     database: Database
@@ -453,9 +456,9 @@ class RowStore:
 
 S = TypeVar("S", bound=RowStore)
 Method = Callable[Concatenate[S, Connection, P], Awaitable[T]]
-"""A store's method as it is written, with a connection."""
+"""A store's method as it is written, with a connection as its first parameter."""
 ConnectedCall = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
-"""A store's method as it is called, without one."""
+"""A store's method as it is called, without the connection."""
 
 
 def _connected_by(name: str) -> Callable[[Method[S, P, T]], ConnectedCall[S, P, T]]:
@@ -472,24 +475,24 @@ def _connected_by(name: str) -> Callable[[Method[S, P, T]], ConnectedCall[S, P, 
 
 
 plain = _connected_by("run")
-"""Outside a transaction, for reads: nothing is checked (rule 18a), so nothing may be changed."""
+"""For reads outside a transaction. No witness is checked (rule 18a), so nothing may be changed."""
 proven = _connected_by("read")
-"""The answer is checked against the request's witnesses."""
+"""For reads whose answer must come from a database with all of the request's witnesses."""
 listing = _connected_by("list")
-"""As `proven`, on the connections of listings."""
+"""Like `proven`, on the connections that are reserved for listings."""
 transactional = _connected_by("transact")
-"""In one transaction."""
+"""For changes: the method runs in one transaction."""
 
 
 def _is_connection_lost(connection: Connection, error: Exception) -> bool:
     """Whether the connection failed, and not the work on it.
 
-    A connection that is cut between two steps of a statement makes asyncpg raise an internal error
-    (AttributeError), so the error's class does not tell; a closed connection does.
+    If a connection is cut between two steps of a statement, asyncpg raises an internal error
+    (AttributeError). So a closed connection decides, not the error's class.
     """
     if isinstance(error, QuorumLogError):
         return False
     if connection.is_closed():
         return True
-    # A ValueError is our own bug: asyncpg cannot encode the value.
+    # A ValueError means that asyncpg can't encode a value, which is a defect of this service.
     return isinstance(error, _UNAVAILABLE) and not isinstance(error, ValueError)

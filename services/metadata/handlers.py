@@ -1,4 +1,4 @@
-"""The routes of ledgers, changes, bookies and services; of logs, of transactions, and of ledgers that no log names."""
+"""The routes of ledgers, changes, bookies, services, logs, transactions, and unnamed ledgers."""
 
 import asyncio
 from dataclasses import replace
@@ -88,14 +88,14 @@ METADATA: Final = query_pairs("metadata", "Only ledgers with this custom metadat
 KIND: Final = path_text("kind", _SERVICE, "The kind of the service.", "gateway")
 SERVICE_ID: Final = path_text("id", _SERVICE, "The id of the service's process.")
 AFTER_LOG: Final = query_text("after", LOG_NAME, "Only logs after this name.")
-PREFIX: Final = query_text("prefix", LOG_NAME, "Only logs whose name begins with this.")
+PREFIX: Final = query_text("prefix", LOG_NAME, "Only logs whose name begins with this prefix.")
 PLACED_IN: Final = query_text(
     "log", LOG_NAME, "Only ledgers that had a place in a log of this name."
 )
-TOKEN: Final = path_text("token", ATTEMPT, "The request of a client.", str(UUID(int=0)))
-CONTENT: Final = query_text("content", "[0-9a-f]{32}", "A digest of what it asks for.")
+TOKEN: Final = path_text("token", ATTEMPT, "The name of a client's request.", str(UUID(int=0)))
+CONTENT: Final = query_text("content", "[0-9a-f]{32}", "A digest of the request's content.")
 OLDER_THAN_S: Final = query_integer(
-    "older_than_s", 0, _AGE_S_MAX, "Only ledgers that no log has named for so long.", 0
+    "older_than_s", 0, _AGE_S_MAX, "Only ledgers that no log has named for so many seconds.", 0
 )
 ID: Final = path_text("id", TRANSACTION_ID, "The transaction.")
 
@@ -141,7 +141,7 @@ async def change_ledger(request: web.Request, given: Given) -> web.Response:
 
 @ROUTES.add("GET /v1/ledgers", *_FILTERS, roles=ALL, gives=LedgerListBody)
 async def list_ledgers(request: web.Request, given: Given) -> web.Response:
-    """Ledgers by id, filtered by state, bookie, log, `metadata[key]`."""
+    """One page of ledgers by id, filtered by state, bookie, log and `metadata[key]`."""
     pairs = given[METADATA]
     wanted = LedgerFilter(
         state=given[STATE],
@@ -159,18 +159,18 @@ async def list_ledgers(request: web.Request, given: Given) -> web.Response:
 
 
 def _sees_keys(request: web.Request) -> bool:
-    """Whether a caller makes or checks authentication codes (rule 30)."""
+    """Whether the caller may see keys, to make or check authentication codes (rule 30)."""
     return caller_of(request).role in (None, Role.GATEWAY, Role.AUTORECOVERY)
 
 
 def _shown(request: web.Request, row: LedgerMetadata) -> LedgerMetadata:
-    """A row as its caller may see it."""
+    """The row, without its keys if the caller may not see them."""
     return row if _sees_keys(request) else replace(row, mac_key=b"", access_key=b"")
 
 
 @ROUTES.add("POST /v1/ledger-proofs", roles=BOOKIES, takes=LedgerProofsAsk, gives=LedgerProofs)
 async def ledger_proofs(request: web.Request, _given: Given) -> web.Response:
-    """The rows of many ledgers for a bookie's collector and its limbo, read from the primary in one snapshot."""
+    """Many ledgers' rows, from one snapshot of the primary, for a bookie's collector and limbo."""
     parts, asked = request.app[PARTS], await parsed(request, LedgerProofsAsk)
     check_name(request, asked.holder)
     proofs = await parts.ledgers.proofs(asked.holder, asked.ledgers)
@@ -187,7 +187,7 @@ async def ledger_proofs(request: web.Request, _given: Given) -> web.Response:
 
 @ROUTES.add("GET /v1/changes", roles=SERVICES, gives=Change, media=LINES)
 async def follow_changes(request: web.Request, _given: Given) -> web.StreamResponse:
-    """All changes of ledgers from now on, one JSON object a line."""
+    """A stream of all changes of ledgers from now on, one JSON object per line."""
     parts = request.app[PARTS]
     response = web.StreamResponse(headers={"Content-Type": LINES})
     await response.prepare(request)
@@ -205,7 +205,7 @@ async def follow_changes(request: web.Request, _given: Given) -> web.StreamRespo
 
 @ROUTES.add("GET /v1/cluster-id", roles=ALL, gives=ClusterId)
 async def get_cluster_id(request: web.Request, _given: Given) -> web.Response:
-    """The cluster's id, drawn when the database was created."""
+    """The cluster's id, chosen at random when the database was created."""
     return answer(ClusterId(cluster_id=await request.app[PARTS].cookies.cluster_id()))
 
 
@@ -225,7 +225,7 @@ def _check_cookie(request: web.Request, given: Given, body: CookiePut) -> None:
     check_name(request, name)
     check_url(request, body.cookie.url)
     if allowed and not any(fnmatchcase(name, pattern) for pattern in allowed):
-        raise CallerRefused(f"ALLOWED_BOOKIES of the metadata service does not have {name}")
+        raise CallerRefused(f"ALLOWED_BOOKIES of the metadata service does not list {name}")
 
 
 @ROUTES.add(
@@ -251,12 +251,12 @@ def _check_bookie(request: web.Request, given: Given, alive: BookieHeartbeat) ->
 
 
 def _check_service(request: web.Request, given: Given, alive: ServiceHeartbeat) -> None:
-    """Refuse a service that speaks for one of another kind, or at another host. Raises: CallerRefused."""
+    """Check that a heartbeat is of the caller's own kind and host. Raises: CallerRefused."""
     caller = caller_of(request)
     if caller.role not in (None, given[KIND]):
-        raise CallerRefused(f"a {caller.role} is no {given[KIND]}")
+        raise CallerRefused(f"a {caller.role} can't send heartbeats of a {given[KIND]}")
     check_name(request, given[SERVICE_ID])
-    # A gateway's own URL may be that of a proxy before its public listener.
+    # A gateway's public URL may be that of a proxy, so an internal URL is checked instead.
     check_url(request, alive.internal_url or alive.url)
 
 
@@ -297,12 +297,12 @@ ROUTES.serve(
     checks=_check_service,
 )
 
-# Logs, transactions, and ledgers that no log names.
+# The routes of logs, transactions, and ledgers that no log names.
 
 
 @ROUTES.add("GET /v1/logs", LIMIT, AFTER_LOG, PREFIX, SHOWN, roles=GATEWAYS, gives=LogListBody)
 async def list_logs(request: web.Request, given: Given) -> web.Response:
-    """Logs by name."""
+    """One page of logs, sorted by name."""
     page = await request.app[PARTS].logs.page(
         after=given[AFTER_LOG] or "",
         limit=given[LIMIT],

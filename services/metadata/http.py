@@ -1,7 +1,6 @@
-"""What the routes of the metadata service share: the stores that they use, parameters, bodies and answers.
+"""What the routes of the metadata service share: stores, parameters, bodies and answers.
 
-Most operations are one call of a store (`StoreRoutes.serve`): a route and its store's method are all that such an
-operation needs.
+Most operations are one call of a store's method, and need no handler (`StoreRoutes.serve`).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -51,7 +50,7 @@ from services.metadata.witnesses import WitnessStore
 
 
 class MetadataParts:
-    """The stores of one process that handlers use, and what asks bookies and Redis."""
+    """The stores of one process, and the objects that query bookies and Redis, for handlers."""
 
     def __init__(self, config: Config, database: Database) -> None:
         self.config = config
@@ -88,18 +87,18 @@ BOOKIE: Final = path_text(
 LOG: Final = path_text("name", LOG_NAME, "The log.", "events")
 AFTER: Final = query_integer("after", 0, ID_MAX, "Only ledgers with ids above this one.")
 LIMIT: Final = query_integer("limit", 1, 10_000, "Maximum number of rows in the page.", 100)
-SHOWN: Final = query_text("shown", SHOWN_PATTERN, "Only what these grants name; empty: nothing.")
+SHOWN: Final = query_text("shown", SHOWN_PATTERN, "Only rows that these grants name; empty: none.")
 IF_MATCH: Final = header_version("The version of the row in the body, in quotes.")
 
 LINES: Final = "application/x-ndjson"
 
 
 Check = Callable[[web.Request, Given, Any], None]
-"""Refuses a body, for its caller or for its path. Raises: CallerRefused, InvalidRequest."""
+"""Rejects a body that does not suit its caller or path. Raises: CallerRefused, InvalidRequest."""
 
 
 class StoreRoutes(Routes):
-    """Routes, of which `serve` adds those that a store's method answers by itself."""
+    """Routes, most of which call a store's method directly and need no handler (`serve`)."""
 
     def serve(
         self,
@@ -112,14 +111,14 @@ class StoreRoutes(Routes):
         audited_as: str = "",
         is_audited_for_clients: bool = False,
     ) -> None:
-        """Add a route that calls a store's method (`does`). The method gets the parameters of the path, the body as
-        `request`, and by name the query parameters that were given.
+        """Add a route that calls a store's method (`does`). The method gets the path's parameters
+        by position, the given query parameters by name, and the body as `request`.
 
-        The method's annotations are the types of body and answer, and the first sentence of its docstring is the
-        operation's summary. `audited_as` is the name in the audit log of an operation that is audited. `checks` may
-        refuse the body: because of the caller, or because the path names something else. A route that `creates`
-        something answers 201, and `creates` makes the target in the audit log from the body. Raises: TypeError if the
-        method takes other arguments.
+        The method's annotations are the types of body and answer. The first sentence of the
+        method's docstring is the operation's summary. `audited_as`: the operation's name in the
+        audit log; without a name it is not audited. `checks` may reject the body. With `creates`,
+        which makes the audit log's target from the body, the route answers 201. Raises: TypeError
+        if the method takes other arguments.
         """
         hints = get_type_hints(does)
         takes, gives = hints.get("request"), hints["return"]
@@ -169,7 +168,7 @@ async def parsed(request: web.Request, model: type[T]) -> T:
 
 
 def answer(value: object, status: int = 200) -> web.Response:
-    """A body, a row with its version as its ETag, or nothing."""
+    """The response for a body, for a row (with its version as ETag), or for None (204)."""
     if value is None:
         return web.Response(status=204)
     headers = dict[str, str]()
@@ -179,7 +178,7 @@ def answer(value: object, status: int = 200) -> web.Response:
 
 
 def check_changed(given: Given, row: LedgerMetadata | LogMetadata, is_of_path: bool) -> None:
-    """Check that the row in the body is the one of the path and of `If-Match`. Raises: InvalidRequest."""
+    """Check that path and `If-Match` name the row in the body. Raises: InvalidRequest."""
     if not is_of_path:
         raise InvalidRequest("the row in the body is not the one that the path names")
     if given[IF_MATCH] not in {None, row.version}:
@@ -187,7 +186,7 @@ def check_changed(given: Given, row: LedgerMetadata | LogMetadata, is_of_path: b
 
 
 def page_answer(name: str, page: tuple[Sequence[bytes], int | str | None]) -> web.Response:
-    """A page of rows that are JSON already, and the `after` of the next page."""
+    """The response for a page of rows, which are JSON already, and the `after` of the next page."""
     rows, following = page
     return web.Response(
         body=b'{"%b":[%b],"next":%b}' % (name.encode(), b",".join(rows), orjson.dumps(following)),

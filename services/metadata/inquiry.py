@@ -1,12 +1,12 @@
-"""Asks the bookies what they know of the database, before this process changes anything (rule 18a); for the copies
-that they hold of one ledger's row; and for all copies, from which a rebuild makes rows (rule 18d).
+"""Asks the bookies for three things: what they know of the database, before this process changes
+anything (rule 18a); their copies of one ledger's row; and all copies, for a rebuild (rule 18d).
 
-A process that starts has no memory: over a database that went back meanwhile it would expire a committed
-transaction, or assign the id of a ledger that bookies hold. Bookies keep witnesses on disk, and know
-the ids of their ledgers.
+A process that starts has no memory. If the database went back meanwhile, the process would expire a
+committed transaction, or assign the id of a ledger that bookies hold. Bookies keep witnesses on
+disk, and know the ids of their ledgers.
 
-Any bookie may be a member of a ledger by a row that the database lacks, so all are asked for copies. They fence the ledger
-first: no writer gets an acknowledgement by such a row then, and what the bookies hold is all that a recovery could cut off.
+Any bookie may be a member of a ledger by a row that the database lacks, so all bookies are asked
+for copies. The bookies fence the ledger first: then no entry is acknowledged by a lost row.
 """
 
 import asyncio
@@ -49,26 +49,26 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ASK_S: Final = 2.0
-"""For one bookie (taste). All are asked at once, so silent ones delay a start by no more."""
+"""Time limit for one bookie, chosen by judgement: silent bookies delay a start by this time."""
 _COPIES_S: Final = 1.5
-"""As `_ASK_S`, while a client waits 3 s for its change."""
+"""Time limit for one bookie's copies, while a client waits 3 s for its change."""
 _LOST: Final = "SELECT lost_bookies FROM cluster"
 _FENCED: Final = (Status.OK, Status.WRONG_KEY)
-"""A bookie that has another ledger of this id takes no add of this one either (rule 17)."""
+"""Answers to a fence that exclude adds; WRONG_KEY means another ledger of the id (rule 17)."""
 _RETRY_S: Final = 0.5
 _AGAIN_S: Final = 1.0
 _WAIT_S: Final = 60.0
-"""How long bookies that start after this process are waited for before a transaction expires (taste): a late
-expiry harms nobody."""
+"""How long the expiry of transactions waits for silent bookies, which may start after this process.
+Chosen by judgement: a late expiry does no harm."""
 _PAGE_S: Final = 10.0
-"""Timeout of one page of rows (taste)."""
+"""Time limit of one page of rows, chosen by judgement."""
 _TRIES: Final = 3
 _PAGE: Final = 2000
-"""Ledgers of one page; its bytes are bounded by the bookie."""
+"""Maximum number of ledgers per page; the bookie also limits the page's bytes."""
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
-"""aiohttp's own timers continue while this process stands still."""
+"""Disables aiohttp's own timers, which continue while this process stands still."""
 
-# Two processes may do so at once: an id that is assigned twice is refused by the ledgers' key.
+# Two processes may run this at once: if an id is assigned twice, bookies reject one by its key.
 _SKIP_IDS: Final = (
     "SELECT setval('ledger_ids', $1) FROM ledger_ids"
     " WHERE last_value < $1 OR (last_value = $1 AND NOT is_called)"
@@ -77,20 +77,19 @@ _SKIP_IDS: Final = (
 
 @dataclass(eq=False)
 class Inquiry:
-    """The questions of one process to all bookies."""
+    """Asks all bookies, on behalf of one metadata process."""
 
     _database: Database
     _cookies: CookieStore
     _liveness: Liveness
     _credentials: Credentials = ANONYMOUS
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while all registered bookies have answered about the present server, or were waited for: what runs by the
-    clock waits for it.
-    """
+    """Set while all registered bookies have answered about the current server, or the wait for them
+    is over. Expiry waits for this event."""
 
     async def run(self) -> None:
-        """Ask as soon as the database answers, and again about a server that took over; then this process
-        may change the database.
+        """Ask as soon as the database answers, and again about each server that takes over. After
+        each round this process may change the database.
         """
         while True:
             if self._database.has_asked:
@@ -112,7 +111,7 @@ class Inquiry:
             return
         self._database.asked_about = server
         if silent:
-            # Changes wait no longer: after a power cut the bookies wait for this service.
+            # Changes don't wait for silent bookies, which wait for this service after a power cut.
             log.warning("bookies-silent", extra={"bookies": silent})
             await self._wait_for_silent()
         self.is_over.set()
@@ -135,8 +134,8 @@ class Inquiry:
         return None
 
     async def ask(self) -> list[str]:
-        """Learn what all bookies know, and assign no id that one of them holds; returns the registered
-        bookies that did not answer.
+        """Learn what all bookies know, and skip the ids of ledgers that they hold. Returns the
+        registered bookies that did not answer, or do not know their highest ledger yet.
 
         Raises: MetadataUnavailable.
         """
@@ -158,13 +157,13 @@ class Inquiry:
     async def copies(self, row: LedgerMetadata) -> Sequence[HeldCopies]:
         """Fence the ledger at all bookies, and return the copies of its row that they hold.
 
-        Raises: NotEnoughBookies while as many bookies are silent as may have confirmed entries by a later row.
+        Raises: NotEnoughBookies while the silent bookies may have confirmed entries by a later row.
         """
         registered, urls = await self.places()
         async with self.session() as session:
             asked = (_copies_of(session, name, f"{url}/v1", row) for name, url in urls)
             told = [each for each in await asyncio.gather(*asked) if each is not None]
-        # Bookies that never return, by an operator's word.
+        # Bookies that an operator declared lost never return.
         lost = frozenset(await self._database.run(lambda connection: connection.fetchval(_LOST)))
         directories = await self._database.run(
             lambda connection: registered_of(connection, "cookies WHERE retired_at IS NULL")
@@ -187,7 +186,7 @@ class Inquiry:
         return service_session(self._credentials)
 
     async def places(self) -> tuple[list[str], list[tuple[str, str]]]:
-        """The registered bookies, and names and URLs of all that may be asked. Raises: MetadataUnavailable."""
+        """The registered names; names and URLs of known bookies. Raises: MetadataUnavailable."""
         cookies = await self._cookies.list()
         urls = {(row.name, row.cookie.url) for row in cookies if row.cookie.url}
         # Cookies of a database that went back may be missing, or have old URLs.
@@ -203,13 +202,13 @@ class Inquiry:
             )
 
     async def _skip_ids(self, highest: int) -> None:
-        """Assign only ids above this one. Unchecked: whichever database this is, a gap harms nobody."""
+        """Assign only ids above `highest`. No witness is checked: a gap in the ids does no harm."""
         if highest > 0:
             await self._database.run(lambda connection: connection.execute(_SKIP_IDS, highest))
 
 
 async def _told_in_time(name: str, url: str, limit_s: float, asking: Awaitable[T]) -> T | None:
-    """A bookie's answer; None where the bookie is silent."""
+    """Wait for a bookie's answer. Returns None if the bookie is silent or answers with an error."""
     try:
         async with awake_timeout(limit_s):
             return await asking
@@ -227,7 +226,7 @@ async def _get(session: aiohttp.ClientSession, url: str, name: str, gives: type[
 async def _witnesses_of(
     session: aiohttp.ClientSession, name: str, url: str, cluster_id: str
 ) -> BookieWitnesses | None:
-    """What a bookie knows of the database; None where it is silent, or another one answers."""
+    """What a bookie knows of the database; None if it is silent, or another bookie answers."""
     asking = _get(session, f"{url}/v1/witnesses", name, BookieWitnesses)
     answer = await _told_in_time(name, url, _ASK_S, asking)
     if answer is not None and (answer.bookie, answer.cluster_id) != (name, cluster_id):
@@ -239,8 +238,9 @@ async def _witnesses_of(
 async def _copies_of(
     session: aiohttp.ClientSession, name: str, url: str, row: LedgerMetadata
 ) -> tuple[HeldCopies, int | None] | None:
-    """A bookie's copies once it was asked to fence the ledger; None where it is silent, or another one answers. With the
-    copies comes the bookie's incarnation, if it takes no add by any row and reports all copies that it ever acknowledged.
+    """Ask a bookie to fence the ledger, and return its copies, or None if it is silent or another
+    bookie answers. The second value is the bookie's incarnation, if it accepts no further add and
+    reported all copies that it ever acknowledged, else None.
     """
 
     async def fenced() -> tuple[HeldCopies, int | None] | None:
@@ -254,7 +254,7 @@ async def _copies_of(
             return None
         is_deleted = held is not None and held.deleted
         is_fenced = (status in _FENCED or is_deleted) and not page.may_lack
-        # A copy without a token is from before tokens were kept.
+        # An earlier version may have written copies without a token.
         copies = HeldCopies(name, tuple(attempt for attempt in attempts if attempt))
         return copies, member_incarnation(page.bookie) if is_fenced else None
 
@@ -264,7 +264,7 @@ async def _copies_of(
 async def _fence(
     session: aiohttp.ClientSession, name: str, url: str, row: LedgerMetadata
 ) -> object:
-    """The bookie's verdict. Raises: as aiohttp does, ValueError."""
+    """Fence the ledger at a bookie, and return the status. Raises: aiohttp's errors, ValueError."""
     key = {"X-Ledger-Key": b64encode(row.ledger_key).decode()}
     fence = f"{url}/ledgers/{row.ledger_id}/fence"
     async with session.post(fence, headers=key, ssl=ExpectedServer(Role.BOOKIE, name)) as answer:
@@ -272,33 +272,33 @@ async def _fence(
     return told.get("status") if isinstance(told, dict) else None
 
 
-# What bookies hold, ledger by ledger, for a rebuild (rule 18d).
+# A rebuild reads what bookies hold, ledger by ledger (rule 18d).
 
 
 class SourceAway(Unavailable, title="A bookie stopped answering", travels=False):
-    """A bookie that a rebuild reads stopped answering. What is written stays; run the rebuild again, with `after`."""
+    """A bookie stopped answering. Written rows stay: run the rebuild again, with `after`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A bookie that answered, and the head of its first page."""
+    """A bookie that answered, and its first page."""
 
     url: str
     head: RowsPage
 
     @property
     def name(self) -> str:
-        """Without its incarnation."""
+        """The bookie's name, without its incarnation."""
         return member_name(self.head.bookie)
 
     @property
     def incarnation(self) -> int:
-        """The present one."""
+        """The bookie's current incarnation."""
         return member_incarnation(self.head.bookie)
 
 
 async def find_sources(session: aiohttp.ClientSession, urls: Iterable[str]) -> list[Source]:
-    """The bookies that answer at these URLs, by name. Raises: InvalidRequest if one name answers twice."""
+    """The bookies at these URLs, by name. Raises: InvalidRequest if two bookies share a name."""
     asked = sorted(set(urls))
     heads = await asyncio.gather(*(_head(session, url) for url in asked))
     sources = [
@@ -323,7 +323,7 @@ async def _head(session: aiohttp.ClientSession, url: str) -> RowsPage | None:
 async def merged(
     session: aiohttp.ClientSession, sources: Sequence[Source], after: int
 ) -> AsyncIterator[tuple[int, list[tuple[Source, HeldRows]]]]:
-    """Each ledger above `after` that a bookie holds, ascending, with what each bookie holds of it. Raises: SourceAway."""
+    """Yields each ledger above `after` with what bookies hold of it, by id. Raises: SourceAway."""
     streams = [aiter(_ledgers(session, source, after)) for source in sources]
     heads = [await anext(stream, None) for stream in streams]
     while found := [head.ledger_id for head in heads if head is not None]:
@@ -352,7 +352,7 @@ async def _ledgers(
 async def _page(
     session: aiohttp.ClientSession, url: str, name: str, *, after: int, limit: int
 ) -> RowsPage:
-    """`name`: that of the bookie; "" where nobody has told it yet."""
+    """Fetch a page of a bookie's rows. `name`: the bookie's name, or "" if it is not known yet."""
     expected = ExpectedServer(Role.BOOKIE, name)
     why: Exception | None = None
     for _ in range(_TRIES):
@@ -365,4 +365,4 @@ async def _page(
                 return received(RowsPage, await answer.read())
         except (aiohttp.ClientError, OSError, TimeoutError, ValidationError) as error:
             why = error
-    raise SourceAway(f"{url} does not tell its rows: {why!r}")
+    raise SourceAway(f"{url} does not return its rows: {why!r}")

@@ -1,8 +1,8 @@
 """Ledger rows in Postgres: create, read, compare-and-swap, delete, list.
 
 Each change is one transaction that writes the row, the attempt's token (rule 6), missed entries
-(rule 8) and the index of members; a trigger announces it. The row is locked before the token is
-looked up, so two tries of one attempt see each other.
+(rule 8) and the index of members. A trigger announces the change. The row is locked before the
+token is looked up, so that the second of two tries of one attempt finds the first one's token.
 """
 
 import hashlib
@@ -91,15 +91,15 @@ class LedgerFilter:
     log: str | None = None
     metadata: Mapping[str, str] | None = None
     shown: str | None = None
-    """Whose (`wire/bodies.py`, SHOWN)."""
+    """The grants that limit which ledgers are listed (`wire/bodies.py`, SHOWN)."""
 
 
 class LedgerStore(RowStore):
-    """The ledgers' rows."""
+    """The store of ledgers' rows."""
 
     @proven
     async def get(self, connection: Connection, ledger_id: int) -> LedgerMetadata:
-        """One row. Raises: NoSuchLedger."""
+        """A ledger's row, read from the primary. Raises: NoSuchLedger."""
         return await read_ledger(connection, ledger_id)
 
     @proven
@@ -128,22 +128,22 @@ class LedgerStore(RowStore):
     @proven
     async def heads(self, connection: Connection, request: LedgerHeadsAsk) -> LedgerHeads:
         """The versions and writers of many ledgers, present or deleted, read from the primary."""
-        # Handles and owners end on this answer, so it must be of the database that the caller knows
-        # (rule 18a).
+        # Write handles and log owners may end because of this answer, so it must come from a
+        # database that has the caller's witnesses (rule 18a).
         records = await connection.fetch(_HEADS, sorted(set(request.ledgers)))
         return LedgerHeads(ledgers=tuple(value_of(LedgerHead, record) for record in records))
 
     async def create(self, request: LedgerCreateBody) -> LedgerMetadata:
-        """Create a ledger; a repeat (the same attempt, or the same request of a client) gets the first one.
+        """Create a ledger, or return the one that an earlier copy of the request created.
 
-        Raises: InvalidRequest, LedgerExists, StaleMember; NoSuchLedger if the first one was deleted since.
+        Raises: InvalidRequest, LedgerExists, StaleMember; NoSuchLedger if the ledger was deleted.
         """
         check_new_ledger(request.row)
         try:
             return await self.database.transact(lambda connection: _create(connection, request))
         except _AlreadyCreated as repeated:
             ledger_id = repeated.ledger_id
-            # Not read alone: a synchronous standby may lack the first try (`target_of`).
+            # A plain read would not do: a synchronous standby may lack the first try (`target_of`).
             return await self.database.transact(
                 lambda connection: lock_ledger(connection, ledger_id)
             )
@@ -155,11 +155,11 @@ class LedgerStore(RowStore):
         request: LedgerChange,
         held: Sequence[HeldCopies] | None = None,
     ) -> LedgerMetadata:
-        """Compare-and-swap on `row.version`; returns the changed row. `held`: copies of the ledger's rows, once the
-        bookies were asked.
+        """Compare-and-swap on `row.version`; returns the changed row. `held`: copies of the
+        ledger's rows that bookies hold; None if they were not asked.
 
-        Raises: NoSuchLedger, VersionConflict and AlreadyDone (with `current`), InvalidRequest, StaleMember; RowUnproven
-        where the bookies have to be asked, CopyLost by what they hold.
+        Raises: NoSuchLedger, VersionConflict and AlreadyDone (with `current`), InvalidRequest,
+        StaleMember; RowUnproven if bookies must be asked; CopyLost if a bookie has a lost version.
         """
         row = request.row
         old = await lock_ledger(connection, row.ledger_id)
@@ -196,9 +196,9 @@ class LedgerStore(RowStore):
         """Replace a CLOSED ledger's row by a tombstone.
 
         A ledger named by a log is deleted only with its log. A ledger that was created for a log
-        and is not named by it may be deleted while it is open, since its writer never wrote (rule
-        22).
-        Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest when it is not CLOSED.
+        but is not named by it may be deleted while open, since its writer never wrote (rule 22).
+        Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest if the ledger is not
+        CLOSED.
         """
         target = f"delete ledger {ledger_id}"
         try:
@@ -226,7 +226,7 @@ class LedgerStore(RowStore):
     async def list(
         self, connection: Connection, wanted: LedgerFilter, *, after: int | None, limit: int
     ) -> tuple[list[bytes], int | None]:
-        """One page by ledger id, each row as its JSON, and the `after` of the next page."""
+        """One page of rows as JSON, in order of ledger ids, and the `after` of the next page."""
         query, values = list_query(wanted, after=after, limit=limit)
         records = await connection.fetch(query, *values)
         rows = [_json_of(connection, record) for record in records if record["is_match"]]
@@ -240,7 +240,7 @@ NAMING: Final = (
 
 
 def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[str, list[Any]]:
-    """The SQL of a page, and its values."""
+    """The SQL query of a page, and the values of its parameters."""
     values: list[Any] = [-1 if after is None else after]
     is_match = "true"
     conditions = ["l.ledger_id > $1", "l.body IS NOT NULL"]
@@ -259,7 +259,7 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
             " AND t.ledger_id > $1)"
             for tag in map(_tag, wanted.metadata.items())
         ]
-        # Different pairs may have equal hashes. Only the page's rows are looked at, since that reads their bodies.
+        # Different pairs may have equal hashes, so the page's rows are compared by their bodies.
         text = orjson.dumps(dict(wanted.metadata)).decode()
         is_match = f"body -> 'custom' @> {value(text)}::text::jsonb"
     if wanted.bookie is not None:
@@ -272,7 +272,7 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
             f" WHERE {member} AND m.ledger_id > $1)"
         )
     if wanted.shown is not None:
-        # What is not shown ends no page: the end of a page would tell of it.
+        # Hidden rows must not count towards the page's end, which would reveal that they exist.
         conditions.append(is_shown("l.owner", wanted.shown, value))
         conditions.append(f"l.log IS DISTINCT FROM '{POSITIONS_LOG}'")
     rows = (
@@ -284,7 +284,7 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
 
 
 def _json_of(connection: Connection, record: asyncpg.Record) -> bytes:
-    """A row's JSON. Raises: MetadataUnavailable for a sealing key that is not here."""
+    """A row as JSON, its keys decrypted. Raises: MetadataUnavailable if KEY_FILE lacks the key."""
     attempt, offset = (record["attempt"] or "").encode(), record["first_offset"]
     return b'{"ledger_id":%d,"attempt":"%b","first_offset":%b,"lineage":%b,%b' % (
         record["ledger_id"],
@@ -298,7 +298,7 @@ def _json_of(connection: Connection, record: asyncpg.Record) -> bytes:
 def row_of(
     connection: Connection, record: asyncpg.Record | None, ledger_id: int | None = None
 ) -> LedgerMetadata:
-    """A database row as a body. Raises: NoSuchLedger, with `deleted`."""
+    """The ledger's row from a database record. Raises: NoSuchLedger (with `deleted`)."""
     if record is None or record["body"] is None:
         is_deleted = record is not None
         detail = (
@@ -323,18 +323,18 @@ def _proof(
 
 
 def body_of(connection: Connection, row: LedgerMetadata, ledger_id: int) -> str:
-    """The content of the column `body`: all fields that a change may set, its keys sealed."""
+    """The content of the column `body`: all fields that a change may set, with encrypted keys."""
     return connection.key_ring.sealed(ledger_id, json_of(row, without=row.STORE_FIELDS).decode())
 
 
 def check_row(current: Row, changed: Row) -> None:
-    """Raise VersionConflict (with `current`) if a compare-and-swap is from another row than the current one."""
+    """Raise VersionConflict (with `current`) unless `changed` was made from the current row."""
     if not is_made_from(current, changed):
         raise _conflict(current)
 
 
 def check_deleted(current: Row, request: RowDelete) -> None:
-    """Raise VersionConflict (with `current`) if a deletion names another row than the current one."""
+    """Raise VersionConflict (with `current`) if a deletion names another row than `current`."""
     if not is_row(current, version=request.version, attempt=request.row_attempt):
         raise _conflict(current)
 
@@ -347,7 +347,7 @@ def _conflict(current: Row) -> VersionConflict:
 
 
 class _AlreadyCreated(Exception):
-    """Another try of this create has made the ledger of this id."""
+    """Another try of this creation has created the ledger with this id."""
 
     def __init__(self, ledger_id: int) -> None:
         super().__init__(ledger_id)
@@ -360,7 +360,7 @@ async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerMe
     await hold_members(connection, added_members(None, request.row))
     record = await _insert(connection, request)
     row = row_of(connection, record)
-    # Of two concurrent tries the later one waits here for the earlier one's end.
+    # If two tries run at the same time, the later one waits here for the end of the earlier one.
     if not await try_once(connection, request.once, row.ledger_id):
         await _raise_if_done(connection, request.once)
     if not await try_record(connection, request.attempt, f"{_CREATE}{row.ledger_id}"):
@@ -385,7 +385,7 @@ async def _join_transaction(
     Raises: NoSuchTransaction, TransactionCommitted, TransactionAborted, InvalidRequest.
     """
     name = tags[TRANSACTION_TAG]
-    # The lock blocks the end of the transaction until this ledger is one of its ledgers.
+    # The row lock keeps the transaction from ending before this ledger belongs to it.
     log = await connection.fetchval(
         "UPDATE transactions SET expires_at = now() + make_interval(secs => ttl_s)"
         " WHERE id = $1 AND state = 'OPEN' RETURNING log",
@@ -450,12 +450,12 @@ async def _raise_if_created(connection: Connection, attempt: str) -> None:
 
 
 async def lock_ledger(connection: Connection, ledger_id: int) -> LedgerMetadata:
-    """A row, locked until the transaction ends. Raises: NoSuchLedger."""
+    """A ledger's row, locked until the transaction ends. Raises: NoSuchLedger."""
     return await read_ledger(connection, ledger_id, "FOR UPDATE")
 
 
 async def read_ledger(connection: Connection, ledger_id: int, lock: str = "") -> LedgerMetadata:
-    """A row, with `lock` (FOR UPDATE) locked until the transaction ends. Raises: NoSuchLedger."""
+    """A ledger's row, which `lock` (such as FOR UPDATE) locks. Raises: NoSuchLedger."""
     record = await connection.fetchrow(
         f"SELECT {ROW} FROM ledgers WHERE ledger_id = $1 {lock}", ledger_id
     )
@@ -463,8 +463,9 @@ async def read_ledger(connection: Connection, ledger_id: int, lock: str = "") ->
 
 
 async def write_row(connection: Connection, row: LedgerMetadata, attempt: str) -> LedgerMetadata:
-    """Replace the row of the same version, which is locked; returns the changed row. `attempt` names the change."""
-    # The condition decides; the lock only saves the losers' work.
+    """Replace the locked row of the same version, by the change `attempt`. Returns the new row."""
+    # The condition on the version decides. The lock only saves useless work of transactions that
+    # lose a race.
     record = await connection.fetchrow(
         "UPDATE ledgers SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
         " changed_at = now() WHERE ledger_id = $1 AND version = $2 AND body IS NOT NULL"
@@ -478,9 +479,9 @@ async def write_row(connection: Connection, row: LedgerMetadata, attempt: str) -
 
 
 async def index_members(connection: Connection, rows: Mapping[int, LedgerMetadata]) -> None:
-    """Add the members that rows name, by ledger, to the index of members."""
-    # A repair's target is a member before its first copy (rule 20), and who leaves until the target has
-    # a copy of the row (rule 20b).
+    """Add the members that these rows (by ledger id) name to the index of members."""
+    # A repair's target is a member before its first copy (rule 20). The member that the target
+    # replaces stays a member until the target has a copy of the row (rule 20b).
     found = [
         (ledger_id, member) for ledger_id, row in rows.items() for member in sorted(row.all_members)
     ]
@@ -494,7 +495,7 @@ async def index_members(connection: Connection, rows: Mapping[int, LedgerMetadat
 
 
 async def index_tags(connection: Connection, rows: Mapping[int, LedgerMetadata]) -> None:
-    """Add new rows' custom metadata, by ledger, to the index of tags."""
+    """Add the custom metadata of new rows (by ledger id) to the index of tags."""
     found = [(ledger_id, _tag(pair)) for ledger_id, row in rows.items() for pair in row.custom]
     if found:
         await connection.execute(
@@ -512,12 +513,13 @@ def _tag(pair: tuple[str, str]) -> bytes:
 async def leave_tombstone(connection: Connection, row: LedgerMetadata) -> None:
     """Replace a locked row by a tombstone.
 
-    Raises: OwnedByLog if a log names the ledger. No log can begin to name it until the transaction
-    ends: that takes the row's lock as well.
+    No log can begin to name the ledger until the transaction ends, since naming needs the row's
+    lock.
+    Raises: OwnedByLog if a log names the ledger.
     """
     if row.log is not None:
         if await shared_among(connection, [row.ledger_id]):
-            raise OwnedByLog("a fork of the log names it", ledger_id=row.ledger_id, log=row.log)
+            raise OwnedByLog("a fork names this ledger", ledger_id=row.ledger_id, log=row.log)
         released = await connection.fetchval(
             "DELETE FROM unnamed_ledgers WHERE ledger_id = $1 RETURNING ledger_id", row.ledger_id
         )
@@ -527,8 +529,8 @@ async def leave_tombstone(connection: Connection, row: LedgerMetadata) -> None:
 
 
 async def leave_tombstones(connection: Connection, ledgers: Collection[int]) -> set[int]:
-    """Replace rows that are CLOSED, and named by their own log no more, by tombstones, but for those that forks name;
-    the ids of the deleted ones.
+    """Replace CLOSED rows, which their own log no longer names, by tombstones, except those of
+    ledgers that forks name. Returns the ids of the deleted ledgers.
     """
     closed = {
         *await ids_of(
@@ -538,14 +540,14 @@ async def leave_tombstones(connection: Connection, ledgers: Collection[int]) -> 
             sorted(ledgers),
         )
     }
-    # Not asked in the statement that locks: it may have waited, and what it sees is of before.
+    # In a separate statement, because the locking one may have waited, and sees older rows.
     deleted = closed - await shared_among(connection, closed)
     await bury(connection, sorted(deleted))
     return deleted
 
 
 async def bury(connection: Connection, ledger_ids: Sequence[int]) -> None:
-    """Replace locked rows by tombstones, and delete what other tables have of these ledgers."""
+    """Replace locked rows by tombstones, and delete the ledgers' members, tags and repairs."""
     for table in ("ledger_members", "ledger_tags", "unproven_ledgers"):
         await connection.execute(
             f"DELETE FROM {table} WHERE ledger_id = ANY($1::bigint[])", ledger_ids

@@ -1,8 +1,9 @@
-"""Liveness: heartbeats in Redis with a time to live. Advice only (I31): no decision rests on it.
+"""Liveness: heartbeats in Redis with a time to live. Liveness is only advice (I31): no decision
+rests on it.
 
-A heartbeat that this process received counts for its time to live, also if Redis has lost it. While Redis
-is away or refuses writes, the last known list stays valid and is marked as stale; heartbeats still
-succeed, since the bookie did nothing wrong.
+A heartbeat that this process received counts for its time to live, even if Redis loses it. While
+Redis is away or refuses writes, the last known list stays valid and is marked as stale. Heartbeats
+still succeed, since the bookie did nothing wrong.
 """
 
 import asyncio
@@ -39,36 +40,37 @@ T = TypeVar("T")
 B = TypeVar("B", bound=Body)
 
 _REMEMBERED_MAX: Final = 10_000
-"""Heartbeats that one process keeps for times without Redis; the oldest are dropped first."""
+"""How many heartbeats a process keeps for outages of Redis; the oldest ones are dropped first."""
 _CONNECTIONS_MAX: Final = 16
 _SINCE_MS: Final = 10 * 365 * 24 * 3600 * 1000
-"""Time to live of the key that says since when liveness is recorded: the key's age is this minus what is left."""
+"""Time to live of the key whose age shows for how long Redis has recorded liveness. The age is this
+value minus the time that the key still has to live."""
 _CHECK_RETRY_S: Final = 1.0
 
 
 @dataclass(slots=True)
 class _Remembered:
-    """The last heartbeat under a key, as Redis has it."""
+    """The last known heartbeat under a key of Redis."""
 
     body: bytes
     until: float = 0.0
-    """When its time to live ends, by the event loop's clock, if this process received it."""
+    """When the heartbeat expires, by the event loop's clock; 0 unless this process recorded it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one look at Redis found."""
+    """The heartbeats that one query of Redis found."""
 
     bodies: list[bytes | None]
     age_s: float | None
-    """For how long Redis has recorded liveness; None if Redis does not say."""
+    """For how long Redis has recorded liveness; None if it is unknown."""
 
 
 class Liveness:
     """Heartbeats of bookies and services. Invariant: no method raises because Redis is away."""
 
     def __init__(self, url: str, *, prefix: str, deadline_s: float) -> None:
-        # A crowd waits for connections: a heartbeat that is refused one is a bookie that seems lost.
+        # Queries wait for a connection, since a bookie whose heartbeat failed would seem lost.
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=_CONNECTIONS_MAX,
@@ -82,7 +84,7 @@ class Liveness:
         self._deadline_s = deadline_s
         self._remembered: dict[str, _Remembered] = {}
         self._unbroken_since: float | None = None
-        """Since when each look at Redis succeeded and found what this process had recorded (`awake`)."""
+        """Since when (`awake`) all queries of Redis succeeded, and found this process's records."""
         self.reach = Reach(away="redis-away", there="redis-there", deadline_s=deadline_s)
 
     async def bookie_lives(self, name: str, request: BookieHeartbeat) -> HeartbeatTaken:
@@ -108,8 +110,8 @@ class Liveness:
         )
 
     async def bookies(self, cookies: Sequence[CookieRow]) -> BookieList:
-        """Registered bookies with their liveness. Heartbeats of another incarnation or process than
-        the cookie's are ignored.
+        """Registered bookies with their liveness. A heartbeat of another incarnation or process
+        than the cookie's is ignored.
         """
         keys = [self._bookie_key(cookie.name, cookie.cookie.process) for cookie in cookies]
         found = await self._query(lambda: self._look(keys), None)
@@ -123,7 +125,7 @@ class Liveness:
         )
 
     async def bookie_urls(self) -> dict[str, str]:
-        """The URL of each bookie's last heartbeat, however long ago, by name; empty while Redis is away."""
+        """The last known URL of each bookie, by name; empty while Redis is away."""
         index = self._key("bookie-urls")
         away: dict[bytes, bytes] = {}
         found = await self._query(lambda: _result(self._redis.hgetall(index)), away)
@@ -133,12 +135,12 @@ class Liveness:
         }
 
     async def forget_bookie(self, name: str) -> None:
-        """Forget the URL of a bookie that is decommissioned; while Redis is away it stays, and a repeat forgets it."""
+        """Forget the URL of a decommissioned bookie. Does nothing while Redis is away."""
         index = self._key("bookie-urls")
         await self._query(lambda: _result(self._redis.hdel(index, name)), 0)
 
     async def services(self) -> ServiceList:
-        """Services with a recent heartbeat, by kind and id."""
+        """Services with a recent heartbeat, sorted by kind and id."""
         found = await self._query(self._look_at_services, None)
         bodies = self._known(self._service_keys()) if found is None else found.bodies
         infos = [info for body in bodies if (info := _parsed(ServiceInfo, body)) is not None]
@@ -148,7 +150,7 @@ class Liveness:
         )
 
     async def check_commands(self) -> None:
-        """Log the commands that Redis refuses to this service, once Redis answers."""
+        """Wait until Redis answers, and log the commands that Redis refuses to this service."""
         key = self._key("check")
         commands = (
             ("SET", key, "", "PX", "1", "NX"), ("MGET", key), ("PTTL", key), ("INFO", "server"),
@@ -189,7 +191,7 @@ class Liveness:
     async def _record(
         self, key: str, alive: Body, ttl_s: float, index: Callable[[str], Any]
     ) -> HeartbeatTaken:
-        """Record a heartbeat under a key; `index` adds the key, or a URL, to what is looked up without the key."""
+        """Record a heartbeat under a key. `index` adds the key, or a URL, to an index in Redis."""
         body = alive.model_dump_json().encode()
 
         async def record() -> bool:
@@ -200,7 +202,7 @@ class Liveness:
         until = asyncio.get_running_loop().time() + ttl_s
         self._remember(key, _Remembered(body))
         is_recorded = await self._query(record, False)
-        # Only now: until it is recorded, a look at Redis does not miss it.
+        # Set the time only now: before Redis has the heartbeat, a query can't count it as lost.
         self._remember(key, _Remembered(body, until))
         return HeartbeatTaken(recorded=is_recorded)
 
@@ -211,7 +213,7 @@ class Liveness:
             self._remembered.pop(next(iter(self._remembered)))
 
     def _known(self, keys: Iterable[str]) -> list[bytes | None]:
-        """What this process remembers."""
+        """The heartbeats under these keys that this process remembers."""
         return [
             None if (known := self._remembered.get(key)) is None else known.body for key in keys
         ]
@@ -220,8 +222,8 @@ class Liveness:
         return [key for key in self._remembered if key.startswith(self._key("service", ""))]
 
     async def _look(self, keys: list[str]) -> _Look:
-        """The bodies under some keys. A write belongs to the look: if Redis refuses writes, the absence of
-        a heartbeat proves nothing. Raises: RedisError.
+        """Query the heartbeats under some keys. The query includes a write, because a missing
+        heartbeat proves nothing if Redis refuses writes. Raises: RedisError.
         """
         since = self._key("since")
         pipe: Any = self._redis.pipeline(transaction=False)
@@ -242,7 +244,7 @@ class Liveness:
         return _Look(self._merged(keys, bodies), age_s)
 
     def _merged(self, keys: Sequence[str], bodies: Iterable[bytes | None]) -> list[bytes | None]:
-        """What Redis has, and the heartbeats that Redis lost within their time to live."""
+        """The heartbeats in Redis, and those that Redis lost within their time to live."""
         now, merged = asyncio.get_running_loop().time(), list(bodies)
         for at, (key, body) in enumerate(zip(keys, merged, strict=True)):
             known = self._remembered.get(key)
@@ -266,7 +268,7 @@ class Liveness:
         return found
 
     def _age_s(self, found: _Look | None) -> float | None:
-        """For how long liveness has been recorded without a break: by Redis, or as this process saw it."""
+        """How long Redis or this process recorded liveness without a gap; None: Redis is away."""
         now = awake().time()
         if found is None:
             self._unbroken_since = None
@@ -276,14 +278,15 @@ class Liveness:
         return max(found.age_s or 0.0, now - self._unbroken_since)
 
     async def _query(self, ask: Callable[[], Awaitable[T]], away: T) -> T:
-        """Query Redis within the deadline, or answer `away`."""
+        """Query Redis within the deadline. Returns `away` if the query fails."""
         try:
             async with asyncio.timeout(self._deadline_s):
                 answer = await ask()
         except (RedisError, OSError, TimeoutError) as error:
             self.reach.lost(error)
             if isinstance(error, ReadOnlyError):
-                # After a failover: the name may be another server's now, and only a new connection asks for it.
+                # After a failover the name may resolve to another server, but only for new
+                # connections.
                 await self._redis.connection_pool.disconnect(inuse_connections=False)
             return away
         self.reach.found()
@@ -305,13 +308,13 @@ def _bookie(cookie: CookieRow, body: bytes | None) -> BookieInfo:
 
 
 def _is_refusal(answer: Any) -> bool:
-    """Whether Redis has no such command, or not for this user."""
+    """Whether Redis does not have a command, or does not allow it to this user."""
     is_unknown = isinstance(answer, RedisError) and "unknown command" in str(answer).lower()
     return is_unknown or isinstance(answer, NoPermissionError)
 
 
 def _parsed(model: type[B], body: bytes | None) -> B | None:
-    """The body under a key, or None if it is unreadable: Redis may be shared (I31)."""
+    """The body under a key; None if it is missing or unreadable, as Redis may be shared (I31)."""
     try:
         return None if body is None else received(model, body)
     except ValidationError:
@@ -320,5 +323,5 @@ def _parsed(model: type[B], body: bytes | None) -> B | None:
 
 
 async def _result(answer: Any) -> Any:
-    """The answer of redis-py, whose types leave open whether it is awaitable."""
+    """Await an answer of redis-py, if it is awaitable: the types of redis-py leave that open."""
     return await answer if inspect.isawaitable(answer) else answer

@@ -73,14 +73,14 @@ ROW: Final = (
     f"name, version, attempt::text AS attempt, body::text AS body, {utc('created_at')},"
     " (extract(epoch FROM now()) * 1000)::bigint AS read_ms"
 )
-"""`read_ms` is the database's clock: a record's age is judged by it, and never by a gateway's (rule
-26a)."""
+"""`read_ms` is the time of the read by the database's clock. Ages of records are judged by this
+clock, and never by a gateway's (rule 26a)."""
 _OWNER: Final = "('logs/' || name) COLLATE \"C\""
 """The expression of the index `logs_by_owner`."""
 
 
 class LogStore(RowStore):
-    """The logs' rows."""
+    """The store of logs' rows."""
 
     @proven
     async def get(self, connection: Connection, name: str) -> LogMetadata:
@@ -97,8 +97,8 @@ class LogStore(RowStore):
         prefix: str = "",
         shown: str | None = None,
     ) -> tuple[list[bytes], str | None]:
-        """One page by name of the logs whose names begin with `prefix` and that are `shown`, each row as its JSON, and the `after` of
-        the next page.
+        """One page of logs as JSON, sorted by name, and the `after` of the next page. The page has
+        the logs whose names begin with `prefix`, and that the grants in `shown` allow.
         """
         query, values = page_query(prefix, shown, after=after, limit=limit)
         records = await connection.fetch(query, *values)
@@ -109,27 +109,27 @@ class LogStore(RowStore):
     @proven
     async def heads(self, connection: Connection, request: LogHeadsAsk) -> LogHeads:
         """The versions and writers of many logs, present or deleted, read from the primary."""
-        # Handles and owners end on this answer, so it must be of the database that the caller knows
-        # (rule 18a).
+        # Write handles and log owners may end because of this answer, so it must come from a
+        # database that has the caller's witnesses (rule 18a).
         records = await connection.fetch(_HEADS, sorted(set(request.logs)))
         return LogHeads(logs=tuple(value_of(LogHead, record) for record in records))
 
     @proven
     async def shared(self, connection: Connection, request: SharedAsk) -> LedgerIds:
-        """Which of some ledgers forks name, ascending, read from the primary."""
+        """Those of the given ledgers that forks name, ascending, read from the primary."""
         found = await shared_among(connection, set(request.ledgers))
         return LedgerIds(ledgers=tuple(sorted(found)))
 
     @transactional
     async def is_done(self, connection: Connection, token: str, *, content: str = "0" * 32) -> Done:
-        """Whether a client's request was carried out. Raises: InvalidRequest if it was another one."""
+        """Whether a client's request was applied. Raises: InvalidRequest if `content` differs."""
         return Done(done=await found_once(connection, Once(token, content)) is not None)
 
     async def create(self, request: LogCreateBody) -> LogMetadata:
-        """Create a log; a repeat of the attempt gets the first row.
+        """Create a log, or return the log that an earlier try of the same attempt created.
 
-        Raises: LogExists (with `current`), LogDeleted, InvalidRequest; NoSuchLog if the first one was deleted
-        since, or where there is nothing to fork.
+        Raises: LogExists (with `current`), LogDeleted, InvalidRequest; NoSuchLog if the log was
+        deleted since the earlier try, or if the log to fork does not exist.
         """
         row, is_new = await self._create(request)
         if not is_new:
@@ -140,11 +140,12 @@ class LogStore(RowStore):
     async def _create(
         self, connection: Connection, request: LogCreateBody
     ) -> tuple[LogMetadata, bool]:
-        """The row of the name, and whether this attempt has created it. That a client's request found a log there is
-        kept, too: a late copy must not create one (rule 6a).
+        """Create the log unless the name is taken. Returns the log's row, and whether this attempt
+        created it. A client's request that finds an existing log is recorded too, so that a late
+        copy of it creates no log (rule 6a).
         """
         row = request.row
-        # The first try inserts the row, so that it is locked before anything is looked up.
+        # Insert the row first, so that the name is locked before anything is looked up.
         fresh = await connection.fetchval(
             "INSERT INTO logs (name, version) VALUES ($1, 1) ON CONFLICT DO NOTHING"
             " RETURNING version",
@@ -155,7 +156,8 @@ class LogStore(RowStore):
         )
         target = f"create log {row.name}"
         if await is_applied(connection, request.attempt, target):
-            # Exclude a later log of this name: times are equal only within one transaction.
+            # Exclude a later log of this name: `created_at` and `at` are equal only in one
+            # transaction.
             is_it = await connection.fetchval(
                 "SELECT l.created_at = a.at FROM logs l, attempts a"
                 " WHERE l.name = $1 AND a.attempt = $2",
@@ -170,7 +172,7 @@ class LogStore(RowStore):
             return current, False
         await check_name_free(connection, row.name)
         if request.fork is None and row.forked_at is not None:
-            raise InvalidRequest("/row/forked_at: goes with /fork", log=row.name)
+            raise InvalidRequest("/row/forked_at: requires /fork", log=row.name)
         if request.fork is not None:
             row = await _forked(connection, row, request.fork)
         source = None if request.fork is None else request.fork.source
@@ -213,8 +215,8 @@ class LogStore(RowStore):
 
     @transactional
     async def delete(self, connection: Connection, name: str, request: RowDelete) -> None:
-        """Delete a log and free its name. Its CLOSED ledgers are deleted with it, so that a reader with the
-        old row cannot find them under a new log. The other ledgers become unnamed.
+        """Delete a log and free its name. The log's CLOSED ledgers are deleted with it, so that a
+        reader with the old row can't find them under a new log. Its other ledgers become unnamed.
 
         Raises: NoSuchLog, VersionConflict (with `current`), LogProtected.
         """
@@ -226,7 +228,7 @@ class LogStore(RowStore):
                 return
             raise
         if await is_applied(connection, request.attempt, target):
-            return  # another log was created under the name since
+            return  # another log was created under this name since the first try
         check_deleted(old, request)
         check_unprotected(old)
         await bury_log(connection, old)
@@ -242,8 +244,8 @@ class LogStore(RowStore):
         limit: int,
         log: str | None = None,
     ) -> LedgerIds:
-        """Ledgers with ids above `after` that no log has named for this long, ascending. With `log`: those that had a
-        place in a log of this name.
+        """Ledgers with ids above `after` that no log has named for `older_than_s` seconds,
+        ascending. With `log`: only those that had a place in a log of this name.
         """
         if older_than_s and not await ages_count(connection):
             return LedgerIds(ledgers=())
@@ -255,8 +257,8 @@ class LogStore(RowStore):
     async def delete_orphan(self, connection: Connection, ledger_id: int) -> None:
         """Delete a ledger that was created for a log and is not named by it.
 
-        It may be open: a writer appends to it only after its log names it.
-        Raises: NoSuchLedger, OwnedByLog; InvalidRequest for a ledger of no log.
+        The ledger may be open, since writers append only to ledgers that a log names.
+        Raises: NoSuchLedger, OwnedByLog; InvalidRequest if the ledger was not created for a log.
         """
         row = await lock_ledger(connection, ledger_id)
         if row.log is None:
@@ -266,10 +268,10 @@ class LogStore(RowStore):
 
 
 async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[int] = ()) -> None:
-    """Delete a log whose row is locked, with its ledgers but for those that forks of it name. `kept`: ledgers that a
-    rebuild knows forks to name before it has written that.
+    """Delete a log, whose row is locked, with its ledgers, except those that forks name. `kept`:
+    ledgers that forks name, where a rebuild has not written the forks yet.
     """
-    # A later log of its name has none of its transactions.
+    # A later log of this name must not inherit the transactions.
     ended = await connection.fetch(
         "UPDATE transactions SET state = 'ABORTED', ended_at = now()"
         " WHERE log = $1 AND state = 'OPEN' RETURNING id",
@@ -298,17 +300,17 @@ _LOCKED: Final = (
     "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND log = $2"
     " AND body IS NOT NULL ORDER BY ledger_id FOR NO KEY UPDATE"
 )
-"""Locks ledgers that a log names or begins to name."""
+"""Locks ledgers that a log names, or begins to name."""
 _CLAIMED: Final = (
     "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[]) RETURNING ledger_id"
 )
-"""Takes locked ledgers off the list of ledgers that no log names, as a log begins to name them (rule 22). The ledgers of
-a transaction are not on that list: only the transaction's commit publishes them (`_PUBLISHED`)."""
+"""Removes locked ledgers from `unnamed_ledgers`, as a log begins to name them (rule 22). Ledgers of
+a transaction are not in that table: only the transaction's commit publishes them (`_PUBLISHED`)."""
 _PUBLISHED: Final = (
     "SELECT ledger_id FROM transaction_ledgers"
     " WHERE ledger_id = ANY($1::bigint[]) AND transaction = $2"
 )
-"""As `_CLAIMED`, for ledgers of a transaction."""
+"""Selects the ledgers of a transaction that a log begins to name at the commit."""
 ORPHANS: Final = (
     "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"
     f" AND ledger_id > $2 AND {NOT_SHARED} AND EXISTS (SELECT FROM ledgers l"
@@ -326,7 +328,7 @@ ORPHANS_OF_LOG: Final = (
 def page_query(
     prefix: str, shown: str | None, *, after: str, limit: int
 ) -> tuple[str, list[object]]:
-    """The SQL of a page, and its values."""
+    """The SQL query of a page, and the values of its parameters."""
     values: list[object] = [after, limit, prefix]
 
     def value(given: object) -> str:
@@ -343,14 +345,14 @@ def page_query(
 
 
 def row_of(record: asyncpg.Record | None, name: str = "") -> LogMetadata:
-    """A database row as a body. Raises: NoSuchLog."""
+    """The log's row from a database record. Raises: NoSuchLog."""
     if record is None or record["body"] is None:
         raise NoSuchLog(f"there is no log {name}", log=name)
     return received(LogMetadata, _json_of(record))
 
 
 def _json_of(record: asyncpg.Record) -> bytes:
-    """A row's JSON."""
+    """A log's row as JSON."""
     return b'{"name":"%b","read_ms":%d,"attempt":"%b",%b' % (
         record["name"].encode(),
         record["read_ms"],
@@ -365,7 +367,7 @@ def body_of(row: LogMetadata) -> str:
 
 
 async def read_log(connection: Connection, name: str, lock: str = "") -> LogMetadata:
-    """A log's row; with `lock` (FOR UPDATE, say) locked until the transaction ends. Raises: NoSuchLog, LogDeleted."""
+    """A log's row, which `lock` (such as FOR UPDATE) locks. Raises: NoSuchLog, LogDeleted."""
     record = await connection.fetchrow(f"SELECT {ROW} FROM logs WHERE name = $1 {lock}", name)
     if record is None or record["body"] is None:
         await check_name_free(connection, name)
@@ -373,7 +375,7 @@ async def read_log(connection: Connection, name: str, lock: str = "") -> LogMeta
 
 
 async def _forked(connection: Connection, wanted: LogMetadata, fork: ForkBody) -> LogMetadata:
-    """The row of a fork, which shares what the source's row, locked, names now. Raises: NoSuchLog, InvalidRequest."""
+    """Lock the source's row and make the row of a new fork. Raises: NoSuchLog, InvalidRequest."""
     source = await read_log(connection, fork.source, "FOR SHARE")
     source.check_created(fork.created_at)
     if fork.at < source.first_offset or not source.is_sealed_below(fork.at):
@@ -427,7 +429,7 @@ async def change_row(
 async def _require_all(
     connection: Connection, name: str, query: str, ledgers: Iterable[int], *values: object
 ) -> None:
-    """Run a query about ledgers that a log begins to name, or names. Raises: InvalidRequest unless it finds them all."""
+    """Run a query for ledgers of a log. Raises: InvalidRequest unless it finds all of them."""
     wanted = sorted(ledgers)
     found = await ids_of(connection, query, wanted, *values) if wanted else ()
     if missing := sorted({*wanted} - {*found}):
@@ -439,7 +441,7 @@ async def _require_all(
 
 
 def _places_of(log: LogMetadata) -> set[tuple[int, int]]:
-    """The log's own ledgers whose first offset a row knows, each with it."""
+    """Ids and first offsets of the log's own ledgers, as far as the first offsets are known."""
     own = log.own
     return {(i.ledger_id, i.first_offset) for i in own if i.first_offset is not None}
 
@@ -447,11 +449,11 @@ def _places_of(log: LogMetadata) -> set[tuple[int, int]]:
 async def _place_ledgers(
     connection: Connection, log: LogMetadata, places: Collection[tuple[int, int]], attempt: str
 ) -> None:
-    """Set where ledgers begin, which are locked, once their log's row knows it; `log`: that row.
+    """Write the first offsets and lineages of locked ledgers, as the log's row (`log`) has them.
 
-    A CLOSED ledger's row gets a new version, since its members have copies: no two copies of one name
-    differ (rule 18f). There is no copy of an open ledger's row: its writer sends the first one, and
-    appends, after this change (rule 23).
+    A CLOSED ledger's row gets a new version, since its members have copies of the row, and two
+    copies of one version must not differ (rule 18f). An open ledger's row keeps its version: the
+    writer sends the first copy, and appends, only after this change (rule 23).
     """
     if not places:
         return
@@ -471,7 +473,7 @@ async def _place_ledgers(
 
 async def _release_ledgers(connection: Connection, ledgers: Iterable[int]) -> None:
     await connection.execute(
-        # A rebuild may have found no row of a ledger that it knows to be in the log (rule 18f).
+        # Select from `ledgers`, since a rebuilt log may name a ledger without a row (rule 18f).
         "INSERT INTO unnamed_ledgers (ledger_id) SELECT ledger_id FROM ledgers"
         " WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id ON CONFLICT DO NOTHING",
         sorted(ledgers),
@@ -479,7 +481,7 @@ async def _release_ledgers(connection: Connection, ledgers: Iterable[int]) -> No
 
 
 async def release_unpublished(connection: Connection, ids: Sequence[str]) -> None:
-    """Queue unpublished ledgers of ended transactions for deletion at once; that fences their writers."""
+    """Queue ended transactions' unpublished ledgers for immediate deletion, which fences them."""
     await connection.execute(
         "WITH gone AS (DELETE FROM transaction_ledgers WHERE transaction = ANY($1::text[])"
         " RETURNING ledger_id)"

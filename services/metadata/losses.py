@@ -1,12 +1,13 @@
-"""Changes that a database lost: what bookies keep because of them, and what an operator's acceptance of a loss leaves.
+"""Changes that the database lost, the ledgers that bookies therefore keep, and accepted losses.
 
-Before a bookie deletes a ledger, it reads the ledger's row, and names the changes by which it holds copies of that row. If
-the database lacks one of these changes, the bookie keeps the ledger (rule 18c). A change counts as lacking even after an
-operator accepted its loss: the acceptance lets the cluster continue, but nothing that the lost changes named is deleted.
+Before a bookie deletes a ledger, it asks for the ledger's row, and names the changes by which it
+holds copies of that row. If the database lacks one of these changes, the bookie keeps the ledger
+(rule 18c). A change counts as lacking even after an operator accepted its loss: the acceptance lets
+the cluster continue, but nothing that the lost changes named is deleted.
 
-The lost history may have changed the row of every ledger that is not CLOSED. An acceptance notes these ledgers as
-unproven. A change that ends such a ledger, or begins its recovery, names the copies of its row that bookies hold
-(rule 18d): a recovery by an older row would cut off what was acknowledged under a later one.
+The lost history may have changed the row of every ledger that is not CLOSED. An acceptance marks
+these ledgers as unproven. Bookies are asked for copies of the row before such a ledger ends or is
+recovered (rule 18d): a recovery by an older row would cut off later entries.
 """
 
 from collections.abc import Collection, Sequence
@@ -50,16 +51,16 @@ _UNPROVEN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class HeldCopies:
-    """The attempts of the copies of one ledger's row that a bookie holds."""
+    """The attempts that a bookie's copies of a ledger's row name."""
 
     holder: str
     attempts: tuple[str, ...]
 
 
 async def lost_of(connection: Connection, memory: Memory, held: HeldCopies) -> Sequence[str]:
-    """The changes that a bookie's copies are of and the database lacks; the caller reads the rows in the same snapshot.
+    """Those changes of a bookie's copies that the database lacks, in the caller's snapshot.
 
-    Raises: DatabaseWentBack where nobody has accepted any loss yet, so that this one becomes known.
+    Raises: DatabaseWentBack if a change is lacking, and no operator has accepted a loss yet.
     """
     lost = await lacking(connection, held.attempts)
     if lost and not await connection.fetchval(
@@ -70,31 +71,31 @@ async def lost_of(connection: Connection, memory: Memory, held: HeldCopies) -> S
 
 
 async def forget_holder(connection: Connection, holder: str) -> None:
-    """Forget what a bookie kept whose data is gone; one that is alive tells it again with its next round."""
+    """Forget which ledgers a bookie keeps. The bookie reports kept ledgers each round."""
     await connection.execute("DELETE FROM kept_ledgers WHERE holder = $1", holder)
 
 
 async def lacking(connection: Connection, attempts: Sequence[str]) -> Sequence[str]:
-    """The changes that the database lacks; a change whose loss was accepted is lacking."""
+    """The changes that the database lacks. A change whose loss was accepted counts as lacking."""
     records = await connection.fetch(_CONTAINED, attempts)
     targets = {record["attempt"]: record["target"] for record in records}
     return [attempt for attempt in attempts if targets.get(attempt, ACCEPTED) == ACCEPTED]
 
 
 class KeptStore(RowStore):
-    """What bookies were refused, as operators read it."""
+    """The ledgers that bookies had to keep, for operators to read."""
 
     @transactional
     async def note(
         self, connection: Connection, ledger_id: int, held: HeldCopies, lost: Sequence[str]
     ) -> None:
-        """Note that a bookie keeps a ledger for these changes."""
+        """Record that a bookie keeps a ledger, because the database lacks these changes."""
         await connection.execute(_NOTE, ledger_id, lost, held.holder)
 
     @listing
     async def list(self, connection: Connection, *, after: int = -1, limit: int) -> KeptLedgers:
-        """A page of the kept ledgers by id, from the first id above `after` on, and the count of all kept ledgers. Bookies
-        keep a ledger while they hold a copy of its metadata with a change that the database lacks (rule 18c).
+        """A page of kept ledgers with ids above `after`, ascending, and the count of all kept
+        ledgers. Bookies keep a ledger while they hold a version that the database lacks (rule 18c).
         """
         count = await connection.fetchval(f"SELECT count(*) FROM ({_KEPT}) AS kept")
         records = await connection.fetch(
@@ -107,7 +108,7 @@ class KeptStore(RowStore):
 
 
 class RowUnproven(Exception):
-    """Bookies may hold a later row of this ledger: they have to be asked before it ends."""
+    """Bookies may hold a later row of this ledger, and must be asked before the ledger ends."""
 
     def __init__(self, row: LedgerMetadata) -> None:
         super().__init__(row.ledger_id)
@@ -115,7 +116,7 @@ class RowUnproven(Exception):
 
 
 async def accept_tokens(connection: Connection, tokens: Collection[str]) -> None:
-    """Accept the loss of these changes."""
+    """Record an accepted loss of changes, and mark ledgers that are not CLOSED as unproven."""
     async with connection.transaction():
         await connection.execute(_ACCEPT, sorted(tokens))
         await connection.execute("UPDATE cluster SET loss_accepted_at = now()")
@@ -124,7 +125,7 @@ async def accept_tokens(connection: Connection, tokens: Collection[str]) -> None
 
 
 async def note_lost(connection: Connection, bookies: Collection[str]) -> None:
-    """These bookies never return: nobody waits for copies that they may hold."""
+    """Record that these bookies never return, so that no check waits for copies that they hold."""
     if not bookies:
         return
     async with connection.transaction():
@@ -138,9 +139,9 @@ async def check_end(
     new: LedgerMetadata,
     held: Sequence[HeldCopies] | None,
 ) -> None:
-    """Check that a locked row may become one that is not OPEN. `held`: what bookies hold, once they were asked.
+    """Check that a locked ledger may leave OPEN or end. `held`: bookies' copies; None: not asked.
 
-    Raises: RowUnproven; CopyLost where the database lacks a change that a copy is of.
+    Raises: RowUnproven if bookies must be asked; CopyLost if the database lacks a copy's change.
     """
     if old.state is State.CLOSED or new.state is State.OPEN:
         return
@@ -165,7 +166,7 @@ async def check_end(
 
 
 async def prove(connection: Connection, ledger_id: int) -> bool:
-    """Nobody need ask for copies of this ledger's row any more; returns whether that was needed."""
+    """Record that the ledger is no longer unproven. Returns whether it was unproven before."""
     deleted: int | None = await connection.fetchval(
         "DELETE FROM unproven_ledgers WHERE ledger_id = $1 RETURNING ledger_id", ledger_id
     )

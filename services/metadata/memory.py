@@ -1,9 +1,10 @@
-"""Tokens of changes that the database must contain, as far as this process knows (rule 18a). No IO.
+"""Tokens of changes that the database must contain, as far as this process knows (rule 18a). This
+module does no IO.
 
-The database's history is a line: a change whose transaction saw some tokens was committed after
-them, so its token stands for them. Few tokens are therefore held: those of concurrent changes, and
-those presented by others since the last change. Nothing is compared by magnitude: a restored
-database catches up with every counter.
+The database's history is linear. A change whose transaction saw some tokens was committed after
+them, so the change's token stands for them. A process therefore holds few tokens: those of
+concurrent changes, and those that callers presented since the last change. Counters are not
+compared, because a restored database catches up with every counter.
 """
 
 import logging
@@ -18,14 +19,14 @@ from quorumlog.wire.bodies import token_of, witness_of
 log = logging.getLogger(__name__)
 
 _MISSING_MAX: Final = 1000
-"""Missing tokens that are remembered: one is enough to stop everything (taste). One beyond stays with
-its holder: in `_held` where that is this process, and others present theirs again.
-"""
+"""How many missing tokens are remembered. Chosen by judgement, since one missing token stops all
+changes. A further token stays with its holder: this process has it in `_held`, others present it
+again."""
 
 
 @dataclass(slots=True)
 class Presented:
-    """A request's witnesses, and those that its answer returns once the database contained them."""
+    """A request's witnesses, and those that its answer returns after the database's check."""
 
     witnesses: tuple[str, ...]
     holder: str
@@ -37,22 +38,22 @@ PRESENTED: Final[ContextVar[Presented | None]] = ContextVar("presented", default
 
 
 class Memory:
-    """The tokens of one process.
+    """The tokens that one process holds.
 
-    Invariant: a token is dropped only for the token of a change whose transaction saw it in the
-    database.
+    Invariant: a token is dropped only when a change is committed whose transaction saw the token in
+    the database.
     """
 
     def __init__(self) -> None:
         self.cluster_id = ""
-        """The opened database's cluster: witnesses of another cluster are refused."""
+        """The id of the database's cluster. Witnesses of another cluster are rejected."""
         self._held: dict[str, None] = {}
         self._missing: dict[str, str] = {}
         """Tokens that the database lacked when last checked, each with its holder."""
 
     @property
     def missing(self) -> dict[str, str]:
-        """Tokens that the database lacks, each with its holder; empty while all is well."""
+        """Tokens that the database lacks, each with its holder; empty if it lacks none."""
         return dict(self._missing)
 
     @property
@@ -62,17 +63,17 @@ class Memory:
 
     @property
     def witnesses(self) -> tuple[str, ...]:
-        """Witnesses for clients to keep: they stand for all that this process knows."""
+        """Witnesses for clients to keep, which stand for all changes that this process knows."""
         return tuple(witness_of(self.cluster_id, token) for token in self._held)
 
     def note_committed(self, token: str, seen: Iterable[str]) -> None:
-        """A change was committed by a transaction that saw these tokens."""
+        """Hold the token of a committed change, instead of the tokens that its transaction saw."""
         for known in seen:
             self._held.pop(known, None)
         self._held[token] = None
 
     def presented(self, presented: Presented | None) -> tuple[str, ...]:
-        """The tokens that a request presents. Raises: DatabaseWentBack for another cluster's."""
+        """The tokens that a request presents. Raises: DatabaseWentBack for an invalid witness."""
         if presented is None:
             return ()
         tokens = []
@@ -87,7 +88,10 @@ class Memory:
         return tuple(tokens)
 
     def compare(self, wanted: Collection[str], found: Iterable[str], *, holder: str) -> None:
-        """Compare wanted tokens with those found. Raises: DatabaseWentBack if one is missing."""
+        """Compare wanted tokens with those found, and remember missing ones; `holder`: the
+        presenter of tokens that this process does not hold. Raises: DatabaseWentBack if a token is
+        missing.
+        """
         there = set(found)
         lacking = sorted(set(wanted) - there)
         for token in lacking:
@@ -107,11 +111,11 @@ class Memory:
             raise self.error(lacking)
 
     def error(self, lacking: Collection[str]) -> DatabaseWentBack:
-        """The error while the database lacks these tokens."""
+        """The error to raise because the database lacks these tokens."""
         first = min(lacking)
         return DatabaseWentBack(
-            f"the database lacks {len(lacking)} changes that it had answered, {first} among them"
-            f" (told by {self._missing.get(first, 'somebody')}). Nothing is changed or deleted until"
-            " the right database is back, or an operator accepts the loss: see the runbook",
+            f"the database lacks {len(lacking)} changes that it had acknowledged, such as {first}"
+            f" (known to {self._missing.get(first, 'a caller')}). Nothing is changed or deleted"
+            " until the right database is back, or an operator accepts the loss: see the runbook",
             witnesses=[witness_of(self.cluster_id, token) for token in sorted(lacking)[:10]],
         )

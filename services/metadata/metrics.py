@@ -1,8 +1,8 @@
 """The service's Prometheus metrics: of its requests, of its databases, and of the whole cluster.
 
 The cluster's gauges are updated periodically, not when scraped, so that scraping is cheap and never
-waits for a database. Every metadata service exports the same values of them: use one service's, or
-the maximum.
+waits for a database. Every metadata service exports the same cluster gauges: use those of one
+service, or the maximum.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from services.metadata.http import MetadataParts
 
 _UPDATE_S: Final = 2.0
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
-"""The methods that metrics tell apart: a label per word that a client makes up would grow for ever."""
+"""Methods with a label of their own; clients could make up other methods without limit."""
 
 
 class MetadataMetrics(Collector):
-    """The metrics of one service; its gauges are read at each scrape."""
+    """The metrics of one service, with gauges of the cluster as of the latest update."""
 
     def __init__(self, app: web.Application, parts: MetadataParts, database: Database) -> None:
         """The queue's gauges are zero until the first update."""
@@ -39,7 +39,7 @@ class MetadataMetrics(Collector):
         self._queue = RepairSummary(ledgers=0, items=0, waiting=0, oldest_s=0.0)
         self._kept_ledgers = 0
         self._states: Counter[str] | None = None
-        """How many bookies are in each state; None until the first update."""
+        """The number of bookies in each state; None until the first update."""
         registry = app[METRICS]
         registry.register(self)
         self.requests = prometheus_client.Counter(
@@ -56,7 +56,7 @@ class MetadataMetrics(Collector):
         )
 
     async def run(self) -> None:
-        """Update the cluster's gauges for ever; the last known values stay while a database is away."""
+        """Update the cluster's gauges for ever; they keep their values while a database is away."""
         while True:
             with contextlib.suppress(QuorumLogError):
                 await self._update()
@@ -70,18 +70,18 @@ class MetadataMetrics(Collector):
         self._states = Counter(bookie.state for bookie in found.bookies)
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics as they are now."""
+        """The current values of all metrics."""
         parts, queue, memory = self._parts, self._queue, self._database.memory
         gauges: tuple[tuple[str, str, float], ...] = (
-            ("metadata_postgres_up", "Postgres answered", self._database.reach.is_up),
+            ("metadata_postgres_up", "1 if Postgres answers", self._database.reach.is_up),
             (
                 "metadata_missing_witnesses",
-                "Answered changes that Postgres lacks (rule 18a): it went back in time",
+                "Acknowledged changes that Postgres lacks, since it went back in time (rule 18a)",
                 len(memory.missing),
             ),
             (
                 "metadata_kept_ledgers",
-                "Ledgers of which bookies hold copies of rows that Postgres lacks: they drop nothing of them",
+                "Ledgers that bookies keep, since they hold copies of metadata that Postgres lacks",
                 self._kept_ledgers,
             ),
             (
@@ -89,7 +89,7 @@ class MetadataMetrics(Collector):
                 "Changes that were given up and wait in Postgres for its synchronous standby",
                 self._database.waiting_commits,
             ),
-            ("metadata_redis_up", "Redis answered, and took writes", parts.liveness.reach.is_up),
+            ("metadata_redis_up", "1 if Redis accepts writes", parts.liveness.reach.is_up),
             ("metadata_followers", "Open streams", parts.changes.follower_count),
             (
                 "metadata_clock_doubted",
@@ -133,7 +133,7 @@ REQUEST_METRICS: Final = web.AppKey("request_metrics", MetadataMetrics)
 
 @web.middleware
 async def measures(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count each request, and how long it took."""
+    """Middleware: count each request, and measure its duration."""
     began = asyncio.get_running_loop().time()
     response = await handler(request)
     metrics = request.app[REQUEST_METRICS]

@@ -1,8 +1,8 @@
-"""Migrations of the database's tables: numbered SQL files, each applied once. Also checks that KEY_FILE has the keys with
-which rows are encrypted, and encrypts rows again after its first key was replaced (docs/adr/0029-keys-at-rest.md).
+"""Migrations of the database's tables: numbered SQL files, each applied once. Also checks that
+KEY_FILE can decrypt all rows, and encrypts them again (docs/adr/0029-keys-at-rest.md).
 
-A migration expands (adds what an older process does not look at) or contracts (takes away what one may need), so that
-processes of two releases work on the same tables while a cluster is upgraded (docs/guides/upgrades.md).
+A migration expands (adds what older processes ignore) or contracts (removes what they may need), so
+that two releases can use the same tables during an upgrade (docs/guides/upgrades.md).
 """
 
 import re
@@ -18,27 +18,27 @@ from services.metadata.database import Connection, RowStore, transactional
 
 _FOLDER: Final = Path(__file__).parent / "migrations"
 _FILE: Final = re.compile(r"(\d{4})_[a-z_]+(\.contract)?\.sql")
-_LOCK: Final = 0x71756F72  # any number that no other application of this database uses
+_LOCK: Final = 0x71756F72  # nothing else that uses this database locks this number
 _TABLE_LOCK_MS: Final = 1000
-"""How long a migration waits for a table that somebody reads, as a dump does. Whoever asks for the table later waits
-behind it: less than the deadline of other processes' work on the database."""
+"""How long a migration waits for a table that is being read, for example by a dump. Later requests
+for the table wait behind the migration, so the limit is below their deadline."""
 
 _SEALED_AT_ONCE: Final = 500
-"""Rows of one transaction, whose locks changes of these ledgers wait for (taste)."""
+"""Rows per transaction, chosen by judgement: changes of these ledgers wait for the row locks."""
 
 
 class Kind(StrEnum):
-    """What a migration means to a process that does not know it."""
+    """How a migration affects a process of an earlier release."""
 
     EXPAND = "expand"
-    """Nothing: such a process reads and writes as before."""
+    """An older process reads and writes as before."""
     CONTRACT = "contract"
-    """It may need what is gone."""
+    """An older process may need what the migration removes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """What a start made of the tables, by the names of the files."""
+    """The files that a start applied, and those that wait, by name."""
 
     applied: tuple[str, ...]
     waiting: tuple[str, ...]
@@ -46,16 +46,16 @@ class Migrated:
 
 
 class TablesTooNew(ValueError):
-    """The tables were changed by a later release in a way that this one does not work with."""
+    """A later release changed the tables in a way that this release does not support."""
 
 
 async def migrate(connection: Connection, *, contract_through: int = 0) -> Migrated:
-    """Apply missing migrations in one transaction. Those that contract wait until `contract_through` reaches their
-    number, since an older process may still run.
+    """Apply missing migrations in one transaction. A contracting migration waits until
+    `contract_through` reaches its number, since an older process may still run.
 
-    Several services may start at once: an advisory lock lets one work while the others wait. Witnesses are
-    not checked (rule 18a): these tables are those in place, and what the rows say stays.
-    Raises: TablesTooNew; LockNotAvailableError while somebody else holds a table.
+    Several services may start at once: an advisory lock lets one work while the others wait.
+    Witnesses are not checked (rule 18a), since a migration does not change what rows say.
+    Raises: TablesTooNew; LockNotAvailableError while another session has locked a table.
     """
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
@@ -90,7 +90,7 @@ async def migrate(connection: Connection, *, contract_through: int = 0) -> Migra
 
 
 def migration_files() -> list[Path]:
-    """The numbered files, in order."""
+    """The numbered SQL files, in order."""
     return sorted(path for path in _FOLDER.glob("*.sql") if _FILE.fullmatch(path.name))
 
 
@@ -100,21 +100,21 @@ def number_of(path: Path) -> int:
 
 
 def kind_of(path: Path) -> Kind:
-    """The kind of a migration, which its name says."""
+    """The kind of a migration, by the name of its file."""
     return Kind.CONTRACT if path.name.endswith(".contract.sql") else Kind.EXPAND
 
 
 class KeyMissing(Exception):
-    """Rows may be sealed with a key that the key file lacks."""
+    """Rows may be encrypted under a key that KEY_FILE lacks."""
 
 
 async def check_keys(connection: Connection) -> None:
-    """Check that the rows can be opened, and note the key that seals from now on. Raises: KeyMissing."""
+    """Check that KEY_FILE has all keys of rows, and record its first key. Raises: KeyMissing."""
     ids = connection.key_ring.ids
     records = await connection.fetch("SELECT id FROM sealing_keys ORDER BY id")
     if missing := {record["id"] for record in records} - set(ids):
         raise KeyMissing(
-            f"KEY_FILE has no key {', '.join(sorted(missing))}: rows are sealed with it"
+            f"KEY_FILE has no key {', '.join(sorted(missing))}: add it, since it encrypts rows"
         )
     await _note_key(connection)
 
@@ -127,19 +127,21 @@ async def _note_key(connection: Connection) -> None:
 
 
 class SealingStore(RowStore):
-    """The sealed keys of ledgers."""
+    """The store of ledgers' encrypted keys."""
 
     @transactional
     async def note_key(self, connection: Connection) -> None:
-        """Note the key that this process seals with: a database that was restored since, or sealed anew by a process
-        with another first key, lacks it.
+        """Record the key under which this process encrypts. The record is missing if the database
+        was restored, or if a process with another first key encrypted all rows again.
         """
         await _note_key(connection)
 
     @transactional
     async def reseal(self, connection: Connection, *, after: int = -1) -> Resealed:
-        """Encrypt the keys of some ledgers above `after` under the first key of the key file. Versions stay, since no
-        field changes. After the last page the file no longer needs its other keys. Raises: InvalidRequest without keys.
+        """Encrypt the keys of some ledgers above `after` under the first key of KEY_FILE. Versions
+        stay, since no field changes. After the last page KEY_FILE no longer needs its other keys.
+
+        Raises: InvalidRequest if KEY_FILE is not set.
         """
         ring = connection.key_ring
         if not ring.ids:

@@ -1,7 +1,8 @@
-"""The routes of repairs and their leases, and what operators ask for: witnesses (rule 18a), a rebuild (rule 18d), the
-audit log, the keys' encryption, access tokens.
+"""The routes of repairs and leases, and those for operators: witnesses (rule 18a), a rebuild (rule
+18d), the audit log, the keys' encryption, access tokens.
 
-Bookies whose cookies are missing ask for the state of a rebuild; gateways serve tokens and the audit log to clients.
+Bookies whose cookies are missing ask for the state of a rebuild. Gateways serve tokens and the
+audit log to clients.
 """
 
 import logging
@@ -78,14 +79,14 @@ MEMBER_ID: Final = path_text("member", MEMBER, "The member.", "bookie-1@1")
 LEASE: Final = path_text("name", LOG_NAME, "The lease.", "auditor")
 TOKEN: Final = path_text("id", TOKEN_ID, "The token.", "0123456789abcdef")
 KNOWN: Final = query_text(
-    "known", ATTEMPT, "The version of the list that the caller has: the answer has no tokens then."
+    "known", ATTEMPT, "The list's version that the caller has; if current, no tokens are returned."
 )
 
 _ITEM: Final = "/v1/repairs/{ledger_id}/{member}"
 _OF_ITEM: Final = (LEDGER_ID, MEMBER_ID)
 ROUTES: Final = StoreRoutes()
 
-# The repair queue and leases.
+# The routes of the repair queue and of leases.
 
 ROUTES.serve("GET /v1/repairs", RepairStore.page, LIMIT, AFTER_ITEM, roles=WRITERS | OPERATORS)
 
@@ -120,7 +121,7 @@ ROUTES.serve(
 )
 ROUTES.serve("PUT /v1/leases/{name}", LeaseStore.take, LEASE, roles=HEALERS)
 
-# A rebuild, the audit log, keys, access tokens.
+# The routes of a rebuild, the audit log, keys and access tokens.
 
 ROUTES.serve("GET /v1/rebuild", RebuildStore.state, roles=BOOKIES | OPERATORS)
 
@@ -134,8 +135,10 @@ ROUTES.serve("GET /v1/rebuild", RebuildStore.state, roles=BOOKIES | OPERATORS)
     is_audited=True,
 )
 async def rebuild(request: web.Request, _given: Given) -> web.StreamResponse:
-    """Rebuild what bookies prove: a line of progress at a time, and at last the report or why there is none. Ends when
-    the caller goes; what is written stays.
+    """Rebuild the metadata that bookies' copies prove.
+
+    The answer has lines of progress, and at last the report or an error. If the caller disconnects,
+    the rebuild ends, and written rows stay.
     """
     ask = await parsed(request, RebuildAsk)
 
@@ -148,7 +151,7 @@ async def rebuild(request: web.Request, _given: Given) -> web.StreamResponse:
 async def _told_in_lines(
     request: web.Request, work: Callable[[Tell], Awaitable[RebuildLine]]
 ) -> web.StreamResponse:
-    """A line of progress at a time, and at last what `work` returns or why it ended early."""
+    """Run `work`, and answer with lines of progress, and at last with its result or its error."""
     response = web.StreamResponse(headers={"Content-Type": LINES})
     await response.prepare(request)
 
@@ -187,16 +190,16 @@ ROUTES.serve(
     "DELETE /v1/tokens/{id}", TokenStore.revoke, TOKEN, roles=GATEWAYS, audited_as="revoke_token"
 )
 
-# Witnesses.
+# The routes of witnesses.
 
 
 @web.middleware
 async def presents_witnesses(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Keep the request's witnesses for the database's check, and return their replacements."""
+    """Middleware: keep a request's witnesses for the database's check, and return replacements."""
     given = request.headers.get(header.WITNESSES)
     # An unreadable list is treated as one invalid witness, so that the request is refused.
     witnesses = () if not given else witnesses_from_header(given) or (given,)
-    presented = Presented(witnesses, holder=request.remote or "somebody")
+    presented = Presented(witnesses, holder=request.remote or "an unknown caller")
     PRESENTED.set(presented)
     response = await handler(request)
     if presented.answer and not response.prepared:
@@ -209,11 +212,11 @@ ROUTES.serve("POST /v1/witnesses", WitnessStore.confirm, roles=SERVICES)
 
 @ROUTES.add("POST /v1/witnesses/copies", roles=BOOKIES, takes=CopyWitnesses, gives=WitnessState)
 async def confirm_copies(request: web.Request, _given: Given) -> web.Response:
-    """Check as well that the database has the changes that copies of rows are of, which bookies hold."""
+    """Check that the database has the caller's witnesses, and the changes of its copies of rows."""
     body = await parsed(request, CopyWitnesses)
     check_name(request, body.holder)
     presented = PRESENTED.get()
-    assert presented is not None, "the middleware runs before"
+    assert presented is not None, "the middleware sets it"
     presented.witnesses += body.witnesses
     presented.holder = body.holder
     return answer(await request.app[PARTS].witnesses.confirm())
@@ -236,8 +239,10 @@ ROUTES.serve("GET /v1/kept-ledgers", KeptStore.list, AFTER, LIMIT, roles=GATEWAY
     is_audited=True,
 )
 async def accept_lost(request: web.Request, _given: Given) -> web.StreamResponse:
-    """Accept the loss of the changes of these witnesses: an operator decides (see the runbook). All bookies' copies are
-    looked at before, so whoever accepts `application/x-ndjson` gets lines of progress.
+    """Accept the loss of these witnesses' changes, as an operator decided (see the runbook).
+
+    Before that, the copies of all bookies are read. A caller that accepts `application/x-ndjson`
+    gets lines of progress.
     """
     body = await parsed(request, WitnessAccept)
     accept = partial(
@@ -253,4 +258,4 @@ async def accept_lost(request: web.Request, _given: Given) -> web.StreamResponse
 
 
 async def _quiet(_line: RebuildLine) -> None:
-    """Nobody is told of the progress."""
+    """Discard a line of progress."""

@@ -1,8 +1,9 @@
 """Rebuilds the database's rows from what bookies hold (rule 18d).
 
-Two passes over all ledgers. The first one finds out which bookies the rows name, so that it is known who is silent,
-and which ids are taken. The second one decides on some ledgers at a time and writes them in one transaction, by
-ascending id: a rebuild that ended early continues behind the last one, and one that is repeated changes nothing.
+A rebuild passes over all ledgers twice. The first pass finds out which ids are taken, and which
+bookies are named but silent. The second pass decides on batches of ledgers by ascending id, and
+writes each in one transaction. A rebuild that ended early can continue behind the last batch; a
+repeated rebuild changes nothing.
 """
 
 import logging
@@ -50,27 +51,27 @@ from services.metadata.rebuild_store import Judged, RebuildStore, RebuildTables,
 log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 200
-"""Ledgers of one transaction: some 50 ms, in which nobody else changes these (taste)."""
+"""Ledgers per transaction, chosen by judgement: a transaction locks the rows for some 50 ms."""
 _PROGRESS_EVERY: Final = 1000
 _FINDINGS_KEPT: Final = 1000
-"""Findings in a report; the others are counted (taste)."""
+"""How many findings a report lists, chosen by judgement; further findings are counted."""
 
 Tell = Callable[[RebuildLine], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class Survey:
-    """What the first pass found."""
+    """The result of the first pass."""
 
     ledgers: int = 0
     highest: int = -1
     named: set[str] = field(default_factory=set)
     """Bookies that the newest copies name."""
     incarnations: dict[str, int] = field(default_factory=dict)
-    """By name: the highest incarnation that any copy names."""
+    """The highest incarnation that any copy names, by the bookie's name."""
 
     def note(self, rows: Sequence[LedgerMetadata]) -> None:
-        """Remember whom the copies of one ledger's rows name."""
+        """Remember the bookies that the copies of one ledger's row name."""
         newest = max((row.version for row in rows), default=0)
         for row in rows:
             for member in row.all_members:
@@ -83,7 +84,7 @@ class Survey:
 
 @dataclass(slots=True)
 class _Tally:
-    """What the second pass did."""
+    """Counts and findings of the second pass."""
 
     ledgers: Counter[Action] = field(default_factory=Counter)
     logs: Counter[Action] = field(default_factory=Counter)
@@ -95,22 +96,23 @@ class _Tally:
     left_out: int = 0
     buried: set[int] = field(default_factory=set)
     freed: int = 0
-    """Deleted ledgers whose ids the database would give to others, which a later rebuild would bury."""
+    """Deleted ledgers whose ids may be assigned again, to ledgers that a later rebuild would
+    delete."""
     by_log: dict[str, list[LedgerPlace]] = field(default_factory=dict)
     deleted_logs: dict[str, int] = field(default_factory=dict)
-    """By name: the last ledger of a log of this name that was deleted."""
+    """The highest ledger id of the deleted logs of each name."""
     forked: set[int] = field(default_factory=set)
-    """Ledgers that stayed when their log was deleted, since forks named them."""
+    """Ledgers that were kept when their log was deleted, since forks named them."""
 
     def find(self, finding: RebuildFinding) -> None:
-        """Remember what people should know."""
+        """Add a finding to the report, or only count it if the report is full."""
         if len(self.findings) < _FINDINGS_KEPT:
             self.findings.append(finding)
         else:
             self.left_out += 1
 
     def note_deleted_logs(self, rows: Iterable[LedgerMetadata]) -> None:
-        """Remember logs that were deleted with these ledgers, or without them."""
+        """Remember deleted logs that these rows name, whether or not the ledgers were deleted."""
         for row in rows:
             if row.deletion in {Deletion.WITH_LOG, Deletion.OF_LOG} and row.log is not None:
                 known = self.deleted_logs.get(row.log, -1)
@@ -119,7 +121,7 @@ class _Tally:
                     self.forked.add(row.ledger_id)
 
     def count(self, judged: Judged, bookies: Bookies) -> None:
-        """Count a ledger."""
+        """Count the decision on a ledger, and remember the ledger's place in its log."""
         decision, row = judged.decision, judged.row
         self.ledgers[decision.action] += 1
         if decision.why:
@@ -142,7 +144,7 @@ class _Tally:
 
 @dataclass(eq=False)
 class Rebuilder:
-    """Rebuilds one service's database."""
+    """Runs rebuilds of this service's database."""
 
     store: RebuildStore
     _cookies: CookieStore
@@ -150,13 +152,18 @@ class Rebuilder:
     _credentials: Credentials = ANONYMOUS
 
     async def run(self, ask: RebuildAsk, tell: Tell) -> RebuildReport:
-        """Rebuild; `tell` gets the progress. Raises: InvalidRequest, SourceAway, MetadataUnavailable."""
+        """Run a rebuild; `tell` receives lines of progress.
+
+        Raises: InvalidRequest, SourceAway, MetadataUnavailable.
+        """
         async with self._begun(ask, tell) as work:
             return await work.run()
 
     async def count_behind(self, lost: Collection[str], tell: Tell) -> int:
-        """How many rows a rebuild would write, since bookies know of later ones, or of deleted ids that are free. `lost`: bookies that
-        never return; `tell` gets the progress. Raises: InvalidRequest while a rebuild runs, SourceAway, MetadataUnavailable.
+        """Count the rows, and the tombstones for reusable ids, that a rebuild would write.
+
+        `lost`: bookies that never return. `tell` receives lines of progress. Raises: InvalidRequest
+        while another rebuild runs, SourceAway, MetadataUnavailable.
         """
         ask = RebuildAsk(dry_run=True, without=tuple(lost))
         async with self._begun(ask, tell) as work:
@@ -164,7 +171,7 @@ class Rebuilder:
 
     @asynccontextmanager
     async def _begun(self, ask: RebuildAsk, tell: Tell) -> AsyncIterator["_Work"]:
-        """A rebuild, which asks all bookies whose URLs are known."""
+        """Begin a rebuild, which asks all bookies whose URLs are known."""
         async with self.store.begin() as tables, service_session(self._credentials) as session:
             rows = await self._cookies.list()
             listed = await self._liveness.bookies(rows)
@@ -179,20 +186,20 @@ class Rebuilder:
 
 @dataclass(eq=False)
 class _Work:
-    """One rebuild."""
+    """One run of a rebuild."""
 
     _tables: RebuildTables
     _session: aiohttp.ClientSession
     _ask: RebuildAsk
     _tell: Tell
     _urls: set[str]
-    """Whom to ask."""
+    """The URLs of the bookies to ask."""
     _registered: set[str]
-    """The names of bookies."""
+    """The names of the registered bookies."""
     _tally: _Tally = field(default_factory=_Tally)
 
     async def run(self) -> RebuildReport:
-        """All passes."""
+        """Run all passes, and return the report."""
         sources = await find_sources(self._session, self._urls)
         cluster_id = await self._cluster(sources)
         survey = await self._survey(sources)
@@ -206,16 +213,17 @@ class _Work:
         await self._decide_ledgers(sources, bookies, survey)
         await self._decide_logs()
         if writes and self._ask.take_over:
-            # Not before the rows are written: over older rows a recovery would cut off what was acknowledged.
+            # Only after the rows: a recovery by older rows would cut off acknowledged entries.
             witnesses = {one for source in sources for one in source.head.witnesses}
             await self._tables.accept_lost(cluster_id, witnesses, self._ask.without)
-        # Last: with its cookie a bookie that waits begins to serve.
+        # Last, because a waiting bookie begins to serve as soon as its cookie exists.
         cookies = await self._put_cookies(sources) if writes else []
         return self._report(cluster_id, sources, bookies, cookies, next_id)
 
     async def count_behind(self) -> int:
-        """How many rows would be written, and tombstones of ids that are free. Each registered bookie is heard: one that answers other questions only may
-        hold the copy.
+        """Count the rows, and the tombstones for reusable ids, that a rebuild would write.
+
+        Raises: SourceAway if a registered bookie, which may hold a copy, does not report its rows.
         """
         cluster_id = await self._tables.cluster_id()
         sources = [
@@ -225,17 +233,18 @@ class _Work:
         ]
         untold = self._registered - {source.name for source in sources} - set(self._ask.without)
         if untold:
-            raise SourceAway(f"{', '.join(sorted(untold))}: no answer to what rows it holds")
+            raise SourceAway(f"{', '.join(sorted(untold))}: no report of the rows held there")
         survey = await self._survey(sources)
         added = await self._stand_ins(sources, survey)
         bookies = await self._bookies(sources, survey, added)
         await self._decide_ledgers(sources, bookies, survey)
-        # Also where nothing is behind: copies of an accepted loss stay, and a later rebuild may write them.
+        # Needed even if no row would be written: a later rebuild may write copies of an accepted
+        # loss.
         await self._tables.put_stand_ins(cluster_id, added)
         return self._tally.ledgers[Action.WRITE] + self._tally.freed
 
     async def _cluster(self, sources: Sequence[Source]) -> str:
-        """The cluster that all bookies are of, which an empty database may take over. Raises: InvalidRequest."""
+        """The id of the cluster that all bookies belong to. Raises: InvalidRequest."""
         if not sources:
             raise InvalidRequest("no bookie answers: name their URLs, or start them")
         clusters = {
@@ -247,8 +256,8 @@ class _Work:
         if len(clusters) > 1 or not await self._tables.is_empty():
             told = ", ".join(f"{source.name}: {_cluster_of(source)}" for source in sources)
             raise InvalidRequest(
-                f"the database is of cluster {cluster_id}, and the bookies say {told}. Only an empty"
-                " database can take a cluster over, and only of one cluster"
+                f"the database is of cluster {cluster_id}, and the bookies report {told}. Only an"
+                " empty database can take over a cluster, and only if all bookies are of one"
             )
         found = clusters.pop()
         if not (self._ask.dry_run or self._ask.take_over):
@@ -271,7 +280,7 @@ class _Work:
         found = Survey()
         async for ledger_id, holding in merged(self._session, sources, -1):
             found.ledgers += 1
-            # Higher ids were chosen by callers, and the sequence of ids never comes there.
+            # Callers chose the higher ids, which the sequence of ids never reaches.
             if ledger_id < ASSIGNED_ID_END:
                 found.highest = ledger_id
             texts = {copy for _, held in holding for copy in held.copies}
@@ -281,7 +290,7 @@ class _Work:
         return found
 
     async def _stand_ins(self, sources: Sequence[Source], survey: Survey) -> dict[str, StandIn]:
-        """The cookies to be written before the first ledger, by name (rule 15b)."""
+        """The stand-in cookies to write before the first ledger, by bookie name (rule 15b)."""
         present = {name: one.incarnation for name, one in (await self._tables.registered()).items()}
         for source in sources:
             present[source.name] = max(source.incarnation, present.get(source.name, 0))
@@ -291,7 +300,7 @@ class _Work:
     async def _bookies(
         self, sources: Sequence[Source], survey: Survey, added: Mapping[str, StandIn]
     ) -> Bookies:
-        """`added`: cookies that are written, or would be."""
+        """The bookies' state for decisions. `added`: stand-in cookies, also those not written."""
         registered = await self._tables.registered()
         registered |= {name: Registered(one.incarnation) for name, one in added.items()}
         answering = {source.name: source.incarnation for source in sources}
@@ -328,7 +337,7 @@ class _Work:
         try:
             return await self._tables.judge(held, bookies, writes=writes)
         except asyncpg.UniqueViolationError:
-            # Somebody created one of these ledgers just now: its row is seen and locked the next time.
+            # One of these ledgers was created just now. The second try sees and locks its row.
             return await self._tables.judge(held, bookies, writes=writes)
 
     async def _decide_logs(self) -> None:
@@ -342,7 +351,7 @@ class _Work:
             found = tally.by_log.get(name, [])
             ledgers = [one for one in found if one.ledger_id > through]
             if name not in existing and not ledgers and shared >= {one.ledger_id for one in found}:
-                continue  # the log is deleted, and forks of it have these ledgers
+                continue  # the log is deleted, and only its forks have these ledgers
             decision = await self._tables.judge_log(
                 name,
                 ledgers,
@@ -359,7 +368,7 @@ class _Work:
                     unsure.append(finding)
                 else:
                     tally.find(finding)
-        # Last: there may be as many as logs without records, and a report has room for some findings only.
+        # Last, since each log without records may cause one, and a report lists only some findings.
         for finding in unsure:
             tally.find(finding)
 
@@ -410,7 +419,7 @@ async def _pages(
 
 
 def _held(holding: Sequence[tuple[Source, HeldRows]]) -> list[Held]:
-    # Members hold equal copies: each text is read once.
+    # Members hold equal copies, so each text is decoded only once.
     rows: dict[str, LedgerMetadata] = {}
     for _, held in holding:
         for copy in held.copies:
@@ -446,7 +455,7 @@ def _place_of(row: LedgerMetadata, *, has_row: bool, hides_next: bool) -> Ledger
 
 
 def _log_finding(decision: LogDecision) -> str:
-    """What people should know of a log, or ""."""
+    """The report's finding about a log, or "" if there is none."""
     told = [decision.why] if decision.why else []
     if decision.holes:
         told.append(

@@ -1,7 +1,8 @@
 """What a rebuild reads and writes in the database (rule 18d).
 
-Everything runs on one connection, which holds a lock as long as it lives: one rebuild at a time. Witnesses are not
-checked: a database that went back is what a rebuild is for, and no row is replaced but by one that came of it.
+Everything runs on one connection, which holds a lock until it is closed, so that only one rebuild
+runs at a time. Witnesses are not checked, since rebuilds are for databases that went back. A row is
+replaced only by a row that was made from it.
 """
 
 import logging
@@ -45,10 +46,10 @@ from services.metadata.transactions import commit_placed
 log = logging.getLogger(__name__)
 
 _LOCK: Final = 0x71756F73
-"""Any number that no other application of this database uses; migrations have another one."""
+"""The number of an advisory lock, which nothing else that uses this database locks."""
 _STATEMENT_MS: Final = "60000"
 _UNWRITTEN_IDS: Final = 1000
-"""Ids of ledgers that were created and never written may be on no bookie; so many are left out (taste)."""
+"""How many ids are skipped, chosen by judgement: ledgers without entries may be on no bookie."""
 
 _IS_EMPTY: Final = (
     "SELECT NOT EXISTS (SELECT FROM ledgers) AND NOT EXISTS (SELECT FROM logs)"
@@ -62,11 +63,11 @@ _MADE: Final = (
 
 
 class RebuildStore(RowStore):
-    """Whether the database is empty, and the way into a rebuild."""
+    """Reports whether the database is empty, and begins rebuilds."""
 
     @plain
     async def state(self, connection: Connection) -> RebuildState:
-        """Whether the database is empty, or was rebuilt: for bookies whose cookies are missing."""
+        """Whether the database is empty or was rebuilt, for bookies whose cookies are missing."""
         return RebuildState(
             is_empty=await connection.fetchval(_IS_EMPTY),
             was_rebuilt=await connection.fetchval("SELECT rebuilt_at IS NOT NULL FROM cluster"),
@@ -74,7 +75,7 @@ class RebuildStore(RowStore):
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator["RebuildTables"]:
-        """The tables, for one rebuild at a time. Raises: InvalidRequest while another one runs."""
+        """Open the tables for a rebuild. Raises: InvalidRequest while another rebuild runs."""
         connection = await self.database.connect(
             statement_timeout=_STATEMENT_MS, idle_in_transaction_session_timeout=_STATEMENT_MS
         )
@@ -88,23 +89,24 @@ class RebuildStore(RowStore):
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """A cookie for a bookie that nobody registered and that copies of rows name (rule 15b)."""
+    """A cookie for an unregistered incarnation that copies of rows name (rule 15b)."""
 
     incarnation: int
     is_retired: bool
-    """Only older copies name it: where the bookie was decommissioned, an empty directory needs no permission."""
+    """Whether only outdated copies name the incarnation. The bookie may have been decommissioned,
+    so an empty directory needs no permission to register."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A ledger, and what is done about its row."""
+    """A ledger, and the decision on its row."""
 
     ledger_id: int
     decision: Decision
     row: LedgerMetadata | None
-    """The latest row that tells of it, whether it is proven or not; None for a deleted ledger."""
+    """The latest row that is known, whether or not it is proven; None for a deleted ledger."""
     has_row: bool = False
-    """Whether the database has a row then."""
+    """Whether the database has a row after the decision."""
     is_free: bool = False
     """Whether the database had neither a row nor a tombstone, so that another ledger may get the id."""
 
@@ -115,11 +117,11 @@ class RebuildTables:
 
     _database: Database
     _connection: Connection
-    """This rebuild's own."""
+    """The connection that only this rebuild uses."""
     _noted: tuple[str, ...] = ()
 
     async def cluster_id(self) -> str:
-        """The cluster that this database is of."""
+        """The id of the cluster that this database belongs to."""
         return str(await self._connection.fetchval("SELECT cluster_id::text FROM cluster"))
 
     async def is_empty(self) -> bool:
@@ -127,26 +129,26 @@ class RebuildTables:
         return bool(await self._connection.fetchval(_IS_EMPTY))
 
     async def _take_over(self, cluster_id: str) -> None:
-        """Make this empty database the cluster's. Raises: InvalidRequest if it is not empty."""
+        """Give this empty database the cluster's id. Raises: InvalidRequest if it is not empty."""
         await self._connection.execute("LOCK TABLE ledgers, logs, cookies IN SHARE MODE")
         if not await self.is_empty():
-            raise InvalidRequest("the database is not empty: it is another cluster's")
+            raise InvalidRequest("the database is not empty: it belongs to another cluster")
         await self._connection.execute("UPDATE cluster SET cluster_id = $1", cluster_id)
 
     async def registered(self) -> dict[str, Registered]:
-        """What the database's cookies say, by the bookie's name."""
+        """The registered directories, by the bookie's name."""
         return await registered_of(self._connection, "cookies WHERE retired_at IS NULL")
 
     async def accept_lost(
         self, cluster_id: str, witnesses: Iterable[str], lost: Collection[str]
     ) -> None:
-        """The lost history is gone: what bookies know of it is missing for ever (rule 18a)."""
+        """Record that changes (`witnesses`, rule 18a) and bookies (`lost`) are lost for ever."""
         tokens = {token for one in witnesses if (token := token_of(cluster_id, one)) is not None}
         await note_lost(self._connection, lost)
         await accept_tokens(self._connection, tokens)
 
     async def put_cookies(self, cookies: Mapping[str, tuple[Cookie, int]]) -> list[str]:
-        """Write bookies' own cookies and log ends, by name, where the rows are missing or older; whose they are."""
+        """Write bookies' own cookies where rows are missing or older. Returns the names."""
         names = []
         async with self._transaction():
             await self._lock_names(cookies)
@@ -171,7 +173,7 @@ class RebuildTables:
         return names
 
     async def put_stand_ins(self, cluster_id: str, added: Mapping[str, StandIn]) -> None:
-        """Write cookies for bookies that no row of the database names as late as bookies' copies do (rule 15b)."""
+        """Write the cookies of incarnations that only bookies' copies of rows name (rule 15b)."""
         if added:
             async with self._transaction():
                 await self._lock_names(added)
@@ -205,12 +207,13 @@ class RebuildTables:
     async def begin_writing(
         self, highest: int, cluster_id: str, taken: str | None, added: Mapping[str, StandIn]
     ) -> int:
-        """Bookies whose cookies are missing wait from now on, and new ledgers get ids above this one; the next id. In
-        the same transaction an empty database becomes that of the cluster `taken`, and gets the cookies that stand in
-        for bookies that may be empty: an empty directory must not register between. Raises: InvalidRequest.
+        """Make bookies without cookies wait from now on, and give new ledgers ids above `highest`.
+        Returns the next id. The first transaction also gives an empty database the cluster id
+        `taken` and writes stand-in cookies: no empty directory may register in between. Raises:
+        InvalidRequest.
         """
         async with self._transaction():
-            await self._lock_names(added)  # before the tables, as a registration does
+            await self._lock_names(added)  # before the tables, as registrations do
             if taken is not None:
                 await self._take_over(taken)
             await self._connection.execute("UPDATE cluster SET rebuilt_at = now()")
@@ -230,21 +233,21 @@ class RebuildTables:
     async def judge(
         self, held: Mapping[int, Sequence[Held]], bookies: Bookies, *, writes: bool
     ) -> list[Judged]:
-        """Decide on these ledgers, and with `writes` do it, in one transaction."""
+        """Decide on these ledgers, and with `writes` apply the decisions, in one transaction."""
         attempts = {row.attempt for each in held.values() for one in each for row in one.rows}
         attempts.discard("")
         async with self._transaction(writes=writes):
-            # The ledgers' rows first, as changes of ledgers lock them: with bookies first, a change, a
-            # registration and this could wait for each other.
+            # Lock the ledgers' rows before the bookies' names, in the order of a ledger's change.
+            # Otherwise a change, a registration and this transaction could deadlock.
             known = await self._known(sorted(held), sorted(attempts), writes=writes)
             if writes:
-                # A bookie that registers waits until these rows are there, or is seen here.
+                # A registration either waits until these rows are written, or is seen here.
                 rows = (row for each in held.values() for one in each for row in one.rows)
                 members = {member for row in rows for member in row.all_members}
                 registered = await registered_of(
                     self._connection, "hold_incarnations($1)", sorted(members)
                 )
-                # Others, whose registrations decide nothing but how long an OPEN row waits, are as they were when it began.
+                # Other registrations only decide how long an OPEN row waits, so older data will do.
                 names = set(map(member_name, members))
                 others = {
                     name: one for name, one in bookies.registered.items() if name not in names
@@ -264,7 +267,7 @@ class RebuildTables:
     async def _known(
         self, ledger_ids: Sequence[int], attempts: Sequence[str], *, writes: bool
     ) -> dict[int, Known]:
-        """What the database contains of these ledgers; their rows are locked if they may be written."""
+        """What the database contains of these ledgers, whose rows are locked with `writes`."""
         records = await self._connection.fetch(
             f"SELECT {ROW} FROM ledgers WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id"
             + (" FOR UPDATE" if writes else ""),
@@ -318,7 +321,7 @@ class RebuildTables:
         await record_change(self._connection, f"rebuild ledgers {min(changed)} to {max(changed)}")
 
     async def _insert(self, rows: Mapping[int, LedgerMetadata]) -> None:
-        """Raises UniqueViolationError where somebody creates one of these at this moment: the step is tried again."""
+        """Insert rows. Raises: UniqueViolationError if one of the ledgers is created meanwhile."""
         await self._connection.execute(
             "INSERT INTO ledgers (ledger_id, version, attempt, body, created_at, first_offset, lineage)"
             " SELECT id, version, nullif(attempt, '')::uuid, body::jsonb,"
@@ -328,7 +331,7 @@ class RebuildTables:
         )
         await index_members(self._connection, rows)
         await index_tags(self._connection, rows)
-        # No sweep deletes these: a log names them later, or an operator decides.
+        # Keep these ledgers from the sweep, until a log names them or an operator decides.
         await self._connection.execute(
             "INSERT INTO unnamed_ledgers (ledger_id, since) SELECT unnest($1::bigint[]), 'infinity'",
             [ledger_id for ledger_id, row in rows.items() if row.log is not None],
@@ -348,8 +351,8 @@ class RebuildTables:
         await index_members(self._connection, rows)
 
     async def _contain(self, rows: Mapping[str, LedgerMetadata]) -> None:
-        """Record the copies' changes: the database contains them now, and a late repeat is settled (rule 6). A change of
-        a log comes back as the place of its ledger.
+        """Record the tokens of the copies' changes, which the database contains now, so that a late
+        retry is settled (rule 6). A log's change is recorded for the ledger that it placed.
         """
         targets = {attempt: _target_of(row) for attempt, row in rows.items()}
         for row in rows.values():
@@ -368,7 +371,7 @@ class RebuildTables:
         )
 
     async def log_names(self) -> set[str]:
-        """The logs that the database has."""
+        """The names of the logs in the database."""
         records = await self._connection.fetch("SELECT name FROM logs WHERE body IS NOT NULL")
         return {record["name"] for record in records}
 
@@ -382,8 +385,9 @@ class RebuildTables:
         deleted_through: int = -1,
         shared: Collection[int] = (),
     ) -> LogDecision:
-        """Decide on a log by its ledgers, and with `writes` do it. `buried`: ids that get tombstones.
-        `deleted_through`: this ledger was deleted together with a log of this name. `shared`: ledgers that forks name.
+        """Decide on a log by its ledgers, and with `writes` apply the decision. `buried`: ids that
+        get tombstones. `deleted_through`: the last ledger that was deleted with a log of this name.
+        `shared`: ledgers that forks name.
         """
         async with self._transaction(writes=writes):
             record = await self._connection.fetchrow(
@@ -391,7 +395,7 @@ class RebuildTables:
                 name,
             )
             if record is not None and record["body"] is None:
-                # What was placed in a log that was created later is of that one.
+                # Ledgers that were placed in a log with a later creation time belong to that log.
                 later = [one for one in ledgers if one.log_created_at > record["created_at"]]
                 if not later:
                     placed = [
@@ -399,16 +403,16 @@ class RebuildTables:
                         for one in ledgers
                         if one.first_offset is not None and one.ledger_id not in shared
                     ]
-                    why = "the log is deleted, and ledgers of it are not"
+                    why = "the log is deleted, but ledgers of it are not"
                     return LogDecision(Action.CONFLICT if placed else Action.SAME, why=why)
                 ledgers = later
             known = None if record is None or record["body"] is None else log_row_of(record)
-            # Another log of this name, created since, names later ledgers only.
+            # A log of this name that was created after the deletion names only later ledgers.
             ids = [] if known is None else [item.ledger_id for item in known.own]
             if known is not None and ids and max(ids) <= deleted_through:
                 if writes:
                     await bury_log(self._connection, known, kept=shared)
-                    # No sweep deletes these: forks named them, and may not be rebuilt yet.
+                    # Keep the ledgers from the sweep: forks that name them may not be rebuilt yet.
                     await self._connection.execute(
                         "UPDATE unnamed_ledgers SET since = 'infinity' WHERE ledger_id = ANY($1::bigint[])",
                         sorted(shared),
@@ -418,7 +422,7 @@ class RebuildTables:
             gone, stored = await self._tombstones_and_rows(known, ledgers)
             token = 0
             if writes and is_opened(known, ledgers):
-                # The id of no ledger, so that nobody gets it as a token either.
+                # No ledger ever gets this id, so no later writer gets it as a token.
                 token = await self._connection.fetchval("SELECT next_ledger_id()")
             decision = decide_log(
                 name,
@@ -438,7 +442,7 @@ class RebuildTables:
     async def _tombstones_and_rows(
         self, log: LogMetadata | None, ledgers: Iterable[LedgerPlace]
     ) -> tuple[set[int], set[int]]:
-        """Which ledgers that the log or its ledgers name are deleted, and which have rows."""
+        """The deleted ledgers, and those with rows, that the log or its ledgers name."""
         named = {item.ledger_id for item in (() if log is None else log.items)}
         named |= {ledger_id for one in ledgers for ledger_id, _ in (*one.shared, *one.before)}
         records = await self._connection.fetch(
@@ -468,7 +472,7 @@ class RebuildTables:
             "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])", sorted(named)
         )
         await commit_placed(self._connection, row)
-        # What the log named by mistake of an older database: no sweep deletes it.
+        # Keep from the sweep the ledgers that only the log's older row named.
         await self._connection.execute(
             "INSERT INTO unnamed_ledgers (ledger_id, since) SELECT ledger_id, 'infinity' FROM ledgers"
             " WHERE ledger_id = ANY($1::bigint[]) AND body IS NOT NULL ON CONFLICT DO NOTHING",
@@ -478,7 +482,7 @@ class RebuildTables:
 
     @asynccontextmanager
     async def _transaction(self, *, writes: bool = True) -> AsyncIterator[None]:
-        """One step of the rebuild. Its loss is detected as that of any other change (rule 18a)."""
+        """One transaction of the rebuild, whose loss is detected like any change's (rule 18a)."""
         self._connection.settled = None
         async with self._connection.transaction(readonly=not writes):
             yield
@@ -490,7 +494,7 @@ class RebuildTables:
 async def registered_of(
     connection: Connection, source: str, *values: object
 ) -> dict[str, Registered]:
-    """The directories that these cookies stand for, by the bookie's name."""
+    """The directories in the cookies that `source` (a table or a function) has, by bookie name."""
     records = await connection.fetch(
         "SELECT name, (cookie ->> 'incarnation')::bigint AS incarnation,"
         f" {utc('born_at')} FROM {source}",
@@ -510,7 +514,7 @@ def _judged(ledger_id: int, decision: Decision, known: Known, held: Sequence[Hel
 
 
 def _target_of(row: LedgerMetadata) -> str:
-    """What the change did that made a row, as its repeat names it (rule 6)."""
+    """The target under which a repeat looks up the change that made the row (rule 6)."""
     if row.deletion:
         return f"delete ledger {row.ledger_id}"
     return f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"

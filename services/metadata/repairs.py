@@ -1,12 +1,12 @@
-"""The repair queue: missed entries, one item per ledger and member (rule 8); the leases of those who work on it, and the
-settings of operators.
+"""The repair queue of missed entries, with one item per ledger and member (rule 8); the leases of
+workers and auditors, and operators' settings.
 
-An item changes only under its version. Each claim, failure and new range draws a new version that
-was never used before. So a worker whose claim expired, or whose ledger got new ranges meanwhile,
-cannot clear entries that it has not copied, not even of a later item.
+A worker changes an item only by the item's version. Each claim, failure and new range gives the
+item a version that was never used before. So a worker whose claim expired, or whose item got new
+ranges, can't clear entries that it has not copied, not even entries of a later item.
 
-A transaction that locks several items locks them by ledger and member (in byte order), or skips
-items that others hold, so that no deadlock arises.
+A transaction that locks several items locks them in the order of ledger and member (bytewise), or
+skips locked items, so that no deadlock arises.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,14 +41,14 @@ from services.metadata.sql import has_more, page_of, utc, value_of
 _UNCOUNTED: Final = 32767
 """Stands for "survivors not counted", and sorts last."""
 _PAUSE_S_MAX: Final = 300
-"""The longest pause after failures (taste: a member that is away for long is still retried)."""
+"""The longest pause after failures, chosen by judgement: a member may be away for long."""
 
 _ROW: Final = (
     "ledger_id, member, ranges, version, survivors, failures, detail, worker, moves, "
     + utc("created_at")
 )
 
-# Materialised: a join would run the pick again and lock more than its limit.
+# MATERIALIZED, because a join could run the subquery again and lock more rows than its limit.
 CLAIM: Final = (
     "WITH picked AS MATERIALIZED (SELECT ledger_id AS picked_id, member AS picked_member"
     " FROM repairs WHERE next_try_at <= clock_timestamp()"
@@ -60,7 +60,8 @@ CLAIM: Final = (
 )
 
 PAGE: Final = page_of(
-    # Ranges as stored, maybe compressed: that bounds what is read. The other columns count too: each row is parsed.
+    # The stored size of the ranges, maybe compressed, limits what is read. 500 bytes stand for the
+    # other columns.
     "SELECT *, 500 + pg_column_size(ranges) + octet_length(detail) AS body_bytes FROM repairs"
     " WHERE (ledger_id, member) > ($1, $2)",
     order="ledger_id, member",
@@ -76,9 +77,9 @@ SUMMARY: Final = (
     " FROM repairs"
 )
 _HURRIED_MAX: Final = 2000
-"""Items of one transaction, which must end within the deadline: 100,000 take more than 2 s (measured)."""
+"""Items per transaction, which must end within the deadline: 100,000 take over 2 s (measured)."""
 
-# now() can use the index; clock_timestamp() cannot. What is hurried is picked no second time.
+# now() can use the index, clock_timestamp() can't. A hurried item is not picked a second time.
 HURRY: Final = (
     "WITH waiting AS MATERIALIZED (SELECT ledger_id AS some_id, member AS some_member"
     " FROM repairs WHERE worker IS NULL AND next_try_at > now()"
@@ -96,8 +97,8 @@ _MERGE: Final = (
     "ON CONFLICT (ledger_id, member) DO UPDATE SET"
     " ranges = repairs.ranges + excluded.ranges, version = nextval('repair_versions'),"
     " moves = repairs.moves OR excluded.moves,"
-    # A claim ended by this must not block the item until its lease expires; nor must a pause after
-    # a failure outlast the finding that the place may move.
+    # The merge ends a claim, so the item must not wait for the end of the claim's lease. A pause
+    # after a failure ends too, once the place may move to another member.
     " worker = NULL, next_try_at = CASE WHEN repairs.worker IS NULL"
     " AND (repairs.moves OR NOT excluded.moves) THEN repairs.next_try_at"
     " ELSE clock_timestamp() END,"
@@ -115,7 +116,7 @@ ADD: Final = (
 
 
 class RepairStore(RowStore):
-    """The repair queue's rows."""
+    """The store of the repair queue's items."""
 
     @listing
     async def page(
@@ -134,13 +135,13 @@ class RepairStore(RowStore):
 
     @listing
     async def summary(self, connection: Connection) -> RepairSummary:
-        """Numbers of the whole queue."""
+        """Counts of the whole queue, and the age of its oldest item."""
         record = await connection.fetchrow(SUMMARY)
         assert record is not None
         return RepairSummary(**dict(record))
 
     async def hurry(self) -> None:
-        """Make all items that wait after a failure due now. A repeat does no harm."""
+        """Make all items that wait after a failure due now; idempotent."""
         while await self._hurry_some() != "UPDATE 0":
             pass
 
@@ -151,7 +152,7 @@ class RepairStore(RowStore):
     # A transaction, since no work may rest on rows of a database that went back (rule 18a).
     @transactional
     async def claim(self, connection: Connection, request: RepairClaim) -> RepairList:
-        """Claim unclaimed items for one worker until its lease ends, those with the fewest survivors first."""
+        """Claim due items for a worker until its lease ends, those with fewest survivors first."""
         records = await connection.fetch(CLAIM, request.worker, request.lease_s, request.limit)
         records.sort(key=itemgetter("survivors", "ledger_id", "member"))
         return RepairList(repairs=tuple(_repair_of(record) for record in records))
@@ -160,7 +161,7 @@ class RepairStore(RowStore):
     async def progress(
         self, connection: Connection, ledger_id: int, member: str, request: RepairProgress
     ) -> RangesBody:
-        """Remove repaired ranges and keep the claim on the rest; an item without a rest is deleted.
+        """Remove repaired ranges from an item and extend its claim. An empty item is deleted.
 
         Raises: NoSuchRepair, VersionConflict (with `current`).
         """
@@ -185,7 +186,7 @@ class RepairStore(RowStore):
     async def fail(
         self, connection: Connection, ledger_id: int, member: str, request: RepairFail
     ) -> None:
-        """Release an item after a failure until a pause has passed, which doubles with each failure.
+        """Release an item after a failure. The item is due after a pause that doubles each time.
 
         Raises: NoSuchRepair, VersionConflict (with `current`).
         """
@@ -205,7 +206,7 @@ async def add_repairs(connection: Connection, items: Iterable[RepairAdd]) -> Non
     """Merge missed ranges into the queue's items, or create items; deleted ledgers are skipped."""
     merged: dict[tuple[int, str], RepairAdd] = {}
     for item in items:
-        # One statement may change a row only once.
+        # One SQL statement can change a row only once.
         before = merged.setdefault((item.ledger_id, item.member), item)
         if before is not item:
             ranges, moves = before.ranges + item.ranges, before.moves or item.moves
@@ -225,7 +226,7 @@ async def add_repairs(connection: Connection, items: Iterable[RepairAdd]) -> Non
 
 
 async def drop_repairs(connection: Connection, ledger_ids: Sequence[int]) -> None:
-    """Delete the items of ledgers whose rows are locked: the ledgers are about to be deleted."""
+    """Delete the items of ledgers that are about to be deleted, and whose rows are locked."""
     await connection.execute(
         "SELECT FROM repairs WHERE ledger_id = ANY($1::bigint[])"
         ' ORDER BY ledger_id, member COLLATE "C" FOR UPDATE',
@@ -271,14 +272,14 @@ _LEFT: Final = (
 
 
 class LeaseStore(RowStore):
-    """The rows of leases, by the database's clock, with a token that grows with each new holder.
+    """The store of leases, which expire by the database's clock. New holders get higher tokens.
 
-    Leases avoid duplicate work (two auditors, say). No decision rests on one.
+    Leases avoid duplicate work, such as that of two auditors. No decision rests on a lease.
     """
 
     @transactional
     async def take(self, connection: Connection, name: str, request: LeaseTake) -> Lease:
-        """Take a free lease, or renew one's own; returns the present holder."""
+        """Take a free lease, or renew the caller's own. Returns the current holder."""
         await connection.execute(
             "INSERT INTO leases AS l (name, holder, token, expires_at)"
             " VALUES ($1, $2, 1, clock_timestamp() + make_interval(secs => $3))"
@@ -304,15 +305,15 @@ _CHANGED: Final = "changed_at = now() WHERE is_only RETURNING body::text AS body
 class RepairSettingsStore(RowStore):
     """Operators' settings for autorecovery: one row, valid for all processes and over restarts."""
 
-    @plain  # an older setting decides nothing: leases and claims are refused then
+    @plain  # settings of a database that went back do no harm: leases and claims are refused then
     async def get(self, connection: Connection) -> RepairSettings:
         """Operators' settings for all processes of autorecovery."""
         return _settings_of(await connection.fetchrow(GET))
 
     @transactional
     async def change(self, connection: Connection, request: RepairSettingsPut) -> RepairSettings:
-        """Change the given settings, for all processes and over restarts; concurrent changes of different ones both
-        apply.
+        """Change the given settings, for all processes and over restarts. Concurrent changes of
+        different settings both apply.
         """
         changed = _settings_of(
             await connection.fetchrow(

@@ -1,7 +1,9 @@
-"""Ledgers' keys at rest: the MAC key and the access key of a row are encrypted under a key of KEY_FILE, so that a copy of
-the database, or of its backups, gives nobody access (docs/adr/0029-keys-at-rest.md).
+"""Encrypts ledgers' keys at rest. The MAC key and the access key of a row are encrypted under a key
+of KEY_FILE, so that a copy of the database or of a backup gives no access to ledgers
+(docs/adr/0029-keys-at-rest.md).
 
-AES-256-GCM with the ledger's id and the field's name as associated data: a key that is put into another row does not open.
+The cipher is AES-256-GCM, with the ledger's id and the field's name as associated data: a key that
+is moved to another row can't be decrypted.
 """
 
 import base64
@@ -23,29 +25,29 @@ SEALED: Final = ("mac_key", "access_key")
 """The fields of a row that are encrypted."""
 
 _MARK: Final = "sealed:"
-"""Begins an encrypted field; base64, as a plain one is, has no colon."""
+"""Prefix of an encrypted field. A plain field is base64, which has no colon."""
 _NONCE_BYTES: Final = 12
 _LINE: Final = re.compile(r"[A-Za-z0-9+/]{43}=")
 
 
 class KeyFileUnusable(ValueError):
-    """A key file can't be used; says why, and nothing of what is in it."""
+    """A key file can't be used. The error says why, and reveals nothing of the file's content."""
 
 
 class KeyRing:
-    """The keys of a key file: the first one encrypts, all decrypt. Without keys everything stays as it is."""
+    """The keys of KEY_FILE: the first encrypts, all decrypt. Without keys, rows stay plain text."""
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
-        """Keys of 32 bytes each."""
+        """Each of `keys` has 32 bytes."""
         self._ciphers = {key_id(key): AESGCM(key) for key in keys}
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The names of the keys, that of the one that encrypts first."""
+        """The ids of the keys; the first one is that of the key that encrypts."""
         return tuple(self._ciphers)
 
     def sealed(self, ledger_id: int, body: str) -> str:
-        """A row's JSON as it is stored."""
+        """Encrypt the keys in a row's JSON, for the database."""
         if not self._ciphers:
             return body
         fields = orjson.loads(body)
@@ -55,7 +57,7 @@ class KeyRing:
         return orjson.dumps(fields).decode()
 
     def opened(self, ledger_id: int, body: str) -> str:
-        """A row's JSON as it was before it was sealed. Raises: MetadataUnavailable for a key that is not here."""
+        """Decrypt the keys in a stored row's JSON. Raises: MetadataUnavailable if that fails."""
         if '": "sealed:' not in body:
             return body
         fields = orjson.loads(body)
@@ -65,7 +67,7 @@ class KeyRing:
         return orjson.dumps(fields).decode()
 
     def is_current(self, body: str) -> bool:
-        """Whether a stored row needs no sealing anew."""
+        """Whether the keys in a stored row are encrypted under the first key."""
         fields: dict[str, Any] = orjson.loads(body)
         mark = f"{_MARK}{self.ids[0]}:" if self._ciphers else ""
         return all(fields[name].startswith(mark) for name in SEALED if fields.get(name))
@@ -93,12 +95,12 @@ class KeyRing:
 
 
 def key_id(key: bytes) -> str:
-    """The name of a key, which tells nothing of it."""
+    """The id of a key, which reveals nothing of the key."""
     return hashlib.sha256(b"quorumlog key id" + key).hexdigest()[:16]
 
 
 def read_key_file(file: Path) -> KeyRing:
-    """The keys of a file that nobody else may read: one a line, 32 bytes as base64. Raises: KeyFileUnusable."""
+    """Read a file of keys, 32 bytes as base64 per line, mode 0600. Raises: KeyFileUnusable."""
     try:
         mode, text = file.stat().st_mode, file.read_text("ascii")
     except (OSError, UnicodeDecodeError) as error:

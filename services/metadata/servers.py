@@ -1,8 +1,8 @@
-"""The primary among a DSN's servers.
+"""Finds the primary among a DSN's servers.
 
-All servers are asked at once: one whose machine is gone does not answer at all, and would use up the
-time of those behind it. And of two primaries (a standby was promoted, and the old primary is back)
-only the one with the known history is used (rule 18a).
+All servers are tried at once: a server whose machine is gone does not answer at all, and would use
+up the time of the servers after it. If there are two primaries (a standby was promoted, and the old
+primary is back), only the one with the known history is used (rule 18a).
 """
 
 import asyncio
@@ -14,23 +14,23 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 _LINES_OF_OUTAGE: Final = 10
-"""Errors of one outage that are logged: each query fails with one (taste)."""
+"""How many errors of one outage are logged, chosen by judgement: each query fails with one."""
 
 
 class Reach:
-    """Of one server. Invariant: the log has each error's text once in an outage, that of the first ones."""
+    """Whether a server answers. Invariant: the log has each of an outage's first errors once."""
 
     def __init__(self, *, away: str, there: str, deadline_s: float) -> None:
-        """`away` and `there`: the events' names."""
+        """`away` and `there`: the names of the log events for an outage and for its end."""
         self._away, self._there, self._deadline_s = away, there, deadline_s
         self._told: set[str] = set()
         self.is_up = False
         """Whether the last query reached the server."""
 
     def lost(self, error: BaseException) -> None:
-        """A query failed."""
+        """Note that a query failed."""
         is_late = isinstance(error, TimeoutError) and not str(error)
-        # redis-py's errors have no text in their repr.
+        # The repr of redis-py's errors has no text.
         text = f"{type(error).__name__}: {error}"
         if is_late:
             text = f"no answer within {self._deadline_s:g} s"
@@ -40,7 +40,7 @@ class Reach:
             log.warning(self._away, extra={"error": text})
 
     def found(self) -> None:
-        """A query was answered."""
+        """Note that a query was answered."""
         if self.is_up:
             return
         log.info(self._there)
@@ -53,15 +53,15 @@ log = logging.getLogger(__name__)
 C = TypeVar("C", bound="asyncpg.Connection[Any]")
 
 _LATE_S: Final = 0.2
-"""How long the other servers may take once a primary has answered (taste)."""
+"""How long the other servers may take once a primary has answered, chosen by judgement."""
 
 
 class SeveralPrimaries(ConnectionError):
-    """More than one server is a primary, and the known history does not tell which is the right one."""
+    """More than one server is a primary, and not exactly one of them has the known history."""
 
 
 def dsn_of_each(dsn: str) -> tuple[str, ...]:
-    """A DSN for each server of a DSN."""
+    """One DSN for each server that the DSN lists."""
     parts = urlsplit(dsn)
     login, at, servers = parts.netloc.rpartition("@")
     return tuple(
@@ -72,10 +72,10 @@ def dsn_of_each(dsn: str) -> tuple[str, ...]:
 async def connect_to_primary(
     connects: Sequence[Coroutine[Any, Any, C]], has_history: Callable[[C], Awaitable[bool]]
 ) -> C:
-    """Connect to all servers, and keep the connection to the primary.
+    """Connect to all servers, and keep only the connection to the primary.
 
-    `connects` fail where a server is no primary. Raises: what the first of them raised where none is,
-    SeveralPrimaries.
+    Each of `connects` fails if its server is no primary. Raises: SeveralPrimaries; what the first
+    of `connects` raised if no server is a primary.
     """
     tries = [asyncio.create_task(connect) for connect in connects]
     chosen: C | None = None
@@ -98,7 +98,7 @@ async def connect_to_primary(
 
 
 async def _ended(tries: "Sequence[asyncio.Task[C]]") -> None:
-    """Wait until each try has ended, or soon after one has found a primary."""
+    """Wait until all tries have ended, or for `_LATE_S` after one has found a primary."""
     pending = set(tries)
     while pending and not _connected(tries):
         _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -1,5 +1,5 @@
-"""Access tokens of users: create, revoke, and the list that gateways follow; and the audit log, its pages and its end
-(docs/adr/0022-audit-log.md).
+"""Stores access tokens of users, whose list gateways read, and the audit log, which is read in
+pages and trimmed (docs/adr/0022-audit-log.md).
 """
 
 from dataclasses import dataclass
@@ -30,24 +30,24 @@ from services.metadata.database import (
 from services.metadata.sql import utc, value_of
 
 TOKENS_MAX: Final = 2000
-"""Each gateway reads the whole list after a change: 2,000 rows take some 700 KB and 20 ms (taste)."""
+"""Chosen by judgement: gateways read the whole list after a change, some 700 KB in 20 ms."""
 
 _ROW: Final = f"id, hash, body::text AS body, {utc('created_at')}, {utc('expires_at')}"
 _FORGET: Final = "DELETE FROM access_tokens WHERE expires_at < now() - interval '7 days'"
-"""An expired token stays in lists for a week, so that its owner finds out why it is refused (taste)."""
+"""Expired tokens stay in lists for a week, which shows owners why a token is rejected."""
 
 
 class TokenStore(RowStore):
-    """The rows of tokens. Invariant: the list's version is another one after each change of them."""
+    """The store of access tokens. Invariant: each change of tokens gives the list a new version."""
 
     @transactional
     async def create(self, connection: Connection, request: TokenCreate) -> TokenRow:
-        """Store an access token by the hash of its secret; a repeat of the attempt gets the first answer.
+        """Store an access token by its secret's hash. A retry gets the first answer.
 
         Raises: InvalidRequest; NoSuchToken for a repeat after the token was revoked.
         """
         token, target = request.token, f"create token {request.token.id}"
-        # Changes take turns: the limit is of all tokens together.
+        # Lock the list against other changes, because the limit applies to all tokens together.
         await connection.execute("UPDATE access_token_list SET version = gen_random_uuid()")
         if await is_applied(connection, request.attempt, target):
             return _row_of(
@@ -87,9 +87,9 @@ class TokenStore(RowStore):
             raise no_such_token(token_id)
         await record_attempt(connection, request.attempt, target)
 
-    @proven  # an older database may have tokens that were revoked since (rule 18a)
+    @proven  # a database that went back may have tokens that were revoked since (rule 18a)
     async def list(self, connection: Connection, *, known: str | None = None) -> TokenList:
-        """All access tokens by creation, or none where `known` is the present version."""
+        """All access tokens in order of creation, or none if `known` is the current version."""
         records = await connection.fetch(
             f"SELECT version::text, ticket_key, {_ROW} FROM access_token_list LEFT JOIN access_tokens"
             " ON version IS DISTINCT FROM $1::uuid ORDER BY access_tokens.created_at, id",
@@ -105,7 +105,7 @@ class TokenStore(RowStore):
 
 
 def no_such_token(token_id: str) -> NoSuchToken:
-    """The refusal of an unknown id."""
+    """The error for an unknown id of an access token."""
     return NoSuchToken(f"there is no access token {token_id}")
 
 
@@ -121,9 +121,9 @@ _PAGE: Final = (
     " AND ($3::text IS NULL OR target = $3) ORDER BY number LIMIT $4 + 1"
 )
 _TRIMMED_AT_ONCE: Final = 1000
-"""Rows of one transaction: some 10 ms (taste)."""
+"""Rows that one transaction deletes in some 10 ms, chosen by judgement."""
 _NEVER_DAYS: Final = 365_000
-"""Nothing is so old."""
+"""An age in days that no row reaches."""
 _TRIM: Final = (
     f"WITH oldest AS (SELECT number, at FROM audit ORDER BY number LIMIT {_TRIMMED_AT_ONCE})"
     " DELETE FROM audit WHERE number IN (SELECT number FROM oldest"
@@ -134,12 +134,12 @@ _TRIM: Final = (
 
 @dataclass(eq=False)
 class AuditStore(RowStore):
-    """The rows of audited requests."""
+    """The store of audited requests."""
 
     days: int
-    """What is older is deleted."""
+    """Rows that are older than this number of days are deleted."""
     rows_max: int
-    """All but the last so many are deleted."""
+    """Only this number of the latest rows is kept."""
 
     @listing
     async def page(
@@ -151,19 +151,19 @@ class AuditStore(RowStore):
         target: str | None = None,
         limit: int,
     ) -> AuditList:
-        """Requests of the audit log that changed something, with numbers above `after`, ascending."""
+        """Audited requests that changed something, with numbers above `after`, ascending."""
         records = await connection.fetch(_PAGE, after, since, target, limit)
         rows = tuple(AuditRow.model_validate(dict(record)) for record in records[:limit])
         return AuditList(audit=rows, next=rows[-1].number if len(records) > limit else None)
 
     async def trim(self) -> None:
-        """Delete what is kept no longer."""
+        """Delete all rows that `days` and `rows_max` do not keep."""
         while await self._trim_some() == _TRIMMED_AT_ONCE:
             pass
 
     @transactional
     async def _trim_some(self, connection: Connection) -> int:
-        """Delete the oldest of it; returns how many rows."""
+        """Delete a batch of the oldest rows that are not kept. Returns how many were deleted."""
         days = self.days if await ages_count(connection) else _NEVER_DAYS
         done = await connection.execute(_TRIM, days, self.rows_max)
         return int(done.removeprefix("DELETE "))

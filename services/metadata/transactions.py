@@ -1,9 +1,8 @@
 """Transactions: ledgers that a log begins to name in one database transaction, or not at all.
 
-Locks are taken in one order: the log's row, the transaction's, the app's, the ledgers'. Ending a
-transaction takes its row's lock, so of a concurrent commit and abort the second finds the first one
-done. Unpublished ledgers of a transaction become unnamed ledgers, which gateways recover and delete
-(rule 22).
+Rows are locked in one order: the log, the transaction, the app, the ledgers. A commit or an abort
+locks the transaction's row, so that the second of two concurrent ones sees the result of the first.
+Unpublished ledgers become unnamed ledgers, which gateways recover and delete (rule 22).
 """
 
 import contextlib
@@ -57,11 +56,11 @@ _ROW: Final = (
     f" CASE WHEN state = 'OPEN' THEN {_WRITTEN} ELSE published END::text AS ledgers, "
     f"{utc('created_at')}, {utc('expires_at')}"
 )
-"""One statement reads the state and the ledgers, so that both are of one moment: otherwise an OPEN
-transaction without ledgers might be one that ended between two reads."""
+"""One statement reads state and ledgers, so that they are consistent. With two statements, a
+transaction that ended in between would look OPEN and without ledgers."""
 _RENEWED: Final = "now() + make_interval(secs => ttl_s)"
 _KEPT_S: Final = 7 * 24 * 3600
-"""How long an ended transaction is kept (taste); the last one of an app is kept for ever."""
+"""How long an ended transaction is kept, chosen by judgement; an app's last one stays for ever."""
 
 EXPIRED: Final = (
     "SELECT id FROM transactions WHERE state = 'OPEN' AND expires_at < now()"
@@ -71,18 +70,18 @@ EXPIRED: Final = (
 
 @dataclass(eq=False)
 class TransactionStore(RowStore):
-    """The transactions' rows."""
+    """The store of transactions."""
 
     open: int = 0
-    """OPEN transactions at the last count."""
+    """The number of OPEN transactions at the last count."""
     orphans: int = 0
-    """Ledgers that waited for their deletion then."""
+    """The number of ledgers that waited for their deletion at the last count."""
 
     @transactional
     async def begin(self, connection: Connection, request: TransactionBeginBody) -> Transaction:
-        """Begin a transaction, or get the existing one of this app and version.
+        """Begin a transaction, or return the existing one of this app and version.
 
-        A version that is not above the app's last one gets a COMMITTED transaction: there is
+        A version that is not above the app's last one gets a COMMITTED transaction, since there is
         nothing to do. Raises: NoSuchLog, LogClosed; InvalidRequest if the id is in use.
         """
         await _lock_log_shared(connection, request.log)
@@ -100,7 +99,7 @@ class TransactionStore(RowStore):
                 return _row(made)
             known = await _find_earlier_try(connection, request)
             if known is not None:
-                # A concurrent try of this request has just ended.
+                # A concurrent try of this request has just begun the transaction.
                 return known
             shared = await connection.fetchrow(
                 f"UPDATE transactions SET expires_at = greatest(expires_at, {_RENEWED})"
@@ -110,7 +109,7 @@ class TransactionStore(RowStore):
                 request.app,
                 request.version,
             )
-            # None: the transaction ended meanwhile.
+            # None means that the other transaction of this version ended meanwhile: try again.
             if shared is not None:
                 return _row(shared)
 
@@ -120,13 +119,13 @@ class TransactionStore(RowStore):
         return _row(await _get(connection, transaction_id))
 
     async def renew(self, transaction_id: str) -> TransactionAlive:
-        """Put off a transaction's expiry, and return its state. Raises: NoSuchTransaction."""
+        """Postpone a transaction's expiry, and return its state. Raises: NoSuchTransaction."""
         state, is_due = await self._state(transaction_id)
         if state is TransactionState.OPEN and is_due:
             await self._renew(transaction_id)
         return TransactionAlive(state=state)
 
-    # Appends wait for this answer, and nothing is changed by it.
+    # A plain read, because appends wait for the answer, and nothing is changed.
     @plain
     async def _state(
         self, connection: Connection, transaction_id: str
@@ -151,7 +150,7 @@ class TransactionStore(RowStore):
     async def abort(self, connection: Connection, transaction_id: str) -> Transaction:
         """Abort a transaction and release its ledgers; idempotent.
 
-        Raises: NoSuchTransaction; TransactionCommitted, and nothing is changed.
+        Raises: NoSuchTransaction; TransactionCommitted, without a change.
         """
         record = await _get(connection, transaction_id, lock=True)
         if record["state"] == TransactionState.COMMITTED:
@@ -223,9 +222,9 @@ class TransactionStore(RowStore):
         connection.counted["expired"] += len(records)
         return len(records)
 
-    @plain  # for gauges only
+    @plain  # only gauges use the counts
     async def count(self, connection: Connection) -> None:
-        """Count what is open, and what waits for its deletion."""
+        """Count the OPEN transactions, and the ledgers that wait for their deletion."""
         record = await connection.fetchrow(
             "SELECT (SELECT count(*) FROM transactions WHERE state = 'OPEN') AS open,"
             f" (SELECT count(*) FROM unnamed_ledgers WHERE {NOT_SHARED}) AS orphans"
@@ -235,7 +234,7 @@ class TransactionStore(RowStore):
 
 
 async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
-    """Abort transactions, whose rows are locked: none of their ledgers is published."""
+    """Abort transactions, whose rows are locked, without publishing any of their ledgers."""
     if not ids:
         return
     await connection.execute(
@@ -249,8 +248,8 @@ async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
 async def _answer_ended(
     connection: Connection, record: asyncpg.Record, request: TransactionCommitBody
 ) -> TransactionDone:
-    """The answer to a commit of an ended transaction: to a repeat of the commit that ended it, with
-    the log's row.
+    """The answer to a commit of an ended transaction. A repeat of the commit that ended it also
+    gets the log's row.
     """
     row: LogMetadata | None = None
     target = f"transaction {record['id']}"
@@ -262,7 +261,7 @@ async def _answer_ended(
 
 
 def _repeated(record: asyncpg.Record, request: TransactionCommitBody) -> Transaction:
-    """The ended transaction. Raises: TransactionAborted, TransactionCommitted."""
+    """The answer to a repeated commit. Raises: TransactionAborted, TransactionCommitted."""
     if record["state"] == TransactionState.ABORTED:
         raise TransactionAborted(log=record["log"])
     row = _row(record)
@@ -270,8 +269,8 @@ def _repeated(record: asyncpg.Record, request: TransactionCommitBody) -> Transac
     if asked == row.requested or row.is_duplicate:
         return row
     if row.app is None:
-        raise TransactionCommitted("it was committed with other ledgers", log=row.log)
-    # Another driver committed the same version first.
+        raise TransactionCommitted("the transaction was committed with other ledgers", log=row.log)
+    # Another process of the app committed the same version first.
     return replace(row, is_duplicate=True)
 
 
@@ -283,7 +282,7 @@ async def _end_committed(
     *,
     is_duplicate: bool,
 ) -> Transaction:
-    """Commit a transaction, whose row is locked, with these items of its log; returns what it has become."""
+    """Commit a transaction with a locked row, and its published items. Returns the transaction."""
     written = {
         ledger["ledger_id"]: ledger
         for ledger in await connection.fetch(
@@ -326,8 +325,8 @@ async def _end_committed(
 
 
 async def commit_placed(connection: Connection, log: LogMetadata) -> None:
-    """Commit the OPEN transactions whose ledgers a rebuilt log names: they were committed in the lost history, and an
-    abort would delete the log's ledgers.
+    """Commit OPEN transactions with ledgers that a rebuilt log names. The transactions were
+    committed in the lost history, and an abort would delete the log's ledgers.
     """
     records = await connection.fetch(
         f"SELECT {_ROW} FROM transactions WHERE state = 'OPEN' AND id IN (SELECT transaction"
@@ -366,7 +365,7 @@ async def _check_sealed(
         elif sealed.last_entry not in (None, found["last_entry"]):
             problem = f"ends at {found['last_entry']}, not at {sealed.last_entry}"
         elif must_be_empty and found["last_entry"] != NO_ENTRY:
-            problem = "has records, but no row of the log came with it"
+            problem = "has records, but the request lacks the log's row"
         if problem:
             errors.append({"pointer": f"/ledgers/{index}", "detail": problem})
     if len(set(ids)) != len(ids):
@@ -379,7 +378,7 @@ async def _check_sealed(
 async def _check_published(
     connection: Connection, old: LogMetadata, new: LogMetadata, ledgers: Sequence[Sealed]
 ) -> tuple[LogItem, ...]:
-    """The published items, if the log may change so (rule 28). Raises: InvalidRequest."""
+    """The published items, if `old` may change to `new` (rule 28). Raises: InvalidRequest."""
     published = published_by(old, new, ledgers)
     ended = [item.ledger_id for item in old.unsealed]
     ended += [item.ledger_id for item in published]
@@ -414,14 +413,14 @@ async def _find_earlier_try(
         return None
     begun = (found["log"], found["app"], found["app_version"])
     if begun != (request.log, request.app, request.version):
-        raise InvalidRequest("this id is of another transaction")
+        raise InvalidRequest("another transaction has this id")
     return _row(found)
 
 
 async def _insert(
     connection: Connection, request: TransactionBeginBody, *, state: TransactionState
 ) -> asyncpg.Record | None:
-    """The new row; None if another transaction of this app and version is OPEN, or has the id."""
+    """Insert a row; None if an OPEN transaction has the app and version, or any has the id."""
     return await connection.fetchrow(
         "INSERT INTO transactions (id, log, app, app_version, state, is_duplicate, ttl_s,"
         " expires_at, ended_at) VALUES ($1, $2, $3, $4, $5, $5 <> 'OPEN', $6::int,"
@@ -439,7 +438,7 @@ async def _insert(
 async def _answer_old_version(
     connection: Connection, request: TransactionBeginBody, done: asyncpg.Record
 ) -> Transaction:
-    """The answer to beginning a version that is not above the app's last one."""
+    """The answer to a request to begin a version that is not above the app's last one."""
     if done["version"] == request.version:
         return _row(await _get(connection, done["transaction"]))
     made = await _insert(connection, request, state=TransactionState.COMMITTED)
@@ -451,7 +450,7 @@ async def _answer_old_version(
 
 
 async def _last_version(connection: Connection, log: str, app: str) -> asyncpg.Record | None:
-    """The app's last version; the log's row is locked, so it cannot change."""
+    """The app's last version, which can't change while the log's row is locked."""
     return await connection.fetchrow(
         "SELECT version, transaction FROM app_versions WHERE log = $1 AND app = $2", log, app
     )
@@ -469,7 +468,7 @@ async def _find(
 async def _get(
     connection: Connection, transaction_id: str, *, lock: bool = False
 ) -> asyncpg.Record:
-    """A transaction, locked if asked. Raises: NoSuchTransaction."""
+    """A transaction's record, whose row is locked with `lock`. Raises: NoSuchTransaction."""
     found = await _find(connection, transaction_id, lock=lock)
     if found is None:
         raise _missing(transaction_id)
@@ -477,13 +476,13 @@ async def _get(
 
 
 def _missing(transaction_id: str) -> NoSuchTransaction:
-    # It may have been one: whether it was committed or aborted, nobody can say any more.
+    # The transaction may have existed, but its outcome is no longer known.
     return NoSuchTransaction(
         f"there is no transaction {transaction_id}, or it ended more than {_KEPT_S // 86_400} days ago"
     )
 
 
 def _row(record: asyncpg.Record) -> Transaction:
-    """A database row as a value."""
+    """The transaction from a database record."""
     ledgers = orjson.loads(record["ledgers"])
     return value_of(Transaction, record, version=record["app_version"], ledgers=ledgers)

@@ -19,19 +19,19 @@ from services.metadata.rebuild import Rebuilder, Tell
 log = logging.getLogger(__name__)
 
 _HELD_MAX: Final = 8
-"""Above this number, all held tokens are replaced by one of this service's own (taste)."""
+"""If more tokens are held, one new token replaces all of them (chosen by judgement)."""
 
 
 @dataclass(eq=False)
 class WitnessStore(RowStore):
-    """The memory of this process, and its database."""
+    """Checks witnesses in the database, and accepts losses of changes."""
 
     _inquiry: Inquiry
     _rebuilder: Rebuilder
 
     async def confirm(self) -> WitnessState:
-        """Check that the database has what the request presents and what this process holds. The answer has witnesses
-        that stand for all of it, at least one.
+        """Check that the database contains the request's witnesses and this process's tokens. The
+        answer has at least one witness, and stands for all that were checked.
 
         Raises: DatabaseWentBack.
         """
@@ -40,14 +40,14 @@ class WitnessStore(RowStore):
 
     @transactional
     async def _mark_if_due(self, connection: Connection) -> None:
-        """Make a change of this service's own that stands for all tokens, if none or many are held."""
+        """Make a change whose token stands for all other tokens, if no token or many are held."""
         memory = self.database.memory
         known = len(memory.wanted | set(memory.presented(PRESENTED.get())))
         if not 1 <= known <= _HELD_MAX:
             await record_change(connection, "mark")
 
     def state(self) -> WitnessState:
-        """The tokens held, and those that the database lacked when last checked."""
+        """The tokens that this process holds, and those that the database lacked when checked."""
         memory = self.database.memory
         return WitnessState(
             held=memory.witnesses,
@@ -60,14 +60,16 @@ class WitnessStore(RowStore):
     async def accept(
         self, witnesses: Sequence[str], *, lost: Collection[str], ledgers: Sequence[int], tell: Tell
     ) -> WitnessState:
-        """Continue without these changes, as an operator decided. `lost`: bookies that never return. `ledgers`: those
-        whose rows in the database are to be gone by, though bookies hold copies of others. `tell` gets the progress.
+        """Accept the loss of these witnesses' changes, as an operator decided. `lost`: bookies that
+        never return. `ledgers`: ledgers that keep the database's rows, although bookies hold copies
+        of other rows. `tell` receives lines of progress.
 
-        Raises: InvalidRequest; NotEnoughBookies while another bookie is silent, since ids of ledgers
-        that it holds would be assigned again; CopyLost while a rebuild would write rows (rule 18d).
+        Raises: InvalidRequest; NotEnoughBookies while another bookie is silent, since ids of
+        ledgers that it holds would be assigned again; CopyLost while a rebuild would write rows
+        (rule 18d).
         """
         if not (witnesses or lost or ledgers):
-            raise InvalidRequest("nothing is to be accepted")
+            raise InvalidRequest("name at least one witness, lost bookie or ledger")
         cluster_id = self.database.memory.cluster_id
         tokens = set()
         for witness in witnesses:
@@ -75,7 +77,7 @@ class WitnessStore(RowStore):
             if token is None:
                 raise InvalidRequest(f"{witness} is no witness of this cluster ({cluster_id})")
             tokens.add(token)
-        # Unchecked: the database lacks these tokens, and an operator decides.
+        # Witnesses are not checked: the database lacks these tokens, and an operator decides.
         await self.database.run(lambda connection: note_lost(connection, lost))
         if tokens:
             await self._accept_tokens(tokens, lost, tell)
@@ -105,13 +107,13 @@ class WitnessStore(RowStore):
 
     @transactional
     async def _accept_row(self, connection: Connection, ledger_id: int) -> None:
-        """Go by the database's row, by which the ledger may lack entries.
+        """Keep the database's row, which then says that the ledger may lack entries.
 
-        Raises: NoSuchLedger; InvalidRequest where no bookie need be asked about it.
+        Raises: NoSuchLedger; InvalidRequest if the ledger is not unproven.
         """
         row = await lock_ledger(connection, ledger_id)
         if not await prove(connection, ledger_id):
-            raise InvalidRequest("no loss is to be accepted for this ledger", ledger_id=ledger_id)
+            raise InvalidRequest("there is no loss to accept for this ledger", ledger_id=ledger_id)
         attempt = str(uuid4())
         await write_row(connection, replace(row, may_lack_entries=True), attempt)
         await record_attempt(connection, attempt, f"ledger {ledger_id}")
