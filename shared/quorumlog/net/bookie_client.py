@@ -93,7 +93,7 @@ class Channel:
     """One of the two connections to a bookie.
 
     Invariants:
-      - each request in `_in_flight` completes once: by its answer, its deadline, or a broken connection;
+      - each request in `_in_flight` completes once: by answer, deadline or broken connection;
       - `_in_flight` has the requests of each timeout class in the order of their deadlines;
       - a request enters `_in_flight` before its bytes are handed over for sending.
     """

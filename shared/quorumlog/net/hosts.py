@@ -41,7 +41,8 @@ class Hosts:
     def check(self, request: web.BaseRequest) -> None:
         """Refuse a request for a host that is not accepted. Raises: ForeignHost, BadRequest."""
         if request.version not in _VERSIONS:
-            # aiohttp's parser accepts version 0.9, which has no headers, and 2.0, which it can't speak.
+            # aiohttp's parser accepts HTTP/0.9, which has no headers, and HTTP/2.0, which it can't
+            # speak.
             raise BadRequest(
                 "the request's version is neither HTTP/1.1 nor HTTP/1.0: send one of them"
             )

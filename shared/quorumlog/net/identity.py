@@ -86,9 +86,7 @@ class PeerGuard(Protocol):
     """Checks the processes at the other ends of TLS connections."""
 
     def check_server(self, transport: asyncio.Transport, role: Role, name: str) -> None:
-        """Refuse a server without this role, or without this `name` if given. Raises:
-        CertificateError.
-        """
+        """Refuse a server without this role (and name, if given). Raises: CertificateError."""
 
     def watch(self, holder: HoldsConnections) -> None:
         """Cut the connections of `holder` whose peers are refused from then on."""

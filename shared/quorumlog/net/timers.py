@@ -46,7 +46,7 @@ class Timers:
         self._closed = False
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Call `call(*args)` once, `delay_s` seconds from now or a little later; never after `inf` seconds."""
+        """Call `call(*args)` once, after `delay_s` seconds or a little later; for `inf` never."""
         if delay_s == inf:
             return
         when = self._time() + delay_s
@@ -132,7 +132,7 @@ class Tasks:
 
 
 async def restarted(work: Callable[[], Awaitable[None]]) -> None:
-    """Run background work that a process depends on; whenever it ends, log its error and start it again."""
+    """Run background work that a process needs. Whenever it ends, log its error and restart it."""
     while True:
         try:
             await work()
@@ -184,7 +184,7 @@ process whose every step is slow would wait for a dead bookie for ever."""
 
 
 class Awake:
-    """The clock of one event loop. Invariant: it never goes back, and never runs faster than the loop's."""
+    """The clock of one event loop. Invariant: it never goes back, nor faster than the loop's."""
 
     __slots__ = ("__weakref__", "_awake_s", "_loop", "_seen")
 
@@ -211,7 +211,7 @@ class Awake:
 _clocks: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, ReferenceType[Awake]]] = (
     WeakKeyDictionary()
 )
-"""One clock for each event loop, since a standstill stops the whole loop; the loop keeps its clock alive."""
+"""One clock per event loop, since a standstill stops the whole loop; the loop keeps it alive."""
 
 
 def awake() -> Awake:

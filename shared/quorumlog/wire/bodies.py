@@ -41,7 +41,7 @@ characters. Empty: no name is allowed."""
 
 
 class Body(BaseModel):
-    """A value on the wire: frozen, strict, and without unknown fields unless `received` reads it."""
+    """A value on the wire: frozen, strict, and without unknown fields unless `received` parses it."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -183,7 +183,7 @@ class HeldBody(Body):
 
 
 class LedgerProofsAsk(Body):
-    """`POST /v1/ledger-proofs`: the ledgers whose metadata a bookie needs before it deletes them or ends their limbo."""
+    """`POST /v1/ledger-proofs`: the ledgers that a bookie wants to delete or to end the limbo of."""
 
     holder: BookieName
     ledgers: tuple[HeldBody, ...] = Field(min_length=1, max_length=PROOFS_MAX)
@@ -323,7 +323,7 @@ class CookieRow(Body):
 
 
 class LogEnd(Body):
-    """`PUT /v1/bookies/{name}/log-end`: the registered process reports how far its log is on disk."""
+    """`PUT /v1/bookies/{name}/log-end`: how far the registered process's log is on disk."""
 
     process: Text
     log_end: Number
