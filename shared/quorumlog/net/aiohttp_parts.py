@@ -50,7 +50,7 @@ class Direct(Protocol):
     def begin(
         self, message: RawRequestMessage, body: bytes, connection: "DirectConnection"
     ) -> bool:
-        """Accept a request and call `connection.answer` once, later; or decline: return False."""
+        """Accept a request (True) and later call `connection.answer` once, or decline (False)."""
 
 
 DIRECT: Final = web.AppKey("direct", Direct)
@@ -78,7 +78,7 @@ class DirectConnection(RequestHandler):
         self.peer = ""
         """The peer whose budget of connections this connection counts against."""
         self.proxies: Proxies | None = None
-        """Set if a trusted proxy has connected: its requests come from clients' addresses."""
+        """Set if a trusted proxy has connected: then `client_of` finds each client's address."""
         self._idle: asyncio.Future[None] | None = None
         self._begun: RawRequestMessage | None = None
         """The request that is being answered on the fast path."""
@@ -93,7 +93,7 @@ class DirectConnection(RequestHandler):
     # Bytes of requests.
 
     def feed(self, data: bytes) -> bool:
-        """Parse received bytes; return whether a head is complete. `data_received` calls it."""
+        """Parse the bytes that a subclass received; return whether a request's head is complete."""
         count = self._request_count
         waiter, direct = self._waiter, self._direct
         if (
@@ -144,7 +144,7 @@ class DirectConnection(RequestHandler):
 
     def _look_again(self, direct: Direct, waiter: asyncio.Future[None], turns: int) -> None:
         """Start the request whose body was incomplete, or wake the task for it by `waiter`."""
-        # The task must not be woken for a closing connection, which can't make requests any longer.
+        # The task must not be woken for a closing connection: its request factory is gone.
         is_closing = self.transport is None or self.transport.is_closing()
         if is_closing or waiter.done() or self._waiter is not waiter or not self._messages:
             self._is_coming = False

@@ -1,4 +1,4 @@
-"""Two channels per bookie, one of them for reads: pipelined requests, each answered once.
+"""Two channels to each bookie, one of them for reads. Requests are pipelined, and answered once.
 
 Anything but a checked answer becomes `Status.UNKNOWN`: a broken connection (for all requests in
 flight), silence past the deadline, an answer that does not echo its request (rule 4), a bookie
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 _SWEEP_S: Final = 0.1
 _COPIES_MAX: Final = 20_000
-"""The most ledgers for which a channel remembers that the bookie has a copy of the metadata: more
-than a gateway writes at a time. A forgotten one costs one more copy with its next add."""
+"""The most ledgers for which a channel remembers that the bookie has a copy of the metadata: as
+many as a gateway writes at a time. A forgotten ledger's next add carries one more copy."""
 _REQUEST_COST: Final = 128
 """The least number of bytes in flight that a request counts as."""
 _QUICK: Final = (Op.READ, Op.READ_LAC)
@@ -75,7 +75,9 @@ class _InFlight:
     """The time on the channel's clock when the request becomes unknown."""
 
     def complete(self, answer: ChannelAnswer) -> None:
-        """Call `done`, and again with `Status.UNKNOWN` if it raises. Never raises itself."""
+        """Call `done`, and again with UNKNOWN if it raises, so that other requests still get
+        answers.
+        """
         try:
             self.done(answer)
         except Exception:
@@ -139,7 +141,7 @@ class Channel:
         return self.is_open and self._copies.get(ledger_id) == name
 
     def note_copy(self, ledger_id: int, name: RowName, *, is_kept: bool) -> None:
-        """Record whether the bookie keeps the copy of the metadata `name`, as its answer shows."""
+        """Record, by the bookie's answer, whether it keeps a copy of the metadata `name`."""
         if not is_kept:
             self._copies.pop(ledger_id, None)
         elif self.is_open and self._copies.get(ledger_id) != name:
@@ -341,7 +343,7 @@ class BookieClient:
         return found
 
     async def close(self) -> None:
-        """Break all connections."""
+        """Close all connections."""
         await asyncio.gather(*[channel.close() for channel in self._channels.values()])
 
     def add(

@@ -54,7 +54,7 @@ class Budget:
         return self._of.get(peer, 0)
 
     def check(self, peer: str, count: int) -> None:
-        """Raise Overloaded if a peer can't take `count` more; an unused budget never does."""
+        """Raise Overloaded if a peer can't use `count` more. An unused budget allows any use."""
         used = self.used + count
         if used <= self._free_for_all or not self.used:
             return

@@ -27,8 +27,8 @@ from quorumlog.net.timers import awake
 log = logging.getLogger(__name__)
 
 _CHUNKS_FREE_BYTES: Final = 1 << 20
-"""Chunks' heads may be half as long as their content, plus half of this. The allowance includes the
-256 KiB that aiohttp's parser may keep unparsed."""
+"""The heads of a body's chunks may be half as long as their content, plus half of this. The
+allowance includes the 256 KiB that aiohttp's parser may keep unparsed."""
 _TURN_BYTES: Final = 128 << 10
 """A connection that delivers so many bytes in one read is paused until the next turn of the event
 loop. Otherwise libuv (`uv__read`) reads up to 32 times 256 KiB from it before the next
@@ -158,7 +158,8 @@ class Connection(DirectConnection):
         """Gives the handshake's place in the budget back."""
         self._listener = listener
         self._chunked: web.BaseRequest | None = None
-        """The request with a chunked body. `_chunked_bytes` counts it, with the chunks' heads."""
+        """The request with a chunked body. `_chunked_bytes` is its size so far, with chunks'
+        heads."""
         self._chunked_bytes = 0
         self._is_dropping = False
         """Whether all further bytes are dropped."""

@@ -187,7 +187,7 @@ class Driver:
         self.post(messages.MetadataAnswered(attempt, status, row))
 
     async def _refused(self, error: errors.StaleMember) -> Row:
-        """Have the machine choose again from a new list of bookies: its own was older than a
+        """Make the machine choose again from a newer list of bookies, since its list lacked a
         registration. A change that may become legal later stays unsettled (rules 6 and 15b).
         """
         try:
@@ -211,7 +211,7 @@ async def conclude(
 ) -> LedgerMetadata:
     """Run a recovery or a repair until it ends, and return the ledger's metadata.
 
-    Raises: what the machine failed with; RecoveryBlocked after `deadline_s`.
+    Raises: the machine's error; RecoveryBlocked if `deadline_s` passes first.
     """
     end: asyncio.Future[LedgerMetadata] = asyncio.get_running_loop().create_future()
 

@@ -1,7 +1,7 @@
-"""A connection that carries frames (`wire/frames.py`) after an HTTP request upgraded it.
+"""A connection that was upgraded from HTTP and carries frames (`wire/frames.py`).
 
-Messages are received into their own buffers; one call sends all frames that gather in one turn of
-the event loop. aiohttp's HTTP protocol still owns the connection: it counts the connection, is
+A large message is read straight into its own buffer, and one call sends all frames that gather in a
+turn of the event loop. aiohttp's protocol object stays the owner: it counts the connection and is
 notified of its end, and its guard can cut the connection.
 """
 
@@ -32,7 +32,8 @@ class InPlace:
 
     `BytesIO` returns its buffer as immutable `bytes` without a copy. The buffer is not filled with
     zeros, as `bytes(size)` would be. So the system commits memory only as bytes arrive, however
-    large a size the peer announces. `value` returns no uninitialized memory (`is_whole`).
+    large a size the peer announces. `value` requires `is_whole`, so it returns no uninitialized
+    memory.
     """
 
     __slots__ = ("_at", "_file", "_view")
@@ -73,7 +74,7 @@ SEND_BYTES_MAX: Final = 2 * 1024 * 1024
 """Frames are written in parts of about this size, so that a slow peer can pause the writing."""
 
 _READ_BYTES: Final = 64 * 1024
-"""The most that one read takes. The rest of a larger message is read into its own buffer."""
+"""The most bytes of one read. The rest of a larger message is read straight into its buffer."""
 _GOODBYE_S: Final = 1.0
 """How long a closing connection waits for the peer to read the rest (chosen by judgement)."""
 _REFUSAL_BYTES: Final = 4096

@@ -1,4 +1,4 @@
-"""Checks of `Host`, `Origin` and framing: which hosts a process accepts, which pages may write.
+"""Checks of `Host`, `Origin` and framing: accepted hosts, and web pages that may change state.
 
 A browser on a machine that reaches the cluster may run an attacker's page. The page's host name may
 resolve to the address of a service (DNS rebinding). The browser then treats the service as part of
@@ -51,7 +51,8 @@ class Hosts:
             # The host of an absolute URI replaces `Host`, and gets into answers (RFC 9112, 3.2.2).
             self._check(request.url.host_port_subcomponent or "")
         host = request.headers.get(hdrs.HOST)
-        # Only HTTP/1.0, which no browser sends, may lack a Host: the parser refuses such HTTP/1.1.
+        # Only HTTP/1.0, which no browser sends, may lack `Host`: the parser requires it in
+        # HTTP/1.1.
         if host is not None:
             self._check(host)
 

@@ -100,7 +100,7 @@ class Credentials:
     client_context: Callable[[], ssl.SSLContext] | None = None
     """Returns the TLS context of a new connection, which presents a certificate."""
     guard: PeerGuard | None = None
-    """Checks the server at the other end."""
+    """Checks the servers that the process connects to."""
 
 
 ANONYMOUS: Final = Credentials()
@@ -154,7 +154,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Differs once a file, its place or its permissions have changed; None if there is none."""
+    """Differs once a file, its place or its permissions have changed; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -178,7 +178,9 @@ class Followed(ABC):
             self.look()
 
     def look(self) -> None:
-        """Load the files if they have changed, but not since the last check: all are written."""
+        """Load the files if they have changed, but not since the last check: then they are
+        complete.
+        """
         found = tuple(map(stamp_of, self._paths))
         was_seen, self._seen = found == self._seen, found
         if was_seen and found != self._known:

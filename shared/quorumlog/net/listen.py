@@ -1,4 +1,4 @@
-"""How every service listens, also over TLS and behind trusted proxies, and ends its connections."""
+"""Accepts every service's connections, also over TLS and behind proxies, and ends them in order."""
 
 import asyncio
 import contextlib
@@ -103,11 +103,11 @@ async def _accept_all(
 
 
 def _take_place(listener: Listener, peer: str) -> Callable[[], None] | None:
-    """Count a connection before its handshake. Returns what undoes that; None if it is refused."""
+    """Count a connection before its handshake. Returns a function to undo this; None if refused."""
     try:
         listener.connections.take(peer)
     except Overloaded:
-        # No answer is possible before the handshake. A few may complete it, and get a 429 then.
+        # No answer is possible before the handshake. A few may complete it, and then get a 429.
         if listener.refuse():
             return listener.give_refused
         listener.give_refused()

@@ -28,10 +28,10 @@ _LOOK_S: Final = 5.0
 _WORTH_BYTES: Final = 32 << 20
 """Less idle memory is not worth a walk over the whole heap at once (chosen by judgement)."""
 _LOOKS: Final = 6
-"""One check in this many, every half minute, trims all idle memory. A page that one small block
-kept at an earlier trim is free once that block is, which adds next to nothing to idle memory. The
-trim takes 9 ms for a heap of 600 MB (measured). It frees reference cycles of younger objects
-first."""
+"""One in so many checks (every half minute) trims even little idle memory. At an earlier trim, one
+small block may have kept a whole page; when that block is freed, idle memory hardly grows. This
+trim takes 9 ms for a heap of 600 MB (measured). Reference cycles of younger objects are freed
+before it."""
 _YOUNGER, _ALL = 1, 2
 """Generations to collect. The oldest has most objects: collecting a million takes 0.2 s."""
 _QUIET: Final = 5
@@ -171,7 +171,9 @@ def raise_limit() -> int:
 
 
 def connections_within(descriptors: int, wanted: int) -> int:
-    """The limit of client connections: `wanted` if possible, at least half of the descriptors."""
+    """The limit of client connections: `wanted`, or fewer if descriptors are scarce, but then at
+    least half of the descriptors.
+    """
     if descriptors == resource.RLIM_INFINITY:
         return wanted
     allowed = min(wanted, max(descriptors - OWN_MAX, descriptors // 2))

@@ -23,7 +23,7 @@ from quorumlog.wire.rebuild_bodies import RebuildState
 
 _ROWS: Final = 1000
 _IDS: Final = 10_000
-"""The page sizes: ledgers with their metadata, and ids."""
+"""The page sizes of lists of ledgers, and of lists of ids."""
 
 
 class MetadataClient(MetadataRequests):
@@ -43,7 +43,7 @@ class MetadataClient(MetadataRequests):
         return row
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
-        """Metadata for a machine; UNKNOWN if no service answers, or if the metadata is lost."""
+        """A ledger's status and metadata; UNKNOWN if no service answers, or the ledger is lost."""
         try:
             row = await self.get(ledger_id)
         except errors.NoSuchLedger as error:
@@ -108,7 +108,7 @@ class MetadataClient(MetadataRequests):
         once: Once | None = None,
     ) -> tuple[CasStatus, LedgerMetadata | None]:
         """Replace a ledger's metadata if the stored version is `metadata.version`, and return the
-        metadata as it then is. A late copy of the client's request `once` replaces nothing.
+        resulting metadata. A late copy of the client's request `once` replaces nothing.
 
         Returns once the outcome is certain, however long that takes; UNKNOWN only if nothing was
         sent. Raises: InvalidRequest for an illegal change; CopyLost if bookies hold copies of
@@ -246,14 +246,14 @@ class MetadataClient(MetadataRequests):
         await self.ask("DELETE", f"/v1/bookies/{quote(name)}/cookie", gives=bodies.Body)
 
     async def send_bookie_heartbeat(self, name: str, heartbeat: bodies.BookieHeartbeat) -> bool:
-        """Send a heartbeat; tells whether it was recorded. Raises: MetadataUnavailable."""
+        """Send a heartbeat; return whether it was recorded. Raises: MetadataUnavailable."""
         path = f"/v1/bookies/{quote(name)}/heartbeat"
         return (await self.ask("PUT", path, heartbeat, gives=bodies.HeartbeatTaken)).recorded
 
     async def send_service_heartbeat(
         self, kind: str, name: str, heartbeat: bodies.ServiceHeartbeat
     ) -> bool:
-        """Send a heartbeat; tells whether it was recorded. Raises: MetadataUnavailable."""
+        """Send a heartbeat; return whether it was recorded. Raises: MetadataUnavailable."""
         path = f"/v1/services/{quote(kind)}/{quote(name)}/heartbeat"
         return (await self.ask("PUT", path, heartbeat, gives=bodies.HeartbeatTaken)).recorded
 
@@ -274,7 +274,7 @@ class MetadataClient(MetadataRequests):
         )
 
     async def cluster_id(self) -> str:
-        """The cluster's id; another database is another cluster (rule 18)."""
+        """The cluster's id. A database with another id is another cluster's (rule 18)."""
         return (await self.ask("GET", "/v1/cluster-id", gives=bodies.ClusterId)).cluster_id
 
     async def rebuild_state(self) -> RebuildState:

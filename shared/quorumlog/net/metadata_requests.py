@@ -32,13 +32,14 @@ from quorumlog.wire.problems import from_answer
 T = TypeVar("T")
 
 _TRY_S: Final = 3.0
-"""Timeout of one try: the service answers within 2 s, whatever its databases do."""
+"""Timeout of one try: the service answers within 2 s, even if its databases are silent."""
 _TRY_S_MIN: Final = 0.05
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
 """No timeout of aiohttp, since its timers continue while this process is suspended."""
 _DEADLINE_S: Final = 10.0
 _PAUSE_S: Final = (0.02, 1.0)
-"""The shortest and the longest pause between rounds over the services. It doubles, with jitter."""
+"""The shortest and longest pause between rounds over the services. The pause doubles, with
+jitter."""
 _SILENCE_S: Final = 15.0
 """A stream of changes that is silent for three heartbeats counts as broken."""
 _WITNESSES_MAX: Final = 10 * bodies.WITNESSES_MAX
@@ -89,7 +90,7 @@ class MetadataRequests:
         self._try_s = try_s
         self.witnesses: tuple[str, ...] = ()
         """Tokens of changes that the database must contain, by the latest answers (rule 18a). A
-        service answers witnesses with those that stand for them from then on."""
+        service answers presented witnesses with the witnesses that replace them."""
 
     async def close(self) -> None:
         """Close the session, unless the caller provided it."""
@@ -110,9 +111,7 @@ class MetadataRequests:
             self._current = (failed + 1) % len(self._urls)
 
     def _remember(self, witnesses: Iterable[str]) -> None:
-        """Present `witnesses` too from now on, and drop the least recently returned beyond the
-        limit.
-        """
+        """Present these `witnesses` too from now on. Beyond the limit, drop the oldest ones."""
         self.witnesses = tuple(dict.fromkeys((*self.witnesses, *witnesses)))[-_WITNESSES_MAX:]
 
     async def ask(

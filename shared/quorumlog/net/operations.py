@@ -67,7 +67,7 @@ class Operation:
     roles: frozenset[Role] = frozenset()
     """The roles that may call the operation on an internal listener."""
     is_audited: bool = False
-    """Whether the audit log has the operation's requests."""
+    """Whether the audit log records requests to this operation."""
     is_audited_for_clients: bool = False
     """Whether requests are recorded with the audited request of the client that caused them."""
     ignores_unknown: bool = False
@@ -126,7 +126,9 @@ def add_routes(
 
 
 class FieldError(BaseModel):
-    """What is wrong in one place: a JSON pointer into the body, or /query/…, /header/…, /path/…."""
+    """A fault in a request. `pointer` is a JSON pointer into the body, or /query/…, /header/…,
+    /path/….
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -135,7 +137,7 @@ class FieldError(BaseModel):
 
 
 class Problem(BaseModel):
-    """RFC 9457, with what a caller needs to decide what to do next."""
+    """A problem document (RFC 9457), with what a caller needs to decide what to do next."""
 
     type: str = Field(description="/problems/<code>, which explains it.")
     title: str
@@ -172,7 +174,7 @@ class Routes(list[Route]):
         is_audited_for_clients: bool = False,
     ) -> Callable[[_H], _H]:
         """Decorate the handler of a route. The operation has the handler's name, and as its summary
-        the first line of the handler's docstring. It may return any error.
+        the first line of the handler's docstring. The operation may return any error.
 
         `refuses_with` is a body that a refusal may have instead of a problem. Raises: ValueError if
         no role may call the route.

@@ -27,7 +27,7 @@ Parse = Callable[[str, str], T]
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)", re.ASCII)
 _POINTER_CHARS_MAX: Final = 300
 _DETAIL_CHARS_MAX: Final = 500
-"""Longer pointers and details are cut: an error does not repeat megabytes (chosen by judgement)."""
+"""Longer pointers and details are cut, so that an error repeats no megabytes (by judgement)."""
 _TIME: Final = re.compile(
     r"(\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:)([0-5]\d|60)((?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d))",
     re.ASCII | re.IGNORECASE,
@@ -39,7 +39,9 @@ PAIRS_MAX: Final = 8
 
 
 def invalid(pointer: str, detail: str) -> InvalidRequest:
-    """The 422 for an invalid value at `pointer`: in the body, or /query/…, /header/…, /path/…."""
+    """The 422 for an invalid value. `pointer` is a JSON pointer into the body, or /query/…,
+    /header/…, /path/….
+    """
     pointer, detail = pointer[:_POINTER_CHARS_MAX], detail[:_DETAIL_CHARS_MAX]
     where = pointer or "the body"
     return InvalidRequest(f"{where}: {detail}", errors=[{"pointer": pointer, "detail": detail}])

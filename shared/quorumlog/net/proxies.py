@@ -20,7 +20,7 @@ _FOR: Final = re.compile(r'(?:^|[;,\s])for\s*=\s*("(?:[^"\\]|\\.)*"|[^;,\s]+)', 
 _V2: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 _V1_BYTES_MAX: Final = 107
 _FAMILIES: Final = {0x11: (socket.AF_INET, 4), 0x21: (socket.AF_INET6, 16)}
-"""TCP over IPv4 and IPv6 in the protocol's version 2, with the bytes of an address."""
+"""Codes for TCP over IPv4 and IPv6 in the protocol: the socket family and an address's size."""
 
 
 ProxiesSend = Literal["x-forwarded-for", "forwarded", "proxy-protocol"]

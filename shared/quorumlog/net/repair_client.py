@@ -60,11 +60,11 @@ class RepairClient:
         await self._client.ask("POST", _path(item, "fail"), body, gives=Body)
 
     async def summary(self) -> bodies.RepairSummary:
-        """The totals of the queue."""
+        """The current queue in numbers."""
         return await self._client.ask("GET", "/v1/repairs/summary", gives=bodies.RepairSummary)
 
     async def hurry(self) -> None:
-        """Retry the items that wait after a failure now."""
+        """Retry at once all items that wait after a failure."""
         await self._client.ask("POST", "/v1/repairs/hurry", Body(), gives=Body)
 
     async def settings(self) -> bodies.RepairSettings:

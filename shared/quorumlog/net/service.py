@@ -102,9 +102,9 @@ class Listening:
 
 
 Factory = Callable[[Any], web.Application | Awaitable[Sequence[Listening]]]
-"""Makes a service's application, which listens at HOST and PORT, from the service's settings. May
-make several applications instead, in the order in which they begin to listen; they end in reverse
-order."""
+"""A function that makes a service's application from its settings; the application listens at HOST
+and PORT. It may make several applications, in the order in which they begin to listen; they end in
+reverse order."""
 
 
 class ServiceSettings(Settings):
@@ -248,8 +248,8 @@ class ServiceSettings(Settings):
         )
 
     def listen_limits(self) -> ListenLimits:
-        """The limits of the listening socket. A head line may be twice as long as a client's: a
-        gateway adds the names that a list may contain (`wire/bodies.py`, SHOWN: up to 6.7 KB).
+        """The limits of the listening socket. A head line may be twice as long as a client's, since
+        a gateway adds the names that a list may contain (`wire/bodies.py`, SHOWN: up to 6.7 KB).
         """
         return ListenLimits(drain_timeout_s=self.drain_s, head_line_bytes_max=2 * HEAD_LINE_BYTES)
 
@@ -469,7 +469,7 @@ async def _serve(name: str, factory: Factory, settings: ServiceSettings) -> int:
 def _follow_certificates(
     certificates: Mapping[str, Tls], app: web.Application, tasks: Tasks
 ) -> None:
-    """Reload certificates when they change, and export as a metric when they expire."""
+    """Reload certificates when they change, and add a metric of when they expire."""
     if not certificates:
         return
     app[METRICS].register(CertificateEnds(certificates))

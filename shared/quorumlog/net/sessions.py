@@ -15,8 +15,8 @@ from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 
 @dataclass(frozen=True)
 class ExpectedServer(aiohttp.Fingerprint):
-    """The service that must answer a request: the request's `ssl`. aiohttp keeps connections with
-    different expected servers apart, even if the servers have one address.
+    """The service that must answer a request, passed to aiohttp as the request's `ssl`. aiohttp
+    keeps connections to different expected servers apart, even if they have the same address.
     """
 
     role: Role
@@ -24,8 +24,8 @@ class ExpectedServer(aiohttp.Fingerprint):
     """The bookie's name; "" if any service of the role may answer."""
 
     def check(self, transport: asyncio.Transport) -> None:
-        """Refuse a connection whose certificate was not verified: aiohttp verifies none for a
-        request with a fingerprint, and only `_Connector` does. Raises: ServerFingerprintMismatch.
+        """Refuse a connection whose certificate was not verified. With a fingerprint, aiohttp
+        verifies no certificate; only `_Connector` does. Raises: ServerFingerprintMismatch.
         """
         context = transport.get_extra_info("sslcontext")
         if context is not None and context.verify_mode is not ssl.CERT_REQUIRED:
@@ -72,7 +72,7 @@ def _verifying_context() -> ssl.SSLContext:
 async def _ask_a_service(
     credentials: Credentials, request: ClientRequest, handler: ClientHandlerType
 ) -> ClientResponse:
-    """Send a request with the credentials; refuse one without an ExpectedServer, and any redirect.
+    """Send a request with the credentials. Requests without an ExpectedServer, and redirects, fail.
 
     A redirect may come from a compromised server, and the request carries credentials that all
     services accept. aiohttp would follow redirects of WebSocket requests in any case.
@@ -92,8 +92,8 @@ async def _ask_a_service(
 
 def service_session(credentials: Credentials = ANONYMOUS) -> aiohttp.ClientSession:
     """A session for requests to other services. Requests carry the trace of the work that they
-    belong to, and `credentials`. Each needs an ExpectedServer as its `ssl`. A redirect raises
-    ClientResponseError.
+    belong to, and `credentials`. Each request needs an ExpectedServer as its `ssl`. A redirect
+    raises ClientResponseError.
     """
     return aiohttp.ClientSession(
         connector=_Connector(credentials),

@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, SecretStr, ValidationEr
 from pydantic.fields import FieldInfo
 
 _NEAR: Final = 0.9
-"""A name this similar to a setting's counts as misspelled: one letter in ten (by judgement)."""
+"""An unknown name this similar to a setting's counts as a misspelling: one letter in ten differs
+(chosen by judgement)."""
 _OPEN_TO_OTHERS: Final = stat.S_IRWXO | stat.S_IWGRP
 _UNITS: Final = {
     r"_bytes_(per_s|s_min|s_max)$": "bytes/s",
@@ -60,8 +61,8 @@ class Settings(BaseModel):
     """The base of all settings. Each field is the environment variable of the same name in
     capitals; the text below the field describes it.
 
-    The file that `<NAME>_FILE` names may contain the value of a field of type SecretStr. Invariant:
-    neither a settings object nor an error shows a secret as text.
+    The value of a field of type SecretStr may also be in the file that `<NAME>_FILE` names.
+    Invariant: neither a settings object nor an error shows a secret as text.
     """
 
     model_config = ConfigDict(
@@ -82,7 +83,7 @@ class Settings(BaseModel):
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self:
-        """Read the settings. Empty variables count as absent, and lists are separated by commas.
+        """Read the settings. Empty variables count as absent; commas separate the items of lists.
         Raises: SettingsUnusable.
         """
         faults: list[str] = []
@@ -113,7 +114,9 @@ class Settings(BaseModel):
 
     @classmethod
     def of_process(cls, program: str, environ: Mapping[str, str]) -> Self:
-        """Read this process's settings. With arguments it ends; `--help` prints the settings."""
+        """Read the settings. With command-line arguments, end instead: `--help` prints the
+        settings.
+        """
         if len(sys.argv) > 1:
             command_line(program, cls)(prog_name=f"python -m {program}")
         return cls.read(environ)
@@ -125,7 +128,7 @@ class Described:
 
     name: str
     kind: str
-    """Its type, for people."""
+    """The type of the setting, in words."""
     default: str
     """The default, as one would write it; "required" if the setting must be set."""
     unit: str
@@ -149,7 +152,7 @@ def describe(model: type[BaseModel]) -> Iterator[Described]:
 
 
 def kind_of(field: FieldInfo) -> str:
-    """The type of a setting, for people."""
+    """The type of a setting, in words."""
     annotation = _annotation(field)
     if get_origin(annotation) is Literal:
         return "choice"
@@ -254,7 +257,7 @@ def with_password(url: SecretStr, password: SecretStr | None) -> str:
 
 
 def _annotation(field: FieldInfo) -> Any:
-    """The type of a setting, without the None of an optional one."""
+    """The type of a setting; for an optional setting, the type without None."""
     types = [kind for kind in get_args(field.annotation) if kind is not NoneType]
     is_optional = NoneType in get_args(field.annotation)
     return types[0] if is_optional and len(types) == 1 else field.annotation
@@ -279,7 +282,9 @@ def _doubts_about(model: type[BaseModel], environ: Mapping[str, str]) -> Iterato
     fields = {name.upper(): field for name, field in model.model_fields.items()}
     secrets = {f"{name.upper()}_FILE" for name in _secrets_of(model)}
     known = {*fields, *secrets}
-    given = [name for name, value in environ.items() if value]  # make exports names without a value
+    given = [
+        name for name, value in environ.items() if value
+    ]  # `make` exports names without a value
     for name in given:
         if name in known:
             continue

@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 
 def spread(row: LedgerMetadata, ports: Ports) -> asyncio.Future[int]:
     """Send bookies copies of the committed metadata `row`. The future never fails; its result is
-    how many bookies confirmed a copy. It is done when enough did, or after twice an add's deadline.
+    how many bookies confirmed a copy. It is done when enough bookies did, or after twice the
+    deadline of an add.
     """
     sending = _Spread(row, ports)
     sending.begin()

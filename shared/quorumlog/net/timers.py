@@ -58,7 +58,7 @@ class Timers:
             self._arm(when)
 
     def close(self) -> None:
-        """Forget all timers; later ones are never called."""
+        """Drop all timers; timers that are added later are never called."""
         self._closed = True
         self._queues.clear()
         if self._armed is not None:
@@ -184,7 +184,7 @@ process whose every step is slow would wait for a dead bookie for ever."""
 
 
 class Awake:
-    """The clock of one event loop. Invariant: it never goes back, nor faster than the loop's."""
+    """An event loop's clock of awake time. Invariant: it never goes back, nor ahead of the loop."""
 
     __slots__ = ("__weakref__", "_awake_s", "_loop", "_seen")
 
@@ -211,7 +211,7 @@ class Awake:
 _clocks: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, ReferenceType[Awake]]] = (
     WeakKeyDictionary()
 )
-"""One clock per event loop, since a standstill stops the whole loop; the loop keeps it alive."""
+"""One clock per event loop, since a standstill stops the loop; the loop keeps its clock alive."""
 
 
 def awake() -> Awake:
@@ -237,7 +237,7 @@ class awake_timeout:  # noqa: N801  # like asyncio.timeout, which it replaces
         self._is_expired = False
 
     def extend(self, delay_s: float) -> None:
-        """Postpone the end."""
+        """Postpone the timeout by `delay_s` seconds."""
         self._end += delay_s
 
     async def __aenter__(self) -> Self:

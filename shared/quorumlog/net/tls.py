@@ -59,19 +59,20 @@ class TlsFiles:
 class Tls(Followed):
     """The TLS contexts of one certificate.
 
-    Invariant: both contexts, `cluster`, `ends` and the revoked certificates are from the same read.
+    Invariant: both contexts, `cluster`, `ends` and the revoked certificates are from one read of
+    the files.
     """
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises: TlsUnusable."""
+        """Load the files. Raises: TlsUnusable."""
         super().__init__(files)
         self._files = files
         self._holders: WeakSet[HoldsConnections] = WeakSet()
         self._own: tuple[str | None, datetime] | None = None
         """The URI and the expiry of the certificate in use; None before the first is loaded."""
         self._load()
-        # Listeners keep the context that they got, so each handshake switches to the newest one. It
-        # is not changed in place, since a context can't forget an authority.
+        # Listeners keep the context that they got, so each handshake switches to the newest one.
+        # The kept context is not changed in place, since a context can't forget an authority.
         self.server = _server_context(files)
         self.server.sni_callback = self._switch
 
@@ -203,7 +204,7 @@ class PeerCertificate:
         return identity
 
 
-@lru_cache  # 128 certificates; a further one is parsed for each of its requests
+@lru_cache  # for 128 certificates; others are parsed at each request
 def _identity_of(names: tuple[tuple[str, str], ...]) -> tuple[str, Identity]:
     """The cluster and the identity in a certificate's names. Raises: Forbidden."""
     uris = [name for kind, name in names if kind == "URI" and name.startswith(f"{SCHEME}://")]

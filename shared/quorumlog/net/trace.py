@@ -44,7 +44,7 @@ def begin(request_id: str, traceparent: str | None) -> None:
     trace = None
     if traceparent is not None:
         found = _FORM.fullmatch(traceparent)
-        # The W3C declares ids of only zeros invalid; an invalid header starts no trace.
+        # The W3C declares ids that are all zeros invalid; an invalid header starts no trace.
         if found is not None and int(found[1], 16) and int(found[2], 16):
             trace = Trace(found[1], secrets.token_hex(8), found[3])
     _trace.set(trace)

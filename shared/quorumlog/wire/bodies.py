@@ -41,7 +41,7 @@ characters. Empty: no name is allowed."""
 
 
 class Body(BaseModel):
-    """A value on the wire: frozen, strict, and without unknown fields unless `received` parses it."""
+    """A value on the wire: frozen, strict, without unknown fields unless `received` parses it."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -183,7 +183,7 @@ class HeldBody(Body):
 
 
 class LedgerProofsAsk(Body):
-    """`POST /v1/ledger-proofs`: the ledgers that a bookie wants to delete or to end the limbo of."""
+    """`POST /v1/ledger-proofs`: the ledgers that a bookie wants to delete or take out of limbo."""
 
     holder: BookieName
     ledgers: tuple[HeldBody, ...] = Field(min_length=1, max_length=PROOFS_MAX)
@@ -410,7 +410,7 @@ class BookieList(Body):
 
 
 class ServiceHeartbeat(Body):
-    """`PUT /v1/services/{kind}/{id}/heartbeat`."""
+    """`PUT /v1/services/{kind}/{id}/heartbeat`: the process is live for another `ttl_s`."""
 
     url: Text
     internal_url: Text = ""
@@ -431,7 +431,7 @@ class ServiceInfo(Body):
 
 
 class ServiceList(Body):
-    """`GET /v1/services`."""
+    """`GET /v1/services`: the live services, as far as Redis shows."""
 
     services: tuple[ServiceInfo, ...]
     stale: bool = False

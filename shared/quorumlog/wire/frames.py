@@ -131,7 +131,8 @@ class Request(NamedTuple):
     named_by: RowName | None = None
     """For an ADD: the version of the metadata that names the member (rule 18b)."""
     row: RowCopy | None = None
-    """A copy of that metadata; None if the member has acknowledged an add that had it."""
+    """The copy of the metadata `named_by`; None if the member acknowledged an add with this
+    copy."""
 
 
 class ChannelAnswer(NamedTuple):

@@ -43,8 +43,8 @@ class LogCreateBody(Body):
 
 class LogChange(Body):
     """`PUT /v1/logs/{name}`: replace the metadata if the stored version is `row.version`. A ledger
-    that is new in `row` must have been created for this log (rule 22). 409 `already-done`, with the
-    metadata as `current`, if the client's request was already carried out.
+    that is new in `row` must exist and have been created for this log (rule 22). 409
+    `already-done`, with the metadata as `current`, if the client's request was already carried out.
     """
 
     row: LogMetadata
@@ -93,7 +93,7 @@ class SharedAsk(Body):
 
 
 class LedgerIds(Body):
-    """`GET /v1/orphans?older_than_s=&log=&limit=`: ledgers created for a log, which no log names.
+    """`GET /v1/orphans?older_than_s=&log=&limit=`: ledgers created for a log, but named by none.
 
     `DELETE /v1/orphans/{ledger_id}` deletes a ledger if no log names it in that very transaction
     (rule 22): 204; 409 `owned-by-log` if a log names it; 404 if there is no such ledger.

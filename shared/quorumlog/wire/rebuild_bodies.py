@@ -138,8 +138,8 @@ class RebuildReport(Body):
 
 
 class RebuildLine(Body):
-    """A line in the answer to a rebuild, or to an acceptance, which judges the same ledgers. It has
-    progress; the last one has a report, a state or an error.
+    """A line in the answer to a rebuild, or to an acceptance, which judges the same ledgers. Lines
+    show progress; the last line has a report, a state or an error.
     """
 
     phase: Literal["survey", "ledgers", "logs"] | None = None

@@ -23,7 +23,8 @@ LOCAL_GATEWAYS: Final = LOCAL_SECRET.with_name("gateways")
 """A file with the URLs of that cluster's gateways, one per line, while it runs."""
 
 LOCAL_CERTIFICATE: Final = Path(".quorumlog/certificates/operator-local.pem")
-"""The operator's certificate for the cluster that `make run TLS=1` starts, likewise relative."""
+"""The operator's certificate for the cluster that `make run TLS=1` starts, relative to the folder
+in which it runs."""
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{32,1024}")
 """The form of a bearer token (RFC 6750): at least 128 bits even if it is hexadecimal."""
@@ -54,7 +55,7 @@ def read_secrets(file: Path) -> tuple[str, ...]:
 
 
 def checked_secrets(text: str) -> tuple[str, ...]:
-    """The one or two secrets in a text's lines, stripped. Raises: SecretUnusable."""
+    """The secrets in a text of one or two lines, stripped. Raises: SecretUnusable."""
     tokens = tuple(line.strip() for line in text.strip().splitlines())
     if not 1 <= len(tokens) <= 2 or not all(map(_TOKEN.fullmatch, tokens)):
         raise SecretUnusable(
@@ -127,7 +128,7 @@ def operator_context(
 def client_context(
     certificate: Path, key: Path, authority: Path | None, password: str | None = None
 ) -> ssl.SSLContext:
-    """Verifies the server's certificate and host, and presents a certificate. Raises: OSError."""
+    """A context that verifies the server and presents a certificate. Raises: OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if authority is not None:

@@ -41,7 +41,7 @@ class TokenQuotas(Body):
     bytes_per_s: _Quota = None
     """The bytes of bodies and answers."""
     connections: _Quota = None
-    """Only connections with requests in flight."""
+    """Connections that have requests in flight."""
     open_ledgers: _Quota = None
 
 
