@@ -1,8 +1,8 @@
 """Everything that quorumlog uses of aiohttp beyond aiohttp's public interface.
 
 No other module reads, replaces or overrides a private name of aiohttp.
-`tests/unit/net/test_aiohttp_parts.py` compares the names and the behaviour on which this module
-relies with the installed aiohttp.
+`tests/unit/net/test_aiohttp_parts.py` compares the names and behaviour used here with the installed
+aiohttp.
 
 The fast path (`DirectConnection`): aiohttp wakes a connection's task for each request, and that
 task starts another one for the handler. Both tasks and the request's objects are more than half of
@@ -264,8 +264,8 @@ class DirectConnection(RequestHandler):
         self.close()
 
     def end_input(self) -> bool:
-        """Parse the end of the client's bytes; return whether a request is still unanswered. The
-        connection ends after the last answer. After an upgrade or a CONNECT, earlier requests stay
+        """Parse the end of the client's bytes; return whether a request is unanswered. The
+        connection ends after the last answer. Requests before an upgrade or a CONNECT stay
         unanswered.
         """
         if self.is_idle or self._upgraded or self._payload_parser is not None:
@@ -289,8 +289,8 @@ def take_parser(
     socket: web.WebSocketResponse, connection: RequestHandler, taker: Any, turn_messages: int
 ) -> tuple[Any, Any]:
     """Return a prepared WebSocket's parser, and its queue of whole messages. From now on `taker`
-    gets the bytes that arrive (`feed_data`, which returns whether reading ends) and the end of the
-    connection (`feed_eof`). Readers of the queue yield to other tasks after `turn_messages`
+    gets the bytes that arrive (`feed_data`, which returns whether reading ends) and the
+    connection's end (`feed_eof`). Readers of the queue yield to other tasks every `turn_messages`
     messages.
     """
     parser, queue = socket._parser, socket._reader
@@ -334,11 +334,9 @@ class _InTurns:
 
 
 class Connector(aiohttp.TCPConnector, ABC):
-    """A session's connections. It reuses the free connection that was used last; aiohttp reuses the
-    one that was free longest.
-
-    In aiohttp's order, each connection of a burst is used again before it counts as idle, so a
-    process that sends anything regularly (a heartbeat is enough) would keep them all.
+    """A session's connections. The free connection that was used last is used again first. In
+    aiohttp's order (longest free first), each connection of a burst is used again before it counts
+    as idle, so a process that sends anything regularly (a heartbeat is enough) would keep them all.
     """
 
     def transports(self) -> Iterator[asyncio.Transport]:

@@ -1,7 +1,6 @@
 """Bodies between services: read with a deadline and in bounded memory, into strict models.
 
-The gateway's edge reads the bodies of clients itself, with its own limits, and appends without
-pydantic.
+The gateway's edge reads clients' bodies itself, with its own limits, and appends without pydantic.
 """
 
 import asyncio

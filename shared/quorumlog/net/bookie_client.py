@@ -75,9 +75,7 @@ class _InFlight:
     """The time on the channel's clock when the request becomes unknown."""
 
     def complete(self, answer: ChannelAnswer) -> None:
-        """Call `done`, and again with UNKNOWN if it raises, so that other requests still get
-        answers.
-        """
+        """Call `done`, and again with UNKNOWN if it raises, so that other requests complete."""
         try:
             self.done(answer)
         except Exception:

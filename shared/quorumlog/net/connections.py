@@ -158,8 +158,8 @@ class Connection(DirectConnection):
         """Gives the handshake's place in the budget back."""
         self._listener = listener
         self._chunked: web.BaseRequest | None = None
-        """The request with a chunked body. `_chunked_bytes` is its size so far, with chunks'
-        heads."""
+        """The request whose body comes in chunks. `_chunked_bytes` is the size of the part that has
+        come, with the chunks' heads."""
         self._chunked_bytes = 0
         self._is_dropping = False
         """Whether all further bytes are dropped."""

@@ -36,8 +36,8 @@ class QuarantineRule:
 
 
 class Quarantine:
-    """The bookies in quarantine. A bookie that fails although it is listed as live is not added to
-    ensembles for a while.
+    """The bookies in quarantine. A bookie that fails while it is listed as live is not chosen for a
+    while.
 
     Each process counts only the failures that it saw itself. Quarantine is advice, as liveness is:
     if too few other bookies are live, a bookie in quarantine is chosen too. Invariant: at most

@@ -31,9 +31,9 @@ class InPlace:
     """A buffer of a known size that is filled piece by piece.
 
     `BytesIO` returns its buffer as immutable `bytes` without a copy. The buffer is not filled with
-    zeros, as `bytes(size)` would be. So the system commits memory only as bytes arrive, however
-    large a size the peer announces. `value` requires `is_whole`, so it returns no uninitialized
-    memory.
+    zeros, as `bytes(size)` would be, so the system commits memory only as bytes arrive, however
+    large a size the peer announces. No uninitialized memory is returned: `value` requires
+    `is_whole`.
     """
 
     __slots__ = ("_at", "_file", "_view")

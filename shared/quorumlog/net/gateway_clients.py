@@ -63,8 +63,8 @@ class LogClient:
         whether this call created it. The fork shares the ledgers that the source's metadata has
         below the offset `at` when the fork is created. All else is from `log`, which is empty.
 
-        Raises: NoSuchLog for the source, LogDeleted; InvalidRequest if the source is not sealed up
-        to `at`, or begins later.
+        Raises: NoSuchLog for the source, LogDeleted; InvalidRequest if the source begins after
+        `at`, or is not sealed up to it.
         """
         fork = log_bodies.ForkBody(source=source.name, created_at=source.created_at, at=at)
         return await self._create(

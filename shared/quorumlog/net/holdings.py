@@ -100,8 +100,7 @@ async def ask_bookie(
 ) -> T | None:
     """Send a bookie a GET, or a POST with the body `asked`, and return its answer as a `gives`.
 
-    Returns None unless the bookie `name` itself answers with status 200 and a valid body in
-    `limit_s`.
+    Returns None unless the bookie `name` itself answers 200 with a valid body within `limit_s`.
     """
     ask = session.get if asked is None else partial(session.post, data=json_of(asked))
     limit, expected = aiohttp.ClientTimeout(total=limit_s), ExpectedServer(Role.BOOKIE, name)

@@ -1,5 +1,4 @@
-"""Identities of a service's callers, and the credentials that a service presents
-(docs/security.md).
+"""Identities of a service's callers, and the credentials that it presents (docs/security.md).
 
 The internal listener of every service has an authenticator identify the caller of each request
 before anything else. A `ClusterSecret` knows only one caller: a process with the secret may act as
@@ -178,8 +177,8 @@ class Followed(ABC):
             self.look()
 
     def look(self) -> None:
-        """Load the files if they have changed, but not since the last check: then they are
-        complete.
+        """Load the files if they have changed, but not since the last check: by then all of them
+        are written.
         """
         found = tuple(map(stamp_of, self._paths))
         was_seen, self._seen = found == self._seen, found

@@ -159,8 +159,7 @@ def raise_limit() -> int:
     """Raise the soft limit of open files to the hard limit, and return the limit in force.
 
     Without descriptors a process can't open its own files, and its event loop closes new
-    connections silently. So clients are refused (429) before they use up what the process needs
-    itself.
+    connections silently. So clients are refused (429) before the process itself lacks descriptors.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

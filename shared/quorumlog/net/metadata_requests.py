@@ -38,8 +38,7 @@ _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
 """No timeout of aiohttp, since its timers continue while this process is suspended."""
 _DEADLINE_S: Final = 10.0
 _PAUSE_S: Final = (0.02, 1.0)
-"""The shortest and longest pause between rounds over the services. The pause doubles, with
-jitter."""
+"""The shortest and longest pause between rounds over the services; it doubles, with jitter."""
 _SILENCE_S: Final = 15.0
 """A stream of changes that is silent for three heartbeats counts as broken."""
 _WITNESSES_MAX: Final = 10 * bodies.WITNESSES_MAX

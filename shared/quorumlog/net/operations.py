@@ -126,9 +126,7 @@ def add_routes(
 
 
 class FieldError(BaseModel):
-    """A fault in a request. `pointer` is a JSON pointer into the body, or /query/…, /header/…,
-    /path/….
-    """
+    """A fault at a JSON pointer into the body of a request, or at /query/…, /header/…, /path/…."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -39,9 +39,7 @@ PAIRS_MAX: Final = 8
 
 
 def invalid(pointer: str, detail: str) -> InvalidRequest:
-    """The 422 for an invalid value. `pointer` is a JSON pointer into the body, or /query/…,
-    /header/…, /path/….
-    """
+    """The 422 for a fault at a JSON pointer into the body, or at /query/…, /header/…, /path/…."""
     pointer, detail = pointer[:_POINTER_CHARS_MAX], detail[:_DETAIL_CHARS_MAX]
     where = pointer or "the body"
     return InvalidRequest(f"{where}: {detail}", errors=[{"pointer": pointer, "detail": detail}])

@@ -80,8 +80,7 @@ def _address_of(hop: str) -> str | None:
 async def read_header(proxied: socket.socket) -> str | None:
     """Read the PROXY protocol's header at the start of a connection, and no byte beyond it.
 
-    Returns the client's address; None if the connection is the proxy's own. Raises: OSError,
-    ValueError.
+    Returns the client's address; None if the proxy itself connects. Raises: OSError, ValueError.
     """
     head = await _exactly(proxied, 16 - 1)  # the shortest header of version 1 has 15 bytes
     if not head.startswith(_V2):

@@ -288,9 +288,8 @@ def add_shared_routes(
     `title`, `description` and `has_tokens` are for the OpenAPI document, which is built on the
     first request for it (in 0.1 s). `drain` settles the work in flight. It runs after `DRAINING` is
     set, while the service still answers; `waits_for` lists what it waits for. `authenticator`
-    identifies the callers of an internal listener. `registry` is the registry of the process's
-    other application, if there is one. `formats` has the versions of what the process exchanges and
-    stores.
+    identifies the callers of an internal listener. `registry` is that of the process's other
+    application, if any. `formats` has the versions of what the process exchanges and stores.
     """
     versions = app[VERSIONS] = {"version": __version__, **formats}
     operations = tuple(operations)

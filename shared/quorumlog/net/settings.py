@@ -114,9 +114,7 @@ class Settings(BaseModel):
 
     @classmethod
     def of_process(cls, program: str, environ: Mapping[str, str]) -> Self:
-        """Read the settings. With command-line arguments, end instead: `--help` prints the
-        settings.
-        """
+        """Read the settings. With arguments, the process ends: `--help` prints the settings."""
         if len(sys.argv) > 1:
             command_line(program, cls)(prog_name=f"python -m {program}")
         return cls.read(environ)
@@ -224,9 +222,9 @@ def _page(model: type[BaseModel]) -> Any:
 
 
 def checked_url(url: SecretStr, schemes: Sequence[str]) -> SecretStr:
-    """Return a database's URL if all parsers agree on its parts: otherwise an error could show a
-    password that a driver took for the host, port or scheme. Raises: ValueError, which shows no
-    part of the URL.
+    """Return a database's URL if all parsers agree on its parts. Otherwise errors could show a
+    password that a driver took for a host, port or scheme. Raises: ValueError, without parts of the
+    URL.
     """
     try:
         parts = urlsplit(url.get_secret_value())

@@ -59,8 +59,7 @@ class TlsFiles:
 class Tls(Followed):
     """The TLS contexts of one certificate.
 
-    Invariant: both contexts, `cluster`, `ends` and the revoked certificates are from one read of
-    the files.
+    Invariant: both contexts, `cluster`, `ends` and the revocations are from one read of the files.
     """
 
     def __init__(self, files: TlsFiles) -> None:

@@ -64,7 +64,7 @@ def document_of(value: object) -> Any:
 
 
 def received(cls: type[T], data: bytes | str) -> T:
-    """Parse a body or value that another process, or an earlier one of this service, wrote. Fields
+    """Parse a body or value that another process (or an earlier one of this service) wrote. Fields
     of a later release are ignored. Bodies of requests are parsed strictly instead: nothing that
     they ask for may be ignored.
     """
@@ -269,8 +269,8 @@ class LedgerHeads(Body):
 class Change(Body):
     """One line of `GET /v1/changes`.
 
-    `hello`: from here on no change is missed. `gap`: changes may have been missed, so clients read
-    what they need again. `heartbeat`: the stream is alive. `change`: a ledger's metadata has
+    `hello`: from here on no change is missed. `gap`: changes may have been missed; clients read
+    again what they need. `heartbeat`: the stream is alive. `change`: a ledger's metadata has
     changed.
     """
 

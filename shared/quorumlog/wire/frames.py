@@ -131,8 +131,7 @@ class Request(NamedTuple):
     named_by: RowName | None = None
     """For an ADD: the version of the metadata that names the member (rule 18b)."""
     row: RowCopy | None = None
-    """The copy of the metadata `named_by`; None if the member acknowledged an add with this
-    copy."""
+    """A copy of the metadata `named_by`; None if the member acknowledged an add with a copy."""
 
 
 class ChannelAnswer(NamedTuple):

@@ -135,8 +135,7 @@ class TransactionCommitBody(Body):
     """`POST /v1/transactions/{id}/commit`: publish these ledgers and no others.
 
     `row` is the log's metadata after the commit, a compare-and-swap on `row.version`; null if there
-    is nothing to publish. 412, with the log's metadata as `current`, if the log has another
-    version.
+    is nothing to publish. 412, with the current metadata as `current`, if the version differs.
     """
 
     ledgers: tuple[Sealed, ...] = Field(max_length=LOG_LEDGERS_MAX)

@@ -71,8 +71,7 @@ def parse(data: bytes | bytearray, marks_max: int = MARKS_MAX) -> Any:
 
 def kept(data: bytes | bytearray, use: Callable[[Any], T]) -> T:
     """Return what `use` makes of a text's value, for storing. `use` checks the count of strings. If
-    it raises HasDecimals, it is called again with the `exact` value. Raises: BadRequest,
-    InvalidRequest.
+    it raises HasDecimals, it is called with the `exact` value. Raises: BadRequest, InvalidRequest.
     """
     value = parse(data)
     try:
@@ -89,8 +88,8 @@ def kept(data: bytes | bytearray, use: Callable[[Any], T]) -> T:
 
 def exact(data: bytes | bytearray) -> Any:
     """Parse a text that `parse` accepts, with decimals as `orjson.Fragment`s, which orjson writes
-    with their original text. Raises: BadRequest for an integer beyond 64 bits. Takes about four
-    times as long as `parse`.
+    with their original text. Takes about four times as long. Raises: BadRequest for an integer
+    beyond 64 bits.
     """
     return json.loads(data.decode(), parse_float=orjson.Fragment, parse_int=_integer)
 
