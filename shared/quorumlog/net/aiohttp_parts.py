@@ -167,7 +167,7 @@ class DirectConnection(RequestHandler):
             or message.compression is not None
             or content is EMPTY_PAYLOAD
             or not content.is_eof()
-            or not content._buffer  # reading it would take it from the regular path
+            or not content._buffer  # reading the body would take it from the regular path
             or self._paused  # the client does not read its answers
             or self._manager is None
         ):
@@ -300,7 +300,7 @@ def take_parser(
 
 
 def drop_parser(socket: web.WebSocketResponse) -> None:
-    """Free the parser of a WebSocket, and what arrived of an incomplete message."""
+    """Free a WebSocket's parser, with the incomplete message in it."""
     socket._parser = None
 
 
@@ -355,7 +355,7 @@ class Connector(aiohttp.TCPConnector, ABC):
 
     def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
         super()._release(key, protocol, should_close=should_close)
-        # aiohttp has appended it at the end, and takes the next one from the front.
+        # aiohttp has appended the connection at the end, and takes the next one from the front.
         if (free := self._conns.get(key)) is not None:
             free.rotate()
 

@@ -139,9 +139,9 @@ def note(
 
 
 def target_of(path: str, given: Mapping[str, str]) -> str:
-    """A request's target, such as `ledgers/5` for `/v1/ledgers/{ledger_id}/recover`. The first of
-    the parameters `given` of the declared `path` names it. Each name is quoted as in a URL, so that
-    it has one spelling, in printable ASCII.
+    """A request's target, such as `ledgers/5` for `/v1/ledgers/{ledger_id}/recover`. `path` is the
+    declared path; the first of its parameters, which are in `given`, names the target. Names are
+    quoted as in URLs, so that each has one spelling, in printable ASCII.
     """
     named, brace, _ = path.removeprefix("/v1/").partition("}")
     shown = {name: quote(text, errors="backslashreplace") for name, text in given.items()}

@@ -55,7 +55,8 @@ class ChannelLimits:
     quick_s: float = 2.0
     """The deadline of reads (docs/protocol.md, Times)."""
     slow_s: float = 10.0
-    """The deadline of requests that wait for a disk (adds, fences). Equals the quorum timeout."""
+    """The deadline of requests that wait for a disk (adds, fences); the same as the quorum
+    timeout."""
     in_flight_bytes_max: int = 256 << 20
 
 

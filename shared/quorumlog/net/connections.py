@@ -67,7 +67,7 @@ class ListenLimits:
     head_line_bytes_max: int = HEAD_LINE_BYTES
     headers_max: int = 100
     proxies: Proxies | None = None
-    """The trusted proxies. Each of their connections is a peer of its own: it has many clients."""
+    """The trusted proxies. Each of their connections is a peer of its own, with many clients."""
     drain_timeout_s: float = 20.0
 
 
@@ -85,7 +85,7 @@ def wants_socket(socket: web.WebSocketResponse, request: web.Request) -> bool:
     try:
         return socket.can_prepare(request).ok
     except UnicodeEncodeError:
-        # aiohttp's refusal quotes the wrong header, which is not UTF-8.
+        # aiohttp's error quotes the invalid header, which is not UTF-8.
         return False
 
 
@@ -118,7 +118,7 @@ def client_listens_only() -> bool:
 
 
 UPGRADES: Final = web.AppKey("upgrades", bool)
-"""Set in an application that upgrades connections. Other listeners do not inspect each read."""
+"""Set in an application that upgrades connections: only its listener notes the last bytes read."""
 
 
 def is_followed(request: web.Request) -> bool:

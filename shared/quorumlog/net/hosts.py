@@ -4,7 +4,7 @@ A browser on a machine that reaches the cluster may run an attacker's page. The 
 resolve to the address of a service (DNS rebinding). The browser then treats the service as part of
 the page's site, and `Host` is the page's. Without a preflight, a browser also sends some
 state-changing requests to other sites: a POST without a typed body, and the handshake of a
-WebSocket. Their `Origin` is the page's. Programs other than browsers send no `Origin`.
+WebSocket. The `Origin` of these is the page's. Programs other than browsers send no `Origin`.
 """
 
 from collections.abc import Container, Iterable

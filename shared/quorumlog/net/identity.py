@@ -177,9 +177,7 @@ class Followed(ABC):
             self.look()
 
     def look(self) -> None:
-        """Load the files if they have changed, but not since the last check: by then all of them
-        are written.
-        """
+        """Load changed files as soon as two checks in a row find them alike: then they are written."""
         found = tuple(map(stamp_of, self._paths))
         was_seen, self._seen = found == self._seen, found
         if was_seen and found != self._known:
@@ -216,7 +214,7 @@ class ClusterSecret(Followed):
         self._tokens = tuple(token.encode() for token in tokens)
 
     def identify(self, request: web.BaseRequest) -> Identity:
-        """The one identity of all services of the cluster. Raises: Unauthenticated."""
+        """The identity that all services of the cluster share. Raises: Unauthenticated."""
         scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated(

@@ -122,7 +122,7 @@ async def _welcome(
     context: ssl.SSLContext | None,
     give: Callable[[], None],
 ) -> None:
-    """Read a proxy's header and do the TLS handshake; the connection then serves itself."""
+    """Read a proxy's header and do the TLS handshake; after that, aiohttp's protocol takes over."""
     connection, has_place = listener.connection(), True
     proxies, limit_s = listener.limits.proxies, listener.limits.head_timeout_s
 

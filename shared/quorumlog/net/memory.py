@@ -3,10 +3,11 @@
 Freed memory goes back to the operating system, but not at once.
 
 By default the C library returns a large block as soon as it is freed. The next one costs a page
-fault per page: 1 ms per MB of a run, more than all else that a bookie does with it (measured).
-Memory of many small blocks is kept: after some hundred megabytes of pages or bodies the process
-would stay as large for ever. Objects in reference cycles are freed by Python's collector, which
-runs as objects are created, and few are after a busy time. Without glibc none of this is changed.
+fault per page: 1 ms per MB of a run, more than all else that a bookie does with it (measured). The
+library keeps the memory of many small blocks: after some hundred megabytes of pages or bodies the
+process would stay as large for ever. Objects in reference cycles are freed by Python's collector,
+which runs as objects are created, and few are after a busy time. Without glibc, none of this is
+changed.
 """
 
 import asyncio
@@ -28,10 +29,9 @@ _LOOK_S: Final = 5.0
 _WORTH_BYTES: Final = 32 << 20
 """Less idle memory is not worth a walk over the whole heap at once (chosen by judgement)."""
 _LOOKS: Final = 6
-"""One in so many checks (every half minute) trims even little idle memory. At an earlier trim, one
-small block may have kept a whole page; when that block is freed, idle memory hardly grows. This
-trim takes 9 ms for a heap of 600 MB (measured). Reference cycles of younger objects are freed
-before it."""
+"""One in this many checks (every half minute) trims even little idle memory. At an earlier trim,
+one small block may have kept a whole page; when that block is freed, idle memory hardly grows. This
+trim takes 9 ms for a heap of 600 MB (measured), and follows a collection of younger objects."""
 _YOUNGER, _ALL = 1, 2
 """Generations to collect. The oldest has most objects: collecting a million takes 0.2 s."""
 _QUIET: Final = 5
@@ -41,7 +41,7 @@ busy one. Each follows 10,000 objects made and not freed (chosen by judgement)."
 _KEPT_BYTES: Final = 64 << 20
 """Freed memory at the heap's end that stays for the next large block, until found idle."""
 _IN_HEAP_BYTES: Final = 32 << 20
-"""Blocks smaller than this are in the heap; the largest value that glibc allows."""
+"""Smaller blocks are allocated in the heap. This is the largest value that glibc allows."""
 _ARENAS: Final = 1
 """All threads share an arena, since a trim does not shrink the others. The interpreter's lock
 prevents contention."""
@@ -63,8 +63,8 @@ class _Usage(ctypes.Structure):
 class Heap:
     """The C library's heap.
 
-    Idle memory counts, not the library's free memory. Free memory includes what the system has got
-    back, so it would not show a busy time between two checks.
+    `trim` judges by idle memory, not by the library's free memory: that includes memory which the
+    system has got back already, so a busy time between two checks would not show.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,9 @@ class Heap:
         return (resident - shared) * resource.getpagesize() - in_use
 
     def trim(self, worth_bytes: int = _WORTH_BYTES) -> int:
-        """Return idle memory if it exceeds its minimum by `worth_bytes`; return how much."""
+        """Return idle memory to the system if it exceeds its minimum by `worth_bytes`. The result
+        is the number of bytes that went back.
+        """
         idle = self.idle_bytes()
         self._least_idle_bytes = min(idle, self._least_idle_bytes)
         if idle - self._least_idle_bytes < worth_bytes:
@@ -158,7 +160,7 @@ metadata service's pool, connections to other services, and refused connections.
 def raise_limit() -> int:
     """Raise the soft limit of open files to the hard limit, and return the limit in force.
 
-    Without descriptors a process can't open its own files, and its event loop closes new
+    Without free descriptors a process can't open its own files, and its event loop closes new
     connections silently. So clients are refused (429) before the process itself lacks descriptors.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -4,8 +4,8 @@ Each call tries the services in turn until one answers or the call's deadline pa
 carries an attempt token, so the client can repeat a try whose answer was lost: the service returns
 the outcome of the first try (rule 6).
 
-The client also remembers witnesses of the database's content. It presents them with each change,
-and with each read that a deletion relies on (rule 18a).
+The client also remembers witnesses (proofs of acknowledged changes). It presents them with each
+change, and with each read that a deletion relies on (rule 18a).
 """
 
 import asyncio
@@ -247,7 +247,7 @@ class MetadataRequests:
         await self.ask("POST", "/v1/witnesses/copies", body, gives=bodies.WitnessState)
 
     async def keep_confirmed(self, every_s: float) -> Never:
-        """Call `confirm` every `every_s` seconds, for ever: every service learns all witnesses."""
+        """Call `confirm` every `every_s` seconds, for ever: each service learns all witnesses."""
         while True:
             # The service itself reports a database that went back.
             with contextlib.suppress(errors.QuorumLogError):

@@ -27,7 +27,8 @@ Parse = Callable[[str, str], T]
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)", re.ASCII)
 _POINTER_CHARS_MAX: Final = 300
 _DETAIL_CHARS_MAX: Final = 500
-"""Longer pointers and details are cut, so that an error repeats no megabytes (by judgement)."""
+"""Longer pointers and details are cut, so that an error never repeats a client's megabytes (chosen
+by judgement)."""
 _TIME: Final = re.compile(
     r"(\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:)([0-5]\d|60)((?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d))",
     re.ASCII | re.IGNORECASE,

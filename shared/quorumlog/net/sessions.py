@@ -1,4 +1,4 @@
-"""HTTP sessions with other services, with connections that grow under load and shrink after it."""
+"""HTTP sessions with other services; after a burst of requests, most connections are closed."""
 
 import asyncio
 import ssl

@@ -179,8 +179,8 @@ class HeardClock:
 STANDSTILL_S: Final = 0.25
 """A longer pause between two checks of the clock is a standstill (chosen by judgement)."""
 LOOK_S: Final = 0.1
-"""The interval of checks, and the time that a standstill counts as. If it counted as none, a
-process whose every step is slow would wait for a dead bookie for ever."""
+"""The interval of checks, and the time that a standstill counts as. If a standstill counted as
+zero, a process whose every step is slow would wait for a dead bookie for ever."""
 
 
 class Awake:

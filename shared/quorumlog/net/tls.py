@@ -4,8 +4,8 @@ Inside a cluster both ends present a certificate (mutual TLS). `Tls` has the con
 `PeerCertificate` reads the client's identity from its certificate's URI
 (`quorumlog/certificates.py`). A gateway's public listener presents a certificate and requests none.
 
-A new certificate, key or authority takes effect within seconds. Open connections continue, even
-when their certificate has expired; only those of revoked peers (in the authority's file) are cut.
+A new certificate, key or authority takes effect within seconds. Open connections continue, even if
+their certificate has expired; only connections of peers that the authority's file revokes are cut.
 """
 
 import asyncio

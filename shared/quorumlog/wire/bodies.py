@@ -340,8 +340,8 @@ class LedgerUse(Body):
     member: Member
     state: State
     has_place: bool = True
-    """Whether the member is in an ensemble. If not, it is the target of a repair, or stays a member
-    until its successor has a copy of the metadata (rule 20b)."""
+    """Whether the member is in an ensemble. Otherwise the member is the target of a repair, or is
+    kept until its successor has a copy of the metadata (rule 20b)."""
     leaves: bool = False
     """Whether a repair is replacing the member, or has just replaced it."""
     failures: int = 0

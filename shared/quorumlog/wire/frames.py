@@ -6,9 +6,9 @@ nothing in the message can be trusted, not even the request id.
 
 Frame, one per message:
     size of the fields u32 | size of the run u32 | crc32c u32 (of both sizes) | fields | run
-The run, if there is one, ends the message. It has a size of its own, so that the receiver can keep
-it in one buffer from the socket to the log. The head has a CRC, so that no receiver allocates
-memory for a damaged size.
+The run, if there is one, ends the message. The run has a size of its own, so that the receiver can
+keep the run in one buffer from the socket to the log. The head has a CRC, so that no receiver
+allocates memory for a damaged size.
 
 Request, one per message:
     op u8 | flags u8 | 0 u16 | crc32c u32 | request id u64 | ledger i64 | first i64 | last i64

@@ -59,7 +59,7 @@ class Done(Body):
 
 
 DELETED_WITH_LOG_MAX: Final = 1000
-"""The most ledgers deleted in one transaction with their log, so that it ends within the
+"""The most ledgers deleted in one transaction with their log: the transaction must end within the
 statement's deadline. Gateways delete a longer log's older ledgers later (chosen by judgement)."""
 
 
@@ -93,7 +93,7 @@ class SharedAsk(Body):
 
 
 class LedgerIds(Body):
-    """`GET /v1/orphans?older_than_s=&log=&limit=`: ledgers created for a log, but named by none.
+    """`GET /v1/orphans?older_than_s=&log=&limit=`: ledgers created for logs, but named by no log.
 
     `DELETE /v1/orphans/{ledger_id}` deletes a ledger if no log names it in that very transaction
     (rule 22): 204; 409 `owned-by-log` if a log names it; 404 if there is no such ledger.

@@ -1,4 +1,4 @@
-"""Bodies in the form that aiohttp's client sends best."""
+"""Bodies in a form that aiohttp's client sends without blocking the event loop."""
 
 from io import BytesIO
 from typing import Final

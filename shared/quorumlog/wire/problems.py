@@ -102,8 +102,8 @@ def from_answer(
 
     The outcome is unknown for a redirect, or for a body that is not a problem document (a proxy's,
     say): a bare status from anything between client and server proves nothing (rule 4). With a
-    `url`, it is ConnectionLost if a load balancer reaches no gateway, else NotAGateway; otherwise
-    the base class.
+    `url`, such an error is ConnectionLost if a load balancer reaches no gateway, otherwise
+    NotAGateway; without a `url`, it has the base class.
     """
     try:
         document = json.loads(body)

@@ -173,7 +173,7 @@ Range = Annotated[
 
 class DigestsAsked(Body):
     """`POST /v1/ledgers/{id}/digests` of a bookie: ranges to digest, so that replicas are compared
-    without sending entries. Autorecovery's checks send it, and a gateway before it accepts a loss.
+    without sending entries. Callers are autorecovery's checks, and gateways that accept a loss.
     """
 
     ranges: Annotated[tuple[Range, ...], Field(max_length=1000)]

@@ -1,8 +1,8 @@
 """Credentials, with the standard library alone: the secret of a cluster (in a file and in a
 header), the certificate that operators' programs present to internal listeners, and access tokens.
 
-Services check the secret in `net/identity.py`, and listen over TLS by `net/tls.py`. Operators'
-programs are not services: they use this module to present a credential, and to create tokens.
+Services check the secret in `net/identity.py`, and use TLS by `net/tls.py`. Operators' programs,
+which are not services, present the secret or the certificate, and create tokens, by this module.
 """
 
 import hashlib

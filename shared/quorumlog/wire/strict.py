@@ -88,8 +88,8 @@ def kept(data: bytes | bytearray, use: Callable[[Any], T]) -> T:
 
 def exact(data: bytes | bytearray) -> Any:
     """Parse a text that `parse` accepts, with decimals as `orjson.Fragment`s, which orjson writes
-    with their original text. Takes about four times as long. Raises: BadRequest for an integer
-    beyond 64 bits.
+    with their original text. This takes about four times as long as `parse`. Raises: BadRequest for
+    an integer beyond 64 bits.
     """
     return json.loads(data.decode(), parse_float=orjson.Fragment, parse_int=_integer)
 
