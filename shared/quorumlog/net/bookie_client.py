@@ -1,10 +1,10 @@
-"""Two channels to each bookie, one of them for reads. Requests are pipelined, and answered once.
+"""Two channels to each bookie, one of them for reads. Requests are pipelined, each answered once.
 
 Anything but a checked answer becomes `Status.UNKNOWN`: a broken connection (for all requests in
 flight), silence past the deadline, an answer that does not echo its request (rule 4), a bookie
-without a known address, too many bytes in flight. A channel connects on its first request. If that
-fails, it backs off with jitter; requests made meanwhile are unknown at once, so that a writer can
-change its ensemble without waiting.
+without a known address, too many bytes in flight. A channel connects on its first request. After a
+failure to connect, it backs off with jitter; requests made meanwhile are unknown at once, so that a
+writer can change its ensemble without waiting.
 """
 
 import asyncio

@@ -30,7 +30,7 @@ _CHUNKS_FREE_BYTES: Final = 1 << 20
 """The heads of a body's chunks may be half as long as their content, plus half of this. The
 allowance includes the 256 KiB that aiohttp's parser may keep unparsed."""
 _TURN_BYTES: Final = 128 << 10
-"""A connection that delivers so many bytes in one read is paused until the next turn of the event
+"""A connection that delivers this many bytes in one read is paused until the next turn of the event
 loop. Otherwise libuv (`uv__read`) reads up to 32 times 256 KiB from it before the next
 connection."""
 _CHUNKS_READ_BYTES: Final = 32 << 10

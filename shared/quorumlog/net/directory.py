@@ -172,8 +172,8 @@ class Directory:
         return len({zones.get(member, "") for member in members})
 
     def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
-        """Live writable members that are not in `exclude`, best first: members of zones that the
-        remaining members are not in.
+        """Live writable members that are not in `exclude`, best first: those in zones in which the
+        ensemble has no other member.
         """
         staying = [member for member in ensemble if member in exclude]
         free = [member for member in self.writable() if member not in exclude]

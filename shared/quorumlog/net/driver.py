@@ -98,7 +98,7 @@ class Driver:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the machine gets no more events."""
+        """Whether `stop` was called, or the machine broke: it gets no further events."""
         return self._stopped
 
     def stop(self) -> None:

@@ -350,7 +350,7 @@ def _handed_over(
         raise aiohttp.ClientConnectionResetError("the connection has ended")
     former.set_parser(tail, None)
     if tail.data:
-        raise aiohttp.ClientError(f"{len(tail.data)} bytes came before anything was asked")
+        raise aiohttp.ClientError(f"{len(tail.data)} bytes came before the first request")
     framed = Framed(speaker)
     framed.take_over(transport, former, response.close)
     return framed

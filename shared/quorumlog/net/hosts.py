@@ -26,7 +26,7 @@ _SAFE: Final = frozenset((hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS))
 
 class Hosts:
     """The hosts that a process accepts: loopback names, IP addresses, the advertised host, and
-    those of a setting. A `Host` with an IP address is safe, since DNS rebinding needs a name.
+    configured ones. A `Host` with an IP address is safe, since DNS rebinding needs a name.
     """
 
     def __init__(self, url: str = "", allowed: Iterable[str] = ()) -> None:
@@ -93,7 +93,7 @@ class Hosts:
 
 
 def _check_framing(request: web.BaseRequest) -> None:
-    """Refuse a body that another server might end elsewhere, and close the connection. Raises:
+    """Refuse a body whose end another server might see elsewhere, and close the connection. Raises:
     BadRequest, CodingUnknown.
     """
     headers = request.headers

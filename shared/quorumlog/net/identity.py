@@ -177,7 +177,7 @@ class Followed(ABC):
             self.look()
 
     def look(self) -> None:
-        """Load changed files as soon as two checks in a row find them alike: then they are written."""
+        """Load the files once they have changed and two checks in a row find them alike."""
         found = tuple(map(stamp_of, self._paths))
         was_seen, self._seen = found == self._seen, found
         if was_seen and found != self._known:

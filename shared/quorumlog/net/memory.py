@@ -39,7 +39,7 @@ _BUSY: Final = 3
 """Automatic collections in half a minute: at most `_QUIET` in a quiet one, at least `_BUSY` in a
 busy one. Each follows 10,000 objects made and not freed (chosen by judgement)."""
 _KEPT_BYTES: Final = 64 << 20
-"""Freed memory at the heap's end that stays for the next large block, until found idle."""
+"""Freed bytes at the heap's end, kept for the next large block until a check returns them."""
 _IN_HEAP_BYTES: Final = 32 << 20
 """Smaller blocks are allocated in the heap. This is the largest value that glibc allows."""
 _ARENAS: Final = 1

@@ -50,7 +50,7 @@ METRICS: Final = web.AppKey("metrics", CollectorRegistry)
 """The registry for a service's own metrics."""
 
 DRAINING: Final = web.AppKey("draining", asyncio.Event)
-"""Set once the process has been asked to end: it accepts no new work from then on."""
+"""Set once the process has been asked to end: new work is no longer accepted."""
 
 HOSTS: Final = web.AppKey("hosts", Hosts)
 """The host names that requests to the process may name."""

@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 def spread(row: LedgerMetadata, ports: Ports) -> asyncio.Future[int]:
     """Send bookies copies of the committed metadata `row`. The future never fails; its result is
-    how many bookies confirmed a copy. It is done when enough bookies did, or after twice the
-    deadline of an add.
+    how many bookies confirmed a copy. The future is done when enough bookies did, or after twice
+    the deadline of an add.
     """
     sending = _Spread(row, ports)
     sending.begin()

@@ -5,7 +5,7 @@ the order of expiry, and one timer of the event loop serves all queues.
 
 `awake` is a clock that counts only the time in which this process was awake, for timeouts on other
 processes. A process that stands still (stopped, swapped out, busy with one long computation) reads
-no answers, yet its timers expire, and fire before its sockets are read when it resumes. On this
+no answers, yet its timers expire. When it resumes, they fire before its sockets are read. On this
 clock a standstill takes only a moment, so no bookie, gateway or client is blamed for it.
 """
 

@@ -173,7 +173,7 @@ def _check_schema(schema: Any, allowed: Sequence[str]) -> None:
             shown = ascii(str(name)[:100])
             raise BadColumns(f"the column {shown} is not one of {', '.join(allowed)}")
     if len(set(names)) != len(names) or "value" not in names:
-        raise BadColumns("an Arrow stream has the column value, and each column once")
+        raise BadColumns("an Arrow stream needs the column value, and each column only once")
     for field in schema:
         if not _is_right(field.name, field.type):
             raise BadColumns(f"the column {field.name} has the type {str(field.type)[:100]}")
@@ -228,9 +228,9 @@ def _check_plain(data: bytes, messages_max: int) -> None:
                 raise BadColumns("not an Arrow stream: a message without a head")
             found = table_at + _u32(data, table_at)
             if data[kind_at] == 2:
-                raise BadColumns("dictionaries are not taken: send plain columns")
+                raise BadColumns("dictionaries are not accepted: send plain columns")
             if _field(data, found, 3) is not None:
-                raise BadColumns("compressed columns are not taken: send them plain")
+                raise BadColumns("compressed columns are not accepted: send plain columns")
         body_size = 0 if body_at is None else struct.unpack_from("<q", data, body_at)[0]
         if body_size < 0:
             raise BadColumns("not an Arrow stream: a body of a negative size")

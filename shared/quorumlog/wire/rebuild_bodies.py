@@ -67,7 +67,7 @@ class RowsPage(Body):
 
 
 class RebuildState(Body):
-    """`GET /v1/rebuild` of the metadata service."""
+    """`GET /v1/rebuild` of the metadata service: the state of its database."""
 
     is_empty: bool
     """Whether the database never had a ledger, a log or a bookie."""

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 LOCAL_SECRET: Final = Path(".quorumlog/cluster-secret")
 """The secret of the cluster that `make run` starts, relative to the folder in which it runs."""
 LOCAL_GATEWAYS: Final = LOCAL_SECRET.with_name("gateways")
-"""A file with the URLs of that cluster's gateways, one per line, while it runs."""
+"""The file with the URLs of the gateways that `make run` starts, one per line, while they run."""
 
 LOCAL_CERTIFICATE: Final = Path(".quorumlog/certificates/operator-local.pem")
 """The operator's certificate for the cluster that `make run TLS=1` starts, relative to the folder

@@ -25,7 +25,7 @@ DEPTH_MAX: Final = 64
 
 MARKS_MAX: Final = 1 << 19
 """The most commas, colons and opening brackets in a JSON text. Each value has at least one of them,
-and takes at most 80 bytes of memory for each; parsing so many takes 50 ms (measured)."""
+and takes at most 80 bytes of memory for each; parsing this many takes 50 ms (measured)."""
 _MARKS: Final = b",:[{"
 _TOKENS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|([,:\[{])', re.DOTALL)
 _INTEGER_CHARS: Final = 40

@@ -85,7 +85,7 @@ class TokenList(Body):
 
 
 class IssuedToken(Body):
-    """The claims of a verified JWT of an issuer. A ticket for the JWT contains them."""
+    """The claims of a verified JWT of an issuer. A ticket for the JWT contains these claims."""
 
     subject: Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=_PRINTABLE)]
     grants: tuple[Grant, ...] = Field(max_length=GRANTS_MAX)
