@@ -72,7 +72,7 @@ class Hosts:
         return host in self._seen
 
     def check_origin(self, request: web.BaseRequest, allowed: Container[str] = ()) -> None:
-        """Refuse state-changing requests of web pages with a foreign origin. Raises: Forbidden."""
+        """Refuse a state-changing request of a page with a disallowed origin. Raises: Forbidden."""
         origin = request.headers.get(hdrs.ORIGIN)
         if origin is None or (request.method in _SAFE and hdrs.UPGRADE not in request.headers):
             return

@@ -468,7 +468,7 @@ async def _serve(name: str, factory: Factory, settings: ServiceSettings) -> int:
 def _follow_certificates(
     certificates: Mapping[str, Tls], app: web.Application, tasks: Tasks
 ) -> None:
-    """Reload certificates when they change, and add a metric of when they expire."""
+    """Reload certificates when they change, and add a metric of their expiry."""
     if not certificates:
         return
     app[METRICS].register(CertificateEnds(certificates))

@@ -356,7 +356,7 @@ class BookieUses(Body):
     bookie: BookieName
     ledgers: int
     repairs: int
-    """The number of items in the repair queue."""
+    """How many items of the repair queue name the bookie."""
     first: tuple[LedgerUse, ...] = ()
 
 

@@ -37,7 +37,7 @@ class SecretUnusable(ValueError):
 
 
 def read_secret(file: Path) -> str:
-    """The secret in a file that is to be presented. Raises: SecretUnusable."""
+    """The first secret in a file, which is the one to present. Raises: SecretUnusable."""
     return read_secrets(file)[0]
 
 
