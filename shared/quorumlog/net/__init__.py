@@ -1,5 +1,5 @@
-"""What services do over the network: the driver that runs a machine, clients of the other services,
-and what every service has (listening, shutdown, health, logs, traces, operations and their OpenAPI).
+"""What services share for networking: the driver that runs a protocol machine, clients of the other
+services, listening, shutdown, health, logs, traces, and operations with their OpenAPI document.
 
 May use `protocol` and `wire`; the SDK does not use it.
 """

@@ -1,12 +1,14 @@
 """Everything that quorumlog uses of aiohttp beyond aiohttp's public interface.
 
-No other module reads, replaces or overrides a private name of aiohttp. `tests/unit/net/test_aiohttp_parts.py` compares the
-names and the behaviour on which this module relies with the installed aiohttp.
+No other module reads, replaces or overrides a private name of aiohttp.
+`tests/unit/net/test_aiohttp_parts.py` compares the names and behaviour used here with the installed
+aiohttp.
 
-The fast path (`DirectConnection`): aiohttp wakes a connection's task for each request, and that task starts another one
-for the handler. The two tasks and the request's objects are more than half of the cost of a short request. A connection
-that is idle shows a request that arrived whole to the application's `Direct` first. What `Direct` does not take, aiohttp
-handles as if it had not been asked, so `Direct` may leave out all rare cases and all failures (ADR 41).
+The fast path (`DirectConnection`): aiohttp wakes a connection's task for each request, and that
+task starts another one for the handler. Both tasks and the request's objects are more than half of
+the cost of a short request. An idle connection first offers a request that arrived whole to the
+application's `Direct`. If `Direct` declines, aiohttp handles the request on the regular path, so
+`Direct` may decline all rare cases and all failures (ADR 41).
 """
 
 import asyncio
@@ -28,13 +30,13 @@ from yarl import URL
 from quorumlog.net.proxies import Proxies
 
 _TURNS: Final = 2
-"""How many turns of the event loop a request waits for the end of its body, which often arrives in a second read: its sender
-is in the middle of one system call (measured)."""
+"""How many turns of the event loop a request waits for the end of its body. The end often arrives
+in a second read, since the sender is in the middle of a system call (measured)."""
 
 
 def name_server(name: str) -> None:
-    """Set the header `Server` of all responses. By default it names the versions of aiohttp and Python, also where aiohttp's
-    parser answers.
+    """Set the header `Server` of all responses, including those of aiohttp's parser. By default it
+    has the versions of aiohttp and Python.
     """
     web_response.SERVER_SOFTWARE = name  # type: ignore[attr-defined]
 
@@ -43,26 +45,27 @@ class Direct(Protocol):
     """The application's handler of the fast path."""
 
     bytes_max: int
-    """The longest body that is taken."""
+    """The longest body that the fast path accepts."""
 
     def begin(
         self, message: RawRequestMessage, body: bytes, connection: "DirectConnection"
     ) -> bool:
-        """Take a request, and call `connection.answer` once, later. False: it is not taken, and nothing was done."""
+        """Accept a request (True) and later call `connection.answer` once, or decline (False)."""
 
 
 DIRECT: Final = web.AppKey("direct", Direct)
-"""The fast path of an application that has one."""
+"""The fast-path handler of an application, if it has one."""
 
 
 class DirectConnection(RequestHandler):
-    """A connection whose requests are shown to a `Direct` first.
+    """A connection that offers its requests to a `Direct` first.
 
-    Invariant: while a request is on the fast path, aiohttp's task waits for `_idle` as if no request had come, and
-    `_waiter` is None as if the task handled one. So aiohttp does not end the connection as an idle one, and further
-    requests queue up until the answer is sent.
+    Invariant: while a request is on the fast path, aiohttp's task waits for `_idle` as if no
+    request had arrived, and `_waiter` is None as if the task were handling one. So aiohttp does not
+    end the connection as an idle one, and further requests are queued until the answer is sent.
 
-    While `_is_coming`, the only queued request lacks the end of its body, and the task was not woken for it.
+    While `_is_coming`, the only queued request lacks the end of its body, and the task was not
+    woken for it.
     """
 
     __slots__ = ("_begun", "_direct", "_idle", "_is_coming", "address", "peer", "proxies")
@@ -73,16 +76,16 @@ class DirectConnection(RequestHandler):
         self.address = ""
         """The address of the client, or of the trusted proxy that has connected."""
         self.peer = ""
-        """The peer that this connection counts for in the budget of connections."""
+        """The peer whose budget of connections this connection counts against."""
         self.proxies: Proxies | None = None
-        """Set if a trusted proxy has connected: its requests come from other addresses."""
+        """Set if a trusted proxy has connected: then `client_of` finds each client's address."""
         self._idle: asyncio.Future[None] | None = None
         self._begun: RawRequestMessage | None = None
         """The request that is being answered on the fast path."""
         self._is_coming = False
 
     def client_of(self, headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> str:
-        """The address of the client of a request with such headers."""
+        """The address of the client that sent a request with these headers."""
         return (
             self.address if self.proxies is None else self.proxies.client_of(headers, self.address)
         )
@@ -90,7 +93,7 @@ class DirectConnection(RequestHandler):
     # Bytes of requests.
 
     def feed(self, data: bytes) -> bool:
-        """Parse bytes of requests; returns whether a head became complete. `data_received` of a subclass calls it."""
+        """Parse the bytes that a subclass received; return whether a request's head is complete."""
         count = self._request_count
         waiter, direct = self._waiter, self._direct
         if (
@@ -115,9 +118,9 @@ class DirectConnection(RequestHandler):
         return self._heads_came(count)
 
     def _heads_came(self, count: int) -> bool:
-        """Whether heads became complete since aiohttp had counted so many. A CONNECT without a target, which aiohttp's parser
-        accepts as HTTP/0.9, gets a URL here, and is refused by `Hosts.check`: without a URL the connection's task would fail,
-        and the connection stay open.
+        """Whether heads have become complete since aiohttp's request count was `count`. A CONNECT
+        without a target, which aiohttp's parser accepts as HTTP/0.9, gets a URL here, so that
+        `Hosts.check` refuses it: without a URL its connection would stay open when the task fails.
         """
         if self._request_count == count:
             return False
@@ -127,7 +130,7 @@ class DirectConnection(RequestHandler):
         return True
 
     def _is_soon_whole(self, direct: Direct) -> bool:
-        """Whether the only queued request is complete but for the end of a short body."""
+        """Whether the only queued request lacks nothing but the end of a short body."""
         message, content = self._messages[0]
         if (
             len(self._messages) > 1
@@ -140,8 +143,8 @@ class DirectConnection(RequestHandler):
         return bool(length) and int(length) <= direct.bytes_max
 
     def _look_again(self, direct: Direct, waiter: asyncio.Future[None], turns: int) -> None:
-        """Take the request whose body was coming, or leave it to the task that `waiter` wakes."""
-        # aiohttp must not be woken for a connection that is being closed: it has forgotten how requests are made.
+        """Start the request whose body was incomplete, or wake the task for it by `waiter`."""
+        # The task must not be woken for a closing connection: its request factory is gone.
         is_closing = self.transport is None or self.transport.is_closing()
         if is_closing or waiter.done() or self._waiter is not waiter or not self._messages:
             self._is_coming = False
@@ -153,7 +156,7 @@ class DirectConnection(RequestHandler):
                 waiter.set_result(None)
 
     def _begin(self, direct: Direct, waiter: asyncio.Future[None]) -> bool:
-        """Give the only queued request to `direct`, if that is possible."""
+        """Offer the only queued request to `direct`, if possible; return whether it accepted."""
         message, content = self._messages[0]
         if (
             len(self._messages) > 1
@@ -164,7 +167,7 @@ class DirectConnection(RequestHandler):
             or message.compression is not None
             or content is EMPTY_PAYLOAD
             or not content.is_eof()
-            or not content._buffer  # reading it would take it from the regular path
+            or not content._buffer  # reading the body would take it from the regular path
             or self._paused  # the client does not read its answers
             or self._manager is None
         ):
@@ -187,7 +190,7 @@ class DirectConnection(RequestHandler):
         return True
 
     def answer(self, data: bytes, *, closes: bool = False) -> None:
-        """Send the answer to the request that was begun; `closes`: and end the connection behind it."""
+        """Send the answer to the request on the fast path, and end the connection if `closes`."""
         waiter, transport = self._idle, self.transport
         assert waiter is not None, "a request is answered once"
         self._idle = self._begun = None
@@ -197,7 +200,7 @@ class DirectConnection(RequestHandler):
         if self._handler_waiter is not None and not self._handler_waiter.done():
             self._handler_waiter.set_result(None)
         if self._force_close or self._close or closes:
-            # The task ends as that of an idle connection.
+            # The task ends like that of an idle connection.
             waiter.cancel()
             self._close = True
             if transport is not None:
@@ -219,9 +222,9 @@ class DirectConnection(RequestHandler):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being handled or about to be: a request that has just arrived has set
-        the handler's waiter, and the rest of its body may arrive before the handler runs. The first
-        bytes of a connection may come before there is a waiter.
+        """Whether no request is being handled or about to be. A request that has just arrived has
+        set the handler's waiter, and the rest of its body may arrive before the handler runs. A
+        connection's first bytes may arrive before there is a waiter.
         """
         if self._waiter is None:
             return self._request_count == 0
@@ -239,7 +242,7 @@ class DirectConnection(RequestHandler):
 
     @property
     def chunked_request(self) -> web.BaseRequest | None:
-        """The request that is being handled, if its body comes in chunks."""
+        """The request that is being handled, if its body is chunked."""
         request = self._current_request
         return request if request is not None and request._message.chunked else None
 
@@ -253,7 +256,7 @@ class DirectConnection(RequestHandler):
             self._resume_transport_reading()
 
     def break_body(self, request: web.BaseRequest, error: Exception) -> None:
-        """End a request's body with an error for whoever reads it, and the connection after the answer."""
+        """Make reads of a body fail with `error`, and end the connection after the answer."""
         content = request.content
         content._buffer.clear()
         content.set_exception(error)
@@ -261,8 +264,9 @@ class DirectConnection(RequestHandler):
         self.close()
 
     def end_input(self) -> bool:
-        """Parse the end of the client's bytes; returns whether a request is still to be answered. The connection ends
-        behind the last answer. With an upgrade or a CONNECT behind them, earlier requests are not answered any more.
+        """Parse the end of the client's bytes; return whether a request is unanswered. The
+        connection ends after the last answer. Requests before an upgrade or a CONNECT stay
+        unanswered.
         """
         if self.is_idle or self._upgraded or self._payload_parser is not None:
             return False
@@ -272,21 +276,22 @@ class DirectConnection(RequestHandler):
         except PayloadEncodingError:
             return False  # in the middle of a body
         except HttpProcessingError:
-            pass  # malformed, which is answered
+            pass  # malformed: aiohttp answers that
         self._close = not self._messages
         return True
 
     def close_behind_the_last(self) -> None:
-        """End the connection behind the answer that is about to be sent, if no other request waits."""
+        """End the connection after the answer about to be sent, if no other request waits."""
         self._close = self._close or not self._messages
 
 
 def take_parser(
     socket: web.WebSocketResponse, connection: RequestHandler, taker: Any, turn_messages: int
 ) -> tuple[Any, Any]:
-    """The parser of a prepared WebSocket, and its queue of whole messages. From now on `taker` gets the bytes that arrive
-    (`feed_data`, which returns whether the reading ends) and the end of the connection (`feed_eof`). Readers of the queue
-    give others their turn after `turn_messages` messages.
+    """Return a prepared WebSocket's parser, and its queue of whole messages. From now on `taker`
+    gets the bytes that arrive (`feed_data`, which returns whether reading ends) and the
+    connection's end (`feed_eof`). Readers of the queue yield to other tasks every `turn_messages`
+    messages.
     """
     parser, queue = socket._parser, socket._reader
     socket._reader = cast("Any", _InTurns(queue, turn_messages))
@@ -295,25 +300,25 @@ def take_parser(
 
 
 def drop_parser(socket: web.WebSocketResponse) -> None:
-    """Free the parser of a WebSocket, and what arrived of an incomplete message."""
+    """Free a WebSocket's parser, with the incomplete message in it."""
     socket._parser = None
 
 
 def messages_in(queue: Any) -> Sequence[tuple[WSMessage, int]]:
-    """The messages in a WebSocket's queue, each with its bytes."""
+    """The messages in a WebSocket's queue, each with its size in bytes."""
     found: Sequence[tuple[WSMessage, int]] = queue._buffer
     return found
 
 
 def bytes_in(queue: Any) -> int:
-    """The bytes of all messages in a WebSocket's queue."""
+    """The size in bytes of all messages in a WebSocket's queue."""
     size: int = queue._size
     return size
 
 
 class _InTurns:
-    """A queue of messages whose readers give others their turn: aiohttp takes all messages up to the peer's close frame without
-    a pause, and a peer may go on sending.
+    """A queue of messages whose readers yield to other tasks. aiohttp reads all messages up to the
+    peer's close frame without a pause, and a peer may go on sending.
     """
 
     def __init__(self, queue: Any, turn_messages: int) -> None:
@@ -329,14 +334,13 @@ class _InTurns:
 
 
 class Connector(aiohttp.TCPConnector, ABC):
-    """Connections of a session. Takes the free connection that was used last; aiohttp takes the one that was free longest.
-
-    In aiohttp's order each connection that a burst once needed gets its turn before it counts as
-    idle, so a process that always asks something (a heartbeat is enough) would keep them all.
+    """A session's connections. The free connection that was used last is used again first. In
+    aiohttp's order (longest free first), each connection of a burst is used again before it counts
+    as idle, so a process that sends anything regularly (a heartbeat is enough) would keep them all.
     """
 
     def transports(self) -> Iterator[asyncio.Transport]:
-        """Of all connections, free ones too."""
+        """The transports of all connections, including free ones."""
         free = (protocol for kept in self._conns.values() for protocol, _ in kept)
         for protocol in (*free, *self._acquired):
             if protocol.transport is not None:
@@ -347,11 +351,11 @@ class Connector(aiohttp.TCPConnector, ABC):
         """The TLS context of the next connection."""
 
     def check_server(self, transport: asyncio.Transport, request: ClientRequest) -> None:
-        """Judge who answers at a new connection over TLS. Raises: ClientError."""
+        """Check the identity of the server at a new TLS connection. Raises: ClientError."""
 
     def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
         super()._release(key, protocol, should_close=should_close)
-        # Appended at the end; the next one is taken from the front.
+        # aiohttp has appended the connection at the end, and takes the next one from the front.
         if (free := self._conns.get(key)) is not None:
             free.rotate()
 
@@ -364,5 +368,5 @@ class Connector(aiohttp.TCPConnector, ABC):
         return made
 
     def _get_ssl_context(self, req: ClientRequest) -> SSLContext | None:
-        """The newest context: aiohttp would keep the one of its construction."""
+        """The newest context: aiohttp would keep the first one."""
         return self.context() if req.is_ssl() else None

@@ -1,8 +1,8 @@
-"""The audit log: who asked a service for what, and what came of it (docs/adr/0022-audit-log.md).
+"""The audit log: who requested what, and with which result (docs/adr/0022-audit-log.md).
 
-The edge of each service notes the requests to its audited operations: one line of the logger `audit` when the answer
-is known. While such a request is in work, requests to other services tell of it in a header, so that the metadata
-service keeps the request beside the change, in one transaction.
+The edge of each service records requests to its audited operations: one line of the logger `audit`
+when the answer is known. Meanwhile, requests to other services name the audited request in a
+header, so that the metadata service stores it with the change, in one transaction.
 """
 
 import logging
@@ -23,14 +23,14 @@ from quorumlog.protocol.ids import ID_MAX
 from quorumlog.wire.token_bodies import TARGET_CHARS_MAX, AuditedRequest
 
 log = logging.getLogger("audit")
-log.setLevel(logging.INFO)  # whatever the level of the other lines is
+log.setLevel(logging.INFO)  # independent of the level of other loggers
 
 AUDITED: Final = web.AppKey("audited", Mapping[tuple[str, str], str])
 """The name of each audited operation, by its method and path."""
 
 ANONYMOUS: Final = "anonymous"
 WHO: Final = ContextVar("who", default=ANONYMOUS)
-"""Who sent the request in work to a listener that knows its callers; tasks that the request starts inherit it."""
+"""The caller of the request being handled, if known; tasks that the request starts inherit it."""
 
 
 def _time(text: str, pointer: str) -> datetime:
@@ -59,7 +59,7 @@ LIMIT: Final = query_integer("limit", 1, 1000, "Rows of a page.", 100)
 
 @dataclass(slots=True, eq=False)
 class Audited:
-    """An audited request, while it is in work."""
+    """An audited request that is being handled."""
 
     operation: str
     target: str
@@ -70,7 +70,7 @@ class Audited:
 
     @property
     def body(self) -> AuditedRequest:
-        """What other services are told."""
+        """The description of the request for other services."""
         return AuditedRequest(
             id=self.id,
             who=self.who[:TARGET_CHARS_MAX],
@@ -80,7 +80,7 @@ class Audited:
         )
 
     def end(self, response: web.StreamResponse | None) -> None:
-        """Note the answer; None: the client left before."""
+        """Record the answer; None means that the client left before it."""
         if self.is_over:
             return
         self.is_over = True
@@ -93,7 +93,7 @@ _CURRENT: Final[ContextVar[Audited | None]] = ContextVar("audited", default=None
 
 
 def begin(request: web.Request, path: str) -> Audited | None:
-    """Note that a request to a route (its path as declared) begins, if its operation is audited."""
+    """Begin to audit a request if the operation of its route, declared as `path`, is audited."""
     name = request.app.get(AUDITED, {}).get((request.method, path))
     if name is None:
         return None
@@ -103,27 +103,27 @@ def begin(request: web.Request, path: str) -> Audited | None:
 
 
 def identified(who: str) -> None:
-    """Say who sent the request in work."""
+    """Set the caller of the request that is being handled."""
     WHO.set(who)
     if (found := current()) is not None:
         found.who = who
 
 
 def current() -> Audited | None:
-    """The audited request in work, if this is work for one."""
-    # Tasks that a request started may outlive it: what they do then is nobody's request.
+    """The audited request that the current task works for; None if there is none."""
+    # Tasks may outlive the request that started them; their work is then part of no request.
     found = _CURRENT.get()
     return None if found is None or found.is_over else found
 
 
 def name_target(target: str) -> None:
-    """Say what the request in work is about, where its path does not."""
+    """Set the target of the request that is being handled, if its path does not name it."""
     if (found := current()) is not None:
         found.target = target
 
 
 def leave_out() -> None:
-    """Don't audit the request in work: it asks for nothing that is audited."""
+    """Don't audit the request that is being handled: it changes nothing that is audited."""
     if (found := current()) is not None:
         found.is_over = True
 
@@ -139,8 +139,9 @@ def note(
 
 
 def target_of(path: str, given: Mapping[str, str]) -> str:
-    """What a request is about: `ledgers/5` for `/v1/ledgers/{ledger_id}/recover`. `path` is as declared, `given` has its
-    parameters; the first one names the target. Each name has one spelling, in printable ASCII, as a URL has it.
+    """A request's target, such as `ledgers/5` for `/v1/ledgers/{ledger_id}/recover`. `path` is the
+    declared path; the first of its parameters, which are in `given`, names the target. Names are
+    quoted as in URLs, so that each has one spelling, in printable ASCII.
     """
     named, brace, _ = path.removeprefix("/v1/").partition("}")
     shown = {name: quote(text, errors="backslashreplace") for name, text in given.items()}
@@ -148,5 +149,5 @@ def target_of(path: str, given: Mapping[str, str]) -> str:
 
 
 def who_is(caller: Identity) -> str:
-    """A caller of an internal listener, for people."""
+    """A caller of an internal listener, as text for the audit log."""
     return caller.name if caller.role is None else f"{caller.role} {caller.name}"

@@ -1,6 +1,6 @@
-"""Bodies of the services inside the cluster: read with a deadline and in bounded memory; strict JSON models in and out.
+"""Bodies between services: read with a deadline and in bounded memory, into strict models.
 
-The gateway's edge reads the bodies of clients itself, with limits of its own, and appends without pydantic.
+The gateway's edge reads clients' bodies itself, with its own limits, and appends without pydantic.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ BODY_S: Final = 10.0
 """Time for a body to arrive (docs/protocol.md, Times)."""
 
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Of all bodies that are being received, counted as their bytes arrive."""
+"""The most bytes of bodies that are being received; counts the bytes that have arrived."""
 
 
 class Receiving:
-    """The bytes received of bodies that are incomplete."""
+    """How many bytes of incomplete bodies have arrived."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -32,7 +32,7 @@ RECEIVING: Final = web.AppKey("receiving", Receiving)
 
 
 async def read(request: web.Request) -> bytes:
-    """The body. Raises: BadRequest, Overloaded, RequestTimeout, TooLarge."""
+    """Read a request's body. Raises: BadRequest, Overloaded, RequestTimeout, TooLarge."""
     receiving, bytes_max = request.app[RECEIVING], request.client_max_size
     if (request.content_length or 0) > bytes_max:
         raise TooLarge(f"the body has {request.content_length} bytes; the limit is {bytes_max}")
@@ -63,7 +63,7 @@ _FAULTS_MAX: Final = 100
 
 
 def answer(body: object, status: int = 200, **headers: str) -> web.Response:
-    """A body as JSON. Header names are given with underscores."""
+    """A response with `body` as JSON. The names of `headers` have underscores for hyphens."""
     return web.Response(
         body=json_of(body),
         status=status,
@@ -73,9 +73,9 @@ def answer(body: object, status: int = 200, **headers: str) -> web.Response:
 
 
 def parsed(data: bytes, model: type[T]) -> T:
-    """A JSON body as a model or a value; no body is `{}`. Raises: BadRequest, InvalidRequest."""
+    """Parse a JSON body; an empty body counts as `{}`. Raises: BadRequest, InvalidRequest."""
     body = data or b"{}"
-    # Pydantic would keep the last of two equal keys.
+    # Refuses repeated keys, of which pydantic would keep the last.
     strict.loads(body)
     try:
         value: T = codec(model).validate_json(body)
@@ -85,7 +85,7 @@ def parsed(data: bytes, model: type[T]) -> T:
 
 
 def invalid_of(error: ValidationError) -> InvalidRequest:
-    """A 422 that lists what pydantic found."""
+    """A 422 that lists the first faults that pydantic found."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     found = [
         invalid(

@@ -1,10 +1,10 @@
-"""Two channels per bookie, one of them for reads: pipelined requests, each answered once.
+"""Two channels to each bookie, one of them for reads. Requests are pipelined, each answered once.
 
-Everything but a checked answer becomes `Status.UNKNOWN`: a broken connection (for all requests in
-flight), silence past the deadline, an answer that does not echo its request (rule 4), a bookie without
-a known address, too many bytes in flight. A channel connects on the first request and, when connecting
-fails, backs off with jitter; requests made meanwhile are unknown at once, so that a writer changes its
-ensemble without a wait.
+Anything but a checked answer becomes `Status.UNKNOWN`: a broken connection (for all requests in
+flight), silence past the deadline, an answer that does not echo its request (rule 4), a bookie
+without a known address, too many bytes in flight. A channel connects on its first request. After a
+failure to connect, it backs off with jitter; requests made meanwhile are unknown at once, so that a
+writer can change its ensemble without waiting.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 _SWEEP_S: Final = 0.1
 _COPIES_MAX: Final = 20_000
-"""Ledgers of which a channel remembers that the bookie has a copy of the row: as many as a gateway writes at a
-time. One beyond costs a copy more with its next add."""
+"""The most ledgers for which a channel remembers that the bookie has a copy of the metadata: as
+many as a gateway writes at a time. A forgotten ledger's next add carries one more copy."""
 _REQUEST_COST: Final = 128
-"""Bytes in flight that a request counts as at least."""
+"""The least number of bytes in flight that a request counts as."""
 _QUICK: Final = (Op.READ, Op.READ_LAC)
 
 OnAnswer = Callable[[ChannelAnswer], None]
@@ -47,15 +47,16 @@ OnAnswer = Callable[[ChannelAnswer], None]
 
 @dataclass(frozen=True, slots=True)
 class ChannelLimits:
-    """Times and sizes of the channels."""
+    """Deadlines, pauses and sizes of the channels."""
 
     connect_s: float = 2.0
     backoff_min_s: float = 0.05
     backoff_max_s: float = 1.0
     quick_s: float = 2.0
-    """Reads (docs/protocol.md, Times)."""
+    """The deadline of reads (docs/protocol.md, Times)."""
     slow_s: float = 10.0
-    """Requests that wait for a disk: adds, fences. Equals the quorum timeout."""
+    """The deadline of requests that wait for a disk (adds, fences); the same as the quorum
+    timeout."""
     in_flight_bytes_max: int = 256 << 20
 
 
@@ -72,10 +73,10 @@ class _InFlight:
     done: OnAnswer
     size: int
     deadline: float
-    """By the channel's clock."""
+    """The time on the channel's clock when the request becomes unknown."""
 
     def complete(self, answer: ChannelAnswer) -> None:
-        """Call `done`, and again with `Status.UNKNOWN` if it raises: other requests' answers still arrive."""
+        """Call `done`, and again with UNKNOWN if it raises, so that other requests complete."""
         try:
             self.done(answer)
         except Exception:
@@ -90,12 +91,12 @@ class _InFlight:
 
 
 class Channel:
-    """The connection to one bookie.
+    """One of the two connections to a bookie.
 
     Invariants:
-      - each request in `_in_flight` completes once: by its answer, its deadline, or a broken connection;
+      - each request in `_in_flight` completes once: by answer, deadline or broken connection;
       - `_in_flight` has the requests of each timeout class in the order of their deadlines;
-      - a request enters `_in_flight` before its bytes are handed over.
+      - a request enters `_in_flight` before its bytes are handed over for sending.
     """
 
     def __init__(
@@ -114,14 +115,14 @@ class Channel:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._time = awake().time
-        """The clock of deadlines: this process's own standstill is not the bookie's silence."""
+        """The clock of deadlines: a standstill of this process is not the bookie's silence."""
         self._in_flight: tuple[dict[int, _InFlight], dict[int, _InFlight]] = ({}, {})
-        """Quick requests and slow ones, by their ids."""
+        """Quick requests and slow requests, by id."""
         self._copies: dict[int, RowName] = {}
         self._in_flight_bytes = 0
         self._outbox: deque[Message] = deque()
         self._framed: Framed | None = None
-        """The connection while it stands."""
+        """The connection while it is open."""
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
         self._not_before = 0.0
@@ -131,15 +132,15 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection stands."""
+        """Whether the connection is open."""
         return self._framed is not None
 
     def has_copy(self, ledger_id: int, name: RowName | None) -> bool:
-        """Whether the bookie acknowledged an add that brought a copy of this row, on this connection."""
+        """Whether the bookie acknowledged, on this connection, a copy of the metadata `name`."""
         return self.is_open and self._copies.get(ledger_id) == name
 
     def note_copy(self, ledger_id: int, name: RowName, *, is_kept: bool) -> None:
-        """Note the answer to an add that this row's copy came with, or had come before."""
+        """Record, by the bookie's answer, whether it keeps a copy of the metadata `name`."""
         if not is_kept:
             self._copies.pop(ledger_id, None)
         elif self.is_open and self._copies.get(ledger_id) != name:
@@ -167,7 +168,7 @@ class Channel:
             self._loop.call_later(_SWEEP_S, self._sweep)
 
     async def close(self) -> None:
-        """Break the connection; requests in flight become unknown."""
+        """Close the connection; requests in flight become unknown."""
         self._closed = True
         task = self._task
         if task is not None:
@@ -185,7 +186,7 @@ class Channel:
         return True
 
     async def _run(self) -> None:
-        """Connect, carry messages until the connection breaks, fail the requests in flight."""
+        """Connect, exchange messages until the connection breaks, and fail requests in flight."""
         try:
             framed = await self._connect()
             try:
@@ -199,7 +200,7 @@ class Channel:
             log.info("channel-broken", extra={"bookie": self._name, "why": repr(broken)})
             self._failed(self._name)
         except Exception:
-            # A defect: what was in flight is unknown, and the next request connects anew.
+            # A defect: requests in flight become unknown, and the next request connects again.
             log.exception("channel-broke", extra={"bookie": self._name})
         finally:
             self._back_off()
@@ -214,7 +215,7 @@ class Channel:
         async with awake_timeout(self._limits.connect_s):
             expected = ExpectedServer(Role.BOOKIE, self._name)
             framed = await connect(self._session, f"{url}/v1/channel", self, names, expected)
-        # What restarted since may have lost what it had not synced.
+        # A bookie that restarted since may have lost copies that it had not synced.
         self._copies.clear()
         self._framed, self._failures, self._heard_at = framed, 0, self._time()
         log.info("channel-open", extra={"bookie": self._name, "url": url})
@@ -231,12 +232,12 @@ class Channel:
         return buffers
 
     def received(self, fields: bytes, run: bytes) -> None:
-        """Take a message of answers. Raises: BadFrame, ClientError."""
+        """Process a message with answers. Raises: BadFrame, ClientError."""
         self._heard_at = self._time()
         member, answers = frames.parse_answers(fields, run)
         if member_name(member) != self._name:
-            # The bookie has moved, and another one listens at its former address: this connection
-            # would stay open, and useless, for ever.
+            # The bookie has moved, and another bookie listens at its former address: this
+            # connection would stay open for ever without use.
             raise aiohttp.ClientError(f"{member} listens at the address of {self._name}")
         for answer in answers:
             self._complete(member, answer)
@@ -245,14 +246,14 @@ class Channel:
         quick, slow = self._in_flight
         request = slow.pop(answer.request_id, None) or quick.pop(answer.request_id, None)
         if request is None:
-            return  # the deadline passed before: the request was completed then
+            return  # the deadline passed earlier, and completed the request
         self._in_flight_bytes -= request.size
         echoed = (
             answer.op is request.op
             and answer.ledger_id == request.ledger_id
             and answer.first == request.first
             and answer.last == request.last
-            # A refusal by another incarnation proves nothing but that (rule 9).
+            # Another incarnation may answer only to refuse the request (rule 9).
             and (member == request.member or answer.status is Status.NOT_MINE)
         )
         if echoed:
@@ -278,8 +279,8 @@ class Channel:
             request.unknown()
 
     def _is_fault(self, request: _InFlight) -> bool:
-        """Whether the bookie is at fault for an answer that did not come in time. While other answers
-        come, a read may wait behind the answers to many other readers.
+        """Whether a missed deadline is the bookie's fault. While other answers arrive, a read may
+        only be waiting behind the answers to other reads.
         """
         sent_at = request.deadline - self._limits.quick_s
         return request.op is not Op.READ or self._heard_at < sent_at
@@ -296,7 +297,7 @@ class Channel:
                 self._in_flight_bytes -= request.size
                 silent.append(request)
         if any(request.deadline - self._limits.slow_s > self._heard_at for request in silent):
-            # No message at all since a slow request was sent: the peer is gone without closing.
+            # No message arrived since a slow request was sent: the peer has gone without closing.
             task = self._task
             if task is not None and self.is_open:
                 task.cancel()
@@ -311,7 +312,7 @@ class Channel:
 
 
 class BookieClient:
-    """The channels of one process, by the bookies' names. Implements `ports.BookiesPort`."""
+    """The channels of one process to all bookies. Implements `ports.BookiesPort`."""
 
     def __init__(
         self,
@@ -320,28 +321,28 @@ class BookieClient:
         limits: ChannelLimits | None = None,
         failed: Callable[[str], None] = lambda _name: None,
     ) -> None:
-        """`address` gives the last known URL for a bookie's name; `failed` is called each time a bookie
-        is silent, breaks its connection or sends an answer without a request.
+        """`address` returns a bookie's last known URL. `failed` is called whenever a bookie misses
+        a deadline, breaks its connection, or sends an answer that does not match its request.
         """
         self._failed = failed
         self._address = address
         self._session = session
         self._limits = limits or ChannelLimits()
         self._channels: dict[tuple[str, bool], Channel] = {}
-        """By the bookie's name, and whether it is for reads: adds must not wait behind their answers."""
+        """By bookie name, and whether for reads: adds must not wait behind the answers to reads."""
         self._copied: tuple[LedgerMetadata, RowCopy] | None = None
         self._ids = count(1)
-        """Of requests."""
+        """The ids of requests."""
 
     def channels(self) -> dict[str, bool]:
-        """The bookies that were asked so far, and whether their connection stands."""
+        """The bookies that have got requests, and whether their connections are open."""
         found: dict[str, bool] = {}
         for (name, _), channel in self._channels.items():
             found[name] = channel.is_open and found.get(name, True)
         return found
 
     async def close(self) -> None:
-        """Break all connections."""
+        """Close all connections."""
         await asyncio.gather(*[channel.close() for channel in self._channels.values()])
 
     def add(
@@ -354,7 +355,7 @@ class BookieClient:
         recovery: bool = False,
         row: LedgerMetadata | None = None,
     ) -> None:
-        """Store a member's part of a run. `row` names the member, which keeps a copy (rule 18b)."""
+        """Store a member's part of a run, and a copy of its metadata `row` (rule 18b)."""
         channel, name = self._channel(member), None if row is None else name_of(row)
         has_copy = row is None or channel.has_copy(run.ledger_id, name)
 
@@ -379,15 +380,15 @@ class BookieClient:
         channel.send(request, settle)
 
     def fence(self, member: str, ledger_id: int, ledger_key: bytes, done: LacDone) -> None:
-        """Fence a ledger durably and learn its LAC."""
+        """Fence a ledger at a member durably; `done` gets the LAC that the member knows."""
         self._ask(Op.FENCE, member, ledger_id, NO_ENTRY, ledger_key, _of_lac(done))
 
     def read_lac(self, member: str, ledger_id: int, done: LacDone) -> None:
-        """Learn the highest LAC that a member knows of, without fencing."""
+        """Read the highest LAC that a member knows, without fencing."""
         self._ask(Op.READ_LAC, member, ledger_id, NO_ENTRY, frames.NO_KEY, _of_lac(done))
 
     def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
-        """Send a member the writer's LAC (explicit LAC). No answer is needed: the next entry carries the LAC too."""
+        """Send a member the explicit LAC; the answer is ignored: the next entry has the LAC too."""
         self._ask(Op.WRITE_LAC, member, ledger_id, lac, ledger_key, lambda _answer: None)
 
     def _ask(
@@ -397,11 +398,11 @@ class BookieClient:
         self._channel(member).send(request, done)
 
     def keep_row(self, member: str, ledger_key: bytes, row: LedgerMetadata, done: AddDone) -> None:
-        """Have a member keep a copy of a ledger's row (rule 18b)."""
+        """Have a member store a copy of a ledger's metadata (rule 18b)."""
         channel, copy = self._channel(member), self._copy_of(row)
 
         def settle(answer: ChannelAnswer) -> None:
-            # No add follows the close.
+            # Later adds need not carry the copy again; only an OPEN ledger has later adds.
             is_of_use = answer.status is Status.OK and row.state is State.OPEN
             channel.note_copy(row.ledger_id, copy.name, is_kept=is_of_use)
             done(answer.status)
@@ -421,8 +422,8 @@ class BookieClient:
         fence_key: bytes | None = None,
         from_disk: bool = False,
     ) -> None:
-        """Read what a member holds of first..last. With `fence_key` the member fences first (X1); with
-        `from_disk` it syncs first and reads its disk (rule 20a).
+        """Read the entries from `first` to `last` that a member has. With `fence_key` the member
+        fences first (X1); with `from_disk` it syncs first and reads its disk (rule 20a).
         """
         request = Request(
             Op.READ,
@@ -440,7 +441,7 @@ class BookieClient:
         channel.send(request, lambda answer: done(*_checked_read(answer, member)))
 
     def _copy_of(self, row: LedgerMetadata) -> RowCopy:
-        """The copy of a row; the members of a ledger get theirs one after another."""
+        """The encoded copy of metadata, cached: all members of a ledger get it in succession."""
         if self._copied is None or self._copied[0] is not row:
             self._copied = row, RowCopy(name_of(row), row_copies.encode(row))
         return self._copied[1]
@@ -459,7 +460,7 @@ def _of_lac(done: LacDone) -> OnAnswer:
 
 
 def _checked_read(answer: ChannelAnswer, member: str) -> tuple[Status, Run | None, Ranges]:
-    """The content of an answer to a read; unknown unless the content is of the range of the request."""
+    """A read's checked result; UNKNOWN if it is invalid or outside of the requested range."""
     if answer.status is not Status.OK:
         return answer.status, None, ()
     try:

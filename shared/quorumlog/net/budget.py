@@ -1,8 +1,8 @@
-"""Budgets: how much of one thing (bytes, requests, connections, ledgers) is in use, and by which peer.
+"""Budgets: how much of a resource (bytes, requests, connections, ledgers) each peer uses.
 
-One peer may use seven eighths of a budget: behind a balancer, or on one machine, all clients have one
-address. The last eighth is reserved for peers that use less than their share, so that a greedy peer
-leaves room for the others.
+One peer may use seven eighths of a budget, since all clients behind a balancer or on one machine
+have one address. The last eighth is reserved for peers that use less than their share, so that a
+greedy peer leaves room for the others.
 """
 
 import ipaddress
@@ -13,7 +13,7 @@ from typing import Final
 from quorumlog.errors import Overloaded
 
 PEER: Final = ContextVar("peer", default="")
-"""The peer whose request is in work; tasks that the request starts inherit it, and are charged to it."""
+"""The peer whose request is being handled, inherited by the tasks that the request starts."""
 
 _KEPT: Final = 8
 """One part in eight is reserved for peers below their share."""
@@ -22,7 +22,7 @@ _IPV6_HOST_BITS: Final = 64
 
 @lru_cache(maxsize=4096)
 def peer_of(address: str | None) -> str:
-    """The peer of an address: an IPv6 host has a whole /64 of addresses."""
+    """The peer of an address. For IPv6 it is the /64, since a host has that many addresses."""
     if address is None or ":" not in address:
         return address or ""
     try:
@@ -34,7 +34,7 @@ def peer_of(address: str | None) -> str:
 
 
 class Budget:
-    """The use of one thing, in all and by peer. Each `take` is undone once, by `give` for the same peer.
+    """The use of one resource, in total and by peer. Each `take` is undone by one `give`.
 
     Invariant: `used` is the sum of what the peers use, and no peer's use is negative.
     """
@@ -42,7 +42,7 @@ class Budget:
     __slots__ = ("_free_for_all", "_limit", "_of", "_setting", "_share", "_what", "used")
 
     def __init__(self, what: str, setting: str, limit: int, share: int) -> None:
-        """Refusals name `what` and `setting`; the share's setting is `PEER_` and `setting`."""
+        """Errors name `what` and `setting`; the setting of the share is `PEER_{setting}`."""
         self._what, self._setting = what, setting
         self._limit, self._share = limit, share
         self._free_for_all = limit - limit // _KEPT
@@ -54,7 +54,7 @@ class Budget:
         return self._of.get(peer, 0)
 
     def check(self, peer: str, count: int) -> None:
-        """Raise Overloaded if a peer can't take `count` more. A budget that is not in use takes any amount."""
+        """Raise Overloaded if a peer can't use `count` more. An unused budget allows any use."""
         used = self.used + count
         if used <= self._free_for_all or not self.used:
             return
@@ -67,13 +67,13 @@ class Budget:
             )
 
     def take(self, peer: str, count: int = 1) -> None:
-        """Use `count` more. Raises: Overloaded; nothing is taken then."""
+        """Use `count` more. Raises: Overloaded; then nothing is taken."""
         if self.used + count > self._free_for_all:
             self.check(peer, count)
         self.back(peer, count)
 
     def give(self, peer: str, count: int = 1) -> None:
-        """Give back what was taken."""
+        """Give back `count` of what was taken."""
         self.used -= count
         left = self._of.get(peer, 0) - count
         if left:
@@ -82,6 +82,6 @@ class Budget:
             self._of.pop(peer, None)
 
     def back(self, peer: str, count: int = 1) -> None:
-        """Take again what was given back for a while; never refused."""
+        """Take again what `give` returned temporarily; never refused."""
         self.used += count
         self._of[peer] = self._of.get(peer, 0) + count

@@ -1,8 +1,8 @@
 """Connections of clients that may be slow, broken or hostile.
 
-aiohttp waits without a limit for a request's head and for a client to read its answers, and answers malformed HTTP with
-plain text. Here each connection has deadlines, the number of connections has a limit, and malformed HTTP gets a problem
-document. Bodies have their deadlines where they are read.
+aiohttp waits without a limit for a request's head and for a client to read its answers, and answers
+malformed HTTP with plain text. Here each connection has deadlines, the number of connections has a
+limit, and malformed HTTP gets a problem document. The code that reads bodies has its own deadlines.
 """
 
 import asyncio
@@ -27,26 +27,26 @@ from quorumlog.net.timers import awake
 log = logging.getLogger(__name__)
 
 _CHUNKS_FREE_BYTES: Final = 1 << 20
-"""Twice the bytes of a body that come while its chunks' heads are longer than half of it. aiohttp's parser keeps one read of
-256 KiB unparsed at most, which counts too.
-"""
+"""The heads of a body's chunks may be half as long as their content, plus half of this. The
+allowance includes the 256 KiB that aiohttp's parser may keep unparsed."""
 _TURN_BYTES: Final = 128 << 10
-"""A connection that delivers so many bytes in one read is paused until the next turn of the event loop. Otherwise libuv
-(`uv__read`) reads up to 32 times 256 KiB from it before it serves the next connection.
-"""
+"""A connection that delivers this many bytes in one read is paused until the next turn of the event
+loop. Otherwise libuv (`uv__read`) reads up to 32 times 256 KiB from it before the next
+connection."""
 _CHUNKS_READ_BYTES: Final = 32 << 10
-"""Parsed between two looks at that: 10 ms of chunks of one byte (measured)."""
+"""Bytes parsed between two checks of the chunks' heads: 10 ms for chunks of one byte (measured)."""
 _REFUSED_S: Final = 1.0
-"""How long a refused connection may take for its request, and to end (taste)."""
+"""How long a refused connection may take to send its request, and to end (by judgement)."""
 _REFUSED_MAX: Final = 200
 _REFUSED_SHARE: Final = 8
-"""Refused connections that may take that time at once: 200, and an eighth of the limit. Others are closed at once."""
+"""At most `_REFUSED_MAX` refused connections, and at most an eighth of the limit, may take that
+time at once. Others are closed at once."""
 _REFUSALS_LOGGED_EVERY_S: Final = 60.0
 _CURRENT: Final[ContextVar["Connection | None"]] = ContextVar("connection", default=None)
 
 _HEAD_KEPT_BYTES: Final = 16 << 10
-"""A connection whose last request had a longer head is closed. aiohttp keeps three times as much of a head: 10,000 idle
-connections keep some 500 MB at the most."""
+"""A connection is closed if its last request had a longer head. aiohttp keeps three times a head's
+bytes in memory: some 500 MB at most for 10,000 idle connections."""
 HEAD_LINE_BYTES: Final = 8190
 """The longest line of a request's head that clients may send: aiohttp's own bound."""
 
@@ -57,40 +57,40 @@ class ListenLimits:
 
     connections_max: int = 10_000
     peer_connections_max: int = 10_000
-    """Of one address, once seven eighths of all are taken."""
+    """The most connections of one address once seven eighths of all are in use."""
     head_timeout_s: float = 10.0
-    """From the first byte of a request's head to the last."""
+    """The deadline for a request's head, from its first byte."""
     idle_timeout_s: float = 65.0
-    """An idle connection: longer than the 60 s for which proxies commonly keep one."""
+    """How long an idle connection is kept: longer than the 60 s of common proxies."""
     stalled_answer_timeout_s: float = 60.0
     """How long a client may pause reading its answer."""
     head_line_bytes_max: int = HEAD_LINE_BYTES
     headers_max: int = 100
     proxies: Proxies | None = None
-    """The trusted proxies. Their connections have no share of the budget, since each carries requests of many clients."""
+    """The trusted proxies. Each of their connections is a peer of its own, with many clients."""
     drain_timeout_s: float = 20.0
 
 
 def as_sent(request: web.Request) -> web.Request:
-    """Return the request with the address of its client as `remote`, if it came through a trusted proxy."""
+    """Return the request, with its client's address as `remote` if a trusted proxy sent it."""
     connection = request.protocol
     if not isinstance(connection, Connection):
-        return request  # of a server of aiohttp's own
+        return request  # from a server of aiohttp's own
     client = connection.client_of(request.headers)
     return request if client in ("", request.remote) else request.clone(remote=client)
 
 
 def wants_socket(socket: web.WebSocketResponse, request: web.Request) -> bool:
-    """Whether a request is a handshake for the socket as RFC 6455 defines it."""
+    """Whether a request is a valid handshake for a WebSocket (RFC 6455)."""
     try:
         return socket.can_prepare(request).ok
     except UnicodeEncodeError:
-        # aiohttp's refusal quotes the wrong header, which is not UTF-8.
+        # aiohttp's error quotes the invalid header, which is not UTF-8.
         return False
 
 
 def end_limits(limits: Iterable[asyncio.Timeout]) -> None:
-    """Let the time of each limit be over now."""
+    """Make each of these timeouts expire now."""
     now = asyncio.get_running_loop().time()
     for limit in limits:
         if not limit.expired():
@@ -99,7 +99,7 @@ def end_limits(limits: Iterable[asyncio.Timeout]) -> None:
 
 @contextlib.contextmanager
 def ending_with_the_connection(limit: asyncio.Timeout) -> Iterator[None]:
-    """End a limit early where the client of the request that is being handled is gone, or sends no more."""
+    """Make a timeout expire early if the client of the current request is gone or stops sending."""
     connection = _CURRENT.get()
     waits = set() if connection is None else connection.waits
     waits.add(limit)
@@ -112,22 +112,22 @@ def ending_with_the_connection(limit: asyncio.Timeout) -> Iterator[None]:
 
 
 def client_listens_only() -> bool:
-    """Whether the client of the request that is being handled has said that it sends no more."""
+    """Whether the client of the current request has ended its side of the connection."""
     connection = _CURRENT.get()
     return connection is not None and connection.is_half_closed
 
 
 UPGRADES: Final = web.AppKey("upgrades", bool)
-"""Set in an application that upgrades connections to another protocol: only its listener looks at each read for that."""
+"""Set in an application that upgrades connections: only its listener notes the last bytes read."""
 
 
 def is_followed(request: web.Request) -> bool:
-    """Whether bytes came behind a request's head. Of what follows a request that asks for an upgrade aiohttp's parser
-    drops some and takes the rest for HTTP.
+    """Whether bytes followed a request's head. Of the bytes after a request for an upgrade,
+    aiohttp's parser drops some and parses the others as HTTP.
     """
     connection = request.protocol
     if not isinstance(connection, Connection):
-        return False  # of a server of aiohttp's own
+        return False  # from a server of aiohttp's own
     assert isinstance(connection, UpgradableConnection), "its application has UPGRADES"
     return connection.is_followed
 
@@ -155,22 +155,23 @@ class Connection(DirectConnection):
     def __init__(self, listener: "Listener", **kwargs: Any) -> None:
         super().__init__(listener.server, listener.direct, **kwargs)
         self.hand_over: Callable[[], None] | None = None
-        """Gives back the place that the handshake had."""
+        """Gives the handshake's place in the budget back."""
         self._listener = listener
         self._chunked: web.BaseRequest | None = None
-        """The request whose body comes in chunks, and the bytes that came of it with the chunks' heads."""
+        """The request whose body comes in chunks. `_chunked_bytes` is the size of the part that has
+        come, with the chunks' heads."""
         self._chunked_bytes = 0
         self._is_dropping = False
-        """Whether what still comes is of no use."""
+        """Whether all further bytes are dropped."""
         self.is_half_closed = False
-        """Whether the client has said that it sends no more."""
+        """Whether the client has ended its side of the connection."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self.waits: set[asyncio.Timeout] = set()
-        """Limits of what waits for this connection's client only."""
+        """The timeouts of work that only waits for this connection's client."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, or refuse it where there are too many."""
+        """Accept the connection, or refuse it if there are too many."""
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.address = self.address or peer[0]
@@ -191,7 +192,7 @@ class Connection(DirectConnection):
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection and its timers, and end what only waits for its client."""
+        """Forget the connection and its timers, and end all work that only waits for its client."""
         if not self.is_served:
             return
         self._listener.connections.give(self.peer)
@@ -201,7 +202,7 @@ class Connection(DirectConnection):
         end_limits(self.waits)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's always ends the connection
-        """Answer what the client has asked for before it said that it sends no more, and end the connection then."""
+        """Answer the requests that came before the client's end of input, then disconnect."""
         transport = self.transport
         # asyncio can't keep one direction of TLS open.
         if transport is None or transport.get_extra_info("ssl_object") is not None:
@@ -214,17 +215,17 @@ class Connection(DirectConnection):
 
     @property
     def in_progress(self) -> str:
-        """The request that is being answered, for people; "" where there is none."""
+        """The request that is being answered, as text; "" if there is none."""
         request = self.request_in_work
         return "" if request is None else f"{request.method} {request.path}"
 
     def data_received(self, data: bytes) -> None:
-        """Start the head's timer when a head arrives incomplete, and refuse a body in tiny chunks."""
+        """Start the head's timer if a head is incomplete, and refuse a body in tiny chunks."""
         if self._is_dropping:
             return
         if len(data) >= _TURN_BYTES:
             self.pause_for_a_turn()
-        # Without bytes aiohttp goes on with what its parser has, in the middle of a read of the body.
+        # aiohttp calls this without bytes in a read of the body, to parse what its parser has kept.
         request = self.chunked_request if data else None
         if request is None:
             self._take(data)
@@ -234,7 +235,7 @@ class Connection(DirectConnection):
         for start in range(0, len(data), _CHUNKS_READ_BYTES):
             content, free = request.content, _CHUNKS_FREE_BYTES
             if 2 * self._chunked_bytes > 3 * content.total_bytes + free and not content.is_eof():
-                # Each chunk costs as much as some hundred bytes.
+                # Each chunk costs as much CPU as some hundred bytes.
                 self._is_dropping = True
                 self.break_body(request, web.RequestPayloadError("chunks of a few bytes each"))
                 return
@@ -246,7 +247,7 @@ class Connection(DirectConnection):
         if self.feed(data):
             self._cancel_head_timer()
         elif self._head_timer is None and self.is_idle:
-            # No request is being handled, and the bytes so far are no request: part of a head.
+            # No request is being handled, and the bytes so far are an incomplete head.
             limit_s = self._listener.limits.head_timeout_s
             loop = asyncio.get_running_loop()
             self._head_timer = loop.call_later(limit_s, self._head_is_late)
@@ -275,7 +276,7 @@ class Connection(DirectConnection):
             )
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """The client reads again: stop the timer."""
         self._cancel_stall_timer()
         super().resume_writing()
 
@@ -305,10 +306,10 @@ class Connection(DirectConnection):
     ) -> web.StreamResponse:
         """Answer malformed HTTP, or an error that no middleware caught, with a problem document.
 
-        Raises: ConnectionError where nobody reads an answer any more, which ends the connection.
+        Raises: ConnectionError if the client can't get an answer, which ends the connection.
         """
         if isinstance(exc, ConnectionError) and self._is_gone():
-            # A client that goes away is not our error; a broken connection of a handler's own may be.
+            # A client that disconnects is not our error; a handler's own broken connection may be.
             raise exc
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
@@ -324,7 +325,7 @@ class Connection(DirectConnection):
         elif 400 <= status < 500:
             error = errors.BadRequest("the request is not HTTP/1.1")
         elif isinstance(exc, UnicodeEncodeError):
-            # Outside of all middlewares aiohttp quotes a header (Expect) in a message of its own.
+            # Outside of all middlewares, aiohttp quotes a header (Expect) in its own message.
             error = errors.BadRequest("a header is not UTF-8")
         else:
             log.error("unhandled-error", exc_info=exc)
@@ -341,8 +342,8 @@ class Connection(DirectConnection):
     ) -> tuple[web.StreamResponse, bool]:
         """Send an answer; exceptions from outside all middlewares become problem documents.
 
-        aiohttp keeps the request and the response until the next request of the connection, and no budget counts them: the
-        response loses its body, and a connection with a long head is closed.
+        No budget counts the request and the response, which aiohttp keeps until the next request.
+        So the response loses its body, and a connection with a long head is closed.
         """
         if isinstance(resp, web.HTTPException):
             instance = request_id(request.headers.get(header.REQUEST_ID))
@@ -361,7 +362,7 @@ class Connection(DirectConnection):
 
 
 class UpgradableConnection(Connection):
-    """One connection that may become one of another protocol."""
+    """A connection that may be upgraded to another protocol."""
 
     __slots__ = ("_ending",)
 
@@ -370,22 +371,22 @@ class UpgradableConnection(Connection):
         self._ending = b""
 
     def data_received(self, data: bytes) -> None:
-        """Keep how what has come ends."""
+        """Remember the last four bytes that have arrived."""
         self._ending = (self._ending + data[-4:])[-4:]
         super().data_received(data)
 
     @property
     def is_followed(self) -> bool:
-        """Whether more has come than the head of the request that is being answered."""
+        """Whether bytes have followed the head of the request that is being answered."""
         return self._ending != b"\r\n\r\n" or self.has_queued
 
 
 class _Refusal(asyncio.Protocol):
     """A connection beyond the limit: its request is answered with a 429, unread.
 
-    The answer waits for the request, since some clients take an earlier answer for a broken connection.
-    The connection is read until the client ends it: closing it with unread bytes would reset it, and the
-    client might lose the answer.
+    The answer waits for the request, since some clients treat an earlier answer as a broken
+    connection. The connection is read until the client ends it: closing it with unread bytes would
+    reset it, and the client might lose the answer.
     """
 
     def __init__(self, listener: "Listener", error: errors.Overloaded) -> None:
@@ -393,7 +394,7 @@ class _Refusal(asyncio.Protocol):
         self._is_answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the request: briefly, and not while too many refused connections wait already."""
+        """Wait briefly for the request; not at all if too many refused connections wait already."""
         # No `isinstance`: the transports of uvloop are not of asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
         wait_s = _REFUSED_S if self._listener.refuse() else 0.0
@@ -445,18 +446,18 @@ class Listener:
         self.direct = runner.app.get(DIRECT)
 
     def transports(self) -> Iterator[asyncio.Transport]:
-        """Of the connections that stand."""
+        """The transports of the open connections."""
         for connection in self.server.connections:
             if connection.transport is not None:
                 yield connection.transport
 
     def waits_for(self) -> Sequence[str]:
-        """The requests in progress, for people."""
+        """The requests in progress, as text."""
         protocols = cast("Iterable[Connection]", self.server.connections)
         return [f"the answer to {found}" for each in protocols if (found := each.in_progress)]
 
     def refuse(self) -> bool:
-        """Count and log a connection beyond the limit; returns whether it may wait for its request."""
+        """Count and log a connection beyond the limit; return whether it may send a request."""
         self.refused_count += 1
         most, now = self.limits.connections_max, asyncio.get_running_loop().time()
         if now - self._refusals_logged_at >= _REFUSALS_LOGGED_EVERY_S:
@@ -469,7 +470,7 @@ class Listener:
         self.refused_count -= 1
 
     def connection(self) -> "Connection":
-        """A new connection's protocol."""
+        """Make the protocol of a new connection."""
         limits = self.limits
         return self._connection_class(
             self,

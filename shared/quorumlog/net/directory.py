@@ -1,7 +1,7 @@
-"""The list of bookies that the metadata service last returned: their addresses, and which of them may join an ensemble.
+"""The last list of bookies from the metadata service: addresses, and which may join an ensemble.
 
-The list is advice (I31): a stale list may cost time, but never entries. An address is never forgotten, because a bookie
-that is listed as lost may still answer.
+The list is advice (I31): a stale list may cost time, but never entries. An address is never
+forgotten, because a bookie that is listed as lost may still answer.
 """
 
 import asyncio
@@ -20,27 +20,28 @@ from quorumlog.protocol.ids import member_name
 from quorumlog.wire.bodies import BookieInfo, BookieList
 
 _BOOKIES_MAX: Final = 10_000
-"""More bookies than any cluster has. Beyond it, the bookies that failed first are counted from zero again."""
+"""More bookies than any cluster has. Beyond this number, the earliest failures are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineRule:
-    """When a bookie enters quarantine, and for how long (BookKeeper: bookieQuarantineTime). The numbers
-    are taste: a restart of some seconds, with a try per second, must not be enough.
+    """When a bookie enters quarantine, and for how long (BookKeeper: bookieQuarantineTime). Chosen
+    by judgement: a restart of seconds, with a try per second, must not be enough.
     """
 
     failures: int = 10
-    """0: quarantine is off."""
+    """0 turns quarantine off."""
     window_s: float = 60.0
     for_s: float = 300.0
 
 
 class Quarantine:
-    """The bookies in quarantine: a bookie that fails though it is listed as live is not chosen for new places for a while.
+    """The bookies in quarantine. A bookie that fails while it is listed as live is not chosen for a
+    while.
 
-    Each process judges by the failures that it met itself. Quarantine is advice, as liveness is: where too few other
-    bookies are live, a bookie in quarantine is chosen nevertheless. Invariant: at most `rule.failures` times are kept per
-    bookie.
+    Each process counts only the failures that it saw itself. Quarantine is advice, as liveness is:
+    if too few other bookies are live, a bookie in quarantine is chosen too. Invariant: at most
+    `rule.failures` times are kept per bookie.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Quarantine:
         self._until: dict[str, float] = {}
 
     def failed(self, name: str) -> None:
-        """Count a failure: a broken connection, silence, or an answer without a request."""
+        """Count a failure: a broken connection, silence, or an answer that fits no request."""
         rule, now = self._rule, self._clock()
         if not rule.failures:
             return
@@ -97,7 +98,7 @@ class Directory:
         quarantine: Quarantine | None = None,
         chance: random.Random | None = None,
     ) -> None:
-        """`fetch` asks the metadata service."""
+        """`fetch` reads the list from the metadata service."""
         self._fetch = fetch
         self.quarantine = quarantine or Quarantine()
         self._addresses: dict[str, str] = {}
@@ -131,7 +132,7 @@ class Directory:
 
     @property
     def bookies(self) -> tuple[BookieInfo, ...]:
-        """The list as it was read last."""
+        """The bookies in the list that was read last."""
         return self._bookies
 
     def address(self, name: str) -> str | None:
@@ -139,7 +140,7 @@ class Directory:
         return self._addresses.get(name)
 
     def writable(self) -> tuple[str, ...]:
-        """Live members that take entries, in a new random order each time, so that load spreads:
+        """Live members that accept entries, in a new random order each time, so that load spreads:
         members with more room come first more often, members in quarantine last.
         """
         rooms = {b.id: b.free_bytes for b in self._bookies if b.state == "writable"}
@@ -150,7 +151,7 @@ class Directory:
         return tuple(sorted(order, key=lambda member: order[member]))
 
     def census(self) -> str:
-        """The number of bookies in each state, for messages: a live bookie may take no entries."""
+        """The number of bookies in each state, for messages: not all live ones accept entries."""
         states = Counter(bookie.state for bookie in self._bookies)
         lost = states.pop("lost", 0)
         live = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
@@ -160,8 +161,8 @@ class Directory:
         return told + (f", {suspected} suspected here (in quarantine)" if suspected else "")
 
     def _weighted_draw(self, weight: int) -> float:
-        """Draw a number for a bookie. The least number wins, with a probability in proportion to its weight (Efraimidis and
-        Spirakis).
+        """Draw a number for a bookie. The probability that a bookie gets the lowest number is in
+        proportion to its weight (Efraimidis and Spirakis).
         """
         return -math.log(1.0 - self._chance.random()) / weight
 
@@ -171,8 +172,8 @@ class Directory:
         return len({zones.get(member, "") for member in members})
 
     def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
-        """Live writable members that are not in `exclude`, best first: members of zones that the
-        remaining members are not in.
+        """Live writable members that are not in `exclude`, best first: those in zones in which the
+        ensemble has no other member.
         """
         staying = [member for member in ensemble if member in exclude]
         free = [member for member in self.writable() if member not in exclude]
@@ -180,14 +181,14 @@ class Directory:
         return tuple(sorted(spread, key=lambda m: self.quarantine.contains(member_name(m))))
 
     def is_down(self, member: str) -> bool:
-        """Whether a member's bookie is listed as lost, or in quarantine. It may answer all the same (I31)."""
+        """Whether a member's bookie is lost or in quarantine. It may answer nevertheless (I31)."""
         name = member_name(member)
         return name in self._lost or self.quarantine.contains(name)
 
     def new_ensemble(
         self, size: int, *, degraded_ack: tuple[int, int] | None = None
     ) -> tuple[tuple[str, ...], bool] | None:
-        """An ensemble for a new ledger, and whether it is degraded; None where there is none.
+        """An ensemble for a new ledger, and whether it is degraded; None without enough bookies.
 
         With `degraded_ack` (write quorum, ack quorum) absent members may complete the ensemble, as
         long as every write set reaches its ack quorum with live members (rule 29).
@@ -195,7 +196,7 @@ class Directory:
         zones = self._zones()
         live = self.writable()
         healthy = [m for m in live if not self.quarantine.contains(member_name(m))]
-        # Spreading over zones must not choose a member in quarantine unless there are too few others.
+        # Members in quarantine must not be chosen for their zone unless there are too few others.
         for members in (healthy, live):
             chosen = placement.ensemble(size, members, zones)
             if chosen is not None:
@@ -206,7 +207,7 @@ class Directory:
         write_quorum, ack_quorum = degraded_ack
         absent = [bookie.id for bookie in self._bookies if bookie.state != "writable"]
         self._chance.shuffle(absent)
-        # Taken from the end, so a draining bookie only where there is no other.
+        # Members are taken from the end: a draining bookie only if there is no other.
         drained = {bookie.id for bookie in self._bookies if bookie.state == "draining"}
         absent.sort(key=lambda member: member not in drained)
         if len(live) + len(absent) < size:
@@ -220,7 +221,7 @@ class Directory:
 def _mixed(
     live: list[str], absent: list[str], size: int, write_quorum: int, ack_quorum: int
 ) -> tuple[tuple[str, ...], bool] | None:
-    """Live members with absent ones far apart among them; None if a write set lacks too many live members."""
+    """Live members, mixed with absent ones; None if a write set lacks too many live members."""
     lacking = size - len(live)
     gaps = {position * size // lacking for position in range(lacking)}
     members = tuple(absent.pop() if position in gaps else live.pop() for position in range(size))

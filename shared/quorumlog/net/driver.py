@@ -1,9 +1,9 @@
 """Runs one machine of the protocol on real connections and timers, through ports.
 
-The driver is the machine's serial executor: it steps events one at a time, in the order of their
-arrival, on the event loop, without a task. Requests to bookies and timers are callbacks; only metadata
-requests, which are rare, take a task. What a machine tells its owner (confirmed, failed, closed, ...)
-goes to `tell`, also one at a time and in order.
+The driver is the machine's serial executor: it steps one event at a time, in order of arrival, on
+the event loop, without a task. Answers of bookies and timers are callbacks; only metadata requests,
+which are rare, use a task. What a machine reports to its owner (confirmed, failed, closed, ...)
+goes to `tell`, also one effect at a time and in order.
 """
 
 import asyncio
@@ -33,21 +33,21 @@ Told = (
     | messages.RecoveryNeeded
     | messages.EntriesRead
 )
-"""The effects that are for the machine's owner."""
+"""The effects that report to the machine's owner."""
 
 
 class LedgerMachine(Protocol):
     """A protocol machine: anything with `step`."""
 
     def step(self, event: messages.Event) -> list[messages.Effect]:
-        """Take an event and return the effects to perform."""
+        """Process an event and return the effects to perform."""
 
 
 class Driver:
     """One machine and its serial executor.
 
-    Invariants: `step` is not reentered; each request effect is answered once; after `stop` the machine
-    gets no event and its owner no effect.
+    Invariants: `step` is not reentered; each effect that is a request is answered once; after
+    `stop` the machine gets no event and its owner no effect.
     """
 
     __slots__ = (
@@ -75,7 +75,7 @@ class Driver:
         self._token = (-1, "")
 
     def post(self, event: messages.Event) -> None:
-        """Step the machine with an event: now, or after the event that is being stepped."""
+        """Step the machine with an event: at once, or after the event that it is processing."""
         if self._stopped:
             return
         inbox = self._inbox
@@ -88,8 +88,8 @@ class Driver:
                 for effect in self._machine.step(inbox.popleft()):
                     self._perform(effect)
         except Exception:
-            # A bug: the machine's state can't be trusted any more. Pending appends have an unknown
-            # outcome, and nothing more is sent.
+            # A bug: the machine's state can't be trusted any longer. Pending appends have an
+            # unknown outcome, and nothing more is sent.
             log.exception("machine-broke", extra={"ledger": self._ledger_id})
             self.stop()
             self._tell(messages.Failed("internal-error", detail="the ledger's machine broke"))
@@ -98,7 +98,7 @@ class Driver:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the machine gets no more events."""
+        """Whether `stop` was called, or the machine broke: it gets no further events."""
         return self._stopped
 
     def stop(self) -> None:
@@ -155,11 +155,11 @@ class Driver:
                     self._tell(effect)
 
     def _answered(self, event: Callable[..., messages.Event], *parts: Any) -> None:
-        """Step the machine with `event`, made of the request's fields and the fields of the answer."""
+        """Step the machine with an event made of the fields of the request and of its answer."""
         self.post(event(*parts))
 
     def _update(self, effect: messages.UpdateMetadata) -> None:
-        # A machine that repeats an attempt number repeats the same change, so the token stays.
+        # A machine that repeats an attempt number repeats the same change, with the same token.
         if self._token[0] != effect.attempt:
             self._token = (effect.attempt, str(uuid.uuid4()))
         swap = partial(self._swap, effect, self._token[1])
@@ -176,7 +176,7 @@ class Driver:
         try:
             status, row = await ask()
         except errors.CopyLost as error:
-            # Rule 18d: whoever goes on by this row loses entries. An operator decides, so the machine ends.
+            # Rule 18d: continuing may lose entries. The machine ends, and an operator decides.
             if not self._stopped:
                 self.stop()
                 self._tell(messages.Failed(error.code, detail=error.detail))
@@ -187,8 +187,8 @@ class Driver:
         self.post(messages.MetadataAnswered(attempt, status, row))
 
     async def _refused(self, error: errors.StaleMember) -> Row:
-        """The machine chose from a list of bookies that is older than a registration: it chooses again from a new
-        list. A change that may be legal later is not settled (rules 6 and 15b).
+        """Make the machine choose again from a newer list of bookies, since its list lacked a
+        registration. A change that may become legal later stays unsettled (rules 6 and 15b).
         """
         try:
             await self._ports.placement.refresh()
@@ -209,9 +209,9 @@ async def conclude(
     *,
     deadline_s: float,
 ) -> LedgerMetadata:
-    """Run a recovery or a repair until it ends, and return the row.
+    """Run a recovery or a repair until it ends, and return the ledger's metadata.
 
-    Raises: the error that the machine ended with; RecoveryBlocked when it has not ended in time.
+    Raises: the machine's error; RecoveryBlocked if `deadline_s` passes first.
     """
     end: asyncio.Future[LedgerMetadata] = asyncio.get_running_loop().create_future()
 
@@ -241,11 +241,11 @@ async def conclude(
 async def recover(
     row: LedgerMetadata, ports: Ports, *, deadline_s: float, declare_lost: tuple[str, ...] = ()
 ) -> tuple[LedgerMetadata, int]:
-    """Recover a ledger by metadata that the caller has just read, and send copies of the end (rule 18b): the closed metadata,
-    and how many bookies have confirmed a copy. A CLOSED ledger stays as it is. If the metadata has changed since, the
-    machine reads it again.
+    """Recover a ledger from metadata that the caller has just read, and send copies of the closed
+    metadata to bookies (rule 18b). A CLOSED ledger stays as it is. If the metadata has changed
+    since, the machine reads it again.
 
-    Raises: as `conclude`.
+    Returns: the closed metadata, and how many bookies confirmed a copy. Raises: as `conclude`.
     """
     extra = {"ledger": row.ledger_id, "state": row.state, "version": row.version}
     log.info("recovery-begun", extra=extra)
@@ -262,7 +262,7 @@ async def recover(
 
 
 def error_of(failed: messages.Failed, ledger_id: int) -> errors.QuorumLogError:
-    """The error of a failed machine."""
+    """The error that a machine failed with."""
     return errors.by_code(failed.code)(
         failed.detail, ledger_id=ledger_id, entry_id=failed.entry_id, bookie=failed.bookie
     )

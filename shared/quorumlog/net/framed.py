@@ -1,8 +1,8 @@
-"""A connection of frames (`wire/frames.py`), which began as an HTTP request with an upgrade.
+"""A connection that was upgraded from HTTP and carries frames (`wire/frames.py`).
 
-It is received into the messages' own buffers, and all that gathered in one turn of the event loop is sent by one call.
-The HTTP protocol of aiohttp that the connection had before stays its owner: it counts the connection, its guard can cut
-it, and it learns of its end.
+A large message is read straight into its own buffer, and one call sends all frames that gather in a
+turn of the event loop. aiohttp's protocol object stays the owner: it counts the connection and is
+notified of its end, and its guard can cut the connection.
 """
 
 import asyncio
@@ -24,35 +24,36 @@ from quorumlog.wire import frames, problems
 _blank: Final = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
 )
-"""`_blank(None, size)`: bytes whose content is not set. Raises: MemoryError."""
+"""`_blank(None, size)` returns `bytes` with uninitialized content. Raises: MemoryError."""
 
 
 class InPlace:
-    """Bytes that come piece by piece.
+    """A buffer of a known size that is filled piece by piece.
 
-    `BytesIO` gives its buffer away without a copy, as `bytes` that nobody can change any more. Memory of the size that a
-    peer announces is taken only as its bytes come, since nothing writes to it before: `bytes(size)` would write zeros where
-    the memory was in use before. What lay there is never given away (`is_whole`).
+    `BytesIO` returns its buffer as immutable `bytes` without a copy. The buffer is not filled with
+    zeros, as `bytes(size)` would be, so the system commits memory only as bytes arrive, however
+    large a size the peer announces. No uninitialized memory is returned: `value` requires
+    `is_whole`.
     """
 
     __slots__ = ("_at", "_file", "_view")
 
     def __init__(self, size: int) -> None:
-        """Nothing has come. Raises: MemoryError."""
+        """Allocate an empty buffer of `size` bytes. Raises: MemoryError."""
         self._file = io.BytesIO(_blank(None, size))
         self._view = self._file.getbuffer()
         self._at = 0
 
     def room(self) -> memoryview:
-        """Where the next bytes go."""
+        """The part of the buffer that is not filled yet."""
         return self._view[self._at :]
 
     def advance(self, count: int) -> None:
-        """So many bytes have been written to `room`."""
+        """Record that `count` bytes were written to `room`."""
         self._at += count
 
     def take(self, data: memoryview) -> int:
-        """Copy as much as there is room for; how much that was."""
+        """Copy as many bytes of `data` as fit, and return their number."""
         count = min(len(data), len(self._view) - self._at)
         self._view[self._at : self._at + count] = data[:count]
         self._at += count
@@ -60,29 +61,29 @@ class InPlace:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all bytes have come."""
+        """Whether all bytes have arrived."""
         return self._at == len(self._view)
 
     def value(self) -> bytes:
-        """All of them."""
+        """The received bytes, once the buffer is whole."""
         assert self.is_whole
         return self._file.getvalue()
 
 
 SEND_BYTES_MAX: Final = 2 * 1024 * 1024
-"""What has gathered is written in parts of about this size: between two of them the peer may stop reading."""
+"""Frames are written in parts of about this size, so that a slow peer can pause the writing."""
 
 _READ_BYTES: Final = 64 * 1024
-"""Read at once, of whatever comes. The rest of a message that is larger is read into its own buffer."""
+"""The most bytes of one read. The rest of a larger message is read straight into its buffer."""
 _GOODBYE_S: Final = 1.0
-"""How long a peer may take for the rest of what it is sent when its connection ends (taste)."""
+"""How long a closing connection waits for the peer to read the rest (chosen by judgement)."""
 _REFUSAL_BYTES: Final = 4096
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout()
-"""Nor is there one for the connection's life. Whoever connects has a timeout of their own."""
+"""The upgrade and the connection have no timeout here; callers of `connect` set their own."""
 
 
 class _Scratch(threading.local):
-    """What all connections of a thread's event loop read into: what a read has brought is taken before the next one."""
+    """A read buffer for all connections of a thread: each read is processed before the next one."""
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(_READ_BYTES))
@@ -92,30 +93,30 @@ _scratch: Final = _Scratch()
 
 
 class Speaker(Protocol):
-    """Who speaks over a connection."""
+    """The user of a connection: processes received messages and supplies frames to send."""
 
     def received(self, fields: bytes, run: bytes) -> None:
-        """Take a message. Raises: BadFrame."""
+        """Process a message. Raises: BadFrame."""
 
     def to_send(self) -> Sequence[bytes]:
-        """The next frames to send, of about `SEND_BYTES_MAX`; nothing where there is none."""
+        """The next frames to send, about `SEND_BYTES_MAX` in total; empty if there are none."""
 
 
 class Framed(asyncio.BufferedProtocol):
     """One end of a connection of frames.
 
     Invariants:
-      - `_kept` has what came and is not parsed: less than a frame's head, unless reading is paused;
-      - while a message comes (`_fields`, `_run`), `_kept` is empty.
+      - `_kept` has received, unparsed bytes: less than a frame's head, unless reading is paused;
+      - while a message is being received (`_fields`, `_run`), `_kept` is empty.
     """
 
     def __init__(self, speaker: Speaker) -> None:
-        """`speaker` is told of messages once the connection is handed over (`take_over`)."""
+        """`speaker` gets messages once `take_over` has handed the connection over."""
         self._speaker = speaker
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
-        """Done once the connection has ended: with BadFrame where the peer sent no frames, with OSError where the
-        connection broke, and with whatever a defect raised."""
+        """Done once the connection has ended. Its exception is BadFrame if the peer sent an invalid
+        frame, OSError if the connection broke, or what a defect raised."""
         self._former: asyncio.Protocol | None = None
         self._release: Callable[[], None] = lambda: None
         self._transport: asyncio.Transport | None = None
@@ -134,9 +135,9 @@ class Framed(asyncio.BufferedProtocol):
         former: asyncio.Protocol,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        """Speak frames over a connection from now on. `release` is called at its end."""
+        """Exchange frames over `transport` from now on, and call `release` when it has closed."""
         self._transport, self._former, self._release = transport, former, release
-        # A transport that reads goes on as its former protocol wanted.
+        # A transport that is already reading would continue in the mode of its former protocol.
         transport.pause_reading()
         transport.set_protocol(self)
         if not self._is_paused:
@@ -144,26 +145,26 @@ class Framed(asyncio.BufferedProtocol):
         self.announce()
 
     def announce(self) -> None:
-        """There is something to send: it goes at the end of this turn of the loop, with what else gathers."""
+        """Send what `speaker` has to send at the end of this turn of the event loop."""
         if not self._is_flush_due and self._transport is not None:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
 
     def pause(self) -> None:
-        """Read no more for now; TCP slows the peer down."""
+        """Stop reading for now; TCP then slows the peer down."""
         self._is_paused = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on, what has come already first."""
+        """Continue reading; bytes that have already arrived are parsed first."""
         if self._is_paused:
             self._is_paused = False
-            # Not at once: this may be called while a message is taken.
+            # Not at once: `resume` may be called while a message is being processed.
             self._loop.call_soon(self._read_on)
 
     def close(self) -> None:
-        """End the connection, once what was sent is away."""
+        """End the connection once what was sent is written, within `_GOODBYE_S`."""
         transport = self._transport
         if transport is not None and self._goodbye is None:
             self._goodbye = self._loop.call_later(_GOODBYE_S, transport.abort)
@@ -175,7 +176,7 @@ class Framed(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Where the next bytes go."""
+        """The memory that the next read fills."""
         for piece in (self._fields, self._run):
             if piece is not None and not piece.is_whole:
                 return piece.room()
@@ -184,7 +185,7 @@ class Framed(asyncio.BufferedProtocol):
         return view[len(kept) :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take the messages that are complete with these bytes."""
+        """Process the messages that these `nbytes` bytes complete."""
         try:
             for piece in (self._fields, self._run):
                 if piece is not None and not piece.is_whole:
@@ -197,23 +198,23 @@ class Framed(asyncio.BufferedProtocol):
             self._break(error)
 
     def pause_writing(self) -> None:
-        """The peer does not read, or not as fast."""
+        """Stop sending: the peer reads too slowly, or not at all."""
         self._is_writing_paused = True
         if self._former is not None:
             self._former.pause_writing()
 
     def resume_writing(self) -> None:
-        """The peer reads again."""
+        """Send again: the peer has caught up."""
         self._is_writing_paused = False
         if self._former is not None:
             self._former.resume_writing()
         self.announce()
 
     def eof_received(self) -> None:
-        """The peer has closed its end: so does this one."""
+        """Close this end too, now that the peer has closed its end."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell of the end."""
+        """Complete `closed`, and notify the former protocol."""
         self._transport = None
         if self._goodbye is not None:
             self._goodbye.cancel()
@@ -234,7 +235,7 @@ class Framed(asyncio.BufferedProtocol):
         self.abort()
 
     def _parse(self, data: memoryview) -> None:
-        """Take the whole messages of some bytes, begin the one that is not whole, and keep a part of a head."""
+        """Process whole messages in `data`, begin an incomplete one, and keep a partial head."""
         at, end = 0, len(data)
         head_size = frames.FRAME_HEAD.size
         while end - at >= head_size and not self._is_paused and self._error is None:
@@ -288,9 +289,11 @@ class Framed(asyncio.BufferedProtocol):
 async def accept(
     request: web.Request, speaker: Speaker, name: str
 ) -> tuple[Framed, web.StreamResponse]:
-    """Answer 101 with the protocol's name, and speak frames from then on. Raises: BadRequest, ConnectionError."""
+    """Upgrade the connection to the protocol `name`. Raises: BadRequest, ConnectionError."""
     if is_followed(request):
-        raise BadRequest("bytes came behind the request for an upgrade: its answer comes first")
+        raise BadRequest(
+            "bytes follow the request for an upgrade: send them after its answer (101)"
+        )
     answer = web.StreamResponse(
         status=HTTPStatus.SWITCHING_PROTOCOLS,
         headers={hdrs.CONNECTION: "Upgrade", hdrs.UPGRADE: name},
@@ -305,7 +308,7 @@ async def accept(
 
 
 class _Tail:
-    """What aiohttp has received behind an answer that upgrades the connection."""
+    """Bytes that aiohttp received after the answer that upgrades the connection."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -322,7 +325,7 @@ async def connect(
     names: Sequence[str],
     expected: ExpectedServer,
 ) -> Framed:
-    """Ask `expected` for an upgrade to one of these protocols, and speak frames from then on. Raises: ClientError, OSError."""
+    """Upgrade a new connection to one of the protocols `names`. Raises: ClientError, OSError."""
     asked = {hdrs.CONNECTION: "Upgrade", hdrs.UPGRADE: ", ".join(names)}
     response = await session.get(url, headers=asked, timeout=_NO_TIMEOUT, ssl=expected)
     try:
@@ -347,7 +350,7 @@ def _handed_over(
         raise aiohttp.ClientConnectionResetError("the connection has ended")
     former.set_parser(tail, None)
     if tail.data:
-        raise aiohttp.ClientError(f"{len(tail.data)} bytes came before anything was asked")
+        raise aiohttp.ClientError(f"{len(tail.data)} bytes came before the first request")
     framed = Framed(speaker)
     framed.take_over(transport, former, response.close)
     return framed

@@ -1,4 +1,4 @@
-"""A gateway's clients in the metadata service: for logs, transactions, access tokens and the audit log."""
+"""A gateway's clients of the metadata service: logs, transactions, access tokens, audit log."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -21,34 +21,34 @@ from quorumlog.wire.bodies import Body, RowDelete
 
 
 class LogClient:
-    """Reads and changes log rows. All methods may raise MetadataUnavailable."""
+    """Reads and changes log metadata. All methods may raise MetadataUnavailable."""
 
     def __init__(self, client: MetadataRequests, clock: HeardClock | None = None) -> None:
-        """`clock` hears the time of each row."""
+        """`clock` gets the database's time from each answer."""
         self._client = client
         self.clock = clock or HeardClock()
         self.database_ms = self.clock.now_ms
 
     def _heard(self, row: LogMetadata) -> LogMetadata:
-        """The row, whose time the clock has heard."""
+        """Give the time of `row` to the clock, and return `row`."""
         if row.read_ms:
             self.clock.hear(row.read_ms)
         return row
 
     async def get(self, name: str) -> LogMetadata:
-        """The row from the primary. Raises: NoSuchLog."""
+        """A log's metadata, from the primary. Raises: NoSuchLog."""
         return self._heard(await self._client.ask("GET", f"/v1/logs/{name}", gives=LogMetadata))
 
     async def is_done(self, once: Once) -> bool:
-        """Whether a copy of a client's request was carried out. Raises: InvalidRequest if that was another request."""
+        """Whether a copy of `once` was carried out. Raises: InvalidRequest if contents differ."""
         path, query = f"/v1/requests/{once.token}", query_of(content=once.content)
         return (await self._client.ask("GET", path, gives=log_bodies.Done, query=query)).done
 
     async def create(
         self, log: LogMetadata, *, once: Once | None = None
     ) -> tuple[LogMetadata, bool]:
-        """The row of this name, and whether this call created it. A late copy of the client's request `once` creates
-        none.
+        """Create a log. Returns the metadata of the log of this name, and whether this call created
+        it. A late copy of the client's request `once` creates nothing.
 
         Raises: NoSuchLog if the log of the first copy was deleted since.
         """
@@ -59,11 +59,12 @@ class LogClient:
     async def fork(
         self, log: LogMetadata, source: LogMetadata, at: int
     ) -> tuple[LogMetadata, bool]:
-        """The row of this name, and whether this call created it, as a fork of the log of the row `source`. It shares what
-        that log's row names below the offset `at` when it is created, and is otherwise as `log`, which is empty.
+        """Create a log as a fork of `source`. Returns the metadata of the log of this name, and
+        whether this call created it. The fork shares the ledgers that the source's metadata has
+        below the offset `at` when the fork is created. All else is from `log`, which is empty.
 
-        Raises: NoSuchLog of the source, LogDeleted; InvalidRequest where the source is not sealed up to `at`, or
-        begins later.
+        Raises: NoSuchLog for the source, LogDeleted; InvalidRequest if the source begins after
+        `at`, or is not sealed up to it.
         """
         fork = log_bodies.ForkBody(source=source.name, created_at=source.created_at, at=at)
         return await self._create(
@@ -78,10 +79,10 @@ class LogClient:
         return self._heard(row), True
 
     async def cas(self, log: LogMetadata, *, once: Once | None = None) -> tuple[bool, LogMetadata]:
-        """Replace a row: whether that was done, and the row as it is then. Returns once that is
-        settled. For a late copy of the client's request `once` nothing is replaced: it was done before.
+        """Replace a log's metadata. Returns, once the outcome is certain, whether it was replaced,
+        and the current metadata. A late copy of the client's request `once` replaces nothing.
 
-        Raises: NoSuchLog, InvalidRequest; MetadataUnavailable only where nothing was sent.
+        Raises: NoSuchLog, InvalidRequest; MetadataUnavailable only if nothing was sent.
         """
         body = log_bodies.LogChange(row=log, attempt=new_attempt(), once=once)
         path = f"/v1/logs/{log.name}"
@@ -94,9 +95,8 @@ class LogClient:
         return True, self._heard(new)
 
     async def delete(self, log: LogMetadata) -> LogMetadata | None:
-        """Free the name: the current row where its version is another one, else None.
-
-        Returns once that is settled. Raises: NoSuchLog.
+        """Delete a log, and free its name. Returns None once the outcome is certain, or the current
+        metadata if its version differs. Raises: NoSuchLog.
         """
         body = RowDelete(version=log.version, row_attempt=log.attempt, attempt=new_attempt())
         path = f"/v1/logs/{log.name}"
@@ -114,23 +114,23 @@ class LogClient:
         prefix: str = "",
         shown: Sequence[str] | None = None,
     ) -> tuple[list[LogMetadata], str | None]:
-        """One page of the logs whose names begin with `prefix`, by name, and the `after` of the next one (None at the end).
-        `shown`: only these (`wire/bodies.py`, SHOWN).
+        """One page of the logs whose names begin with `prefix`, by name, and the `after` of the
+        next page (None at the end). `shown` limits the logs (`wire/bodies.py`, SHOWN).
         """
         query = query_of(limit=limit, after=after, prefix=prefix or None) | shown_in(shown)
         page = await self._client.ask("GET", "/v1/logs", gives=log_bodies.LogListBody, query=query)
         return [self._heard(row) for row in page.logs], page.next
 
     async def heads(self, names: Sequence[str]) -> Mapping[str, LogHead]:
-        """The state, writer token and last ledger of each of these logs, from the primary, by name; for
-        at most HEADS_MAX names. A log that is left out was never created, or is lost.
+        """The state, writer token and last ledger of each log, from the primary, by name; for at
+        most HEADS_MAX names. A log that is missing was never created, or is lost.
         """
         body = log_bodies.LogHeadsAsk(logs=tuple(names))
         found = await self._client.ask("POST", "/v1/log-heads", body, gives=log_bodies.LogHeads)
         return {head.name: head for head in found.logs}
 
     async def shared_among(self, ledger_ids: Sequence[int]) -> frozenset[int]:
-        """Which of these ledgers forks name, from the primary; of at most LOG_LEDGERS_MAX."""
+        """Which of these ledgers (at most LOG_LEDGERS_MAX) forks name, from the primary."""
         body = log_bodies.SharedAsk(ledgers=tuple(ledger_ids))
         # The caller deletes ledgers because of this answer, so it must be proven (rule 18a).
         found = await self._client.ask(
@@ -146,8 +146,8 @@ class LogClient:
         limit: int = 100,
         log: str | None = None,
     ) -> tuple[int, ...]:
-        """Some ledgers above an id, ascending, that were created for a log and that no log has named
-        for this long. With `log`: those that had a place in a log of this name.
+        """Ledgers with ids above `after`, ascending, that were created for a log, but that no log
+        has named for `older_than_s`. With `log`: only those that had a place in a log of this name.
         """
         query = query_of(older_than_s=int(older_than_s), limit=limit, after=after, log=log)
         # The caller fences, recovers and deletes these ledgers because of this answer (rule 18a).
@@ -159,7 +159,7 @@ class LogClient:
     async def delete_unnamed(self, ledger_id: int) -> None:
         """Delete a ledger that was created for a log, if no log names it in that same transaction.
 
-        Raises: OwnedByLog; NoSuchLedger where the ledger never existed. Deleting twice is harmless.
+        Raises: OwnedByLog; NoSuchLedger if the ledger never existed. Deleting twice is harmless.
         """
         try:
             await self._client.ask("DELETE", f"/v1/orphans/{ledger_id}", gives=Body, settles=True)
@@ -169,7 +169,7 @@ class LogClient:
 
 
 class TransactionClient:
-    """Begins, asks and ends transactions. All methods may raise MetadataUnavailable."""
+    """Begins, reads and ends transactions. All methods may raise MetadataUnavailable."""
 
     def __init__(self, client: MetadataRequests) -> None:
         self._client = client
@@ -177,7 +177,7 @@ class TransactionClient:
     async def begin(
         self, log: str, *, app: str | None, version: int | None, expires_in_s: int
     ) -> tuple[Transaction, bool]:
-        """Begin a transaction: a new one and True, or the existing one of this app and version.
+        """Begin a transaction (True), or return the existing one of this app and version (False).
 
         Raises: NoSuchLog, LogClosed.
         """
@@ -207,12 +207,12 @@ class TransactionClient:
     async def commit(
         self, transaction_id: str, ledgers: tuple[Sealed, ...], log: LogMetadata | None
     ) -> tuple[Transaction | None, LogMetadata | None]:
-        """Commit with these ledgers; `log` is the log's row after the publication.
+        """Commit with these ledgers; `log` is the log's metadata after the publication.
 
-        Returns the transaction, None where the log has another version; and the log's row as it is
-        then, None where this call did not change it. Returns once that is settled.
-        Raises: NoSuchTransaction, TransactionAborted, TransactionCommitted, NoSuchLog,
-        InvalidRequest; MetadataUnavailable only where nothing was sent.
+        Returns, once the outcome is certain, the transaction (None if the log has another version),
+        and the log's current metadata (None if this call did not change it). Raises:
+        NoSuchTransaction, TransactionAborted, TransactionCommitted, NoSuchLog, InvalidRequest;
+        MetadataUnavailable only if nothing was sent.
         """
         body = log_bodies.TransactionCommitBody(ledgers=ledgers, row=log, attempt=new_attempt())
         path = f"/v1/transactions/{transaction_id}/commit"
@@ -234,7 +234,7 @@ class AuditClient:
     async def page(
         self, *, after: int, since: datetime | None, target: str | None, limit: int
     ) -> token_bodies.AuditList:
-        """Rows with numbers above `after`, ascending."""
+        """Records with numbers above `after`, in ascending order."""
         when = None if since is None else since.isoformat()
         query = query_of(after=after, since=when, target=target, limit=limit)
         return await self._client.ask("GET", "/v1/audit", gives=token_bodies.AuditList, query=query)
@@ -264,8 +264,8 @@ class TokenClient:
         await self._client.ask("DELETE", path, body, gives=Body, settles=True)
 
     async def list(self, known: str | None = None) -> token_bodies.TokenList:
-        """All tokens, unless `known` is the list's version. Requires proof that the database did not go
-        back: a restored one may list revoked tokens (rule 18a).
+        """All tokens, unless `known` is the list's current version. Requires proof that the
+        database did not go back: a restored database may list revoked tokens (rule 18a).
         """
         query = query_of(known=known)
         return await self._client.ask(

@@ -1,7 +1,7 @@
 """Asks bookies what their disks hold of a CLOSED ledger, so that a loss can be proven (rule 31).
 
-`POST /v1/ledgers/{id}/digests` reads every entry that it counts: a reported copy is a copy that can be
-served. Anything but a checked answer counts as silence.
+`POST /v1/ledgers/{id}/digests` reads every entry that it reports, so a reported copy can be served.
+Any result but a checked answer counts as silence.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from quorumlog.wire.bodies import Body, T, json_of, received
 from quorumlog.wire.rebuild_bodies import DigestsAsked, DigestsBody
 
 _SPAN: Final = 1000
-"""Entries of one request: a bookie lists at most 1,000 ranges, so never more than it can list."""
+"""Entries in one request: no more than the 1,000 ranges that a bookie lists in an answer."""
 _ASK_S: Final = 60.0
 
 
@@ -37,7 +37,7 @@ class HoldingsClient:
         self._session = session
 
     async def answers(self, row: LedgerMetadata, ranges: Ranges) -> AsyncIterator[Answers]:
-        """For each entry, in order, what every bookie that could hold it answers."""
+        """Yield for each entry, in order, the answers of all bookies that could hold it."""
         for low, high in ranges:
             for first in range(low, high + 1, _SPAN):
                 last = min(high, first + _SPAN - 1)
@@ -61,7 +61,7 @@ class HoldingsClient:
         lost: list[Answers] = []
         silent: set[str] = set()
         for first, last in kept:
-            # One silent bookie makes a proof impossible, so a silent bookie is waited for only once.
+            # One silent bookie makes a proof impossible, so only the first silence is waited for.
             if silent.isdisjoint(loss.holders(row, first)):
                 async for found in self.answers(row, ((first, last),)):
                     if found.is_lost():
@@ -76,7 +76,7 @@ class HoldingsClient:
         return tuple(lost)
 
     async def _ask(self, member: str, ledger_id: int, first: int, last: int) -> Holding | None:
-        """A member's answer; None where it is silent."""
+        """A member's answer; None if the member is silent."""
         name = member_name(member)
         url = f"{self._directory.address(name)}/v1/ledgers/{ledger_id}/digests"
         asked = DigestsAsked(ranges=((first, last),))
@@ -100,7 +100,7 @@ async def ask_bookie(
 ) -> T | None:
     """Send a bookie a GET, or a POST with the body `asked`, and return its answer as a `gives`.
 
-    Returns None unless the bookie `name` itself answers with status 200 and a valid body within `limit_s` seconds.
+    Returns None unless the bookie `name` itself answers 200 with a valid body within `limit_s`.
     """
     ask = session.get if asked is None else partial(session.post, data=json_of(asked))
     limit, expected = aiohttp.ClientTimeout(total=limit_s), ExpectedServer(Role.BOOKIE, name)
@@ -113,8 +113,8 @@ async def ask_bookie(
 
 
 def _speaks_for(bookie: str, member: str) -> bool:
-    """Whether an answering bookie may answer for a member. A later incarnation has the disk of earlier
-    ones, or what is left of it (rule 15); an earlier one is an old copy of the directory.
+    """Whether an answering bookie may answer for a member. A later incarnation has what is left of
+    the disk of earlier ones (rule 15). An earlier incarnation is an old copy of the directory.
     """
     try:
         is_later = member_incarnation(bookie) >= member_incarnation(member)

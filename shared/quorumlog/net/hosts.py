@@ -1,10 +1,10 @@
-"""Checks of `Host`, `Origin` and framing: which names a process answers to, and which web pages may change state.
+"""Checks of `Host`, `Origin` and framing: accepted hosts, and web pages that may change state.
 
-A browser on a machine that reaches the cluster runs pages of strangers. The name of such a page may resolve
-to the address of a service (DNS rebinding): the browser then takes the service for a part of the page's site,
-and `Host` is the page's name. A browser also sends some state-changing requests to other sites without a
-preflight: a POST without a typed body, and the handshake of a WebSocket. Their `Origin` is the page's.
-Programs other than browsers send no `Origin`.
+A browser on a machine that reaches the cluster may run an attacker's page. The page's host name may
+resolve to the address of a service (DNS rebinding). The browser then treats the service as part of
+the page's site, and `Host` is the page's. Without a preflight, a browser also sends some
+state-changing requests to other sites: a POST without a typed body, and the handshake of a
+WebSocket. The `Origin` of these is the page's. Programs other than browsers send no `Origin`.
 """
 
 from collections.abc import Container, Iterable
@@ -19,18 +19,18 @@ from quorumlog.errors import BadRequest, CodingUnknown, Forbidden, ForeignHost
 _LOOPBACK: Final = "localhost"
 _CHUNKED: Final = "chunked"
 _SEEN_MAX: Final = 1000
-"""Spellings of allowed hosts that are remembered: loopback alone has 2^24 addresses (taste)."""
+"""The most spellings of allowed hosts to remember: loopback has 2^24 addresses (by judgement)."""
 _VERSIONS: Final = (HttpVersion11, HttpVersion10)
 _SAFE: Final = frozenset((hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS))
 
 
 class Hosts:
-    """The hosts that a process answers to: loopback names, IP addresses, the advertised host, and those of
-    a setting. DNS rebinding needs a name, so that a `Host` with an IP address is safe.
+    """The hosts that a process accepts: loopback names, IP addresses, the advertised host, and
+    configured ones. A `Host` with an IP address is safe, since DNS rebinding needs a name.
     """
 
     def __init__(self, url: str = "", allowed: Iterable[str] = ()) -> None:
-        """`url` is the advertised one; `*` in `allowed` allows every host."""
+        """`url` is the advertised URL; `*` in `allowed` allows every host."""
         parts = urlsplit(url)
         self._origin = f"{parts.scheme}://{parts.netloc}".lower()
         names = {_plain(name) for name in allowed}
@@ -39,16 +39,20 @@ class Hosts:
         self._seen: set[str] = set()
 
     def check(self, request: web.BaseRequest) -> None:
-        """Refuse a request that names another host. Raises: ForeignHost, BadRequest."""
+        """Refuse a request for a host that is not accepted. Raises: ForeignHost, BadRequest."""
         if request.version not in _VERSIONS:
-            # aiohttp's parser accepts version 0.9, which has no headers, and 2.0, which it can't speak.
-            raise BadRequest("the request is not HTTP/1.1 or HTTP/1.0: it needs such a version")
+            # aiohttp's parser accepts HTTP/0.9, which has no headers, and HTTP/2.0, which it can't
+            # speak.
+            raise BadRequest(
+                "the request's version is neither HTTP/1.1 nor HTTP/1.0: send one of them"
+            )
         _check_framing(request)
         if not request.raw_path.startswith("/") and "://" in request.raw_path:
-            # The host of an absolute URI holds instead of Host, and gets into URLs of the answer (RFC 9112, 3.2.2).
+            # The host of an absolute URI replaces `Host`, and gets into answers (RFC 9112, 3.2.2).
             self._check(request.url.host_port_subcomponent or "")
         host = request.headers.get(hdrs.HOST)
-        # A request without Host is HTTP/1.0, which no browser sends: the parser refuses such HTTP/1.1.
+        # Only HTTP/1.0, which no browser sends, may lack `Host`: the parser requires it in
+        # HTTP/1.1.
         if host is not None:
             self._check(host)
 
@@ -57,25 +61,25 @@ class Hosts:
             return
         if not self._allows(_name_of(host)):
             raise ForeignHost(
-                f"{host[:100]!r} is no name of this process: it answers to loopback names, IP addresses,"
-                " the host of ADVERTISED_URL, and ALLOWED_HOSTS"
+                f"{host[:100]!r} is not a host of this process: it accepts loopback names, IP"
+                " addresses, the host of ADVERTISED_URL, and ALLOWED_HOSTS"
             )
         if len(self._seen) < _SEEN_MAX:
             self._seen.add(host)
 
     def knows(self, host: str | None) -> bool:
-        """Whether `check` has passed this `Host` before, so that it would now."""
+        """Whether `check` has accepted this `Host` before, and so would accept it again."""
         return host in self._seen
 
     def check_origin(self, request: web.BaseRequest, allowed: Container[str] = ()) -> None:
-        """Refuse a state-changing request of a page whose origin is not allowed. Raises: Forbidden."""
+        """Refuse a state-changing request of a page with a disallowed origin. Raises: Forbidden."""
         origin = request.headers.get(hdrs.ORIGIN)
         if origin is None or (request.method in _SAFE and hdrs.UPGRADE not in request.headers):
             return
         own = (f"{request.scheme}://{request.headers.get(hdrs.HOST)}", self._origin)
         if origin not in own and "*" not in allowed and origin not in allowed:
             raise Forbidden(
-                "pages of this origin may not do this; CORS_ORIGINS of gateways allows some"
+                "web pages of this origin may not do this: allow it by CORS_ORIGINS of the gateways"
             )
 
     def _allows(self, name: str) -> bool:
@@ -89,7 +93,9 @@ class Hosts:
 
 
 def _check_framing(request: web.BaseRequest) -> None:
-    """Refuse a body that another server might end elsewhere, and close its connection. Raises: BadRequest, CodingUnknown."""
+    """Refuse a body whose end another server might see elsewhere, and close the connection. Raises:
+    BadRequest, CodingUnknown.
+    """
     headers = request.headers
     coding = ",".join(headers.getall(hdrs.TRANSFER_ENCODING, (_CHUNKED,)))
     if coding.strip().lower() != _CHUNKED:
@@ -104,7 +110,7 @@ def _check_framing(request: web.BaseRequest) -> None:
 
 
 def _name_of(host: str) -> str:
-    """The name or address in a `Host`, without its port; "" where it is malformed."""
+    """The name or the address in a `Host`, without its port; "" if it is malformed."""
     if host.startswith("["):
         address, bracket, port = host[1:].partition("]")
         return address if bracket and ":" in address and (not port or port[0] == ":") else ""

@@ -1,10 +1,10 @@
-"""Who calls a service, and what a service shows to say who it is (docs/security.md).
+"""Identities of a service's callers, and the credentials that it presents (docs/security.md).
 
-The internal listener of every service asks an authenticator about each request before anything is done with
-it. A `ClusterSecret` knows one caller, "of this cluster": whoever has the secret is every service and the
-operator too.
+The internal listener of every service has an authenticator identify the caller of each request
+before anything else. A `ClusterSecret` knows only one caller: a process with the secret may act as
+every service and as the operator.
 
-Files with credentials are looked at again and again (`Followed`): what changes in them is taken without a restart.
+Files with credentials are checked periodically (`Followed`), so changes need no restart.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from quorumlog.wire.secret import SecretUnusable, checked_secrets, headers_of, r
 
 
 class Role(StrEnum):
-    """What a caller of an internal route is."""
+    """The role of a caller of an internal route."""
 
     GATEWAY = "gateway"
     BOOKIE = "bookie"
     METADATA = "metadata"
     AUTORECOVERY = "autorecovery"
     OPERATOR = "operator"
-    """A person with the command line."""
+    """A person who uses the command line."""
     MONITOR = "monitor"
-    """What reads health and metrics, and nothing else."""
+    """A monitoring system, which reads health and metrics only."""
 
 
 GATEWAYS: Final = frozenset({Role.GATEWAY})
@@ -51,69 +51,69 @@ ALL: Final = SERVICES | OPERATORS
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A caller that is known."""
+    """The identity of a caller."""
 
     role: Role | None
-    """None: any service of this cluster, or its operator."""
+    """None if the caller may be any service of this cluster or its operator."""
     name: str
     hosts: frozenset[str] | None = None
-    """The hosts that are proven to be the caller's; None where nothing is proven of them."""
+    """The hosts that are proven to be the caller's; None if there is no such proof."""
 
 
 ANYBODY: Final = Identity(None, "anonymous")
-"""The caller of a listener that asks for no credentials."""
+"""The caller at a listener that needs no credentials."""
 
 CALLER: Final = web.RequestKey("caller", Identity)
-"""Who sent a request to an internal listener."""
+"""The key of the caller of a request to an internal listener."""
 
 
 class Authenticator(Protocol):
-    """Knows callers by what they show."""
+    """Identifies callers by their credentials."""
 
     def identify(self, request: web.BaseRequest) -> Identity:
-        """Who sends a request. Raises: Unauthenticated, Forbidden."""
+        """The identity of a request's caller. Raises: Unauthenticated, Forbidden."""
 
 
 class HoldsConnections(Protocol):
     """A listener, or a pool of connections to others."""
 
     def transports(self) -> Iterable[asyncio.Transport]:
-        """Of the connections that stand."""
+        """The transports of the open connections."""
 
 
 class PeerGuard(Protocol):
-    """Judges the processes at the other ends of TLS connections."""
+    """Checks the processes at the other ends of TLS connections."""
 
     def check_server(self, transport: asyncio.Transport, role: Role, name: str) -> None:
-        """Refuse a server without this role, and this name where one is given. Raises: CertificateError."""
+        """Refuse a server without this role (and name, if given). Raises: CertificateError."""
 
     def watch(self, holder: HoldsConnections) -> None:
-        """Cut connections of a holder when their peers are refused from then on."""
+        """Cut the connections of `holder` whose peers are refused from then on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a service shows to others with each request and each handshake."""
+    """What a service presents to others with each request and each handshake."""
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     client_context: Callable[[], ssl.SSLContext] | None = None
-    """The TLS context of a new connection, which shows a certificate."""
+    """Returns the TLS context of a new connection, which presents a certificate."""
     guard: PeerGuard | None = None
-    """Judges who answers there."""
+    """Checks the servers that the process connects to."""
 
 
 ANONYMOUS: Final = Credentials()
-"""Shows nothing: enough where nothing but loopback can reach the services, and nobody has set a secret."""
+"""No credentials: enough if only loopback can reach the services, and no secret is set."""
 
 
 def caller_of(request: web.Request) -> Identity:
-    """Who sent a request."""
+    """The identity of a request's caller."""
     caller: Identity = request.get(CALLER, ANYBODY)
     return caller
 
 
 def check_name(request: web.Request, name: str) -> None:
-    """Refuse a bookie that speaks for another bookie. Raises: CallerRefused."""
+    """Refuse a bookie that acts for another bookie. Raises: CallerRefused."""
     caller = caller_of(request)
     if caller.role is Role.BOOKIE and caller.name != name:
         raise CallerRefused(
@@ -123,7 +123,7 @@ def check_name(request: web.Request, name: str) -> None:
 
 
 def check_url(request: web.Request, url: str) -> None:
-    """Refuse a caller that says that it listens at a host that is not its own. Raises: CallerRefused."""
+    """Refuse a caller that claims to listen at a host of another process. Raises: CallerRefused."""
     caller = caller_of(request)
     if caller.hosts is None or caller.role is Role.OPERATOR or not url:
         return
@@ -139,7 +139,7 @@ def check_url(request: web.Request, url: str) -> None:
 
 
 def _is_wild(host: str, hosts: frozenset[str]) -> bool:
-    """Whether a certificate's `*.example` stands for a host, as a TLS client reads it."""
+    """Whether a certificate's `*.example` includes a host, by the rules of TLS clients."""
     first, _, rest = host.partition(".")
     return bool(first) and f"*.{rest}" in hosts
 
@@ -147,37 +147,37 @@ def _is_wild(host: str, hosts: frozenset[str]) -> bool:
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 2.0
-"""How often files are looked at (taste)."""
+"""The interval of checks of files (chosen by judgement)."""
 
 Stamp = tuple[int, int, int]
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Differs once a file, its place or its permissions have changed; None where there is no file."""
+    """Differs once a file, its place or its permissions have changed; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
         return None
-    # Not the time of modification, which a copy may keep, and a new mode does not change.
+    # Not the time of modification: a copy may preserve it, and a new mode does not change it.
     return found.st_ctime_ns, found.st_ino, found.st_size
 
 
 class Followed(ABC):
-    """What is read from files that belong together, and read again when they change."""
+    """Data from files that belong together, which is read again when they change."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """The files as they are now count as known."""
+        """The current state of the files counts as loaded."""
         self._paths = tuple(paths)
         self._seen = self._known = tuple(map(stamp_of, self._paths))
 
     async def follow(self) -> Never:
-        """Take new files, for ever. Files that can't be used change nothing."""
+        """Load changed files, for ever. Files that can't be used change nothing."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
 
     def look(self) -> None:
-        """Take the files if they have changed, and have not changed since the last look: by then all are written."""
+        """Load the files once they have changed and two checks in a row find them alike."""
         found = tuple(map(stamp_of, self._paths))
         was_seen, self._seen = found == self._seen, found
         if was_seen and found != self._known:
@@ -186,35 +186,35 @@ class Followed(ABC):
 
     @abstractmethod
     def reload(self) -> None:
-        """Take the files as they are now, or log why not."""
+        """Load the current files, or log why they can't be used."""
 
 
 _OF_THE_CLUSTER: Final = Identity(None, "cluster")
 
 
 class ClusterSecret(Followed):
-    """A secret that all services of a cluster share, sent as `Authorization: Bearer`. Implements `Authenticator`.
+    """A secret that all services of a cluster share, sent as `Authorization: Bearer`. It implements
+    `Authenticator`.
 
-    Two lines in its file are two secrets, for as long as one takes the other's place: the first is shown, both are
-    accepted (docs/guides/operations.md, "A new secret"). A changed file is taken within seconds.
-
-    Invariant: no text of an object or of an error has the secret.
+    Its file has two lines while a new secret replaces another: the first is presented, both are
+    accepted (docs/guides/operations.md, "A new secret"). A changed file takes effect in seconds.
+    Invariant: neither the object nor an error shows the secret as text.
     """
 
     def __init__(self, text: str, file: Path | None = None) -> None:
-        """`file`: where the text was read. Raises: SecretUnusable."""
+        """`file` is the file that `text` was read from. Raises: SecretUnusable."""
         super().__init__(() if file is None else (file,))
         self._headers: dict[str, str] = {}
         self.credentials = Credentials(self._headers)
         self._take(checked_secrets(text))
 
     def _take(self, tokens: tuple[str, ...]) -> None:
-        # In place: sessions have the credentials.
+        # In place, since sessions hold the credentials.
         self._headers.update(headers_of(tokens[0]))
         self._tokens = tuple(token.encode() for token in tokens)
 
     def identify(self, request: web.BaseRequest) -> Identity:
-        """Any service of the cluster. Raises: Unauthenticated."""
+        """The identity that all services of the cluster share. Raises: Unauthenticated."""
         scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated(
@@ -222,13 +222,13 @@ class ClusterSecret(Followed):
                 " Authorization: Bearer (CLUSTER_SECRET_FILE; of the command line also --secret-file)"
             )
         given = token.encode("utf-8", "surrogateescape")
-        # Constant time: the time of an answer says nothing of the secret.
+        # Constant time: the time of an answer reveals nothing of the secret.
         if not any(hmac.compare_digest(given, token) for token in self._tokens):
             raise Unauthenticated("this is not the cluster's secret")
         return _OF_THE_CLUSTER
 
     def reload(self) -> None:
-        """Take the file as it is now, or log why not."""
+        """Load the current file, or log why it can't be used."""
         try:
             self._take(read_secrets(self._paths[0]))
         except SecretUnusable as error:

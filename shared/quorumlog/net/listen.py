@@ -1,4 +1,4 @@
-"""How every service listens for connections, over TLS and behind trusted proxies too, and ends them in order."""
+"""Accepts every service's connections, also over TLS and behind proxies, and ends them in order."""
 
 import asyncio
 import contextlib
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 1024
 _ACCEPT_AGAIN_S: Final = 0.1
-"""After a connection could not be accepted (taste)."""
+"""The pause after a connection could not be accepted (chosen by judgement)."""
 _TOLD_EVERY_S: Final = 1.0
 _ACCEPT_TURNS: Final = 3
-"""Turns of asyncio's event loop from the acceptance of a connection until its protocol knows of it."""
+"""Turns of asyncio's event loop between accepting a connection and notifying its protocol."""
 _NAMED: Final = 5
-"""Of what a process waits for, so many are named."""
+"""A log line lists at most this many of the things that an ending process waits for."""
 _TAKEN: Final = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 
 
 class PortUnusable(OSError):
-    """Nothing can listen at a port; says why."""
+    """Nothing can listen at a port; the message says why."""
 
 
 @contextlib.contextmanager
@@ -47,8 +47,8 @@ def _naming(host: str, port: int) -> Iterator[None]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket for `listening`, whose port is known before the application is made; with port 0 the system
-    chooses one. Raises: PortUnusable, OSError.
+    """Bind a socket for `listening`, so that the port is known before the application is made. With
+    port 0 the system chooses a port. Raises: PortUnusable, OSError.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = found[0]
@@ -67,9 +67,9 @@ def bind(host: str, port: int) -> socket.socket:
 async def _listening_on(
     listener: Listener, bound: socket.socket, context: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
-    """Accept connections that begin with a handshake, or with what a proxy says, until the end of the block. Each counts as
-    a connection from its start and has a deadline: asyncio's server would begin any number at once, whose peers may say
-    nothing.
+    """Accept connections that begin with a TLS handshake or a proxy's header, until the block ends.
+    Each connection counts against the limits, and has a deadline, from its start: asyncio's server
+    would begin any number of handshakes at once, with peers that may send nothing.
     """
     bound.setblocking(False)
     bound.listen(_BACKLOG)
@@ -103,11 +103,11 @@ async def _accept_all(
 
 
 def _take_place(listener: Listener, peer: str) -> Callable[[], None] | None:
-    """Have a connection count before its handshake; returns what gives its place back, None where there is none."""
+    """Count a connection before its handshake. Returns a function to undo this; None if refused."""
     try:
         listener.connections.take(peer)
     except Overloaded:
-        # Nothing can be said before the handshake. A few may end it, and get their 429 then.
+        # No answer is possible before the handshake. A few may complete it, and then get a 429.
         if listener.refuse():
             return listener.give_refused
         listener.give_refused()
@@ -122,7 +122,7 @@ async def _welcome(
     context: ssl.SSLContext | None,
     give: Callable[[], None],
 ) -> None:
-    """Read what a proxy says of a connection and do its handshake; it serves itself then."""
+    """Read a proxy's header and do the TLS handshake; after that, aiohttp's protocol takes over."""
     connection, has_place = listener.connection(), True
     proxies, limit_s = listener.limits.proxies, listener.limits.head_timeout_s
 
@@ -142,7 +142,7 @@ async def _welcome(
             ssl=context,
             ssl_handshake_timeout=None if context is None else limit_s,
         )
-    except (OSError, ValueError):  # of TLS, of time, of the connection, of the proxy
+    except (OSError, ValueError):  # the handshake, deadline, connection or header failed
         accepted.close()
     finally:
         if has_place:
@@ -159,9 +159,9 @@ async def listening(
     bound: socket.socket | None = None,
     context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Listener]:
-    """Start the application and listen, on a socket that is bound already where there is one, and with a context
-    over TLS. At the end stop listening, finish the requests in progress (for `drain_timeout_s` at most), then run the
-    application's clean-up.
+    """Start the application and listen: on the socket `bound` if given, over TLS if `context` is
+    given. At the end of the block, stop listening, finish requests in progress (within the limits'
+    `drain_timeout_s`), and run the application's clean-up.
 
     Raises: PortUnusable.
     """
@@ -194,7 +194,7 @@ async def listening(
 
 
 async def _stop_accepting(sockets: asyncio.Server) -> None:
-    """Close a server once the protocols know of all connections that it has accepted. asyncio would lose the others without closing them."""
+    """Close a server once all accepted connections have protocols: asyncio would leak the rest."""
     loop = asyncio.get_running_loop()
     for each in sockets.sockets:
         loop.remove_reader(each)
@@ -204,14 +204,14 @@ async def _stop_accepting(sockets: asyncio.Server) -> None:
 
 
 def in_words(waits_for: Sequence[str]) -> str:
-    """What a process waits for, for people: the first few, and the number of the others."""
+    """What a process waits for, as text: the first few, and the number of the others."""
     more = len(waits_for) - _NAMED
     return "; ".join((*waits_for[:_NAMED], *([f"{more} more"] if more > 0 else ())))
 
 
 @contextlib.asynccontextmanager
 async def telling(waits_for: Callable[[], Sequence[str]]) -> AsyncIterator[None]:
-    """Log what a process that is about to end waits for, until the end of the block."""
+    """Log every second what an ending process waits for, until the block ends."""
 
     async def tell() -> None:
         while True:

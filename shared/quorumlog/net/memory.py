@@ -1,12 +1,13 @@
-"""What a process takes of the machine: memory and file descriptors.
+"""A process's use of the machine's memory and file descriptors.
 
-Freed memory goes back to the operating system neither at once nor never.
+Freed memory goes back to the operating system, but not at once.
 
-By itself the C library gives a large block back as soon as it is freed, and the next one costs a page fault for each of
-its pages: 1 ms per MB of a run, more than all else that a bookie does with it (measured). The memory of many small blocks,
-on the other hand, it keeps: after some hundred megabytes of pages or bodies the process would stay as large for ever.
-Objects that refer to each other in a circle are freed by Python's collector, which looks for them as objects are made: after
-a busy time nobody makes any. Without glibc nothing of this is changed.
+By default the C library returns a large block as soon as it is freed. The next one costs a page
+fault per page: 1 ms per MB of a run, more than all else that a bookie does with it (measured). The
+library keeps the memory of many small blocks: after some hundred megabytes of pages or bodies the
+process would stay as large for ever. Objects in reference cycles are freed by Python's collector,
+which runs as objects are created, and few are after a busy time. Without glibc, none of this is
+changed.
 """
 
 import asyncio
@@ -26,26 +27,26 @@ log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 5.0
 _WORTH_BYTES: Final = 32 << 20
-"""Less idle memory is not worth the walk over the whole heap at once (taste)."""
+"""Less idle memory is not worth a walk over the whole heap at once (chosen by judgement)."""
 _LOOKS: Final = 6
-"""One look in so many, every half minute, trims whatever there is: a page that a last small block kept at an earlier trim
-becomes free by the end of that block, which adds next to nothing. Takes 9 ms for a heap of 600 MB (measured). It frees
-circles of younger objects first.
-"""
+"""One in this many checks (every half minute) trims even little idle memory. At an earlier trim,
+one small block may have kept a whole page; when that block is freed, idle memory hardly grows. This
+trim takes 9 ms for a heap of 600 MB (measured), and follows a collection of younger objects."""
 _YOUNGER, _ALL = 1, 2
-"""The collector's generations to look at. The oldest has most objects, which live on: a look at a million takes 0.2 s."""
+"""Generations to collect. The oldest has most objects: collecting a million takes 0.2 s."""
 _QUIET: Final = 5
 _BUSY: Final = 3
-"""So many times the collector looks at the newest objects in a quiet half minute at most, and in a busy time at least: as
-often as 10,000 objects were made and not freed (taste)."""
+"""Automatic collections in half a minute: at most `_QUIET` in a quiet one, at least `_BUSY` in a
+busy one. Each follows 10,000 objects made and not freed (chosen by judgement)."""
 _KEPT_BYTES: Final = 64 << 20
-"""So much freed memory at the heap's end is kept for the next large block until a look finds it idle."""
+"""Freed bytes at the heap's end, kept for the next large block until a check returns them."""
 _IN_HEAP_BYTES: Final = 32 << 20
-"""Smaller blocks are taken from the heap; the most that glibc allows."""
+"""Smaller blocks are allocated in the heap. This is the largest value that glibc allows."""
 _ARENAS: Final = 1
-"""Of another thread's arena the end is never trimmed by a look. Threads that hold the interpreter's lock do not contend."""
+"""All threads share an arena, since a trim does not shrink the others. The interpreter's lock
+prevents contention."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-"""The names of `mallopt` for these."""
+"""The numbers of these three parameters for `mallopt`."""
 _FIELDS: Final = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
     "keepcost",
@@ -62,26 +63,28 @@ class _Usage(ctypes.Structure):
 class Heap:
     """The C library's heap.
 
-    Idle memory counts, not the library's free memory: that includes what the system has back, so a busy
-    time between two looks would leave no trace in it.
+    `trim` judges by idle memory, not by the library's free memory: that includes memory which the
+    system has got back already, so a busy time between two checks would not show.
     """
 
     def __init__(self) -> None:
-        """Raises: AttributeError where the C library is not glibc, OSError where the kernel is not Linux."""
+        """Raises: AttributeError without glibc, OSError if the kernel is not Linux."""
         library = ctypes.CDLL(None)
         self._usage, self._trim = library.mallinfo2, library.malloc_trim
         self._usage.restype = _Usage
         self._least_idle_bytes = self.idle_bytes()
 
     def idle_bytes(self) -> int:
-        """Resident memory that nobody uses: free in the library's heap, or in Python's own, which is never trimmed."""
+        """Resident memory not in use: free in the library's heap or Python's (never trimmed)."""
         _, resident, shared, *_ = map(int, _STATM.read_text().split())
         usage = self._usage()
         in_use = int(usage.uordblks + usage.hblkhd)
         return (resident - shared) * resource.getpagesize() - in_use
 
     def trim(self, worth_bytes: int = _WORTH_BYTES) -> int:
-        """Return idle memory to the system if there is so much more than at its least; the bytes returned."""
+        """Return idle memory to the system if it exceeds its minimum by `worth_bytes`. The result
+        is the number of bytes that went back.
+        """
         idle = self.idle_bytes()
         self._least_idle_bytes = min(idle, self._least_idle_bytes)
         if idle - self._least_idle_bytes < worth_bytes:
@@ -92,14 +95,14 @@ class Heap:
 
 
 class Circles:
-    """Frees objects that refer to each other, and that nobody else refers to."""
+    """Frees unreachable objects that refer to each other (reference cycles)."""
 
     def __init__(self) -> None:
-        """All that there is now counts as looked at."""
+        """All existing objects count as checked."""
         self._seen = self._looked_at_all = self._rounds()
 
     def free(self) -> None:
-        """Look at younger objects; at all of them once after each busy time, whose circles may have grown old."""
+        """Collect younger objects; after each busy time all, since its cycles may have aged."""
         rounds, self._seen = self._seen, self._rounds()
         is_quiet = self._seen - rounds <= _QUIET
         if is_quiet and self._seen - self._looked_at_all >= _BUSY:
@@ -115,7 +118,7 @@ class Circles:
 
 
 def keep_freed() -> None:
-    """Have the C library keep freed memory for a while."""
+    """Make the C library keep freed memory for a while."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
@@ -126,7 +129,7 @@ def keep_freed() -> None:
 
 
 async def trim_forever() -> None:
-    """Return freed memory periodically, also after a look that failed: threads may have run out, say."""
+    """Return freed memory periodically, even after a check failed (out of threads, say)."""
     try:
         heap = Heap()
     except (AttributeError, OSError):
@@ -142,7 +145,7 @@ async def _trim_periodically(heap: Heap) -> None:
         is_thorough = look % _LOOKS == 0
         if is_thorough:
             circles.free()
-        # In a thread: a large heap takes some milliseconds.
+        # In a thread: the trim of a large heap takes some milliseconds.
         freed = await asyncio.to_thread(heap.trim, 0 if is_thorough else _WORTH_BYTES)
         if freed >= _WORTH_BYTES:
             took_ms = round((loop.time() - begun) * 1000)
@@ -150,16 +153,15 @@ async def _trim_periodically(heap: Heap) -> None:
 
 
 OWN_MAX: Final = 512
-"""Reserved for the process itself: a bookie's 128 segments and 64 files of its index, a metadata service's
-pool, connections to other services, and refused connections.
-"""
+"""Descriptors reserved for the process itself: a bookie's 128 segments and 64 files of its index, a
+metadata service's pool, connections to other services, and refused connections."""
 
 
 def raise_limit() -> int:
     """Raise the soft limit of open files to the hard limit, and return the limit in force.
 
-    A process without free descriptors can't open its own files, and the event loop closes new connections silently. So
-    clients are refused (429) before they take the descriptors that the process needs itself.
+    Without free descriptors a process can't open its own files, and its event loop closes new
+    connections silently. So clients are refused (429) before the process itself lacks descriptors.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -170,7 +172,9 @@ def raise_limit() -> int:
 
 
 def connections_within(descriptors: int, wanted: int) -> int:
-    """The connections of clients: `wanted`, or fewer where descriptors are scarce, but at least half of the descriptors."""
+    """The limit of client connections: `wanted`, or fewer if descriptors are scarce, but then at
+    least half of the descriptors.
+    """
     if descriptors == resource.RLIM_INFINITY:
         return wanted
     allowed = min(wanted, max(descriptors - OWN_MAX, descriptors // 2))

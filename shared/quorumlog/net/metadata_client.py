@@ -1,4 +1,4 @@
-"""The client of the metadata service: rows of ledgers, bookies and their cookies, live services."""
+"""The client of the metadata service for ledgers, bookies and their cookies, and live services."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Final
@@ -23,18 +23,18 @@ from quorumlog.wire.rebuild_bodies import RebuildState
 
 _ROWS: Final = 1000
 _IDS: Final = 10_000
-"""Rows and ids of one page."""
+"""The page sizes of lists of ledgers, and of lists of ids."""
 
 
 class MetadataClient(MetadataRequests):
-    """Reads and changes what the metadata service keeps, but for logs, transactions and repairs."""
+    """Reads and changes the metadata service's data, except logs, transactions and repairs."""
 
-    # A ledger's row.
+    # Ledger metadata.
 
     async def get(self, ledger_id: int, *, proof: bool = False) -> LedgerMetadata:
-        """The row from the primary. With `proof` a decision may rest on the answer (rule 18a).
+        """A ledger's metadata from the primary. With `proof`, deletions may rely on it (rule 18a).
 
-        Raises: NoSuchLedger (`members["deleted"]` says whether the ledger ever existed), MetadataUnavailable.
+        Raises: NoSuchLedger (`members["deleted"]`: whether it ever existed), MetadataUnavailable.
         """
         path = f"/v1/ledgers/{ledger_id}"
         row = await self.ask("GET", path, gives=LedgerMetadata, proof=proof)
@@ -43,7 +43,7 @@ class MetadataClient(MetadataRequests):
         return row
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
-        """The row and a status for a machine: UNKNOWN where no service can tell."""
+        """A ledger's status and metadata; UNKNOWN if no service answers, or the ledger is lost."""
         try:
             row = await self.get(ledger_id)
         except errors.NoSuchLedger as error:
@@ -55,8 +55,8 @@ class MetadataClient(MetadataRequests):
     async def proofs(
         self, held: Mapping[int, Sequence[RowName]], holder: str
     ) -> Mapping[int, bodies.LedgerProof]:
-        """The rows of some ledgers, by id, on which a deletion may rest: the bookie `holder` names the copies that it
-        holds of each (rules 18a, 18c). Raises: MetadataUnavailable.
+        """Proofs of ledgers' metadata, by id, which a deletion may rely on. `held` has the copies
+        that the bookie `holder` holds (rules 18a, 18c). Raises: MetadataUnavailable.
         """
         asked: list[bodies.HeldBody] = []
         for ledger_id, names in held.items():
@@ -90,11 +90,11 @@ class MetadataClient(MetadataRequests):
     async def create(
         self, draft: LedgerMetadata, *, attempt: str | None = None, once: Once | None = None
     ) -> LedgerMetadata:
-        """Create a ledger; a negative `draft.ledger_id` takes the next free one. A late copy of the client's request
-        `once` gets the ledger of the first one.
+        """Create a ledger. For a negative `draft.ledger_id`, the service assigns the next free id.
+        A late copy of the client's request `once` returns the ledger of the first copy.
 
-        Raises: LedgerExists, InvalidRequest, MetadataUnavailable (outcome unknown if a try may have
-        arrived: the same attempt may be sent again then).
+        Raises: LedgerExists, InvalidRequest, MetadataUnavailable (with the outcome unknown if a try
+        may have arrived: then the same attempt may be sent again).
         """
         body = bodies.LedgerCreateBody(row=draft, attempt=attempt or new_attempt(), once=once)
         return await self.ask("POST", "/v1/ledgers", body, gives=LedgerMetadata)
@@ -107,12 +107,12 @@ class MetadataClient(MetadataRequests):
         attempt: str | None = None,
         once: Once | None = None,
     ) -> tuple[CasStatus, LedgerMetadata | None]:
-        """Replace the row that has `metadata.version`, and return the row as it is then. Nothing is replaced for a late
-        copy of the client's request `once`.
+        """Replace a ledger's metadata if the stored version is `metadata.version`, and return the
+        resulting metadata. A late copy of the client's request `once` replaces nothing.
 
-        Returns once the change is settled, however long that takes; UNKNOWN only where nothing was
-        sent. Raises: InvalidRequest for an illegal change; CopyLost where bookies hold copies of rows that the
-        database lacks (rule 18d).
+        Returns once the outcome is certain, however long that takes; UNKNOWN only if nothing was
+        sent. Raises: InvalidRequest for an illegal change; CopyLost if bookies hold copies of
+        versions that the database lacks (rule 18d).
         """
         body = bodies.LedgerChange(
             row=metadata, attempt=attempt or new_attempt(), missed=missed, once=once
@@ -133,10 +133,11 @@ class MetadataClient(MetadataRequests):
     async def delete(
         self, ledger_id: int, *, version: int, row_attempt: str = "", attempt: str | None = None
     ) -> str:
-        """Replace the row of this version and attempt by a tombstone. Returns the deletion's token once that is settled.
+        """Replace a ledger's metadata of this version and attempt by a tombstone. Returns the
+        deletion's token once the outcome is certain.
 
         Raises: NoSuchLedger, VersionConflict, OwnedByLog, InvalidRequest, and MetadataUnavailable
-        where nothing was sent.
+        if nothing was sent.
         """
         body = bodies.RowDelete(
             version=version, row_attempt=row_attempt, attempt=attempt or new_attempt()
@@ -155,7 +156,9 @@ class MetadataClient(MetadataRequests):
         limit: int = 100,
         shown: Sequence[str] | None = None,
     ) -> tuple[list[LedgerMetadata], int | None]:
-        """One page by id, and the `after` of the next one (None at the end). `shown`: whose ledgers (bodies.SHOWN)."""
+        """One page of ledgers by id, and the `after` of the next page (None at the end). `shown`
+        limits the page to some names (bodies.SHOWN).
+        """
         query = query_of(limit=limit, after=after, state=state, bookie=bookie, log=log)
         query |= shown_in(shown)
         query |= {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
@@ -165,7 +168,7 @@ class MetadataClient(MetadataRequests):
     async def rows(
         self, *, state: State | None = None, bookie: str | None = None
     ) -> AsyncGenerator[LedgerMetadata]:
-        """All rows in the order of ids, read page by page. Raises: MetadataUnavailable."""
+        """The metadata of all ledgers by id, read page by page. Raises: MetadataUnavailable."""
         after: int | None = None
         while True:
             rows, after = await self.list(state=state, bookie=bookie, after=after, limit=_ROWS)
@@ -175,8 +178,8 @@ class MetadataClient(MetadataRequests):
                 return
 
     async def heads(self, ledger_ids: Sequence[int]) -> Mapping[int, LedgerHead]:
-        """The state and writer of each of these ledgers, from the primary, by id; for at most HEADS_MAX
-        ids. A ledger that is left out was never created, or is lost. Raises: MetadataUnavailable.
+        """The state and the writer of each ledger, from the primary, by id; for at most HEADS_MAX
+        ids. A ledger that is missing was never created, or is lost. Raises: MetadataUnavailable.
         """
         body = bodies.LedgerHeadsAsk(ledgers=tuple(ledger_ids))
         found = await self.ask("POST", "/v1/ledger-heads", body, gives=bodies.LedgerHeads)
@@ -189,7 +192,7 @@ class MetadataClient(MetadataRequests):
         return await self.ask("GET", "/v1/bookies", gives=bodies.BookieList)
 
     async def cookie(self, name: str) -> bodies.CookieRow | None:
-        """A bookie's cookie, or None where it is not registered."""
+        """A bookie's cookie, or None if the bookie is not registered."""
         try:
             return await self.ask(
                 "GET", f"/v1/bookies/{quote(name)}/cookie", gives=bodies.CookieRow
@@ -200,9 +203,9 @@ class MetadataClient(MetadataRequests):
     async def put_cookie(
         self, name: str, cookie: bodies.Cookie, *, version: int | None
     ) -> bodies.CookieRow:
-        """Register a bookie (no version) or change its cookie. Returns once that is settled.
+        """Register a bookie (no version) or change its cookie. Returns once the outcome is certain.
 
-        Raises: VersionConflict, InvalidRequest, and MetadataUnavailable where nothing was sent.
+        Raises: VersionConflict, InvalidRequest, and MetadataUnavailable if nothing was sent.
         """
         body = bodies.CookiePut(cookie=cookie, version=version, attempt=new_attempt())
         path = f"/v1/bookies/{quote(name)}/cookie"
@@ -211,8 +214,8 @@ class MetadataClient(MetadataRequests):
     async def log_ends(self, name: str, end: bodies.LogEnd) -> bodies.CookieRow:
         """Record how far a bookie's log is on disk.
 
-        Raises: VersionConflict (with `current`) where another process is registered,
-        NoSuchBookie, MetadataUnavailable.
+        Raises: VersionConflict (with `current`) if another process is registered, NoSuchBookie,
+        MetadataUnavailable.
         """
         path = f"/v1/bookies/{quote(name)}/log-end"
         return await self.ask("PUT", path, end, gives=bodies.CookieRow)
@@ -223,7 +226,7 @@ class MetadataClient(MetadataRequests):
         return await self.ask("GET", path, gives=bodies.BookieUses, query={"limit": str(limit)})
 
     async def ledgers_naming(self, name: str) -> set[int]:
-        """The ledgers whose rows name a bookie in any incarnation. Raises: MetadataUnavailable."""
+        """The ledgers that name a bookie in any incarnation. Raises: MetadataUnavailable."""
         found: set[int] = set()
         path, after = f"/v1/bookies/{quote(name)}/ledgers", None
         while True:
@@ -237,39 +240,41 @@ class MetadataClient(MetadataRequests):
     async def retire(self, name: str) -> None:
         """Decommission a dead bookie; may be repeated.
 
-        Raises: NoSuchBookie, VersionConflict while the bookie lives or anything names it,
-        MetadataUnavailable.
+        Raises: NoSuchBookie, MetadataUnavailable, VersionConflict while the bookie lives or any
+        ledger or repair names it.
         """
         await self.ask("DELETE", f"/v1/bookies/{quote(name)}/cookie", gives=bodies.Body)
 
     async def send_bookie_heartbeat(self, name: str, heartbeat: bodies.BookieHeartbeat) -> bool:
-        """Send a heartbeat; tells whether it was recorded. Raises: MetadataUnavailable."""
+        """Send a heartbeat; return whether it was recorded. Raises: MetadataUnavailable."""
         path = f"/v1/bookies/{quote(name)}/heartbeat"
         return (await self.ask("PUT", path, heartbeat, gives=bodies.HeartbeatTaken)).recorded
 
     async def send_service_heartbeat(
         self, kind: str, name: str, heartbeat: bodies.ServiceHeartbeat
     ) -> bool:
-        """Send a heartbeat; tells whether it was recorded. Raises: MetadataUnavailable."""
+        """Send a heartbeat; return whether it was recorded. Raises: MetadataUnavailable."""
         path = f"/v1/services/{quote(kind)}/{quote(name)}/heartbeat"
         return (await self.ask("PUT", path, heartbeat, gives=bodies.HeartbeatTaken)).recorded
 
     async def services(self) -> bodies.ServiceList:
-        """Services whose heartbeat came in time."""
+        """The services whose last heartbeat came in time."""
         return await self.ask("GET", "/v1/services", gives=bodies.ServiceList)
 
     async def missing_witnesses(self) -> Sequence[bodies.MissingWitness]:
-        """Answered changes that the database lacks: it went back (rule 18a)."""
+        """The acknowledged changes that the database lacks because it went back (rule 18a)."""
         return (await self.ask("GET", "/v1/witnesses", gives=bodies.WitnessState)).missing
 
     async def kept_ledgers(self, *, limit: int) -> bodies.KeptLedgers:
-        """How many ledgers bookies keep for changes that the database lacks, and the first ones (rule 18c)."""
+        """The number of ledgers that bookies keep because the database lacks changes of their
+        metadata, and the first of these ledgers (rule 18c).
+        """
         return await self.ask(
             "GET", "/v1/kept-ledgers", gives=bodies.KeptLedgers, query=query_of(limit=limit)
         )
 
     async def cluster_id(self) -> str:
-        """The cluster's id; another database is another cluster (rule 18)."""
+        """The cluster's id. A database with another id is another cluster's (rule 18)."""
         return (await self.ask("GET", "/v1/cluster-id", gives=bodies.ClusterId)).cluster_id
 
     async def rebuild_state(self) -> RebuildState:
@@ -278,5 +283,7 @@ class MetadataClient(MetadataRequests):
 
 
 def _of_missing(error: errors.NoSuchLedger) -> CasStatus:
-    """A row without a tombstone is not deleted but lost: an alarm, not a verdict (rule 18)."""
+    """The status of missing metadata: MISSING with a tombstone. Without one the metadata is lost,
+    which proves nothing (rule 18): UNKNOWN.
+    """
     return CasStatus.MISSING if error.members.get("deleted") is True else CasStatus.UNKNOWN

@@ -1,11 +1,11 @@
-"""Requests to the metadata service: fail-over, deadlines, and changes that are always settled.
+"""Requests to the metadata service: fail-over, deadlines, and changes with a certain outcome.
 
-Each call tries the services in turn until one answers or the call's deadline passes. A change carries
-an attempt token, so the client repeats a try whose answer was lost: the service answers with the
-outcome of the first (rule 6).
+Each call tries the services in turn until one answers or the call's deadline passes. A change
+carries an attempt token, so the client can repeat a try whose answer was lost: the service returns
+the outcome of the first try (rule 6).
 
-The requests also remember witnesses of the database's content, and present them with each change and
-each read on which a deletion rests (rule 18a).
+The client also remembers witnesses (proofs of acknowledged changes). It presents them with each
+change, and with each read that a deletion relies on (rule 18a).
 """
 
 import asyncio
@@ -32,17 +32,17 @@ from quorumlog.wire.problems import from_answer
 T = TypeVar("T")
 
 _TRY_S: Final = 3.0
-"""Timeout of one try: the service answers within 2 s, whatever its databases do."""
+"""Timeout of one try: the service answers within 2 s, even if its databases are silent."""
 _TRY_S_MIN: Final = 0.05
 _NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None)
-"""aiohttp's own timers continue while this process stands still."""
+"""No timeout of aiohttp, since its timers continue while this process is suspended."""
 _DEADLINE_S: Final = 10.0
 _PAUSE_S: Final = (0.02, 1.0)
-"""Least and greatest pause between rounds over the services; the pause doubles, with jitter."""
+"""The shortest and longest pause between rounds over the services; it doubles, with jitter."""
 _SILENCE_S: Final = 15.0
-"""A stream of changes that is silent for three heartbeats is broken."""
+"""A stream of changes that is silent for three heartbeats counts as broken."""
 _WITNESSES_MAX: Final = 10 * bodies.WITNESSES_MAX
-"""Witnesses that are remembered: as many as changes were under way at once (taste)."""
+"""The most witnesses to remember; more than there are changes in flight (chosen by judgement)."""
 _LINE_BYTES_MAX: Final = 1 << 16
 _SERVER: Final = ExpectedServer(Role.METADATA)
 
@@ -55,7 +55,7 @@ def new_attempt() -> str:
 
 
 class _Unsettled(Exception):
-    """One try ended without a verdict; `outcome` says whether the change may have been made."""
+    """A try ended without a verdict; `outcome` says whether the change may have been made."""
 
     def __init__(self, outcome: errors.Outcome, why: str, *, is_busy: bool = False) -> None:
         super().__init__(why)
@@ -63,10 +63,10 @@ class _Unsettled(Exception):
 
 
 class MetadataRequests:
-    """Asks one of several equal metadata services.
+    """Sends requests to one of several interchangeable metadata services.
 
-    Invariant: the client never gives up a change that may have reached a service; a caller that cancels
-    the call must count the outcome as unknown.
+    Invariant: the client never gives up a change that may have reached a service. A caller that
+    cancels a call must treat the outcome as unknown.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class MetadataRequests:
         deadline_s: float = _DEADLINE_S,
         try_s: float = _TRY_S,
     ) -> None:
-        """`credentials` are those of the session that the client opens where none is given."""
+        """If no `session` is given, the client opens one with `credentials`."""
         if not urls:
             raise ValueError("needs the URL of a metadata service")
         self._urls = [url.rstrip("/") for url in urls]
@@ -88,12 +88,11 @@ class MetadataRequests:
         self._deadline_s = deadline_s
         self._try_s = try_s
         self.witnesses: tuple[str, ...] = ()
-        """Witnesses: what the database must contain, by the last answers of the services (rule 18a). A
-        service that is presented with witnesses answers with those that stand for them from then on.
-        """
+        """Tokens of changes that the database must contain, by the latest answers (rule 18a). A
+        service answers presented witnesses with the witnesses that replace them."""
 
     async def close(self) -> None:
-        """Close the session, unless the caller gave it."""
+        """Close the session, unless the caller provided it."""
         if self._own is not None:
             await self._own.close()
 
@@ -111,7 +110,7 @@ class MetadataRequests:
             self._current = (failed + 1) % len(self._urls)
 
     def _remember(self, witnesses: Iterable[str]) -> None:
-        """Present these too from now on. The least recently answered ones go first."""
+        """Present these `witnesses` too from now on. Beyond the limit, drop the oldest ones."""
         self.witnesses = tuple(dict.fromkeys((*self.witnesses, *witnesses)))[-_WITNESSES_MAX:]
 
     async def ask(
@@ -125,11 +124,11 @@ class MetadataRequests:
         settles: bool = False,
         proof: bool = False,
     ) -> T:
-        """Try until there is a verdict: return the parsed answer, or raise the service's error.
+        """Retry until a service decides; return the parsed answer, or raise the service's error.
 
-        With `settles`, a try that may have arrived lifts the deadline: only a verdict ends the call
-        then. With `proof` an answer counts only if the database had the remembered witnesses in the
-        same snapshot that the answer was read from (rule 18a).
+        With `settles`, the deadline no longer holds once a try may have arrived: only a verdict
+        ends the call then. With `proof`, an answer counts only if the database had the remembered
+        witnesses in the snapshot that the answer was read from (rule 18a).
         """
         if proof and not self.witnesses:
             await self.confirm()
@@ -148,11 +147,12 @@ class MetadataRequests:
                 url = self._urls[current] + path
                 return await self._try(url, method, data, gives, query, limit_s, proof=proof)
             except errors.DatabaseWentBack as error:
-                # Tell the next service of the lost changes too: it may not know of the loss yet (rule 18a).
+                # Present the lost changes to the next service, which may not know of the loss (rule
+                # 18a).
                 named = error.members.get("witnesses")
                 self._remember(bodies.witnesses_from_header(",".join(named or ())))
                 self._turn(current)
-                # A change that an earlier try may have made is pursued nevertheless (rule 6).
+                # A change that an earlier try may have made is still pursued (rule 6).
                 if not (settles and outcome == errors.UNKNOWN):
                     raise error.with_outcome(outcome) from error
                 why, is_busy = error.detail, False
@@ -216,7 +216,7 @@ class MetadataRequests:
         if response.status < 400:
             found = _parsed(gives, response.status, answered)
             if found is None:
-                # Something between here and the service answered instead (rule 4).
+                # Something between this process and the service answered instead (rule 4).
                 raise _Unsettled(errors.UNKNOWN, f"{url}: not an answer of the service")
         else:
             problem = from_answer(response.status, answered, response.headers)
@@ -236,18 +236,18 @@ class MetadataRequests:
         raise problem
 
     async def confirm(self) -> None:
-        """Exchange remembered witnesses with the service. Raises: DatabaseWentBack, MetadataUnavailable."""
+        """Have a service check the witnesses. Raises: DatabaseWentBack, MetadataUnavailable."""
         await self.ask("POST", "/v1/witnesses", gives=bodies.WitnessState)
 
     async def confirm_copies(self, witnesses: Sequence[str], holder: str) -> None:
-        """Confirm as `confirm`, with witnesses of copies of metadata. The client remembers only those that the database
-        lacks (rule 18c).
+        """Have a service check the witnesses of a bookie's copies of metadata. The client remembers
+        only the witnesses that the database lacks (rule 18c).
         """
         body = bodies.CopyWitnesses(witnesses=tuple(witnesses), holder=holder)
         await self.ask("POST", "/v1/witnesses/copies", body, gives=bodies.WitnessState)
 
     async def keep_confirmed(self, every_s: float) -> Never:
-        """Confirm periodically, for ever, so that every service learns what any service answered."""
+        """Call `confirm` every `every_s` seconds, for ever: each service learns all witnesses."""
         while True:
             # The service itself reports a database that went back.
             with contextlib.suppress(errors.QuorumLogError):
@@ -255,10 +255,10 @@ class MetadataRequests:
             await asyncio.sleep(every_s)
 
     async def changes(self) -> AsyncGenerator[bodies.Change]:
-        """Changes as they are committed, for ever, without the heartbeats.
+        """Yield changes as they are committed, for ever, without the heartbeats.
 
-        Yields a `gap` first, and whenever changes may have been missed: rows that were read before may
-        be old then.
+        The first change is a `gap`. Another `gap` follows whenever changes may have been missed:
+        metadata that was read earlier may then be outdated.
         """
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, OSError):
@@ -269,7 +269,7 @@ class MetadataRequests:
             await asyncio.sleep(_jitter.uniform(0.1, 1.0))
 
     async def own_services(self) -> Sequence[bodies.ServiceInfo]:
-        """The configured metadata services with their health: `ready`, `not-ready`, or `lost` without an answer."""
+        """The configured metadata services, each `ready`, `not-ready`, or `lost` (silent)."""
 
         async def asked(url: str) -> bodies.ServiceInfo:
             state = "lost"
@@ -301,8 +301,8 @@ class MetadataRequests:
 
 
 def _change_of(line: bytes) -> bodies.Change:
-    """A line of the stream of changes. One that a later release has more kinds or states for says that something
-    changed. Raises: ValueError where the line is no JSON object.
+    """Parse a line of the stream of changes. A line with a kind or a state that only a later
+    release knows becomes a `gap`. Raises: ValueError if the line is not a JSON object.
     """
     try:
         return bodies.received(bodies.Change, line)
@@ -313,23 +313,23 @@ def _change_of(line: bytes) -> bodies.Change:
 
 
 def query_of(**parameters: str | int | None) -> dict[str, str]:
-    """The parameters that are given, as a query."""
+    """The parameters that are not None, as a query."""
     return {name: str(value) for name, value in parameters.items() if value is not None}
 
 
 def shown_in(shown: Sequence[str] | None) -> dict[str, str]:
-    """What a list may show (`wire/bodies.py`, SHOWN), as a query."""
+    """The names that a list may contain (`wire/bodies.py`, SHOWN), as a query."""
     return {} if shown is None else {"shown": ",".join(shown)}
 
 
 def current_of(error: errors.QuorumLogError, model: type[T]) -> T:
-    """The current row, which the answer to a lost compare-and-swap carries."""
+    """The current metadata, which the error of a failed compare-and-swap contains."""
     return bodies.received(model, orjson.dumps(error.members["current"]))
 
 
 def _parsed(gives: type[T], status: int, answered: bytes) -> T | None:
-    """The parsed answer, or None where the service did not write it. A proxy's blank page is no answer:
-    an empty answer of the service is a 204, and every other has a body.
+    """The parsed answer, or None if the service did not write it. A proxy's blank page is not an
+    answer: the service sends an empty body only with a 204.
     """
     if gives is bodies.Body:
         return gives() if status == NO_CONTENT and not answered else None
@@ -340,11 +340,11 @@ def _parsed(gives: type[T], status: int, answered: bytes) -> T | None:
 
 
 def _is_verdict(error: errors.QuorumLogError) -> bool:
-    """Whether the service itself has decided; everything else is tried again."""
+    """Whether an error is the service's decision about the request; other errors are retried."""
     if isinstance(
         error, errors.RouteNotFound | errors.ForeignHost | errors.Unauthenticated | errors.Forbidden
     ):
-        # Another kind of service answers at this address, or one of another name; or the service does not know
-        # this process, which says nothing of the request of this process's own caller.
+        # Another service answers at this address, or the service rejects this process's own
+        # credentials. Neither is a decision about the request of this process's caller.
         return False
     return type(error) is not errors.QuorumLogError and error.status < 500 and not error.retryable

@@ -16,7 +16,7 @@ from quorumlog.wire.bodies import codec
 
 _REF: Final = "#/components/schemas/{model}"
 _REQUEST_ID: Final = {
-    "description": "The client's, if it is at most 64 of `[A-Za-z0-9._-]`, else a new one.",
+    "description": "The client's, if it has at most 64 of `[A-Za-z0-9._-]`; otherwise a new one.",
     "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
 }
 
@@ -35,7 +35,7 @@ def describe(
     description: str = "",
     has_tokens: bool = False,
 ) -> dict[str, Any]:
-    """The document; `has_tokens`: bearer tokens may be required."""
+    """The OpenAPI document; with `has_tokens`, bearer tokens may be required."""
     operations = list(operations)
     tags = dict.fromkeys(operation.tag for operation in operations if operation.tag)
     paths: dict[str, dict[str, Any]] = {}
@@ -126,7 +126,7 @@ def _content(content: Mapping[str, Content]) -> dict[str, Any]:
 
 
 def _schema(schema: Schema) -> dict[str, Any]:
-    """A schema in place, with references to models."""
+    """A schema in which references stand for models."""
     if isinstance(schema, type):
         return {"$ref": _REF.format(model=schema.__name__)}
     return {
@@ -187,7 +187,7 @@ _STYLE: Final = (
 
 
 def openapi_page(openapi: Mapping[str, Any]) -> str:
-    """A description as one HTML page for people, which loads nothing from elsewhere."""
+    """An OpenAPI document as one HTML page, which loads nothing from elsewhere."""
     info = openapi["info"]
     title, description = html.escape(info["title"]), html.escape(info.get("description", ""))
     sections = (
@@ -222,7 +222,7 @@ def _section(method: str, path: str, operation: Mapping[str, Any]) -> str:
 
 
 def _rows(rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column is code."""
+    """An HTML table whose first column is code."""
     cells = (
         f"<tr><td><code>{html.escape(first)}</code>"
         + "".join(f"<td>{html.escape(text)}" for text in others)

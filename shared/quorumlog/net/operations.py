@@ -1,8 +1,8 @@
-"""Operations: what a service's routes take and give and who may use them, declared apart from what they do.
+"""Operations declare what a service's routes accept and return, and who may use them.
 
-A route pairs an operation with its handler. The handler is called with what the operation's
-parameters were read as, and the OpenAPI document is made of the same list of routes, so neither can
-be without the other.
+A route pairs an operation with its handler. The handler gets the parsed values of the operation's
+parameters. The OpenAPI document is made from the same list of routes, so no route lacks a
+description.
 """
 
 import re
@@ -20,7 +20,7 @@ from quorumlog.net.parameters import Given, Parameter
 from quorumlog.wire import problems
 
 Schema = type | dict[str, Any]
-"""A pydantic model, a value of the protocol, or a JSON schema as it is."""
+"""A pydantic model, a value class of the protocol, or a JSON schema."""
 
 ExpectHandler = Callable[[web.Request], Awaitable[None]]
 Handler = Callable[[web.Request, Given], Awaitable[web.StreamResponse]]
@@ -39,7 +39,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A described reply: its media types and its headers."""
+    """The description of a reply: its media types and its headers."""
 
     description: str
     content: Mapping[str, Content] = field(default_factory=dict)
@@ -60,19 +60,19 @@ class Operation:
     description: str = ""
     parameters: tuple[Parameter[Any], ...] = ()
     body: Mapping[str, Content] = field(default_factory=dict)
-    """Where there is one, no body at all equals `{}`."""
+    """The request's body, by media type. If there is one, a missing body counts as `{}`."""
     replies: Mapping[int | Literal["default"], Reply] = field(default_factory=dict)
     errors: Errors = ()
     needs_body: bool = False
     roles: frozenset[Role] = frozenset()
-    """Who may call it on an internal listener, of the callers that have a role."""
+    """The roles that may call the operation on an internal listener."""
     is_audited: bool = False
-    """Requests to it are noted in the audit log."""
+    """Whether the audit log records requests to this operation."""
     is_audited_for_clients: bool = False
-    """Not audited itself, but kept with the audited request of a client for which another service asks for it."""
+    """Whether requests are recorded with the audited request of the client that caused them."""
     ignores_unknown: bool = False
-    """Query parameters that it does not declare are left to others, and its path's last one takes slashes: an open
-    protocol has them so."""
+    """Undeclared query parameters are ignored, and the path's last parameter may contain slashes,
+    as an open protocol requires."""
 
     def __post_init__(self) -> None:
         method, _, path = self.key.partition(" ")
@@ -84,16 +84,16 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An operation and the handler that does it."""
+    """An operation and its handler."""
 
     operation: Operation
     handler: Handler
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Check the caller's role, read the parameters and call the handler. Raises: Forbidden, BadRequest,
-        InvalidRequest.
+        """Check the caller's role, read the parameters and call the handler. A caller without a
+        role passes: it has the cluster's secret, or the listener needs no credentials.
 
-        A caller without a role (the cluster's secret, or anybody where there are no credentials) passes.
+        Raises: Forbidden, BadRequest, InvalidRequest.
         """
         operation, caller = self.operation, caller_of(request)
         if caller.role is not None and caller.role not in operation.roles:
@@ -112,7 +112,7 @@ def add_routes(
     has_heads: bool = False,
     expect_handler: ExpectHandler | None = None,
 ) -> None:
-    """Have an application serve routes; with `has_heads` each GET has a HEAD."""
+    """Add routes to an application; with `has_heads` each GET also gets a HEAD."""
     for route in routes:
         operation = route.operation
         methods = (
@@ -126,7 +126,7 @@ def add_routes(
 
 
 class FieldError(BaseModel):
-    """What is wrong in one place: a JSON pointer into the body, or /query/…, /header/…, /path/…."""
+    """A fault at a JSON pointer into the body of a request, or at /query/…, /header/…, /path/…."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -135,7 +135,7 @@ class FieldError(BaseModel):
 
 
 class Problem(BaseModel):
-    """RFC 9457, with what a caller needs to decide what to do next."""
+    """A problem document (RFC 9457), with what a caller needs to decide what to do next."""
 
     type: str = Field(description="/problems/<code>, which explains it.")
     title: str
@@ -156,7 +156,7 @@ _H = TypeVar("_H", bound=Handler)
 
 
 class Routes(list[Route]):
-    """Routes that only this cluster's processes and its operators use, in the order of their declarations."""
+    """Routes for only this cluster's processes and operators, in the order of declaration."""
 
     def add(
         self,
@@ -171,10 +171,11 @@ class Routes(list[Route]):
         is_audited: bool = False,
         is_audited_for_clients: bool = False,
     ) -> Callable[[_H], _H]:
-        """Decorate the handler of a route. The operation's name is the handler's, its summary the first line
-        of the handler's docstring, and any error may be its answer.
+        """Decorate the handler of a route. The operation has the handler's name, and as its summary
+        the first line of the handler's docstring. The operation may return any error.
 
-        `refuses_with` is what a refusal may say besides a problem. Raises: ValueError if no role may call the route.
+        `refuses_with` is a body that a refusal may have instead of a problem. Raises: ValueError if
+        no role may call the route.
         """
         if not roles:
             raise ValueError(f"{key}: declare the roles that may call the route")

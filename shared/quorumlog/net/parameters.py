@@ -1,9 +1,9 @@
-"""Parameters of requests, each declared once: its name, its bounds, how it is read and described.
+"""Parameters of requests. One declaration has a parameter's name, bounds, parser and description.
 
-A handler asks for the declaration (`given[LIMIT]`), the same declaration refuses a request, and the
-OpenAPI document shows it, so the three can't differ. Each value has one spelling: 400 where a text
-is no number at all, 422 where it is one that is not allowed (docs/guides/http.md). A query
-parameter that an operation does not declare is refused, and so is a repeated one.
+A handler reads a value by the declaration (`given[LIMIT]`). The same declaration refuses an invalid
+value and appears in the OpenAPI document, so the three can't differ. Each value has one spelling. A
+text that is not a number gets a 400; a number that is not allowed gets a 422 (docs/guides/http.md).
+Undeclared and repeated query parameters are refused.
 """
 
 import re
@@ -22,12 +22,13 @@ S = TypeVar("S", bound=str)
 
 ParameterPlace = Literal["path", "query", "header"]
 Parse = Callable[[str, str], T]
-"""Makes a parameter's value of its text; the second argument is the pointer that errors name."""
+"""Parses a parameter's text; the second argument is the JSON pointer that errors name."""
 
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)", re.ASCII)
 _POINTER_CHARS_MAX: Final = 300
 _DETAIL_CHARS_MAX: Final = 500
-"""Longer places and details are cut: an error never repeats a client's megabytes (chosen by judgement)."""
+"""Longer pointers and details are cut, so that an error never repeats a client's megabytes (chosen
+by judgement)."""
 _TIME: Final = re.compile(
     r"(\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:)([0-5]\d|60)((?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d))",
     re.ASCII | re.IGNORECASE,
@@ -35,24 +36,24 @@ _TIME: Final = re.compile(
 _VERSION: Final = r'"([1-9][0-9]{0,18})"'
 _SHOWN_MAX: Final = 100
 PAIRS_MAX: Final = 8
-"""Each pair is a join of its own in the database, whose planner takes twice as long for each one more (measured)."""
+"""Each pair is a join in the database, and each join doubles the planner's time (measured)."""
 
 
 def invalid(pointer: str, detail: str) -> InvalidRequest:
-    """A 422 for one place: a JSON pointer into the body, or /query/…, /header/…, /path/…."""
+    """The 422 for a fault at a JSON pointer into the body, or at /query/…, /header/…, /path/…."""
     pointer, detail = pointer[:_POINTER_CHARS_MAX], detail[:_DETAIL_CHARS_MAX]
     where = pointer or "the body"
     return InvalidRequest(f"{where}: {detail}", errors=[{"pointer": pointer, "detail": detail}])
 
 
 def escaped(name: str) -> str:
-    """A name as a part of a JSON pointer (RFC 6901), cut to a length that can be shown."""
+    """A name as a part of a JSON pointer (RFC 6901), cut to a length that an error can show."""
     return name[:_SHOWN_MAX].replace("~", "~0").replace("/", "~1")
 
 
 def integer(text: str, pointer: str, low: int = 0, high: int = ID_MAX) -> int:
-    """A canonical decimal number between two bounds, both inclusive."""
-    # The common case at once: few digits, ASCII, no leading zero.
+    """Parse a decimal integer in its shortest form, from `low` to `high` inclusive."""
+    # The fast path for the common case: few digits, ASCII, no leading zero.
     if len(text) < 19 and text.isascii() and text.isdecimal() and (text[0] != "0" or text == "0"):
         value = int(text)
         if low <= value <= high:
@@ -66,8 +67,8 @@ def integer(text: str, pointer: str, low: int = 0, high: int = ID_MAX) -> int:
 
 
 def time_of(text: str) -> datetime:
-    """An RFC 3339 time, in UTC. A leap second, which only the last minute of a month (UTC) may have, is the second after
-    it, as in POSIX. Raises: ValueError.
+    """Parse an RFC 3339 time, and return it in UTC. A leap second, allowed only in the last minute
+    of a month (UTC), becomes the second after it, as in POSIX. Raises: ValueError.
     """
     found = _TIME.fullmatch(text)
     if found is None:
@@ -87,7 +88,7 @@ def time_of(text: str) -> datetime:
 
 
 def matching(text: str, pointer: str, pattern: str) -> str:
-    """A text that a pattern describes whole."""
+    """Return `text` if the whole of it matches `pattern`. Raises: InvalidRequest."""
     if not re.fullmatch(pattern, text, re.ASCII):
         raise invalid(pointer, f"must match {pattern}")
     return text
@@ -103,27 +104,27 @@ class Parameter(Generic[T]):
     schema: Mapping[str, Any]
     description: str
     default: T
-    """The value where a request does not give one; a path always does."""
+    """The value if a request gives none; requests always give path parameters."""
     example: Any = None
     style: str | None = None
     pointer: str = field(init=False)
-    """Where a request has it, as errors name places."""
+    """The pointer that errors name, such as `/query/limit`."""
 
     def __post_init__(self) -> None:
         # Built once, not for each request.
         object.__setattr__(self, "pointer", f"/{self.place}/{self.name}")
 
     def taken(self, query: dict[str, str]) -> T | None:
-        """The value that a query gives, or None; it is taken out of the query."""
+        """Remove the parameter from `query`; return its parsed value, or None if it was missing."""
         text = query.pop(self.name, None)
         return None if text is None else self.parse(text, self.pointer)
 
 
 class Pairs(Parameter[tuple[tuple[str, str], ...]]):
-    """Query parameters `name[key]=value`, PAIRS_MAX of them at most (OpenAPI's `deepObject`)."""
+    """At most PAIRS_MAX query parameters `name[key]=value` (OpenAPI's `deepObject`)."""
 
     def taken(self, query: dict[str, str]) -> tuple[tuple[str, str], ...]:
-        """The pairs of keys and values, in the order of the query."""
+        """Remove the pairs of keys and values from `query`, and return them in its order."""
         start = f"{self.name}["
         names = [name for name in query if name.startswith(start) and name.endswith("]")]
         if len(names) > PAIRS_MAX:
@@ -150,7 +151,7 @@ class Given:
         return value
 
     def get(self, parameter: Parameter[T]) -> T | None:
-        """A parameter's value where the request gives one, else None, whatever the default is."""
+        """A parameter's value if the request gives one; otherwise None, despite any default."""
         return self._sent.get(parameter)
 
 
@@ -159,7 +160,8 @@ def read(
 ) -> Given:
     """Read all parameters of a request, in the order of their declaration.
 
-    Raises: BadRequest, InvalidRequest, also for query parameters that are not declared unless it `ignores_unknown`.
+    Raises: BadRequest, InvalidRequest (also for undeclared query parameters, unless
+    `ignores_unknown`).
     """
     query = _query(request) if request.query_string else None
     sent: dict[Parameter[Any], Any] = {}
@@ -184,7 +186,7 @@ def read(
 
 
 def _query(request: web.Request) -> dict[str, str]:
-    """The query's parameters by name. Raises: BadRequest for one that is repeated or not UTF-8."""
+    """The query's parameters by name. Raises: BadRequest if one is repeated or not UTF-8."""
     found: dict[str, str] = {}
     for name, value in request.query.items():
         try:
@@ -198,7 +200,7 @@ def _query(request: web.Request) -> dict[str, str]:
 
 
 def _header(request: web.Request, name: str) -> str:
-    """A given header's value. Raises: BadRequest for one that is repeated or not UTF-8."""
+    """The value of a header that is present. Raises: BadRequest if it is repeated or not UTF-8."""
     values = request.headers.getall(name)
     if len(values) > 1:
         raise BadRequest(f"the header {name} is repeated")
@@ -222,7 +224,7 @@ def path_id(name: str, description: str) -> Parameter[int]:
 def path_text(
     name: str, pattern: str, description: str, example: str | None = None
 ) -> Parameter[str]:
-    """A text of the path that a pattern describes whole."""
+    """A path parameter whose whole text must match `pattern`."""
     schema = {"type": "string", "pattern": f"^{pattern}$"}
     return Parameter(name, "path", _matching(pattern), schema, description, "", example=example)
 
@@ -236,13 +238,13 @@ def query_integer(
 def query_integer(
     name: str, low: int, high: int, description: str, default: int | None = None
 ) -> Parameter[Any]:
-    """An integer in the query."""
+    """A query parameter that is an integer from `low` to `high`."""
     schema = _with_default(int64(low, high), default)
     return Parameter(name, "query", _between(low, high), schema, description, default)
 
 
 def query_text(name: str, pattern: str, description: str) -> Parameter[str | None]:
-    """A text in the query that a pattern describes whole."""
+    """A query parameter whose whole text must match `pattern`."""
     schema = {"type": "string", "pattern": f"^{pattern}$"}
     return Parameter(name, "query", _matching(pattern), schema, description, None)
 
@@ -254,7 +256,7 @@ def query_choice(name: str, choices: Sequence[S], description: str, default: S) 
 def query_choice(
     name: str, choices: Sequence[S], description: str, default: S | None = None
 ) -> Parameter[Any]:
-    """One of a few words in the query."""
+    """A query parameter whose value is one of `choices`."""
     by_text = {str(choice): choice for choice in choices}
 
     def parse(text: str, pointer: str) -> S:
@@ -267,7 +269,7 @@ def query_choice(
 
 
 def query_pairs(name: str, description: str) -> Pairs:
-    """A few of `name[key]=value`."""
+    """Query parameters of the form `name[key]=value`."""
     schema = {
         "type": "object",
         "maxProperties": PAIRS_MAX,
@@ -282,7 +284,7 @@ def header_integer(name: str, description: str) -> Parameter[int | None]:
 
 
 def header_text(name: str, description: str, *, chars_max: int) -> Parameter[str | None]:
-    """A header of any characters."""
+    """A header of at most `chars_max` characters of any kind."""
 
     def parse(text: str, pointer: str) -> str:
         if len(text) > chars_max:
@@ -294,7 +296,7 @@ def header_text(name: str, description: str, *, chars_max: int) -> Parameter[str
 
 
 def header_version(description: str) -> Parameter[int | None]:
-    """`If-Match` with one version, as the `ETag` of a row says it."""
+    """`If-Match` with one version, in the form that the `ETag` of metadata has."""
     schema = {"type": "string", "pattern": f"^{_VERSION}$"}
     return Parameter("If-Match", "header", _version, schema, description, None)
 

@@ -1,7 +1,7 @@
 """The interfaces that a machine's driver needs, so that a simulator can implement them too.
 
 Requests to bookies take a callback, not a future, so that a run costs no task. A callback is called
-exactly once, on the event loop, and never before the call that took the callback has returned.
+exactly once, on the event loop, and never before the method that got it has returned.
 """
 
 from collections.abc import Callable, Coroutine
@@ -15,13 +15,13 @@ from quorumlog.protocol.record import Run
 
 AddDone = Callable[[Status], None]
 LacDone = Callable[[Status, int], None]
-"""Status and the highest LAC that the bookie knows of."""
+"""The status, and the highest LAC that the bookie knows."""
 ReadDone = Callable[[Status, Run | None, Ranges], None]
-"""Status, the run that is present, ids that are absent; all other ids are unknown (rule 1)."""
+"""The status, the present entries, and the absent ids; all other ids are unknown (rule 1)."""
 
 
 class BookiesPort(Protocol):
-    """Requests to bookies. Anything but a checked answer is `Status.UNKNOWN` (rule 4)."""
+    """Requests to bookies. Any result but a checked answer is `Status.UNKNOWN` (rule 4)."""
 
     def add(
         self,
@@ -33,10 +33,10 @@ class BookiesPort(Protocol):
         recovery: bool = False,
         row: LedgerMetadata | None = None,
     ) -> None:
-        """Store a member's part of a run. `row` names the member, which keeps a copy (rule 18b)."""
+        """Store a member's part of a run, and a copy of its metadata `row` (rule 18b)."""
 
     def fence(self, member: str, ledger_id: int, ledger_key: bytes, done: LacDone) -> None:
-        """Fence a ledger durably and learn its LAC."""
+        """Fence a ledger at a member durably; `done` gets the LAC that the member knows."""
 
     def read(
         self,
@@ -50,46 +50,46 @@ class BookiesPort(Protocol):
         fence_key: bytes | None = None,
         from_disk: bool = False,
     ) -> None:
-        """Read what a member holds of first..last. With `fence_key` the member fences first (X1); with
-        `from_disk` it syncs first and reads its disk (rule 20a).
+        """Read the entries from `first` to `last` that a member has. With `fence_key` the member
+        fences first (X1); with `from_disk` it syncs first and reads its disk (rule 20a).
         """
 
     def read_lac(self, member: str, ledger_id: int, done: LacDone) -> None:
-        """Learn the highest LAC that a member knows of, without fencing."""
+        """Read the highest LAC that a member knows, without fencing."""
 
     def keep_row(self, member: str, ledger_key: bytes, row: LedgerMetadata, done: AddDone) -> None:
-        """Have a member keep a copy of a ledger's row (rule 18b)."""
+        """Have a member store a copy of a ledger's metadata (rule 18b)."""
 
 
 class LacPort(Protocol):
-    """Takes the explicit LAC of an idle writer (rule 5)."""
+    """Sends the explicit LAC of an idle writer (rule 5)."""
 
     def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
         """Send a member the LAC; there is no answer."""
 
 
 class MetadataPort(Protocol):
-    """What a machine may do with a ledger's row."""
+    """Reads and changes a ledger's metadata for a machine."""
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:
-        """The row from the primary."""
+        """The metadata from the primary, with a status."""
 
     async def cas(
         self, metadata: LedgerMetadata, missed: tuple[MissedRange, ...], *, attempt: str
     ) -> tuple[CasStatus, LedgerMetadata | None]:
-        """Replace the row that has `metadata.version`. `attempt` names this change for ever: a repeat
-        with the same attempt after `CasStatus.UNKNOWN` returns the change's outcome (rule 6).
+        """Replace the metadata if the stored version is `metadata.version`. A repeat with the same
+        `attempt` after `CasStatus.UNKNOWN` returns the change's outcome (rule 6).
         """
 
 
 class PlacementPort(Protocol):
-    """The bookies that an ensemble change may choose from, and those that nobody waits for."""
+    """The bookies that an ensemble change may choose from, and those that are known to be down."""
 
     def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
         """Live writable members that are not in `exclude`, best first."""
 
     def is_down(self, member: str) -> bool:
-        """Whether a member's bookie is known to be down. It may answer all the same (I31)."""
+        """Whether a member's bookie is known to be down. It may answer nevertheless (I31)."""
 
     async def refresh(self) -> object:
         """Read the list of bookies now. Raises: MetadataUnavailable."""
@@ -119,7 +119,7 @@ class MachineTimes:
     retry_s: float = 1.0
 
     def of(self, timer: Timer) -> float:
-        """Seconds of one timer."""
+        """The duration of one timer, in seconds."""
         match timer:
             case Timer.ADD:
                 return self.add_s
@@ -142,4 +142,4 @@ class Ports:
     tasks: TasksPort
     times: MachineTimes = field(default_factory=MachineTimes)
     read_bytes_max: int = 4 << 20
-    """The most that one read asks of a bookie: a few runs, so that a reader gets entries steadily."""
+    """The most bytes that one read requests: a few runs, so that a reader gets entries steadily."""

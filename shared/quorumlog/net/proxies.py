@@ -1,9 +1,9 @@
-"""The addresses of clients that come through proxies which the operator trusts.
+"""Finds the addresses of clients behind proxies that the operator trusts.
 
-A proxy says whose request it passes on: in `X-Forwarded-For`, in `Forwarded` (RFC 7239), or in a header before the first
-byte of the connection (the PROXY protocol of HAProxy, versions 1 and 2). Any client can write such headers, so only those of
-trusted proxies count. Of several addresses the last one that is no trusted proxy's is the client's: everything before it
-may be the client's own text.
+A proxy names the client in `X-Forwarded-For`, in `Forwarded` (RFC 7239), or in a header at the
+start of the connection (HAProxy's PROXY protocol, versions 1 and 2). Any client can write such
+headers, so only those of trusted proxies count. In a list of addresses, the client's is the last
+one that is not a trusted proxy's: the client may have written all before it.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _FOR: Final = re.compile(r'(?:^|[;,\s])for\s*=\s*("(?:[^"\\]|\\.)*"|[^;,\s]+)', 
 _V2: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 _V1_BYTES_MAX: Final = 107
 _FAMILIES: Final = {0x11: (socket.AF_INET, 4), 0x21: (socket.AF_INET6, 16)}
-"""TCP over IPv4 and IPv6: how many bytes an address has."""
+"""Codes for TCP over IPv4 and IPv6 in the protocol: the socket family and an address's size."""
 
 
 ProxiesSend = Literal["x-forwarded-for", "forwarded", "proxy-protocol"]
@@ -34,7 +34,7 @@ class Proxies:
         self._trusted, self._send = trusted, send
 
     def trusts(self, address: str) -> bool:
-        """Whether an address is a trusted proxy's."""
+        """Whether `address` belongs to a trusted proxy."""
         try:
             found = ip_address(address)
         except ValueError:
@@ -43,11 +43,11 @@ class Proxies:
         return any((mapped or found) in network for network in self._trusted)
 
     def begins(self, address: str) -> bool:
-        """Whether connections from an address begin with the header of the PROXY protocol."""
+        """Whether connections from `address` begin with the header of the PROXY protocol."""
         return self._send == "proxy-protocol" and self.trusts(address)
 
     def client_of(self, headers: CIMultiDict[str] | CIMultiDictProxy[str], address: str) -> str:
-        """The address of the client whose request came from an address."""
+        """The address of the client whose request arrived from `address`."""
         if self._send == "proxy-protocol" or not self.trusts(address):
             return address
         if self._send == "forwarded":
@@ -58,7 +58,7 @@ class Proxies:
         for hop in reversed(hops):
             named = _address_of(hop.strip())
             if named is None:
-                break  # unknown, or hidden: the proxy that says so stands for it
+                break  # unknown or hidden: the proxy that reports this stands for the client
             address = named
             if not self.trusts(address):
                 break
@@ -66,7 +66,7 @@ class Proxies:
 
 
 def _address_of(hop: str) -> str | None:
-    """The address of `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1` or `[2001:db8::1]:80`."""
+    """The IP address in `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1` or `[2001:db8::1]:80`."""
     if hop.startswith("["):
         hop = hop[1:].partition("]")[0]
     elif hop.count(":") == 1:
@@ -78,11 +78,11 @@ def _address_of(hop: str) -> str | None:
 
 
 async def read_header(proxied: socket.socket) -> str | None:
-    """Read the header of the PROXY protocol, which a connection begins with, and no byte more.
+    """Read the PROXY protocol's header at the start of a connection, and no byte beyond it.
 
-    Returns: the client's address; None if the connection is the proxy's own. Raises: OSError, ValueError.
+    Returns the client's address; None if the proxy itself connects. Raises: OSError, ValueError.
     """
-    head = await _exactly(proxied, 16 - 1)  # no header of version 1 is shorter
+    head = await _exactly(proxied, 16 - 1)  # the shortest header of version 1 has 15 bytes
     if not head.startswith(_V2):
         return await _version_1(proxied, head)
     head += await _exactly(proxied, 1)

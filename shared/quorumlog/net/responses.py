@@ -1,4 +1,4 @@
-"""Responses that all services share: their ids, problem documents and pages for people."""
+"""Responses that all services share: request ids, problem documents and HTML pages."""
 
 import itertools
 import re
@@ -23,7 +23,7 @@ _PAGE_HEADERS: Final = {
     "Cache-Control": "no-store",
     "Vary": "Accept",
 }
-"""A page loads nothing, runs no script, and can't be framed."""
+"""Headers of HTML pages: a page loads nothing, runs no script, and can't be framed."""
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _ids = itertools.count(1)
@@ -31,16 +31,16 @@ _process = secrets.token_hex(4)
 
 
 def request_id(offered: str | None) -> str:
-    """The id of a request: the client's if it is short and harmless, else a new one."""
+    """The id of a request: the `offered` one if it is short and harmless, else a new one."""
     if offered is not None and _REQUEST_ID.fullmatch(offered):
         return offered
     return f"{_process}-{next(_ids):x}"
 
 
 REQUEST_ID: Final = web.RequestKey("request_id", str)
-"""The key of a request's id in the request."""
+"""The key of a request object under which its id is stored."""
 CODE: Final = web.ResponseKey("code", str)
-"""The code of the problem that an answer is."""
+"""The key of a response object under which its problem code is stored."""
 
 
 def problem_response(error: QuorumLogError, instance: str) -> web.Response:
@@ -55,21 +55,23 @@ def problem_response(error: QuorumLogError, instance: str) -> web.Response:
     response.headers[header.REQUEST_ID] = instance
     response.headers["Cache-Control"] = "no-store"
     if error.status in (408, 413):
-        # The rest of the request is not worth reading.
+        # The connection closes, so that the rest of the request need not be read.
         response.force_close()
     return response
 
 
 def html_response(text: str) -> web.Response:
-    """A page for people."""
+    """A response with an HTML page."""
     return web.Response(text=text, content_type="text/html", headers=_PAGE_HEADERS)
 
 
 def error_of_http(exc: web.HTTPException, method: str, path: str) -> QuorumLogError:
-    """Our error for an HTTP exception of aiohttp's."""
+    """The QuorumLogError for an HTTP exception of aiohttp."""
     if isinstance(exc, web.HTTPMethodNotAllowed):
         allow = ", ".join(sorted(exc.allowed_methods | {"OPTIONS"}))
-        return MethodNotAllowed(f"{path} has no {method}, but {allow}", headers={"Allow": allow})
+        return MethodNotAllowed(
+            f"{path} does not support {method}: use {allow}", headers={"Allow": allow}
+        )
     by_status: dict[int, type[QuorumLogError]] = {404: RouteNotFound, 413: TooLarge}
     if exc.status in by_status:
         return by_status[exc.status](f"{method} {path}: {exc.reason}")
@@ -79,14 +81,14 @@ def error_of_http(exc: web.HTTPException, method: str, path: str) -> QuorumLogEr
 def forgotten(error: ConnectionError) -> ConnectionError:
     """A lost connection's error without its traceback.
 
-    aiohttp's error refers to itself through its traceback: the frames, and with them the answer that
-    nobody read, would stay in memory until the next full garbage collection, which is rare.
+    aiohttp's error refers to itself through its traceback. The frames in it, and with them the
+    unread response, would stay in memory until the next full garbage collection, which is rare.
     """
     return error.with_traceback(None)
 
 
 def raw_response(error: QuorumLogError) -> bytes:
-    """The bytes of a response on a connection without a request."""
+    """An error response as bytes, for a connection that has no request."""
     body = problems.to_bytes(error)
     headers = {
         "Content-Type": problems.CONTENT_TYPE,

@@ -1,8 +1,8 @@
 """What all services share: settings, logs, health, metrics, an orderly shutdown.
 
-A service's `config.py` reads the environment into a frozen model made from ServiceSettings; its
-`app.py` builds an application, to which `add_shared_routes` gives what all services answer; its
-`__main__.py` hands both to `run_service`.
+A service's `config.py` reads the environment into a frozen subclass of ServiceSettings. Its
+`app.py` builds an application, to which `add_shared_routes` adds the routes of all services. Its
+`__main__.py` passes both to `run_service`.
 """
 
 import asyncio
@@ -47,29 +47,29 @@ from quorumlog.wire.secret import checked_secrets, is_loopback, is_on_this_machi
 log = logging.getLogger(__name__)
 
 METRICS: Final = web.AppKey("metrics", CollectorRegistry)
-"""Where a service registers its own metrics."""
+"""The registry for a service's own metrics."""
 
 DRAINING: Final = web.AppKey("draining", asyncio.Event)
-"""Set once the process has been asked to end: it takes no new work from then on."""
+"""Set once the process has been asked to end: new work is no longer accepted."""
 
 HOSTS: Final = web.AppKey("hosts", Hosts)
-"""The hosts that the process answers to."""
+"""The host names that requests to the process may name."""
 
 VERSIONS: Final = web.AppKey("versions", dict[str, str])
-"""The release of the process, and the formats that it reads and writes, by name."""
+"""Versions by name: of the process's release, and of the formats that it reads and writes."""
 
 AUTHENTICATOR: Final = web.AppKey("authenticator", identity.Authenticator)
-"""Who knows the callers of an internal listener; absent where anybody may call."""
+"""Identifies the callers of an internal listener; absent if any client may call."""
 
 _OPEN: Final = frozenset(("/health/live", "/health/ready"))
-"""Routes that anybody may call: of whoever watches the process, which has no credentials."""
+"""Routes that need no credentials, because monitoring has none."""
 
 Ready = Callable[[], Awaitable[None]]
-"""Returns when the service can do its work; else raises an Unavailable error that says why not."""
+"""Returns if the service can do its work; otherwise raises an Unavailable error with the reason."""
 
 
 class _Drain(NamedTuple):
-    """How a service settles the work in flight, and what it waits for meanwhile, for people."""
+    """`settle` finishes a service's work in flight; `waits_for` lists what it still waits for."""
 
     settle: Callable[[], Awaitable[None]]
     waits_for: Callable[[], Sequence[str]]
@@ -80,30 +80,31 @@ _CERTIFICATES: Final = (
     "TLS_CERT_FILE, TLS_KEY_FILE and TLS_CA_FILE to certificates (docs/guides/certificates.md)"
 )
 _IN_THE_CLEAR: Final = (
-    "the cluster's secret would cross the network, and who reads it is every service:"
-    f" set {_CERTIFICATES}, or ALLOW_PLAIN=1 where nobody else is on the network"
+    "the cluster's secret would cross the network in the clear, and could be read and used there:"
+    f" set {_CERTIFICATES}, or ALLOW_PLAIN=1 if the network is private"
 )
 _GC_ALLOCATIONS: Final = 10_000
-"""Instead of 700: one batch of 100 entries makes some hundred objects."""
+"""Allocations between two garbage collections. Python's default of 700 is too low: one batch of 100
+entries makes several hundred objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """An application, and where it listens."""
+    """An application, and the address that it listens at."""
 
     app: web.Application
     host: str
     port: int
     limits: ListenLimits
     bound: socket.socket | None = None
-    """A socket that is bound there already."""
+    """A socket that is already bound to this host and port."""
     tls: Tls | None = None
 
 
 Factory = Callable[[Any], web.Application | Awaitable[Sequence[Listening]]]
-"""Makes of a service's settings its application, which listens at HOST and PORT, or its applications, in the order in which
-they begin to listen. They end in the reverse order.
-"""
+"""A function that makes a service's application from its settings; the application listens at HOST
+and PORT. It may make several applications, in the order in which they begin to listen; they end in
+reverse order."""
 
 
 class ServiceSettings(Settings):
@@ -112,40 +113,41 @@ class ServiceSettings(Settings):
     """
 
     host: str = "127.0.0.1"
-    """where to listen; 0.0.0.0 in containers"""
+    """the address to listen at; 0.0.0.0 in containers"""
     port: int = Field(ge=1, le=65535)
-    """where to listen; fixed, since others know it"""
+    """the port to listen at; fixed, since other processes are configured with it"""
     advertised_url: str = ""
-    """how others reach this process; empty: from `HOST` and `PORT`"""
+    """the URL at which others reach this process; if empty, made from `HOST` and `PORT`"""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """the lowest level that is logged"""
     drain_s: float = Field(default=20.0, gt=0)
-    """time for requests in flight at shutdown"""
+    """how long a shutdown waits for requests in flight"""
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="further host names that requests may name, of a proxy say; loopback names, IP"
+        description="further host names that requests may use, like a proxy's; loopback names, IP"
         " addresses and the advertised host are always allowed; `*` allows all names, and so DNS"
         " rebinding",
     )
     cluster_secret: SecretStr | None = None
-    """what the services of a cluster share: who has it is one of them; a second line is accepted too"""
+    """the secret of the cluster: whoever has it counts as one of its services; a second line is
+    accepted too"""
     tls_cert_file: Path | None = Field(
         default=None,
-        description="certificate of this process, with which the services of a cluster know each other"
+        description="certificate that identifies this process to the other services of its cluster"
         " (docs/guides/certificates.md); read again when it changes",
     )
     tls_key_file: Path | None = None
     """the key of the certificate"""
     tls_key_password: SecretStr | None = None
-    """the password of the key, where it has one"""
+    """the password of the key, if it has one"""
     tls_ca_file: Path | None = None
-    """the authorities of the certificates that others must show"""
+    """the authorities that must have issued the certificates of the cluster's other services"""
     allow_anonymous: bool = False
-    """1: listeners may be reached from other machines without any credentials"""
+    """1: other machines may reach the listeners without credentials"""
     allow_plain: bool = Field(
         default=False,
-        description="1: the cluster's secret may cross a network in the clear, where nobody else listens:"
-        " one of containers on one machine, say",
+        description="1: the cluster's secret may cross a network in the clear: a private one only,"
+        " such as one of containers on a single machine",
     )
 
     @field_validator("cluster_secret")
@@ -161,7 +163,7 @@ class ServiceSettings(Settings):
         if self.tls is not None or is_loopback(host):
             return self
         if self.cluster_secret is not None:
-            # Not by `allow_anonymous`, which those set who mean the public listener of a gateway.
+            # `allow_anonymous` is not enough: operators set it for a gateway's public listener.
             if not self.allow_plain:
                 raise ValueError(f"{name}={host}: {_IN_THE_CLEAR}")
         elif not self.allow_anonymous:
@@ -195,11 +197,11 @@ class ServiceSettings(Settings):
         return self
 
     def _internal_host(self) -> tuple[str, str]:
-        """The host of the internal listener, behind the name of its setting."""
+        """The name and the value of the setting that has the internal listener's host."""
         return "HOST", self.host
 
     def _internal_advertised(self) -> tuple[str, str]:
-        """The advertised URL of the internal listener, behind the name of its setting."""
+        """The name and the value of the setting that has the internal listener's advertised URL."""
         return "ADVERTISED_URL", self.advertised_url
 
     @property
@@ -209,19 +211,19 @@ class ServiceSettings(Settings):
 
     @cached_property
     def authenticator(self) -> identity.Authenticator | None:
-        """Knows the callers of the internal listener. Certificates say more than a secret, so they decide."""
+        """Identifies the internal listener's callers: with TLS by certificate, else by secret."""
         return self.secret if self.tls is None else PeerCertificate(self.tls)
 
     @property
     def credentials(self) -> identity.Credentials:
-        """What this process shows to other services."""
+        """The credentials that this process presents to other services."""
         if self.tls is not None:
             return self.tls.credentials
         return identity.ANONYMOUS if self.secret is None else self.secret.credentials
 
     @cached_property
     def tls(self) -> Tls | None:
-        """The certificate of the internal listener. Raises: TlsUnusable."""
+        """The certificate of the internal listener, or None. Raises: TlsUnusable."""
         files = (self.tls_cert_file, self.tls_key_file, self.tls_ca_file)
         if files == (None, None, None):
             return None
@@ -233,12 +235,12 @@ class ServiceSettings(Settings):
         return Tls(TlsFiles(certificate, key, authority, self.tls_key_password))
 
     def certificates(self) -> dict[str, Tls]:
-        """The certificates of the process by the name of the listener."""
+        """The certificates of the process, by the name of their listener."""
         return {} if self.tls is None else {"internal": self.tls}
 
     @cached_property
     def secret(self) -> identity.ClusterSecret | None:
-        """The cluster's secret."""
+        """The cluster's secret, or None if it has none."""
         if self.cluster_secret is None:
             return None
         return identity.ClusterSecret(
@@ -246,14 +248,14 @@ class ServiceSettings(Settings):
         )
 
     def listen_limits(self) -> ListenLimits:
-        """The limits of the listening socket. A gateway adds what a list may show, up to 6.7 KB (`wire/bodies.py`, SHOWN), to
-        a query that may be as long as its own client's.
+        """The limits of the listening socket. A head line may be twice as long as a client's, since
+        a gateway adds the names that a list may contain (`wire/bodies.py`, SHOWN: up to 6.7 KB).
         """
         return ListenLimits(drain_timeout_s=self.drain_s, head_line_bytes_max=2 * HEAD_LINE_BYTES)
 
     @property
     def hosts(self) -> Hosts:
-        """The hosts that this process answers to."""
+        """The host names that requests to this process may name."""
         return Hosts(self.url, self.allowed_hosts)
 
 
@@ -281,13 +283,13 @@ def add_shared_routes(
     registry: CollectorRegistry | None = None,
     formats: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Add the routes of all services to an application: health, metrics, the description of its operations.
+    """Add the routes that all services share to an application: health, metrics, OpenAPI.
 
-    `title`, `description` and `has_tokens` are for the OpenAPI document, which is made for the first who wants to see it: it
-    takes a tenth of a second.
-    `drain` settles the work in flight; it runs after `DRAINING` is set, while the service still
-    answers, and `waits_for` says for what. `authenticator` knows the callers of an internal listener.
-    `registry`: that of the process's other application. `formats`: versions of what the process exchanges and stores.
+    `title`, `description` and `has_tokens` are for the OpenAPI document, which is built on the
+    first request for it (in 0.1 s). `drain` settles the work in flight. It runs after `DRAINING` is
+    set, while the service still answers; `waits_for` lists what it waits for. `authenticator`
+    identifies the callers of an internal listener. `registry` is that of the process's other
+    application, if any. `formats` has the versions of what the process exchanges and stores.
     """
     versions = app[VERSIONS] = {"version": __version__, **formats}
     operations = tuple(operations)
@@ -348,11 +350,11 @@ def _new_registry(versions: dict[str, str]) -> CollectorRegistry:
 
 
 def check_caller(request: web.Request) -> None:
-    """Refuse a request of an unknown caller to an internal listener. Raises: Unauthenticated, Forbidden."""
+    """Refuse an unknown caller at an internal listener. Raises: Unauthenticated, Forbidden."""
     authenticator = request.app.get(AUTHENTICATOR)
     if authenticator is None:
         return
-    # By the route that was found: a path may be written in many ways.
+    # Compares the route that matched: a path may be written in many ways.
     resource = request.match_info.route.resource
     if resource is None or resource.canonical not in _OPEN:
         request[identity.CALLER] = authenticator.identify(request)
@@ -362,7 +364,7 @@ def check_caller(request: web.Request) -> None:
 async def answers_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give each request its id, and turn errors into problem documents.
 
-    For services without needs of their own; the gateway has its own middleware.
+    The gateway has a middleware of its own; all other services use this one.
     """
     instance = responses.request_id(request.headers.get(header.REQUEST_ID))
     request[responses.REQUEST_ID] = instance
@@ -409,7 +411,7 @@ async def _answered(
 def run_service(name: str, factory: Factory, settings: ServiceSettings) -> None:
     """Run a service until SIGTERM or SIGINT; then drain, stop listening, clean up, and return.
 
-    Raises: SystemExit with a status other than 0 where it could not start.
+    Raises: SystemExit with a status other than 0 if the service can't start.
     """
     log_as_json(name, settings.log_level)
     for doubt in settings.doubts:
@@ -425,7 +427,7 @@ async def _serve(name: str, factory: Factory, settings: ServiceSettings) -> int:
     asked_to_end = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Explicitly: a parent that ignores SIGINT passes that on to its children.
+        # Set explicitly: a parent that ignores SIGINT passes that on to its children.
         loop.add_signal_handler(number, asked_to_end.set)
     try:
         async with contextlib.AsyncExitStack() as stack:
@@ -466,7 +468,7 @@ async def _serve(name: str, factory: Factory, settings: ServiceSettings) -> int:
 def _follow_certificates(
     certificates: Mapping[str, Tls], app: web.Application, tasks: Tasks
 ) -> None:
-    """Take certificates that change, and tell when they end."""
+    """Reload certificates when they change, and add a metric of their expiry."""
     if not certificates:
         return
     app[METRICS].register(CertificateEnds(certificates))
@@ -484,7 +486,7 @@ async def _made(factory: Factory, settings: ServiceSettings) -> Sequence[Listeni
 
 
 def _sharing_descriptors(parts: Sequence[Listening]) -> Sequence[Listening]:
-    """Where descriptors are scarce, each listener gets a share of the connections that there may be."""
+    """Lower the limits of connections in proportion if file descriptors are scarce."""
     wanted = sum(part.limits.connections_max for part in parts)
     allowed = memory.connections_within(memory.raise_limit(), wanted)
     return [
@@ -499,8 +501,8 @@ def _sharing_descriptors(parts: Sequence[Listening]) -> Sequence[Listening]:
 
 
 def _tune_collector() -> None:
-    """Tune the cycle collector: it no longer scans the modules, which live as long as the process, and
-    scans the objects of requests, which are freed by counting, less often.
+    """Tune the cycle collector: skip the modules, which live as long as the process, and scan less
+    often, since the objects of requests are freed by reference counting.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""HTTP sessions with other services: as many connections as a busy time needs, and few again after it."""
+"""HTTP sessions with other services; after a burst of requests, most connections are closed."""
 
 import asyncio
 import ssl
@@ -15,29 +15,29 @@ from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 
 @dataclass(frozen=True)
 class ExpectedServer(aiohttp.Fingerprint):
-    """Who must answer a request to another service: its `ssl`. aiohttp keeps the connections of one apart from those
-    of another one, which may have been made to the same address.
+    """The service that must answer a request, passed to aiohttp as the request's `ssl`. aiohttp
+    keeps connections to different expected servers apart, even if they have the same address.
     """
 
     role: Role
     name: str = ""
-    """Of a bookie; "" where any service of the role will do."""
+    """The bookie's name; "" if any service of the role may answer."""
 
     def check(self, transport: asyncio.Transport) -> None:
-        """For a fingerprint aiohttp verifies no certificate. The connector below does, and other sessions don't: refuse
-        what was not verified. Raises: ServerFingerprintMismatch.
+        """Refuse a connection whose certificate was not verified. With a fingerprint, aiohttp
+        verifies no certificate; only `_Connector` does. Raises: ServerFingerprintMismatch.
         """
         context = transport.get_extra_info("sslcontext")
         if context is not None and context.verify_mode is not ssl.CERT_REQUIRED:
             raise aiohttp.ServerFingerprintMismatch(b"", b"", str(self), 0)
 
     def __str__(self) -> str:
-        """For aiohttp's errors."""
+        """The text that aiohttp's errors show."""
         return f"{self.role} {self.name}".rstrip()
 
 
 class _Connector(Connector):
-    """Connections with the newest certificates of this process, whose guard judges who answers."""
+    """Connects with this process's newest certificate, and has its guard check each server."""
 
     def __init__(self, credentials: Credentials) -> None:
         super().__init__(limit=0)
@@ -46,12 +46,12 @@ class _Connector(Connector):
             credentials.guard.watch(self)
 
     def context(self) -> ssl.SSLContext:
-        """The newest context."""
+        """The TLS context with the newest certificate."""
         newest = self._credentials.client_context
         return _verifying_context() if newest is None else newest()
 
     def check_server(self, transport: asyncio.Transport, request: ClientRequest) -> None:
-        """Have the guard judge who answers. Raises: ClientConnectorCertificateError."""
+        """Have the guard check the server's identity. Raises: ClientConnectorCertificateError."""
         guard, expected = self._credentials.guard, request.ssl
         if guard is None:
             return
@@ -65,21 +65,21 @@ class _Connector(Connector):
 
 @cache
 def _verifying_context() -> ssl.SSLContext:
-    """Of a process without a certificate: the system's authorities count."""
+    """The TLS context of a process without a certificate: it trusts the system's authorities."""
     return ssl.create_default_context()
 
 
 async def _ask_a_service(
     credentials: Credentials, request: ClientRequest, handler: ClientHandlerType
 ) -> ClientResponse:
-    """Each request says who must answer, and no service redirects.
+    """Send a request with the credentials. Requests without an ExpectedServer, and redirects, fail.
 
-    Who redirects may have been taken over, and the request carries what this process shows: to other services as
-    well as to that one. Of sockets aiohttp would follow a redirect whatever their caller says.
+    A redirect may come from a compromised server, and the request carries credentials that all
+    services accept. aiohttp would follow redirects of WebSocket requests in any case.
     """
     if not isinstance(request.ssl, ExpectedServer):
-        raise TypeError(f"{request.url}: who must answer? ssl=ExpectedServer(…)")
-    # As they are now: the session would keep those of its beginning.
+        raise TypeError(f"{request.url}: name the service that must answer: ssl=ExpectedServer(…)")
+    # The newest headers: the session would keep those from its creation.
     request.headers.update(credentials.headers)
     answer = await handler(request)
     if 300 <= answer.status < 400:
@@ -91,9 +91,9 @@ async def _ask_a_service(
 
 
 def service_session(credentials: Credentials = ANONYMOUS) -> aiohttp.ClientSession:
-    """A session for requests to other services, which carry the trace of the work they belong to, and
-    `credentials`. Each request has an ExpectedServer as its `ssl`. An answer that redirects is an error:
-    ClientResponseError.
+    """A session for requests to other services. Requests carry the trace of the work that they
+    belong to, and `credentials`. Each request needs an ExpectedServer as its `ssl`. A redirect
+    raises ClientResponseError.
     """
     return aiohttp.ClientSession(
         connector=_Connector(credentials),

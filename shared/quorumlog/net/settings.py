@@ -1,7 +1,7 @@
-"""Settings of a process: read from environment variables, secrets also from files, and described for people.
+"""Settings of a process, read from environment variables and, for secrets, from files.
 
-A model made from `Settings` is the only place that knows its settings: names, defaults, bounds, and why.
-`describe` says what a table has of each, in the guide (`make docs`) and on the screen (`--help`).
+Only a model made from `Settings` knows its settings: names, defaults, bounds, and reasons.
+`describe` lists them for the table in the guide (`make docs`) and on the screen (`--help`).
 """
 
 import difflib
@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, SecretStr, ValidationEr
 from pydantic.fields import FieldInfo
 
 _NEAR: Final = 0.9
-"""From which similarity on an unknown name is taken for a misspelt setting: one letter of ten (taste)."""
+"""An unknown name this similar to a setting's counts as a misspelling: one letter in ten differs
+(chosen by judgement)."""
 _OPEN_TO_OTHERS: Final = stat.S_IRWXO | stat.S_IWGRP
 _UNITS: Final = {
     r"_bytes_(per_s|s_min|s_max)$": "bytes/s",
@@ -30,7 +31,7 @@ _UNITS: Final = {
     r"_s(_min|_max)?$": "s",
     r"_share(_min|_max)?$": "1 is all",
 }
-"""What the end of a name says (style: numbers carry their unit in the name)."""
+"""The unit of a setting by the end of its name."""
 _SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _KINDS: Final[Mapping[Any, str]] = {
     bool: "switch",
@@ -49,7 +50,7 @@ _MUST_BE: Final = {
 
 
 class SettingsUnusable(SystemExit):
-    """Ends the process with status 2, with a sentence for each setting that is wrong."""
+    """Ends the process with status 2; its message has a sentence for each invalid setting."""
 
     def __init__(self, faults: Iterable[str]) -> None:
         super().__init__("\n".join(faults))
@@ -57,11 +58,11 @@ class SettingsUnusable(SystemExit):
 
 
 class Settings(BaseModel):
-    """The base of all settings; each field is the environment variable of the same name in capitals, and the text below
-    the field describes it.
+    """The base of all settings. Each field is the environment variable of the same name in
+    capitals; the text below the field describes it.
 
-    A field of type SecretStr may also be read from the file that `<NAME>_FILE` names.
-    Invariant: no text of an object or of an error has a secret.
+    The value of a field of type SecretStr may also be in the file that `<NAME>_FILE` names.
+    Invariant: neither a settings object nor an error shows a secret as text.
     """
 
     model_config = ConfigDict(
@@ -73,16 +74,18 @@ class Settings(BaseModel):
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What a person should look at, though the process can start."""
+        """Warnings about the settings, which do not prevent a start."""
         return self._doubts
 
     def file_of(self, name: str) -> Path | None:
-        """The file that a secret was read from, if it was."""
+        """The file that a secret was read from; None if it was read from no file."""
         return self._files.get(name)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self:
-        """The settings of an environment. An empty variable is absent; a list has commas. Raises: SettingsUnusable."""
+        """Read the settings. Empty variables count as absent; commas separate the items of lists.
+        Raises: SettingsUnusable.
+        """
         faults: list[str] = []
         values: dict[str, Any] = {}
         for name, field in cls.model_fields.items():
@@ -111,7 +114,7 @@ class Settings(BaseModel):
 
     @classmethod
     def of_process(cls, program: str, environ: Mapping[str, str]) -> Self:
-        """The settings of this process. With arguments it ends: `--help` prints the settings."""
+        """Read the settings. With arguments, the process ends: `--help` prints the settings."""
         if len(sys.argv) > 1:
             command_line(program, cls)(prog_name=f"python -m {program}")
         return cls.read(environ)
@@ -119,17 +122,17 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A setting in words."""
+    """The description of a setting, for a table."""
 
     name: str
     kind: str
-    """Its type, for people."""
+    """The type of the setting, in words."""
     default: str
-    """What holds where the setting is absent, as one would write it; "required" where it must be set."""
+    """The default, as one would write it; "required" if the setting must be set."""
     unit: str
-    """"" for a count, a name or a switch."""
+    """The unit, or "" for a count, a name or a switch."""
     allowed: str
-    """The values that the setting takes, as far as the model bounds them."""
+    """The bounds or the choices that the model declares."""
     what: str
 
 
@@ -147,7 +150,7 @@ def describe(model: type[BaseModel]) -> Iterator[Described]:
 
 
 def kind_of(field: FieldInfo) -> str:
-    """The type of a setting, for people."""
+    """The type of a setting, in words."""
     annotation = _annotation(field)
     if get_origin(annotation) is Literal:
         return "choice"
@@ -160,8 +163,8 @@ def unit_of(name: str) -> str:
 
 
 def command_line(program: str, model: type[BaseModel], app: Any = None) -> Any:
-    """A service's command line (`typer.Typer`): `--help` with the settings, `--version`, and an `app`'s commands."""
-    # Late: most processes print nothing, and these packages take a tenth of a second.
+    """A service's command line (`typer.Typer`): `--help`, `--version` and an `app`'s commands."""
+    # Imported late: most processes print nothing, and the imports take 0.1 s.
     import typer  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
     from typer.core import TyperGroup  # noqa: PLC0415
@@ -183,8 +186,8 @@ def command_line(program: str, model: type[BaseModel], app: Any = None) -> Any:
         cls=Page,
         invoke_without_command=True,
         subcommand_metavar=None if has_commands else "",
-        help=f"Run {program} with the settings of the environment, which are below."
-        f" A secret may also stand in a file, which NAME_FILE names.\n\n{commands.info.help or ''}",
+        help=f"Run {program} with the settings of the environment, listed below."
+        f" A secret may also be in a file that NAME_FILE names.\n\n{commands.info.help or ''}",
     )
     def main(
         _version: bool = typer.Option(
@@ -219,8 +222,9 @@ def _page(model: type[BaseModel]) -> Any:
 
 
 def checked_url(url: SecretStr, schemes: Sequence[str]) -> SecretStr:
-    """A URL of a database that others can take apart: their errors would show a password that they take for a
-    host, a port or a scheme. Raises: ValueError, without any part of the URL.
+    """Return a database's URL if all parsers agree on its parts. Otherwise errors could show a
+    password that a driver took for a host, port or scheme. Raises: ValueError, without parts of the
+    URL.
     """
     try:
         parts = urlsplit(url.get_secret_value())
@@ -240,7 +244,7 @@ def checked_url(url: SecretStr, schemes: Sequence[str]) -> SecretStr:
 
 
 def with_password(url: SecretStr, password: SecretStr | None) -> str:
-    """The URL of a database, with the password where the URL has none."""
+    """A database's URL, with `password` inserted if the URL has none."""
     text = url.get_secret_value()
     parts = urlsplit(text)
     login, _, servers = parts.netloc.rpartition("@")
@@ -251,14 +255,14 @@ def with_password(url: SecretStr, password: SecretStr | None) -> str:
 
 
 def _annotation(field: FieldInfo) -> Any:
-    """The type of a setting; that of an optional one too."""
+    """The type of a setting; for an optional setting, the type without None."""
     types = [kind for kind in get_args(field.annotation) if kind is not NoneType]
     is_optional = NoneType in get_args(field.annotation)
     return types[0] if is_optional and len(types) == 1 else field.annotation
 
 
 def _text_of(name: str, field: FieldInfo, environ: Mapping[str, str]) -> str:
-    """What the environment says of a setting, a secret's file included. Raises: ValueError, with a sentence."""
+    """A setting's text from its variable, or from the file of a secret. Raises: ValueError."""
     text, file = environ.get(name.upper(), ""), environ.get(f"{name.upper()}_FILE", "")
     if kind_of(field) != "secret" or not file:
         return text
@@ -272,11 +276,13 @@ def _text_of(name: str, field: FieldInfo, environ: Mapping[str, str]) -> str:
 
 
 def _doubts_about(model: type[BaseModel], environ: Mapping[str, str]) -> Iterator[str]:
-    """Names that are nearly those of settings, and files with secrets that others may read."""
+    """Warnings about probably misspelled settings, and about secret files that others may read."""
     fields = {name.upper(): field for name, field in model.model_fields.items()}
     secrets = {f"{name.upper()}_FILE" for name in _secrets_of(model)}
     known = {*fields, *secrets}
-    given = [name for name, value in environ.items() if value]  # make exports names without a value
+    given = [
+        name for name, value in environ.items() if value
+    ]  # `make` exports names without a value
     for name in given:
         if name in known:
             continue
@@ -288,8 +294,8 @@ def _doubts_about(model: type[BaseModel], environ: Mapping[str, str]) -> Iterato
 
 
 def is_near(name: str, other: str) -> bool:
-    """Whether a name may be another one misspelt: `PROT`, `PRT` and `PORTT` for `PORT`. Not its plural, which may be a
-    setting of another service.
+    """Whether `name` may be a misspelled `other`: `PROT`, `PRT` or `PORTT` instead of `PORT`. A
+    plural does not count: it may be a setting of another service.
     """
     is_one_letter = abs(len(name) - len(other)) == 1 and len(other) < 6
     least = 0.85 if is_one_letter and name.rstrip("S") != other.rstrip("S") else _NEAR
@@ -304,7 +310,7 @@ def _secrets_of(model: type[BaseModel]) -> Iterator[str]:
 def _sentence(model: type[BaseModel], fault: Any, environ: Mapping[str, str]) -> str:
     why = str(fault.get("ctx", {}).get("error", fault["msg"]))
     if not fault["loc"]:
-        return why  # of several settings; all of them are no part of it, since some are secret
+        return why  # about several settings: their values are not shown, since some are secret
     name, field = fault["loc"][0].upper(), model.model_fields[fault["loc"][0]]
     if fault["type"] == "missing":
         is_secret = kind_of(field) == "secret"
@@ -328,7 +334,7 @@ def _default(name: str, field: FieldInfo) -> str:
         return f"{value:.15g}{_size(value) if 'bytes' in name else ''}"
     if isinstance(value, tuple):
         value = ",".join(map(str, value))
-    # A secret has no default that could be shown.
+    # The default of a secret is not shown.
     return "" if value is None or isinstance(value, SecretStr) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Sends copies of a ledger's row to bookies after a change that no append follows (rule 18b)."""
+"""Sends copies of ledger metadata to bookies after a change that no append follows (rule 18b)."""
 
 import asyncio
 import logging
@@ -14,8 +14,9 @@ log = logging.getLogger(__name__)
 
 
 def spread(row: LedgerMetadata, ports: Ports) -> asyncio.Future[int]:
-    """Send copies of a committed row. The future's result is the number of bookies that have confirmed a copy. It has no
-    error, and ends when enough bookies have one, or at the latest after twice the deadline of an add.
+    """Send bookies copies of the committed metadata `row`. The future never fails; its result is
+    how many bookies confirmed a copy. The future is done when enough bookies did, or after twice
+    the deadline of an add.
     """
     sending = _Spread(row, ports)
     sending.begin()
@@ -23,7 +24,7 @@ def spread(row: LedgerMetadata, ports: Ports) -> asyncio.Future[int]:
 
 
 class _Spread:
-    """Performs what a `RowSpread` decides. Invariant: `end` gets its result, whatever fails."""
+    """Performs what the machine `RowSpread` decides. Invariant: `end` always gets its result."""
 
     __slots__ = ("_machine", "_ports", "end")
 
@@ -41,7 +42,7 @@ class _Spread:
             self._send_to(self._machine.begin(down))
             self._go_on()
         except Exception:
-            # A defect. The row is changed all the same, and who changed it must hear of that.
+            # A defect. The metadata was changed all the same, so its caller must get a result.
             log.exception("row-spread-broke", extra={"ledger": row.ledger_id})
             self._settle()
 
@@ -59,7 +60,7 @@ class _Spread:
         self._go_on()
 
     def _members_overdue(self) -> None:
-        # Others have a time of their own.
+        # `_ask_others` starts another timer for the other bookies.
         if self._machine.phase is Spreading.MEMBERS:
             self._overdue()
 

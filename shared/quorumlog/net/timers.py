@@ -1,12 +1,12 @@
-"""Timers and tasks that 10,000 open ledgers can share, and the database's clock as this process hears it.
+"""Timers and tasks that 10,000 open ledgers can share, the database's clock, and `awake`.
 
-Machines' timers have a few lengths and are never cancelled, so each length has a queue in the order
-of expiry, and one timer of the event loop serves all queues.
+Machines' timers have only a few durations and are never cancelled. So each duration has a queue in
+the order of expiry, and one timer of the event loop serves all queues.
 
-`awake` is a clock of the time in which this process was awake, for timeouts on other processes' silence. A process that
-stands still (stopped, swapped out, busy with one long computation) reads no answers, yet its timers expire; when the process
-resumes, they fire before its sockets are read. On this clock a standstill takes a moment only, so that no bookie, gateway or
-client is blamed for it.
+`awake` is a clock that counts only the time in which this process was awake, for timeouts on other
+processes. A process that stands still (stopped, swapped out, busy with one long computation) reads
+no answers, yet its timers expire. When it resumes, they fire before its sockets are read. On this
+clock a standstill takes only a moment, so no bookie, gateway or client is blamed for it.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ TICK_S: Final = 0.01
 """Timers that expire this close together share a wake-up: a fifth of the shortest timer (hedge)."""
 
 _RESTART_S: Final = 1.0
-"""The pause before background work that ended is started again (taste)."""
+"""The pause before ended background work is started again (chosen by judgement)."""
 
 
 class Timers:
-    """The timers of one event loop. Invariant: the times in a queue ascend."""
+    """The timers of one event loop. Invariant: the times in each queue ascend."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, time: Callable[[], float] | None = None
     ) -> None:
-        """`time` is the clock of the timers: that of `awake` in a real process; by default the loop's."""
+        """`time` is the timers' clock: `awake` in a real process; by default the loop's clock."""
         self._loop = loop
         self._time = time or loop.time
         self._queues: dict[float, deque[tuple[float, Callable[..., None], tuple[Any, ...]]]] = {}
@@ -46,7 +46,7 @@ class Timers:
         self._closed = False
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Call `call(*args)` once, `delay_s` seconds from now or a little later; never after `inf` seconds."""
+        """Call `call(*args)` once, after `delay_s` seconds or a little later; for `inf` never."""
         if delay_s == inf:
             return
         when = self._time() + delay_s
@@ -58,7 +58,7 @@ class Timers:
             self._arm(when)
 
     def close(self) -> None:
-        """Forget all timers; later ones are never called."""
+        """Drop all timers; timers that are added later are never called."""
         self._closed = True
         self._queues.clear()
         if self._armed is not None:
@@ -78,7 +78,7 @@ class Timers:
         self._armed = None
         now = self._time()
         if self._loop.time() - self._due > STANDSTILL_S and not self._was_late:
-            # The process stood still and read no answers: those that have arrived are read first.
+            # The process stood still and read no answers: read those that have arrived first.
             self._was_late = True
             self._arm(now + LOOK_S)
             return
@@ -101,7 +101,7 @@ class Timers:
 
 
 class Tasks:
-    """Owns the tasks of a process's rare work, so that none is lost and all end with the process."""
+    """Owns a process's tasks for rare work, so that none is lost and all end with the process."""
 
     def __init__(self) -> None:
         """Begin without tasks."""
@@ -132,7 +132,7 @@ class Tasks:
 
 
 async def restarted(work: Callable[[], Awaitable[None]]) -> None:
-    """Run background work that a process depends on; whenever it ends, log its error and start it again."""
+    """Run background work that a process needs. Whenever it ends, log its error and restart it."""
     while True:
         try:
             await work()
@@ -148,20 +148,20 @@ CLOCK_SETTING: Final = (
 
 
 class HeardClock:
-    """The clock of one database, in one process."""
+    """A database's clock, as one process knows it from the database's answers."""
 
     def __init__(self, difference_s: float = CLOCK_DIFFERENCE_S) -> None:
         self._clock = DatabaseClock(difference_s)
         self._is_doubted = False
-        """By the last line of the log."""
+        """Whether the log's last line about this clock reports a doubt."""
 
     @property
     def doubt(self) -> str:
-        """Why nothing may be deleted by age; empty: it may (rule 26c)."""
+        """Why nothing may be deleted by age; empty if deletion is allowed (rule 26c)."""
         return self._clock.doubt
 
     def hear(self, database_ms: float) -> str:
-        """Take a time that the database told just now, and return `doubt`."""
+        """Process a time that the database has just reported, and return `doubt`."""
         monotonic_s = asyncio.get_running_loop().time()
         wall_ms = datetime.now(UTC).timestamp() * 1000
         doubt = self._clock.hear(database_ms, wall_ms=wall_ms, monotonic_s=monotonic_s)
@@ -172,24 +172,24 @@ class HeardClock:
         return doubt
 
     def now_ms(self) -> int | None:
-        """The database's time now as it was before it jumped; None before the first one was heard."""
+        """The database's current time, without a doubted jump; None before the first report."""
         return self._clock.now_ms(asyncio.get_running_loop().time())
 
 
 STANDSTILL_S: Final = 0.25
-"""A longer pause between two looks at the clock is a standstill (taste)."""
+"""A longer pause between two checks of the clock is a standstill (chosen by judgement)."""
 LOOK_S: Final = 0.1
-"""The interval of looks, and what a standstill counts as: if it counted as nothing, a process whose every
-step is slow would wait for a dead bookie for ever."""
+"""The interval of checks, and the time that a standstill counts as. If a standstill counted as
+zero, a process whose every step is slow would wait for a dead bookie for ever."""
 
 
 class Awake:
-    """The clock of one event loop. Invariant: it never goes back, and never runs faster than the loop's."""
+    """An event loop's clock of awake time. Invariant: it never goes back, nor ahead of the loop."""
 
     __slots__ = ("__weakref__", "_awake_s", "_loop", "_seen")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Use `awake`."""
+        """Call `awake` instead."""
         self._loop = loop
         self._seen = loop.time()
         self._awake_s = 0.0
@@ -211,7 +211,7 @@ class Awake:
 _clocks: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, ReferenceType[Awake]]] = (
     WeakKeyDictionary()
 )
-"""One clock for each event loop, since a standstill stops the whole loop; the loop keeps its clock alive."""
+"""One clock per event loop, since a standstill stops the loop; the loop keeps its clock alive."""
 
 
 def awake() -> Awake:
@@ -226,7 +226,7 @@ def awake() -> Awake:
 
 
 class awake_timeout:  # noqa: N801  # like asyncio.timeout, which it replaces
-    """Like `asyncio.timeout`, in time awake. Raises: TimeoutError from the block."""
+    """Like `asyncio.timeout`, but counts only awake time. Raises: TimeoutError from the block."""
 
     __slots__ = ("_cancelling", "_clock", "_end", "_handle", "_is_expired", "_loop", "_task")
 
@@ -237,7 +237,7 @@ class awake_timeout:  # noqa: N801  # like asyncio.timeout, which it replaces
         self._is_expired = False
 
     def extend(self, delay_s: float) -> None:
-        """Postpone the end."""
+        """Postpone the timeout by `delay_s` seconds."""
         self._end += delay_s
 
     async def __aenter__(self) -> Self:

@@ -1,11 +1,11 @@
-"""TLS of a service: contexts that follow their files, and the caller that a certificate names.
+"""TLS of a service: contexts that follow their files, and callers identified by certificates.
 
-Inside a cluster both ends show a certificate (mutual TLS): `Tls` has the contexts of both sides, and
-`PeerCertificate` reads who the client is from the URI of its certificate (`quorumlog/certificates.py`). The public
-listener of a gateway shows a certificate and asks for none.
+Inside a cluster both ends present a certificate (mutual TLS). `Tls` has the contexts of both sides;
+`PeerCertificate` reads the client's identity from its certificate's URI
+(`quorumlog/certificates.py`). A gateway's public listener presents a certificate and requests none.
 
-A new certificate, key or authority is taken within seconds. Connections that stand go on, also beyond the end of
-the certificate with which they began; only those of peers that the authority's file revokes are cut.
+A new certificate, key or authority takes effect within seconds. Open connections continue, even if
+their certificate has expired; only connections of peers that the authority's file revokes are cut.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ from quorumlog.wire.secret import client_context, load_own
 log = logging.getLogger(__name__)
 
 SCHEME: Final = "quorumlog"
-"""Of the URI in a certificate; `certificates.py` writes it."""
+"""The scheme of the URI in a certificate, which `certificates.py` writes."""
 
 
 class TlsUnusable(ValueError):
-    """The files of a certificate can't be used; says why, and nothing of a key."""
+    """A certificate's files can't be used; the message says why, and contains no key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +47,36 @@ class TlsFiles:
     certificate: Path
     key: Path
     authority: Path | None = None
-    """The certificates of the authorities that clients' certificates must be of, and those of servers; None for a
-    public listener, which asks clients for no certificate."""
+    """The certificates of the authorities that must have issued the certificates of clients and
+    servers. None for a public listener, which requests no certificate from clients."""
     password: SecretStr | None = None
-    """Of the key, where it has one."""
+    """The password of the key, if it has one."""
 
     def __iter__(self) -> Iterator[Path]:
         yield from filter(None, (self.certificate, self.key, self.authority))
 
 
 class Tls(Followed):
-    """The contexts of one certificate.
+    """The TLS contexts of one certificate.
 
-    Invariant: both contexts, `cluster`, `ends` and what is revoked are of files that were read together and fit.
+    Invariant: both contexts, `cluster`, `ends` and the revocations are from one read of the files.
     """
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises: TlsUnusable."""
+        """Load the files. Raises: TlsUnusable."""
         super().__init__(files)
         self._files = files
         self._holders: WeakSet[HoldsConnections] = WeakSet()
         self._own: tuple[str | None, datetime] | None = None
-        """The URI and the end of the certificate in use; None before the first one."""
+        """The URI and the expiry of the certificate in use; None before the first is loaded."""
         self._load()
-        # Listeners keep the context that they were given: each handshake switches to the newest one. A context
-        # can't forget an authority, so it is not changed in place.
+        # Listeners keep the context that they got, so each handshake switches to the newest one.
+        # The kept context is not changed in place, since a context can't forget an authority.
         self.server = _server_context(files)
         self.server.sni_callback = self._switch
 
     def _load(self) -> None:
-        # Late: the package behind it takes a tenth of a second, and most processes have no certificate.
+        # Imported late: the import takes 0.1 s, and most processes have no certificate.
         from quorumlog.certificates import describe, read_revoked  # noqa: PLC0415
 
         files = self._files
@@ -105,7 +105,7 @@ class Tls(Followed):
 
     @property
     def credentials(self) -> Credentials:
-        """What the service shows as a client."""
+        """The credentials that the service presents as a client."""
         return Credentials(client_context=lambda: self.client, guard=self)
 
     def is_revoked(self, transport: asyncio.BaseTransport) -> bool:
@@ -116,7 +116,7 @@ class Tls(Followed):
         return _issuer_and_serial(der) in self._revoked
 
     def check_server(self, transport: asyncio.Transport, role: Role, name: str) -> None:
-        """Refuse a server that is not the service of this cluster that was asked. Raises: CertificateError."""
+        """Refuse any server but the requested service of this cluster. Raises: CertificateError."""
         if self.is_revoked(transport):
             raise ssl.CertificateError("the server's certificate is revoked")
         names = transport.get_extra_info("peercert").get("subjectAltName", ())
@@ -132,11 +132,11 @@ class Tls(Followed):
             )
 
     def watch(self, holder: HoldsConnections) -> None:
-        """Cut connections of a holder, for as long as it lives, when their peers get revoked."""
+        """Cut the connections of `holder` whose peers get revoked, for as long as it lives."""
         self._holders.add(holder)
 
     def reload(self) -> None:
-        """Take the files as they are now, or log why not."""
+        """Load the files again. If they can't be used, log why and keep the former certificate."""
         try:
             self._load()
         except TlsUnusable as error:
@@ -162,14 +162,14 @@ class Tls(Followed):
 
 
 class CertificateEnds(Collector):
-    """The gauge of the certificates' ends."""
+    """A gauge with the times when the certificates expire."""
 
     def __init__(self, certificates: Mapping[str, Tls]) -> None:
-        """By the name of the listener."""
+        """`certificates` are keyed by the name of their listener."""
         self._certificates = certificates
 
     def collect(self) -> Iterable[Metric]:
-        """The ends as they are now."""
+        """The gauge with its current values."""
         gauge = GaugeMetricFamily(
             "quorumlog_certificate_end_timestamp_seconds",
             "when the certificate of a listener ends, in seconds since 1970",
@@ -182,10 +182,10 @@ class CertificateEnds(Collector):
 
 @dataclass(frozen=True, slots=True)
 class PeerCertificate:
-    """Knows callers by the certificate that the handshake has verified. Implements `Authenticator`."""
+    """Identifies callers by certificates that handshakes verified. Implements `Authenticator`."""
 
     tls: Tls
-    """This process's own: its certificate says which cluster callers must be of."""
+    """This process's certificate, which names the cluster that callers must belong to."""
 
     def identify(self, request: web.BaseRequest) -> Identity:
         """The service that a client's certificate names. Raises: Unauthenticated, Forbidden."""
@@ -203,7 +203,7 @@ class PeerCertificate:
         return identity
 
 
-@lru_cache  # of 128 certificates: one of a process beyond is read again with each of its requests
+@lru_cache  # for 128 certificates; others are parsed at each request
 def _identity_of(names: tuple[tuple[str, str], ...]) -> tuple[str, Identity]:
     """The cluster and the identity in a certificate's names. Raises: Forbidden."""
     uris = [name for kind, name in names if kind == "URI" and name.startswith(f"{SCHEME}://")]
@@ -229,13 +229,13 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     load_own(context, files.certificate, files.key, _password_of(files))
     if files.authority is None:
-        # Browsers and older clients.
+        # For browsers and older clients.
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         return context
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(files.authority)
-    # A resumed session would not show its certificate to an authority that has changed.
+    # A resumed session would not be verified by authorities that have changed since.
     context.num_tickets = 0
     return context
 
@@ -243,7 +243,7 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
 def _check_successor(
     file: Path, before: tuple[str | None, datetime], after: tuple[str | None, datetime]
 ) -> None:
-    """Refuse a new certificate with which nobody would take this process for what it was. Raises: TlsUnusable."""
+    """Refuse a new certificate of another process, or one that has expired. Raises: TlsUnusable."""
     (was, ended), (found, ends) = before, after
     if was is not None and found is not None and found != was:
         raise TlsUnusable(f"{file} is of {found}, and this process is {was}")

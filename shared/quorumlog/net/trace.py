@@ -1,8 +1,8 @@
-"""Trace context: the client's request that some work belongs to, in logs and in requests to services.
+"""Trace context: links logs, and requests to services, to the client request that caused them.
 
-`traceparent` is the W3C's: the trace id passes through all services unchanged, and each hop draws a
-span id. Requests without the header are not traced. A trace ends at the channel to bookies, where one
-run carries the entries of many requests.
+`traceparent` is the W3C's header: all services pass the trace id on unchanged, and each hop makes a
+new span id. Requests without the header are not traced. A trace ends at the channel to bookies,
+where one run carries the entries of many requests.
 """
 
 import logging
@@ -30,7 +30,7 @@ class Trace:
 
     @property
     def header(self) -> str:
-        """The header for requests to the next service."""
+        """The `traceparent` header for requests to the next service."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
 
@@ -39,19 +39,19 @@ _request: ContextVar[str | None] = ContextVar("request", default=None)
 
 
 def begin(request_id: str, traceparent: str | None) -> None:
-    """Begin a request: work in this context belongs to the request's trace."""
+    """Begin a request: from now on, work in this context belongs to its trace."""
     _request.set(request_id)
     trace = None
     if traceparent is not None:
         found = _FORM.fullmatch(traceparent)
-        # All zeros are invalid by the W3C's text; an invalid header starts no trace.
+        # The W3C declares ids that are all zeros invalid; an invalid header starts no trace.
         if found is not None and int(found[1], 16) and int(found[2], 16):
             trace = Trace(found[1], secrets.token_hex(8), found[3])
     _trace.set(trace)
 
 
 def in_logs() -> dict[str, str]:
-    """The fields of a log line about the current request's trace."""
+    """The log fields that identify the current request and its trace."""
     request_id, trace = _request.get(), _trace.get()
     fields = {} if request_id is None else {"request_id": request_id}
     if trace is not None:
@@ -60,7 +60,7 @@ def in_logs() -> dict[str, str]:
 
 
 def config() -> aiohttp.TraceConfig:
-    """A client session's hook that sends the trace header where there is a trace."""
+    """A client session's hook that sends the trace header if the request belongs to a trace."""
     found = aiohttp.TraceConfig()
     found.on_request_start.append(_send_header)
     return found
@@ -85,7 +85,7 @@ class JsonLines(logging.Formatter):
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without a line break."""
+        """The record as one line of JSON, without a line break."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,

@@ -1,5 +1,5 @@
-"""What travels: bodies, frames, columns, problem documents, strict JSON. No sockets.
+"""The formats on the wire: bodies, frames, columns, problem documents, strict JSON. No sockets.
 
-May use `protocol` and `errors`. `problems` and `columns` need no package but, for the latter,
-pyarrow: executors of Spark import them from a zip.
+May use `protocol` and `errors`. `problems` needs no package, and `columns` needs only pyarrow,
+because Spark's executors import them from a zip.
 """

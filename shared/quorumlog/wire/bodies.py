@@ -1,7 +1,8 @@
-"""Bodies of the metadata service's API, as strict pydantic models, and how values become JSON and come back.
+"""Bodies of the metadata service's API as strict pydantic models, and conversion to and from JSON.
 
-Values of the protocol (`protocol/values.py`) are bodies and fields of bodies as they are. JSON lists become tuples, while
-`1.0` and `"1"` are no integers, and unknown fields are refused. The gateway's public bodies are elsewhere.
+Values of the protocol (`protocol/values.py`) serve as bodies, and as fields of bodies, without
+conversion. JSON lists become tuples; `1.0` and `"1"` are not accepted as integers; unknown fields
+are refused. The gateway has its own public bodies.
 """
 
 import re
@@ -30,16 +31,17 @@ from quorumlog.protocol.values import (
 )
 
 HEADS_MAX = 1000
-"""Heads in one request: an answer of 100 KiB (taste)."""
+"""The most heads in one request: an answer of 100 KiB (chosen by judgement)."""
 
 _SHOWN = r"(logs|ledgers)/([A-Za-z0-9._-]{1,200}\*?|\*)"
 SHOWN = rf"({_SHOWN}(,{_SHOWN}){{0,31}})?"
-"""The names that a list may contain, by the grants of the caller's token: `logs/NAME` for a log and its ledgers, `ledgers/NAMESPACE` for ledgers without a
-log. A `*` at the end stands for any further characters. Empty: nothing."""
+"""The names that a list may contain, by the grants of the caller's token: `logs/NAME` for a log and
+its ledgers, `ledgers/NAMESPACE` for ledgers without a log. A `*` at the end stands for any further
+characters. Empty: no name is allowed."""
 
 
 class Body(BaseModel):
-    """A value on the wire: frozen, strict, and without unknown fields unless `received` reads it."""
+    """A value on the wire: frozen, strict, without unknown fields unless `received` parses it."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -48,7 +50,7 @@ T = TypeVar("T")
 
 
 codec: Final[Callable[[Any], TypeAdapter[Any]]] = cache(TypeAdapter)
-"""What reads and writes the JSON of a class of bodies or values."""
+"""The adapter that reads and writes the JSON of a class of bodies or values, cached."""
 
 
 def json_of(value: object, without: Collection[str] = ()) -> bytes:
@@ -57,20 +59,21 @@ def json_of(value: object, without: Collection[str] = ()) -> bytes:
 
 
 def document_of(value: object) -> Any:
-    """The JSON of a body or a value as Python's dicts and lists."""
+    """The JSON of a body or a value as Python dicts and lists."""
     return codec(type(value)).dump_python(value, mode="json")
 
 
 def received(cls: type[T], data: bytes | str) -> T:
-    """The body or value that another process wrote, or this one before it was replaced: fields that a later release has
-    added are left out. Bodies of requests are read strictly instead: what they ask for must not be left out.
+    """Parse a body or value that another process (or an earlier one of this service) wrote. Fields
+    of a later release are ignored. Bodies of requests are parsed strictly instead: nothing that
+    they ask for may be ignored.
     """
     value: T = codec(cls).validate_json(data, extra="ignore")
     return value
 
 
 class LedgerCreateBody(Body):
-    """`POST /v1/ledgers`. A repeat of an attempt, or of the client's request, gets the same row."""
+    """`POST /v1/ledgers`. Repeats of the attempt or the client's request get the same ledger."""
 
     row: LedgerMetadata
     attempt: Attempt
@@ -78,8 +81,8 @@ class LedgerCreateBody(Body):
 
 
 class LedgerChange(Body):
-    """`PUT /v1/ledgers/{id}`: replace the row if its version still is `row.version`. 409 `already-done` if a change for
-    the client's request was made before.
+    """`PUT /v1/ledgers/{id}`: replace the metadata if the stored version is `row.version`. 409
+    `already-done` if the client's request was already carried out.
     """
 
     row: LedgerMetadata
@@ -89,70 +92,70 @@ class LedgerChange(Body):
 
 
 class RowDelete(Body):
-    """`DELETE /v1/ledgers/{id}`: replace the row by a tombstone if it still is the one of this version and attempt.
-    `DELETE /v1/logs/{name}` does so with a log, whose name is free again then.
+    """`DELETE /v1/ledgers/{id}`: replace the metadata by a tombstone if it has this version and
+    attempt. `DELETE /v1/logs/{name}` does the same for a log, whose name is free again then.
     """
 
     version: Version
     row_attempt: AttemptOrNone = ""
-    """That of the row, as in a compare-and-swap: a row of another line of history may have the version too."""
+    """The attempt that wrote the metadata: in another history, the version may be the same."""
     attempt: Attempt
 
 
 class Resealed(Body):
-    """How many rows were sealed anew; `next` is the next `after`, null at the end."""
+    """How many ledgers' keys were encrypted anew; `next` is the next `after`, null at the end."""
 
     resealed: int
     next: LedgerId | None
 
 
 COPIES_PRESENTED_MAX = 1000
-"""Witnesses of copies in one request of a bookie (taste)."""
+"""The most witnesses of copies in one request of a bookie (chosen by judgement)."""
 
 HELD_MAX = 100
-"""Attempts of held copies in one read of a row: the URL has 4 KB then (taste)."""
+"""The most attempts of held copies for one ledger in a request: 4 KB (chosen by judgement)."""
 
 PROOFS_MAX = 100
-"""Ledgers of one question of a collector: 400 KB with all their copies at most (taste)."""
+"""The most ledgers in one request of a bookie for proofs: at most 400 KB (chosen by judgement)."""
 
 WITNESSES_MAX: Final = 100
-"""Witnesses in one header: a process remembers those of its concurrent changes (taste)."""
+"""The most witnesses in one header: as many changes may be in flight (chosen by judgement)."""
 
 WITNESS: Final = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9a-f]{8}"
-"""A witness of the metadata's database (rule 18a), as it travels and as bookies store it: the attempt token of an answered
-change, with a checksum that binds it to the cluster. The database must contain the token of every witness: a database that
-lacks one went back. The metadata service makes witnesses; all other processes pass them on unchanged.
-"""
+"""The format of a witness (rule 18a) on the wire and on bookies' disks: the attempt token of an
+acknowledged change, with a checksum that binds it to the cluster. The database must contain the
+token of every witness; a database that lacks one went back. The metadata service, and bookies for
+their copies, make witnesses. Other processes pass them on unchanged."""
 
 Witness = Annotated[str, StringConstraints(pattern=rf"^{WITNESS}$")]
 
 
 def witness_of(cluster_id: str, token: str) -> str:
-    """The witness of a change of this cluster."""
+    """The witness of the change with the attempt `token` in a cluster."""
     checksum = google_crc32c.value(f"{cluster_id} {token}".encode())
     return f"{token}.{checksum:08x}"
 
 
 def token_of(cluster_id: str, witness: str) -> str | None:
-    """The token; None for a damaged witness or one of another cluster, which proves nothing."""
+    """A witness's token; None if it is damaged or of another cluster, and so proves nothing."""
     token, _, _ = witness.partition(".")
     return token if witness_of(cluster_id, token) == witness else None
 
 
 def witnesses_to_header(witnesses: Iterable[str]) -> str:
-    """The header's value."""
+    """The value of the header that has these witnesses."""
     return ",".join(witnesses)
 
 
 def witnesses_from_header(value: str) -> tuple[str, ...]:
-    """The witnesses in a header, in order; none where the header is no list of witnesses."""
+    """The witnesses in a header, in order; none if it is not a list of witnesses."""
     found = tuple(item.strip() for item in value.split(","))
     is_sound = len(found) <= WITNESSES_MAX and all(re.fullmatch(WITNESS, item) for item in found)
     return found if is_sound else ()
 
 
 class MissingWitness(Body):
-    """A witness that the database should contain and does not, and who presented it."""
+    """A witness that the database lacks, and the process that presented it."""
 
     witness: Witness
     holder: Text
@@ -166,46 +169,46 @@ class WitnessState(Body):
 
 
 class CopyWitnesses(Body):
-    """`POST /v1/witnesses/copies`: witnesses that a bookie made of its copies of ledgers' rows (rule 18c)."""
+    """`POST /v1/witnesses/copies`: witnesses of a bookie's copies of metadata (rule 18c)."""
 
     witnesses: tuple[Witness, ...] = Field(min_length=1, max_length=COPIES_PRESENTED_MAX)
     holder: BookieName
 
 
 class HeldBody(Body):
-    """A ledger, and the attempts of copies of its rows that a bookie holds."""
+    """A ledger, and the attempts of the copies of its metadata that a bookie holds."""
 
     ledger_id: LedgerId
     attempts: tuple[Attempt, ...] = Field(max_length=HELD_MAX)
 
 
 class LedgerProofsAsk(Body):
-    """`POST /v1/ledger-proofs`: the ledgers whose metadata a bookie needs before it deletes them or ends their limbo."""
+    """`POST /v1/ledger-proofs`: the ledgers that a bookie wants to delete or take out of limbo."""
 
     holder: BookieName
     ledgers: tuple[HeldBody, ...] = Field(min_length=1, max_length=PROOFS_MAX)
 
 
 class LedgerProof(Body):
-    """A ledger's row, from the primary (rules 18 and 18c)."""
+    """A ledger's metadata, from the primary (rules 18 and 18c)."""
 
     ledger_id: LedgerId
     row: LedgerMetadata | None
-    """None where there is none, and where `lost` names changes."""
+    """None if there is no metadata, or if `lost` names changes."""
     deleted: bool
-    """Whether there is a tombstone."""
+    """Whether the ledger has a tombstone."""
     lost: tuple[Attempt, ...]
-    """Attempts of the held copies that the database lacks: the rest says nothing then."""
+    """Attempts of held copies that the database lacks: if any, the rest proves nothing."""
 
 
 class LedgerProofs(Body):
-    """The answer: a proof for each ledger, in the order of the question, all of one snapshot."""
+    """The answer: a proof for each ledger, in the order of the request, from one snapshot."""
 
     ledgers: tuple[LedgerProof, ...]
 
 
 class KeptLedger(Body):
-    """A ledger that its holders keep, since the database lacks these changes of its row."""
+    """A ledger that bookies keep, since the database lacks these changes of its metadata."""
 
     ledger_id: LedgerId
     holders: tuple[Text, ...]
@@ -213,20 +216,21 @@ class KeptLedger(Body):
 
 
 class KeptLedgers(Body):
-    """Ledgers that bookies keep, by id: how many, and the first ones (rule 18c)."""
+    """Ledgers that bookies keep: their number, and the first ones by id (rule 18c)."""
 
     count: Annotated[int, Field(ge=0)]
     ledgers: tuple[KeptLedger, ...]
 
 
 class WitnessAccept(Body):
-    """`POST /v1/witnesses/accept`: continue without these changes."""
+    """`POST /v1/witnesses/accept`: continue without these changes, which are lost."""
 
     witnesses: tuple[Witness, ...] = Field(default=(), max_length=1000)
     lost: tuple[BookieName, ...] = Field(default=(), max_length=1000)
     """Bookies that need not answer, because they never return."""
     ledgers: tuple[LedgerId, ...] = Field(default=(), max_length=1000)
-    """Ledgers to be ended by the database's rows, though bookies hold copies of others: entries may be lost."""
+    """Ledgers to end by the database's metadata although it lacks changes that bookies have copies
+    of: entries may be lost."""
 
 
 class BookieWitnesses(Body):
@@ -234,30 +238,29 @@ class BookieWitnesses(Body):
 
     bookie: BookieName
     cluster_id: Text
-    """The cluster of its directory; empty while the directory is new."""
+    """The cluster of the bookie's directory; empty while the directory is new."""
     witnesses: tuple[Witness, ...]
     highest_ledger: IdOrNone | None
-    """The highest id below `ASSIGNED_ID_END` of a ledger that it holds or held; -1: of none; null while
-    it still reads its log.
-    """
+    """The highest id below `ASSIGNED_ID_END` of the ledgers that the bookie holds or held. -1:
+    there is none; null: the bookie still reads its log."""
 
 
 class LedgerListBody(Body):
-    """One page; `next` is the `after` of the next one, null at the end."""
+    """One page of ledgers; `next` is the `after` of the next page, null at the end."""
 
     ledgers: tuple[LedgerMetadata, ...]
     next: LedgerId | None
 
 
 class LedgerHeadsAsk(Body):
-    """`POST /v1/ledger-heads`: the ledgers whose heads are wanted. Changes nothing."""
+    """`POST /v1/ledger-heads`: the ledgers whose heads are requested. Changes nothing."""
 
     ledgers: tuple[LedgerId, ...] = Field(max_length=HEADS_MAX)
 
 
 class LedgerHeads(Body):
-    """The answer: a head for each ledger that exists or existed, by id. A ledger that is left out was
-    never created, or is lost: its absence is no verdict (rule 18).
+    """The answer: a head for each ledger that exists or existed, by id. A ledger that is missing
+    was never created, or is lost: its absence proves nothing (rule 18).
     """
 
     ledgers: tuple[LedgerHead, ...]
@@ -266,8 +269,9 @@ class LedgerHeads(Body):
 class Change(Body):
     """One line of `GET /v1/changes`.
 
-    `hello`: no change is missed from here on. `gap`: changes may have been missed; read again what
-    matters. `heartbeat`: the stream is alive. `change`: a row, by its key.
+    `hello`: from here on no change is missed. `gap`: changes may have been missed; clients read
+    again what they need. `heartbeat`: the stream is alive. `change`: a ledger's metadata has
+    changed.
     """
 
     kind: Literal["hello", "gap", "heartbeat", "change"]
@@ -278,29 +282,29 @@ class Change(Body):
 
 
 class Cookie(Body):
-    """The data that a bookie's name stands for (rule 15, I28)."""
+    """The identity of the data that a bookie's name stands for (rule 15, I28)."""
 
     incarnation: Annotated[int, Field(ge=0, lt=10**18)]
     cluster_id: Text
     instance: Text
-    """Drawn when the directory was created: another directory is another instance."""
+    """Drawn at random when the directory is created, so that it differs for each directory."""
     directories: tuple[Text, ...] = ()
     boots: Number = 0
-    """Starts so far; a directory with fewer than the cookie says is an old copy."""
+    """The number of starts; a directory with a lower number than its cookie is an old copy."""
     may_fix: bool = False
-    """An operator's permission for one start: continue as a new incarnation where data is lost."""
+    """An operator's permission for one start to continue as a new incarnation if data is lost."""
     url: Text = ""
     """The URL of the registered process."""
     process: Text = ""
-    """Drawn by each process when it starts (rule 15a)."""
+    """Drawn at random by each process when it starts (rule 15a)."""
 
 
 STAND_IN: Final = ""
-"""The instance of a cookie that a rebuild wrote for a bookie that did not answer: no directory is it (rule 15b)."""
+"""The instance in a rebuild's cookie for a silent bookie: no directory has it (rule 15b)."""
 
 
 class CookiePut(Body):
-    """`PUT /v1/bookies/{name}/cookie`: `version` null creates, else compare-and-swap."""
+    """`PUT /v1/bookies/{name}/cookie`: a compare-and-swap; creates if `version` is null."""
 
     cookie: Cookie
     version: Version | None = None
@@ -314,12 +318,12 @@ class CookieRow(Body):
     version: Version
     cookie: Cookie
     log_end: Number = 0
-    """How far the log of this instance was on disk, by the last report of its process; a directory
-    whose log ends earlier went back (a snapshot)."""
+    """How far this instance's log was on disk, as its process last reported it. A directory whose
+    log ends earlier went back to a snapshot."""
 
 
 class LogEnd(Body):
-    """`PUT /v1/bookies/{name}/log-end`: the registered process reports how far its log is on disk."""
+    """`PUT /v1/bookies/{name}/log-end`: how far the registered process's log is on disk."""
 
     process: Text
     log_end: Number
@@ -330,30 +334,29 @@ BookieState = Literal["writable", "read-only", "draining", "lost"]
 
 
 class LedgerUse(Body):
-    """A ledger that names a bookie; `detail` says why the last try to repair that failed."""
+    """A ledger that names a bookie; `detail` says why the last try to repair it failed."""
 
     ledger_id: LedgerId
     member: Member
     state: State
     has_place: bool = True
-    """Whether it is in an ensemble. Else it is the target of a repair, or is kept until its successor has a copy of
-    the row (rule 20b).
-    """
+    """Whether the member is in an ensemble. Otherwise the member is the target of a repair, or is
+    kept until its successor has a copy of the metadata (rule 20b)."""
     leaves: bool = False
-    """Whether a repair gives its place to another member, or just has."""
+    """Whether a repair is replacing the member, or has just replaced it."""
     failures: int = 0
     detail: Text = ""
 
 
 class BookieUses(Body):
-    """`GET /v1/bookies/{name}/uses`: how many ledgers and repairs name a bookie, in any incarnation,
-    also as a repair's target; `first` are the first of these ledgers by id.
+    """`GET /v1/bookies/{name}/uses`: how many ledgers and repairs name a bookie, in any
+    incarnation, also as a repair's target; `first` has the first of these ledgers by id.
     """
 
     bookie: BookieName
     ledgers: int
     repairs: int
-    """Items of the repair queue."""
+    """How many items of the repair queue name the bookie."""
     first: tuple[LedgerUse, ...] = ()
 
 
@@ -373,11 +376,11 @@ class BookieHeartbeat(Body):
     free_bytes: Number = 0
     ttl_s: Annotated[float, Field(gt=0, le=3600, strict=False)] = 5.0
     process: Text = ""
-    """The cookie's instance: heartbeats of a process that is not registered do not count."""
+    """The `process` of the cookie: heartbeats of a process that is not registered do not count."""
 
 
 class BookieInfo(Body):
-    """A registered bookie and its liveness; `lost`: no heartbeat came in time."""
+    """A registered bookie and its liveness; `lost` means that no heartbeat came in time."""
 
     id: Member
     state: BookieState
@@ -387,25 +390,27 @@ class BookieInfo(Body):
 
     @classmethod
     def lost(cls, name: str, incarnation: int, url: str = "") -> "BookieInfo":
-        """A bookie without a heartbeat in time."""
+        """A bookie whose heartbeat did not come in time."""
         return cls(id=member_of(name, incarnation), state="lost", url=url)
 
 
 class BookieList(Body):
-    """`GET /v1/bookies`. Liveness is advice (I31); `stale`: Redis did not answer, or refused a write."""
+    """`GET /v1/bookies`. Liveness is advice (I31); `stale` means that Redis failed."""
 
     bookies: tuple[BookieInfo, ...]
     stale: bool = False
     liveness_age_s: float | None = None
-    """For how long liveness has been recorded without a break; None while that is unknown."""
+    """For how long (s) liveness has been recorded without a gap; None while that is unknown."""
 
     def shows_absence(self, grace_s: float) -> bool:
-        """Whether liveness has been recorded for a grace period: else a missing bookie proves nothing (rule 21)."""
+        """Whether liveness has been recorded for `grace_s`: otherwise a missing heartbeat proves
+        nothing (rule 21).
+        """
         return not self.stale and self.liveness_age_s is not None and self.liveness_age_s >= grace_s
 
 
 class ServiceHeartbeat(Body):
-    """`PUT /v1/services/{kind}/{id}/heartbeat`."""
+    """`PUT /v1/services/{kind}/{id}/heartbeat`: the process is live for another `ttl_s`."""
 
     url: Text
     internal_url: Text = ""
@@ -426,19 +431,19 @@ class ServiceInfo(Body):
 
 
 class ServiceList(Body):
-    """`GET /v1/services`."""
+    """`GET /v1/services`: the live services, as far as Redis shows."""
 
     services: tuple[ServiceInfo, ...]
     stale: bool = False
 
 
 class HeartbeatTaken(Body):
-    """The answer to a heartbeat; `recorded` false: Redis is down, which is not the sender's fault."""
+    """The answer to a heartbeat; if Redis is down, `recorded` is false."""
 
     recorded: bool
 
 
 class ClusterId(Body):
-    """`GET /v1/cluster-id`: drawn once, when the database was created."""
+    """`GET /v1/cluster-id`: drawn at random once, when the database was created."""
 
     cluster_id: Text

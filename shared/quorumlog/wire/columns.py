@@ -1,10 +1,11 @@
 """Entries and records as Arrow columns: `application/vnd.apache.arrow.stream`, both ways.
 
-A record batch is stored as columns (protocol/batch.py), so it becomes Arrow without a Python call per
-record. Needs pyarrow and numpy, which a gateway can do without (services/gateway/edge/arrow.py).
+A record batch is stored as columns (protocol/batch.py), so it becomes Arrow without a Python call
+per record. Needs pyarrow and numpy, without which a gateway also runs
+(services/gateway/edge/arrow.py).
 
-A client's stream is checked by its schema and its message heads before any of it is decoded: a
-compressed body would grow in memory to whatever size it claims.
+A client's stream is decoded only after a check of its schema and of its message heads: a compressed
+body would grow in memory to whatever size it claims.
 """
 
 import struct
@@ -42,23 +43,23 @@ RECORDS: Final = pa.schema(
         pa.field("entry_id", pa.int64(), nullable=False),
     ]
 )
-"""The columns of a read of a log. `headers` is null where a record has none."""
+"""The columns of a read of a log. `headers` is null if a record has none."""
 
 _TIME_MS_MAX: Final = 253_402_300_799_999
 _TIME_MS_MIN: Final = -62_135_596_800_000
-"""The years 1 to 9999, beyond which calendars have no dates."""
+"""The bounds of the years 1 to 9999, the range of calendar dates."""
 
 _PER_S: Final = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 _BROKEN: Final = (ValueError, TypeError, LookupError, OSError, MemoryError, struct.error)
-"""What pyarrow and this module raise for bytes that are no stream, such as names that are not UTF-8."""
+"""What pyarrow and this module raise for bytes that are no stream, such as names not in UTF-8."""
 
 
 PAIRS_MAX: Final = 1 << 18
-"""Headers of the records of one stream, all together: as many as a JSON body has room for."""
+"""The most headers in one stream, over all its records: as many as a JSON body has room for."""
 _MESSAGES_BESIDE: Final = 2
-"""The schema and the end of a stream."""
+"""The messages besides record batches: the schema and the end of a stream."""
 
 
 class BadColumns(ValueError):
@@ -66,7 +67,7 @@ class BadColumns(ValueError):
 
 
 def stream(schema: Any, batches: Iterable[Any]) -> bytes:
-    """One Arrow stream of some record batches."""
+    """Encode record batches as one Arrow stream."""
     table = pa.Table.from_batches(list(batches), schema).combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
@@ -82,7 +83,7 @@ def entries(ids: Sequence[int], payloads: Sequence[bytes]) -> Any:
 def records(
     found: batch.Columns, *, first_offset: int, time_ms: int, ledger_id: int, entry_id: int
 ) -> Any:
-    """The records of one stored batch, which were appended at `time_ms`, as a record batch of RECORDS."""
+    """The records of one stored batch, appended at `time_ms`, as a record batch of RECORDS."""
     data, total = found.data, found.head.count
     buffer = pa.py_buffer(data)
     sizes = np.frombuffer(data, ">u4", total, found.value_sizes_at)
@@ -134,10 +135,10 @@ def _times(found: batch.Columns, time_ms: int) -> Any:
 
 
 def table(data: bytes, allowed: Sequence[str], rows_max: int) -> Any:
-    """The table of a client's stream: checked, with `value` (and `key`) as binary without nulls in
-    `value`.
+    """The table of a client's stream, checked: `value` and `key` are binary, `value` without nulls.
 
-    Raises: BadColumns. More rows than `rows_max` are not decoded further than one batch.
+    Raises: BadColumns. Decoding stops after the batch with which there are more than `rows_max`
+    rows.
     """
     try:
         _check_plain(data, rows_max)
@@ -166,14 +167,14 @@ def table(data: bytes, allowed: Sequence[str], rows_max: int) -> Any:
 
 
 def _check_schema(schema: Any, allowed: Sequence[str]) -> None:
-    """Raise BadColumns unless each column is one that may be sent, and is there once."""
+    """Raise BadColumns unless each column is allowed, of the right type, and there once."""
     names = schema.names
     for name in names:
         if name not in allowed:
             shown = ascii(str(name)[:100])
             raise BadColumns(f"the column {shown} is not one of {', '.join(allowed)}")
     if len(set(names)) != len(names) or "value" not in names:
-        raise BadColumns("an Arrow stream has the column value, and each column once")
+        raise BadColumns("an Arrow stream needs the column value, and each column only once")
     for field in schema:
         if not _is_right(field.name, field.type):
             raise BadColumns(f"the column {field.name} has the type {str(field.type)[:100]}")
@@ -196,7 +197,7 @@ def _is_right(name: str, kind: Any) -> bool:
 
 
 def _check_headers(whole: Any) -> None:
-    """Raise BadColumns for more headers than are made into objects at once."""
+    """Raise BadColumns if there are more than `PAIRS_MAX` headers in all."""
     if "headers" in whole.column_names:
         count = sum(len(chunk.keys) for chunk in whole.column("headers").chunks)
         if count > PAIRS_MAX:
@@ -204,7 +205,7 @@ def _check_headers(whole: Any) -> None:
 
 
 def _check_plain(data: bytes, messages_max: int) -> None:
-    """Raise BadColumns where a message's body is compressed, or there are more messages than a stream has rows.
+    """Raise BadColumns if a message's body is compressed, or there are too many messages.
 
     Walks over the encapsulated messages (Arrow's IPC format): 0xFFFFFFFF, the size of the head, the
     head as a FlatBuffer, the body. Field 3 of a record batch is the compression.
@@ -228,9 +229,9 @@ def _check_plain(data: bytes, messages_max: int) -> None:
                 raise BadColumns("not an Arrow stream: a message without a head")
             found = table_at + _u32(data, table_at)
             if data[kind_at] == 2:
-                raise BadColumns("dictionaries are not taken: send plain columns")
+                raise BadColumns("dictionaries are not accepted: send plain columns")
             if _field(data, found, 3) is not None:
-                raise BadColumns("compressed columns are not taken: send them plain")
+                raise BadColumns("compressed columns are not accepted: send plain columns")
         body_size = 0 if body_at is None else struct.unpack_from("<q", data, body_at)[0]
         if body_size < 0:
             raise BadColumns("not an Arrow stream: a body of a negative size")
@@ -243,7 +244,7 @@ def _u32(data: bytes, at: int) -> int:
 
 
 def _field(data: bytes, table_at: int, number: int) -> int | None:
-    """The position of a field in a FlatBuffers table; None where the table lacks the field."""
+    """The position of a field in a FlatBuffers table; None if the table lacks the field."""
     (back,) = struct.unpack_from("<i", data, table_at)
     vtable = table_at - back
     if vtable < 0:

@@ -1,33 +1,34 @@
-"""The binary messages of a bookie's channel (`GET /v1/channel`), both ways, as pure functions.
+"""Encodes and parses the binary messages of a bookie's channel (`GET /v1/channel`); pure functions.
 
-The same operations exist as plain HTTP for people; this is the hot path. All numbers are big-endian. A
-message that does not parse raises `BadFrame`: its receiver closes the connection, since nothing in the
-message can be trusted, the request id included.
+The channel is the hot path; people can use the same operations as plain HTTP. All numbers are
+big-endian. If a message does not parse (`BadFrame`), its receiver closes the connection, since
+nothing in the message can be trusted, not even the request id.
 
 Frame, one per message:
     size of the fields u32 | size of the run u32 | crc32c u32 (of both sizes) | fields | run
-The run is the end of a message, if it ends with one. Its size stands apart so that its receiver can have it in a buffer
-of its own, from the socket to the log, and the head has a CRC so that nobody makes room for a size that nobody sent.
+The run, if there is one, ends the message. The run has a size of its own, so that the receiver can
+keep the run in one buffer from the socket to the log. The head has a CRC, so that no receiver
+allocates memory for a damaged size.
 
 Request, one per message:
     op u8 | flags u8 | 0 u16 | crc32c u32 | request id u64 | ledger i64 | first i64 | last i64
-    | size of member u8 | member (name@incarnation that is asked) | then by op:
-    ADD        ledger key [32] | with flag 4, the row that names the member (rule 18b): version u64
-               | attempt [16] (zeros: none) | size u32 (0: the member was sent a copy before) | copy of the row
-               | run
+    | size of member u8 | member (name@incarnation of the receiver) | then by op:
+    ADD        ledger key [32] | with flag 4, the metadata that names the member (rule 18b):
+               version u64 | attempt [16] (zeros: none) | size u32 (0: the member has a copy)
+               | copy of the metadata | run
     READ       ledger key [32] (zeros when not fencing) | bytes max u32
     FENCE      ledger key [32]
     READ_LAC   nothing
     WRITE_LAC  ledger key [32]; the value is `last`
-    KEEP_ROW   ledger key [32] | version u64 | attempt [16] | size u32 | copy of the row
-The CRC covers the whole message but itself.
+    KEEP_ROW   ledger key [32] | version u64 | attempt [16] | size u32 | copy of the metadata
+The CRC covers the whole message except itself.
 
 Answers, many per message:
-    crc32c u32 (of the rest) | size of member u8 | member (who answers, rule 4) | then per answer:
+    crc32c u32 (of the rest) | size of member u8 | member (the sender, rule 4) | then per answer:
     kind u8 (the op) | status u8 | 0 u16 | request id u64 | ledger i64 | first i64 | last i64
     | LAC i64 | size of body u32 | body
-Body of a READ: absent count u32 | (first i64, last i64) each | run or nothing. Others have none. The run of the last
-answer is the message's.
+Body of a READ: absent count u32 | (first i64, last i64) each | run or nothing. Other answers have
+no body. The run of the last answer is the run of the message.
 """
 
 import struct
@@ -43,10 +44,10 @@ from quorumlog.protocol.record import BadRun, Run
 from quorumlog.protocol.row_copy import RowCopy, RowName
 
 NO_KEY: Final = bytes(KEY_BYTES)
-"""Stands for "no ledger key"."""
+"""The value that stands for "no ledger key"."""
 
 MESSAGE_BYTES_MAX: Final = 80 << 20
-"""Above the largest run (64 MiB of frames: docs/guides/http.md, Bounds) and its columns."""
+"""More than the largest run (64 MiB of frames: docs/guides/http.md, Bounds) with its columns."""
 
 FRAME_HEAD: Final = struct.Struct(">III")
 _SIZES_BYTES: Final = 8
@@ -58,10 +59,10 @@ _RANGE: Final = struct.Struct(">qq")
 _ROW: Final = struct.Struct(">Q16sI")
 
 _SMALL_BYTES: Final = 16 * 1024
-"""A frame of at most this size is one piece: copying it costs less than one more buffer of a write (measured)."""
+"""A frame of at most this size is one buffer: a copy costs less than another buffer (measured)."""
 
 _CRC_STEP_BYTES: Final = 64 * 1024
-"""The CRC function takes no view, so a message is copied for it in steps, which fit a core's cache."""
+"""The CRC function accepts no memoryview, so messages are copied for it in cache-sized steps."""
 
 _RECOVERY: Final = 1
 _NAMED: Final = 4
@@ -73,17 +74,17 @@ class Op(IntEnum):
     """The operations of a bookie."""
 
     ADD = 1
-    """Store the entries of a run. Recovery adds, which repair sends too, pass the fence (rule 2)."""
+    """Store a run's entries. Recovery adds, which repair sends too, pass the fence (rule 2)."""
     READ = 2
     """Return entries first..last."""
     FENCE = 3
     """Fence the ledger durably, then answer with the LAC."""
     READ_LAC = 4
-    """Answer with the highest LAC that the bookie knows of, without fencing."""
+    """Answer with the highest LAC that the bookie knows, without fencing."""
     WRITE_LAC = 5
-    """Keep `last` as the LAC (explicit LAC; monotone at the bookie)."""
+    """Store `last` as the LAC (explicit LAC; monotone at the bookie)."""
     KEEP_ROW = 6
-    """Keep a copy of the ledger's row durably (rule 18b)."""
+    """Store a copy of the ledger's metadata durably (rule 18b)."""
 
 
 _OPS: Final = dict(enumerate(Op, start=1))
@@ -94,24 +95,24 @@ _STATUS_BYTES: Final = {status: index for index, status in enumerate(Status)}
 
 
 class BadFrame(ValueError):
-    """The bytes are not a message of the channel: cut short, damaged, or of another protocol."""
+    """The bytes are not a message of the channel: truncated, damaged, or of another protocol."""
 
 
 class Message(NamedTuple):
-    """A message, in the two pieces that a frame has."""
+    """A message, in the two parts that its frame has."""
 
     fields: bytes
     run: bytes = b""
-    """The run that ends the message; empty where it ends with none."""
+    """The run that ends the message; empty if there is none."""
 
     @property
     def size(self) -> int:
-        """Bytes of the message."""
+        """The size of the message, in bytes."""
         return len(self.fields) + len(self.run)
 
 
 class Request(NamedTuple):
-    """One request. Fields that an op does not have keep their default."""
+    """One request. Fields that an op does not use have their default."""
 
     op: Op
     request_id: int
@@ -122,15 +123,15 @@ class Request(NamedTuple):
     ledger_key: bytes = NO_KEY
     recovery: bool = False
     fence: bool = False
-    """Of a read: fence the ledger by `ledger_key` before the answer."""
+    """For a READ: whether the ledger is fenced, by `ledger_key`, before the answer."""
     bytes_max: int = 0
     run: Run | None = None
     from_disk: bool = False
-    """Of a read: sync the entries first, and read them back from the disk."""
+    """For a READ: whether the entries are synced first, and read back from the disk."""
     named_by: RowName | None = None
-    """The row that names the member, of an add (rule 18b)."""
+    """For an ADD: the version of the metadata that names the member (rule 18b)."""
     row: RowCopy | None = None
-    """A copy of that row; None where the member acknowledged an add that brought it."""
+    """A copy of the metadata `named_by`; None if the member acknowledged an add with a copy."""
 
 
 class ChannelAnswer(NamedTuple):
@@ -144,13 +145,13 @@ class ChannelAnswer(NamedTuple):
     last: int
     last_add_confirmed: int = NO_ENTRY
     body: bytes | memoryview = b""
-    """Of a received answer: a view into the message's fields."""
+    """In a received answer, this is a view into the message's fields."""
     run: bytes = b""
-    """The bytes that follow `body`, apart so that a large run is not copied."""
+    """The bytes that follow `body`, separate so that a large run is not copied."""
 
 
 class ReadBody(NamedTuple):
-    """What a bookie holds of a range: an entry that is neither in `run` nor in `absent` is unknown."""
+    """What a bookie has of a range. An entry in neither `run` nor `absent` is unknown."""
 
     run: Run | None
     absent: tuple[tuple[int, int], ...]
@@ -167,7 +168,7 @@ def frame_of(message: Message) -> tuple[bytes, ...]:
 
 
 def parse_frame_head(head: bytes) -> tuple[int, int]:
-    """The sizes of a message's fields and of its run. Raises BadFrame."""
+    """Parse the sizes of a message's fields and of its run. Raises: BadFrame."""
     fields, run, crc = FRAME_HEAD.unpack(head)
     if crc != google_crc32c.value(head[:_SIZES_BYTES]):
         raise BadFrame("a frame whose head is damaged")
@@ -177,7 +178,7 @@ def parse_frame_head(head: bytes) -> tuple[int, int]:
 
 
 def encode_request(request: Request) -> Message:
-    """The message of a request."""
+    """Encode a request as a message."""
     op, request_id, ledger_id, first, last, member = request[:6]
     key = request.ledger_key or NO_KEY
     if len(key) != KEY_BYTES:
@@ -198,9 +199,9 @@ def encode_request(request: Request) -> Message:
 
 
 def parse_request(fields: bytes, run: bytes = b"") -> Request:
-    """The request in a message. Raises BadFrame.
+    """Parse the request in a message. Raises: BadFrame.
 
-    An ADD's run is parsed too: its ledger and range are those of the request.
+    An ADD's run is parsed too. Its ledger and range must be those of the request.
     """
     if len(fields) < _REQUEST.size:
         raise BadFrame("a request is cut short")
@@ -227,7 +228,7 @@ def parse_request(fields: bytes, run: bytes = b"") -> Request:
         row: RowCopy | None = None
         if flags & _NAMED:
             named_by, row, body = _named(body)
-        # Two bytes of which one is empty are joined without a copy.
+        # Joining two `bytes`, of which one is empty, copies nothing.
         added = _run(body + run)
         if added.ledger_id != ledger_id or added.first != first or added.last != last:
             raise BadFrame("an add whose run is of another range")
@@ -253,7 +254,7 @@ def parse_request(fields: bytes, run: bytes = b"") -> Request:
 
 
 def encode_answers(member: str, answers: Sequence[ChannelAnswer]) -> Message:
-    """One message with these answers from `member`."""
+    """Encode answers from `member` as one message."""
     name = member.encode()
     parts = [b"", bytes((len(name),)), name]
     last_run = answers[-1].run if answers else b""
@@ -274,7 +275,7 @@ def encode_answers(member: str, answers: Sequence[ChannelAnswer]) -> Message:
 
 
 def parse_answers(fields: bytes, run: bytes = b"") -> tuple[str, list[ChannelAnswer]]:
-    """The answering member, and the answers. Raises BadFrame."""
+    """Parse the answering member, and its answers. Raises: BadFrame."""
     end = len(fields)
     if end < 5:
         raise BadFrame("an answer is cut short")
@@ -317,13 +318,13 @@ def parse_answers(fields: bytes, run: bytes = b"") -> tuple[str, list[ChannelAns
 
 
 def encode_absent(absent: Iterable[tuple[int, int]]) -> bytes:
-    """The absent ranges, which precede the run in the body of a READ's answer."""
+    """Encode absent ranges, which precede the run in the body of a READ's answer."""
     ranges = [_RANGE.pack(first, last) for first, last in absent]
     return b"".join((_U32.pack(len(ranges)), *ranges))
 
 
 def parse_read_body(body: bytes | memoryview, run: bytes = b"") -> ReadBody:
-    """The run and the absent ranges in the body of a READ's answer. Raises BadFrame."""
+    """Parse the run and the absent ranges in the body of a READ's answer. Raises: BadFrame."""
     if len(body) < 4:
         raise BadFrame("a read's answer is cut short")
     (count,) = _U32.unpack_from(body)
@@ -353,7 +354,7 @@ def _member(name: bytes) -> str:
 
 
 def _named(body: bytes) -> tuple[RowName, RowCopy | None, bytes]:
-    """The row that an ADD names, the copy of it that the ADD brings, and the rest."""
+    """The name of the metadata in an ADD or KEEP_ROW, the copy of it if any, and the rest."""
     if len(body) < _ROW.size:
         raise BadFrame("an add is cut short")
     version, attempt, size = _ROW.unpack_from(body)

@@ -1,6 +1,6 @@
-"""Bodies of the metadata service's API about logs and transactions, as strict pydantic models.
+"""Bodies of the metadata service's API for logs and transactions, as strict pydantic models.
 
-A log is one row that changes by compare-and-swap, as a ledger is (`bodies.py`).
+A log's metadata changes by compare-and-swap, as a ledger's does (`bodies.py`).
 """
 
 from typing import Annotated, Final, Self
@@ -16,8 +16,8 @@ from quorumlog.wire.bodies import HEADS_MAX, Body
 
 
 class ForkBody(Body):
-    """The log that a fork begins with, and where the fork begins. `created_at` of the log, so that a namesake is not
-    forked in its place.
+    """The source of a fork, and the offset where the fork begins. `created_at` is the source's, so
+    that another log of its name is not forked instead.
     """
 
     source: LogName
@@ -26,11 +26,13 @@ class ForkBody(Body):
 
 
 class LogCreateBody(Body):
-    """`POST /v1/logs`: 201 with the row; 409 `log-exists` with the existing row as `current`. A repeat of
-    an attempt gets the same row. A repeat of the client's request gets `log-exists`, or 404 where the log was deleted.
+    """`POST /v1/logs`: 201 with the metadata; 409 `log-exists` with the existing metadata as
+    `current`. A repeat of an attempt gets the same metadata. A repeat of the client's request gets
+    `log-exists`, or 404 if the log was deleted.
 
-    With `fork` the log, which is empty in `row`, begins with the records of another one below an offset, which are in CLOSED
-    ledgers. 404 `no-such-log` of the source, 422 `invalid` where the source has an open ledger there.
+    With `fork`, the log (empty in `row`) begins with the source's records below an offset, which
+    are in CLOSED ledgers. 404 `no-such-log` for the source; 422 `invalid` if the source has an open
+    ledger there.
     """
 
     row: LogMetadata
@@ -40,9 +42,9 @@ class LogCreateBody(Body):
 
 
 class LogChange(Body):
-    """`PUT /v1/logs/{name}`: replace the row if its version still is `row.version`. A ledger that is new in
-    the row must exist and be made for this log (rule 22). 409 `already-done`, with the row as `current`, if a change
-    for the client's request was made before.
+    """`PUT /v1/logs/{name}`: replace the metadata if the stored version is `row.version`. A ledger
+    that is new in `row` must exist and have been created for this log (rule 22). 409
+    `already-done`, with the metadata as `current`, if the client's request was already carried out.
     """
 
     row: LogMetadata
@@ -57,8 +59,8 @@ class Done(Body):
 
 
 DELETED_WITH_LOG_MAX: Final = 1000
-"""Ledgers deleted in one transaction with their log, so that it ends within the statement's
-deadline. Gateways delete the older ledgers of a longer log afterwards (taste)."""
+"""The most ledgers deleted in one transaction with their log: the transaction must end within the
+statement's deadline. Gateways delete a longer log's older ledgers later (chosen by judgement)."""
 
 
 class LogListBody(Body):
@@ -69,49 +71,49 @@ class LogListBody(Body):
 
 
 class LogHeadsAsk(Body):
-    """`POST /v1/log-heads`: the logs whose heads are wanted. Changes nothing."""
+    """`POST /v1/log-heads`: the logs whose heads are requested. Changes nothing."""
 
     logs: tuple[LogName, ...] = Field(max_length=HEADS_MAX)
 
 
 class LogHeads(Body):
-    """The answer: a head for each log that exists or existed, by name. A log that is left out was never
-    created, or is lost: its absence is no verdict (rule 18).
+    """The answer: a head for each log that exists or existed, by name. A log that is missing was
+    never created, or is lost: its absence proves nothing (rule 18).
     """
 
     logs: tuple[LogHead, ...]
 
 
 class SharedAsk(Body):
-    """`POST /v1/shared-ledgers`: which of these ledgers forks name. Changes nothing. Of a ledger that its own log names no
-    more "no" is for ever: only a log that names a ledger is forked (rule 27a).
+    """`POST /v1/shared-ledgers`: asks which of these ledgers forks name. Once a ledger's own log no
+    longer names it, a "no" is final: only a log that names a ledger is forked (rule 27a).
     """
 
     ledgers: tuple[LedgerId, ...] = Field(max_length=LOG_LEDGERS_MAX)
 
 
 class LedgerIds(Body):
-    """`GET /v1/orphans?older_than_s=&log=&limit=`: ledgers made for a log that no log names.
+    """`GET /v1/orphans?older_than_s=&log=&limit=`: ledgers created for logs, but named by no log.
 
-    `DELETE /v1/orphans/{ledger_id}` deletes one, if in that very transaction no log names it
-    (rule 22): 204, 409 `owned-by-log` when one does, 404 when there is no such ledger.
+    `DELETE /v1/orphans/{ledger_id}` deletes a ledger if no log names it in that very transaction
+    (rule 22): 204; 409 `owned-by-log` if a log names it; 404 if there is no such ledger.
     """
 
     ledgers: tuple[LedgerId, ...]
 
 
 EXPIRES_IN_S = (1, 7 * 24 * 3600)
-"""Bounds of the time for which a transaction may be idle."""
+"""The bounds of the time, in seconds, for which a transaction may be idle."""
 
 TRANSACTION_TAG = "transaction"
 PARTITION_TAG = "partition"
 ATTEMPT_TAG = "attempt"
 PACKED_TAG = "packed"
-"""Names in a ledger's `extra`: its transaction, partition and task attempt, and whether its batches are packed."""
+"""Keys in a ledger's `extra`: transaction, partition, task attempt, whether batches are packed."""
 
 
 class TransactionBeginBody(Body):
-    """`POST /v1/transactions`: a new one, or the one of this app and version.
+    """`POST /v1/transactions`: begins a transaction, or returns that of this app and version.
 
     The caller draws `id`, so that a retry of the request begins no second transaction.
     """
@@ -132,8 +134,8 @@ class TransactionBeginBody(Body):
 class TransactionCommitBody(Body):
     """`POST /v1/transactions/{id}/commit`: publish these ledgers and no others.
 
-    `row` is the log's row after the commit, by compare-and-swap on `row.version`; null where there is
-    nothing to publish. 412 with the log's row as `current` where the log has another version.
+    `row` is the log's metadata after the commit, a compare-and-swap on `row.version`; null if there
+    is nothing to publish. 412, with the current metadata as `current`, if the version differs.
     """
 
     ledgers: tuple[Sealed, ...] = Field(max_length=LOG_LEDGERS_MAX)
@@ -142,13 +144,13 @@ class TransactionCommitBody(Body):
 
 
 class TransactionDone(Body):
-    """The transaction after a commit, and the log's row where this commit changed it."""
+    """The transaction after a commit, and the log's metadata if this commit changed it."""
 
     transaction: Transaction
     row: LogMetadata | None
 
 
 class TransactionAlive(Body):
-    """`POST /v1/transactions/{id}/renew`: extend the transaction's life."""
+    """The answer to `POST /v1/transactions/{id}/renew`, which extends the transaction's life."""
 
     state: TransactionState

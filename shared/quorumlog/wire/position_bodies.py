@@ -1,8 +1,9 @@
-"""The log of positions as bytes, and requests about positions between gateways.
+"""Formats of the log of positions (consumers' offsets), and of gateways' requests about positions.
 
-A record of that log is JSON: `{"v":1,"rows":[[log, consumer, created, offset, version, token, holder, lease_ms,
-committed_ms, used_ms, caller, started]…],"gone":[[log, consumer]…],"decided":[[token, content, answer]…]}`. An answer is the index
-of a row in `rows`, a whole row where `rows` lacks it, or the code of a refusal.
+A record of that log is JSON: `{"v":1,"rows":[[log, consumer, created, offset, version, token,
+holder, lease_ms, committed_ms, used_ms, caller, started]…],"gone":[[log, consumer]…],
+"decided":[[token, content, answer]…]}`. An answer is the index of a row in `rows`, a whole row if
+`rows` lacks it, or the code of a refusal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +16,18 @@ from quorumlog.protocol.positions import Answer, Batch, Decided, Position, Reque
 from quorumlog.wire.problems import from_document, to_document
 
 POSITIONS_LOG: Final = "quorumlog.positions"
-"""A name of the cluster's own: no request of a client reaches it by name."""
+"""A reserved name: no request of a client can name this log."""
 
 _VERSION: Final = 1
 _REQUESTS: Final[dict[str, type[Request]]] = {kind.__name__: kind for kind in get_args(Request)}
 
 
 class BadPositions(ValueError):
-    """The bytes are no record of the log of positions, or of a later release."""
+    """The bytes are not a record of the log of positions, or are from a later release."""
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """A record's value."""
+    """Encode a batch as the value of a record in the log of positions."""
     document: dict[str, Any] = {"v": _VERSION}
     if batch.rows:
         document["rows"] = [_fields(row) for row in batch.rows]
@@ -41,7 +42,7 @@ def encode_batch(batch: Batch) -> bytes:
 
 
 def decode_batch(data: bytes) -> Batch:
-    """Raises: BadPositions."""
+    """Decode the value of a record in the log of positions. Raises: BadPositions."""
     try:
         document = orjson.loads(data)
         if document["v"] != _VERSION:
@@ -68,12 +69,12 @@ def _decided(answer: Any, rows: Sequence[Position]) -> Position | str:
 
 
 def _fields(value: Any) -> tuple[Any, ...]:
-    """The fields of a flat dataclass: `dataclasses.astuple` copies each, which takes ten times as long."""
+    """The fields of a flat dataclass. `dataclasses.astuple` copies each and is ten times slower."""
     return tuple([getattr(value, name) for name in value.__slots__])
 
 
 def encode_requests(requests: Sequence[tuple[Request, Stamp | None]]) -> bytes:
-    """Requests, as they travel between gateways."""
+    """Encode requests about positions, for another gateway."""
     return orjson.dumps(
         [
             (type(request).__name__, _fields(request), stamp and _fields(stamp))
@@ -83,7 +84,7 @@ def encode_requests(requests: Sequence[tuple[Request, Stamp | None]]) -> bytes:
 
 
 def decode_requests(data: bytes) -> list[tuple[Request, Stamp | None]]:
-    """Raises: BadPositions."""
+    """Decode another gateway's requests about positions. Raises: BadPositions."""
     try:
         return [
             (_REQUESTS[kind](*fields), stamp and Stamp(*stamp))
@@ -94,7 +95,7 @@ def decode_requests(data: bytes) -> list[tuple[Request, Stamp | None]]:
 
 
 def encode_answers(answers: Sequence[Answer], version: int) -> dict[str, Any]:
-    """Answers in the order of their requests, as a document. `version`: one that the keeper knows (`Stamp.seen`)."""
+    """Answers as a document, in the order of their requests, with a version for `Stamp.seen`."""
     return {"answers": [_encoded(answer) for answer in answers], "version": version}
 
 
@@ -107,7 +108,7 @@ def _encoded(answer: Answer) -> Any:
 
 
 def decode_answers(data: bytes) -> tuple[list[Answer], int]:
-    """The answers, and a version that the keeper knew. Raises: BadPositions."""
+    """Decode the answers, and a version for `Stamp.seen`. Raises: BadPositions."""
     try:
         document = orjson.loads(data)
         return [_answer(answer) for answer in document["answers"]], int(document["version"])

@@ -1,8 +1,8 @@
-"""Errors as `application/problem+json` (RFC 9457), both ways.
+"""Converts errors to and from `application/problem+json` (RFC 9457).
 
-A server makes the document from the error, and a client makes an error of the same class from the document. To read
-documents the standard library is enough: Spark's executors get this package as a zip, without the packages that it
-requires elsewhere.
+A server makes the document from the error, and a client makes an error of the same class from the
+document. Parsing needs only the standard library: Spark's executors get this package as a zip,
+without the packages that it requires elsewhere.
 """
 
 import json
@@ -21,22 +21,22 @@ STANDARD: Final = frozenset(
 )
 """Members of a document that are fields of an error; all others are the error's `members`."""
 _NOT_PASSED_ON: Final = (429, 502, 503, 504)
-"""Statuses by which a load balancer says that it reaches no gateway now, or not in time."""
+"""Statuses of a load balancer that can't reach a gateway now, or not in time."""
 _RETRY_AFTER_S_MAX: Final = 86_400
-"""No deadline of a client is as long; chosen by judgement."""
+"""Longer than any client's deadline (chosen by judgement)."""
 _DETAIL_CHARS_MAX: Final = 2000
-"""Longer details are cut: an error never repeats a client's megabytes (taste)."""
+"""Longer details are cut: an error never repeats a client's megabytes (chosen by judgement)."""
 
 
 class Headers(Protocol):
-    """The headers of an answer; names in any case."""
+    """The headers of an answer; names are case-insensitive."""
 
     def get(self, name: str, default: str, /) -> Any:
         """The value of a header."""
 
 
 def to_document(error: errors.QuorumLogError, instance: str | None = None) -> dict[str, Any]:
-    """The document of an error; `instance` is the request's id."""
+    """The problem document of an error; `instance` is the request's id."""
     document: dict[str, Any] = {
         "type": f"/problems/{error.code}",
         "title": error.title,
@@ -61,16 +61,16 @@ def to_document(error: errors.QuorumLogError, instance: str | None = None) -> di
 
 
 def to_bytes(error: errors.QuorumLogError, instance: str | None = None) -> bytes:
-    """The document as bytes. Members that have no JSON form are written as text."""
+    """The problem document as bytes. Members without a JSON form are written as text."""
     import orjson  # noqa: PLC0415  (executors lack it)
 
     return orjson.dumps(to_document(error, instance), default=str)
 
 
 def from_document(document: Mapping[str, Any]) -> errors.QuorumLogError:
-    """The error of a document.
+    """The error that a problem document describes.
 
-    An unknown code (of a newer server) gives the base class, with the document's code.
+    For an unknown code (of a newer server) it is the base class, with the document's code.
     """
     code = str(document.get("code", errors.QuorumLogError.code))
     cls = errors.by_code(code)
@@ -98,15 +98,16 @@ def from_document(document: Mapping[str, Any]) -> errors.QuorumLogError:
 def from_answer(
     status: int, body: bytes, headers: Headers | None = None, url: str = ""
 ) -> errors.QuorumLogError:
-    """The error of an answer of status 300 or higher, of the server at `url`. Never raises.
+    """The error for an answer of status 300 or higher from the server at `url`. Never raises.
 
-    A redirect, or a body that is no problem document (a proxy's, say) has the outcome unknown: a bare status
-    from anything between client and server proves nothing (rule 4). Where the URL is given, as clients do, it is
-    ConnectionLost if a load balancer reaches no gateway, else NotAGateway; without the URL it is the base class.
+    The outcome is unknown for a redirect, or for a body that is not a problem document (a proxy's,
+    say): a bare status from anything between client and server proves nothing (rule 4). With a
+    `url`, such an error is ConnectionLost if a load balancer reaches no gateway, otherwise
+    NotAGateway; without a `url`, it has the base class.
     """
     try:
         document = json.loads(body)
-        json.dumps(document, ensure_ascii=False).encode()  # not a text of lone surrogates
+        json.dumps(document, ensure_ascii=False).encode()  # raises for lone surrogates
     except (ValueError, RecursionError):
         document = None
     found = headers or {}
@@ -133,8 +134,8 @@ def _undocumented(status: int, url: str, location: str) -> errors.QuorumLogError
 
 
 def _seconds(retry_after: str, date: str) -> int | None:
-    """Seconds of a `Retry-After`, which is a number or a date (RFC 9110, 10.2.3); None: neither. `date`: when the server
-    answered, by its own clock.
+    """The seconds of a `Retry-After`, which is a number or a date (RFC 9110, 10.2.3); None if
+    neither. `date` is the time of the answer by the server's clock.
     """
     try:
         if retry_after.isascii() and retry_after.isdecimal():

@@ -1,8 +1,8 @@
-"""What bookies tell of their copies, as bodies of the internal routes: digests, by which replicas are compared, and the
-rows of which a lost database is rebuilt (rule 18d); and what the rebuild tells.
+"""Bodies of internal routes: bookies' digests for comparing replicas, their copies of metadata for
+rebuilding a lost database (rule 18d), and a rebuild's reports.
 
-`GET /v1/rows` of a bookie gives copies of rows, ledger keys and deleted ids. Ledger keys go to the metadata service
-only, which keeps them anyway.
+`GET /v1/rows` of a bookie returns copies of metadata, ledger keys and deleted ids. Only the
+metadata service gets ledger keys; it stores them anyway.
 """
 
 from typing import Annotated, Final, Literal
@@ -32,66 +32,66 @@ NOT_REBUILT: Final = (
     "the audit log",
     "tokens of other changes",
 )
-"""What no bookie holds, so that no rebuild makes it again. docs/guides/rebuild.md says what follows of each."""
+"""Data that no bookie holds and no rebuild restores (the consequences: docs/guides/rebuild.md)."""
 
 
 class HeldRows(Body):
-    """What a bookie holds of one ledger's row."""
+    """What a bookie holds of one ledger's metadata."""
 
     ledger_id: LedgerId
     deleted: bool = False
-    """The id is one of a deleted ledger (rule 16a)."""
+    """Whether this ledger was deleted (rule 16a)."""
     ledger_key: Key = b""
     highest_entry: IdOrNone = -1
     limbo: bool = False
-    """An older incarnation of the bookie was a member, and what it held may be lost (rule 15)."""
+    """Whether an older incarnation was a member, so that entries may be lost here (rule 15)."""
     copies: tuple[str, ...] = ()
-    """The copies as they were made (`wire/row_copies.py`)."""
+    """The encoded copies of the metadata (`wire/row_copies.py`)."""
 
 
 class RowsPage(Body):
-    """A page of `GET /v1/rows` by ledger id; `next` is the `after` of the next one."""
+    """A page of `GET /v1/rows` by ledger id; `next` is the `after` of the next page."""
 
     bookie: Text
     """The bookie's present incarnation, as `name@incarnation`."""
     cookie: Cookie | None = None
-    """Of the directory; null where it was never registered."""
+    """The cookie of the directory; null if the directory was never registered."""
     log_end: int = 0
     may_lack: bool = False
-    """What the bookie acknowledged may be missing: it was not stopped cleanly while it deferred syncs, or its log was
-    salvaged."""
+    """Whether acknowledged entries may be missing: the bookie deferred syncs and was not stopped
+    cleanly, or its log was salvaged."""
     witnesses: tuple[Text, ...] = ()
-    """Of the first page: what the bookie knows of the lost database (rule 18a)."""
+    """On the first page: the bookie's witnesses of the lost database (rule 18a)."""
     ledgers: tuple[HeldRows, ...] = ()
     next: LedgerId | None = None
 
 
 class RebuildState(Body):
-    """`GET /v1/rebuild` of the metadata service."""
+    """`GET /v1/rebuild` of the metadata service: the state of its database."""
 
     is_empty: bool
-    """The database never had a ledger, a log or a bookie."""
+    """Whether the database never had a ledger, a log or a bookie."""
     was_rebuilt: bool
 
 
 class RebuildAsk(Body):
-    """`POST /v1/rebuild`: write what bookies prove."""
+    """`POST /v1/rebuild`: write the metadata that bookies' copies prove."""
 
     dry_run: bool = False
-    """Tell what would be written."""
+    """Only report what would be written."""
     take_over: bool = False
-    """The lost database is gone for ever: the witnesses that bookies keep of it are accepted as lost, and an empty
-    database becomes that of the cluster which the bookies are of."""
+    """The lost database is gone for ever: the witnesses that bookies keep of it are accepted as
+    lost, and an empty database becomes that of the bookies' cluster."""
     bookies: tuple[Text, ...] = Field(default=(), max_length=10_000)
-    """URLs of bookies beside those that are registered or wait."""
+    """URLs of further bookies, which are neither registered nor waiting to be."""
     without: tuple[BookieName, ...] = Field(default=(), max_length=10_000)
-    """Bookies that are gone for ever, by an operator's word: nothing waits for what they may hold."""
+    """Bookies that an operator declares gone for ever: the rebuild does not wait for their data."""
     after: LedgerId | None = None
     """Continue: write only ledgers with ids above this one."""
 
 
 class AskedBookie(Body):
-    """A bookie that answers."""
+    """A bookie that answered the rebuild."""
 
     bookie: Text
     url: Text
@@ -99,7 +99,7 @@ class AskedBookie(Body):
 
 
 class RebuildFinding(Body):
-    """A ledger or a log about which people should know something."""
+    """A ledger or a log that an operator should look at, and why."""
 
     ledger_id: LedgerId | None = None
     log: Text | None = None
@@ -114,47 +114,47 @@ class RebuildReport(Body):
     dry_run: bool
     bookies: tuple[AskedBookie, ...]
     silent: tuple[Text, ...]
-    """Bookies that rows or cookies name and that do not answer."""
+    """Bookies that metadata or cookies name, but that did not answer."""
     ledgers: dict[Action, int]
-    """How many ledgers were found, by what is done about their rows."""
+    """How many ledgers were found, by what the rebuild does with their metadata."""
     logs: dict[Action, int]
     open_ledgers: int
-    """Of those written: not CLOSED, so a recovery finds their ends."""
+    """How many written ledgers are not CLOSED: a recovery finds their ends."""
     may_be_deleted: int = 0
-    """Of those written: CLOSED, and so many bookies are silent (or lost their data) that these alone may know of a
-    deletion."""
+    """How many written CLOSED ledgers may have been deleted: so many bookies are silent, or lost
+    their data, that only these may know."""
     sealed_passwords: int
-    """Of those written: with a password, whose keys only the password gives again."""
+    """How many written ledgers have a password: only the password restores their keys."""
     holes: int
-    """Ledgers in the middle or at the end of logs that have no rows: reads of their records fail."""
+    """How many ledgers in the middle or at the end of logs have no metadata: reads there fail."""
     cookies: tuple[Text, ...]
     """Bookies whose cookies were written."""
     next_ledger_id: int
     """New ledgers get ids from this one on."""
     findings: tuple[RebuildFinding, ...]
     not_rebuilt: tuple[Text, ...]
-    """What of the rows and logs that were lost no bookie holds."""
+    """The parts of the lost metadata that no bookie holds (`NOT_REBUILT`)."""
     findings_left_out: int = 0
 
 
 class RebuildLine(Body):
-    """A line of the answer of a rebuild, or of an acceptance, which judges the same ledgers: progress, and at last a
-    report, a state or an error.
+    """A line in the answer to a rebuild, or to an acceptance, which judges the same ledgers. Lines
+    show progress; the last line has a report, a state or an error.
     """
 
     phase: Literal["survey", "ledgers", "logs"] | None = None
     done: int = 0
-    """Ledgers done in this phase."""
+    """How many ledgers are done in this phase."""
     of: int | None = None
-    """All ledgers, once they are counted."""
+    """The number of all ledgers, once it is known."""
     through: LedgerId | None = None
-    """Ledgers up to this id are written: `after` of a rebuild that goes on."""
+    """Ledgers up to this id are written: the `after` with which to continue the rebuild."""
     report: RebuildReport | None = None
     state: WitnessState | None = None
-    """Of an acceptance."""
+    """The result of an acceptance."""
     error: Text | None = None
     code: Text | None = None
-    """The error's code, where it has one."""
+    """The error's code, if it has one."""
 
 
 Range = Annotated[
@@ -172,8 +172,8 @@ Range = Annotated[
 
 
 class DigestsAsked(Body):
-    """`POST /v1/ledgers/{id}/digests` of a bookie: ranges to digest, so that replicas are compared without sending their
-    entries. Autorecovery's checks ask, and the gateway before it accepts a loss.
+    """`POST /v1/ledgers/{id}/digests` of a bookie: ranges to digest, so that replicas are compared
+    without sending entries. Callers are autorecovery's checks, and gateways that accept a loss.
     """
 
     ranges: Annotated[tuple[Range, ...], Field(max_length=1000)]
@@ -188,7 +188,7 @@ class DigestsAsked(Body):
 class RangeDigest(Body):
     """SHA-256 over ledger, entry id, length and payload of the stored entries of a range.
 
-    LACs and authentication codes are left out: a recovery writes an entry again with its own.
+    LACs and authentication codes are left out: a recovery writes an entry again with its own ones.
     """
 
     first: int

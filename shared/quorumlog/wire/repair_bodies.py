@@ -1,4 +1,4 @@
-"""Bodies of the metadata service's API about the repair queue and leases, which autorecovery uses."""
+"""Bodies of the metadata service's API for the repair queue and leases, which autorecovery uses."""
 
 from typing import Annotated, Any, Self
 
@@ -11,12 +11,12 @@ from quorumlog.wire.bodies import Body
 LEASE_S_MAX = 3600.0
 
 REPAIR_PLACE = rf"(0|[1-9][0-9]{{0,18}}):{MEMBER}"
-"""Where a page of the queue begins: after the item of this `ledger_id:member`."""
+"""A page of the queue begins after the item of this `ledger_id:member`."""
 
 RangeEntry = Annotated[int, Field(ge=0, lt=ID_MAX)]
-"""The database's ranges exclude their upper bound, which must be a valid id too."""
+"""The database's ranges exclude their upper bound, so the id after a range must be valid too."""
 Range = tuple[RangeEntry, RangeEntry]
-"""First and last entry, inclusive."""
+"""The first and the last entry, both inclusive."""
 Ranges = tuple[Range, ...]
 Seconds = Annotated[float, Field(gt=0, le=LEASE_S_MAX, strict=False)]
 Holder = Annotated[Text, Field(min_length=1, max_length=200)]
@@ -35,19 +35,19 @@ class RangesBody(Body):
 
 
 class RepairItem(RangesBody):
-    """What a member lacks. `version` is the claim's fencing token: any change gives a new one."""
+    """What a member lacks. `version` is the claim's fencing token, which each change renews."""
 
     ledger_id: LedgerId
     member: Member
     version: Version
     survivors: int | None = None
-    """Copies that are left, where they were counted."""
+    """How many copies are left; None if they were not counted."""
     failures: int = 0
     detail: Text = ""
     worker: Text | None = None
     created_at: Text = ""
     moves: bool = False
-    """Another member may take the place: this one is lost, or is being drained."""
+    """Whether another member may replace this one, which is lost or is being drained."""
 
 
 class RepairAdd(RangesBody):
@@ -66,15 +66,15 @@ class RepairsAdd(Body):
 
 
 class RepairList(Body):
-    """`GET /v1/repairs`; `next` is the next `after`, null at the end. Also the answer to a claim."""
+    """`GET /v1/repairs`, and the answer to a claim; `next` is the next `after`, null at the end."""
 
     repairs: tuple[RepairItem, ...]
     next: Text | None = None
 
 
 class RepairClaim(Body):
-    """`POST /v1/repairs/claim`: up to `limit` unclaimed items, those with the fewest survivors first. A
-    claim ends after `lease_s` without progress.
+    """`POST /v1/repairs/claim`: up to `limit` unclaimed items, those with the fewest survivors
+    first. A claim ends after `lease_s` without progress.
     """
 
     worker: Holder
@@ -85,9 +85,9 @@ class RepairClaim(Body):
 class RepairProgress(RangesBody):
     """`POST /v1/repairs/{ledger_id}/{member}/progress`: the member durably has `ranges` now.
 
-    The service deletes the item when nothing remains. 412 when the item changed since it was claimed:
-    new gaps may be among the copied ranges, so a worker that still is `current.worker` starts over. The answer has the ranges
-    that remain, none when the item is done.
+    The answer has the ranges that remain; if there are none, the service deletes the item. 412 if
+    the item changed since it was claimed: new gaps may be among the copied ranges, so a worker that
+    is still `current.worker` starts over.
     """
 
     worker: Holder
@@ -96,8 +96,8 @@ class RepairProgress(RangesBody):
 
 
 class RepairFail(Body):
-    """`POST /v1/repairs/{ledger_id}/{member}/fail`: release the item; it can be claimed again after a
-    pause that doubles with each failure.
+    """`POST /v1/repairs/{ledger_id}/{member}/fail`: release the item, which can be claimed again
+    after a pause that doubles with each failure.
     """
 
     worker: Holder
@@ -113,26 +113,26 @@ class RepairSummary(Body):
     waiting: int
     """Items that wait for their next try after a failure."""
     oldest_s: float
-    """The age of the oldest item; 0 where there is none."""
+    """The age of the oldest item; 0 if there is none."""
 
 
 class _Settings(Body):
     paused: bool = False
-    """Copying is paused; findings are queued all the same."""
+    """Whether copying is paused; gaps that are found are queued all the same."""
     lost_bookie_delay_s: Annotated[float, Field(ge=0, le=86_400, strict=False)] | None = None
     bytes_per_s: Annotated[int, Field(ge=1)] | None = None
-    """For all processes together."""
+    """The rate of all processes together."""
     concurrency: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Repairs at a time in each process."""
+    """The number of concurrent repairs in each process."""
 
 
 class RepairSettings(_Settings):
-    """`GET /v1/repair-settings`: operators' settings for all of autorecovery, which survive restarts.
-    Null stands for each process's own configuration.
+    """`GET /v1/repair-settings`: operators' settings for all of autorecovery, which survive
+    restarts. If a setting is null, each process uses its own configuration.
     """
 
     triggers: Annotated[int, Field(ge=0)] = 0
-    """Grows with each request to look at everything now."""
+    """Grows with each request to check everything now."""
 
 
 class RepairSettingsPut(_Settings):
@@ -151,8 +151,8 @@ class LeaseTake(Body):
 
 
 class Lease(Body):
-    """The current holder of a lease, which the caller compares with itself. `token` grows with each new
-    holder, so that a former holder can be told from its successor. Leases only avoid duels.
+    """The current holder of a lease, which the caller compares with itself. `token` grows with each
+    new holder, to distinguish it from former ones. Leases only avoid conflicts.
     """
 
     name: Text

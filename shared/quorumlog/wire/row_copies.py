@@ -1,7 +1,8 @@
-"""Copies of ledgers' rows as bookies keep them (rule 18b): what a row is made again from. No sockets.
+"""The copies of ledger metadata that bookies store (rule 18b), for a rebuild.
 
-A copy is the row as JSON without its secrets. The MAC key is derived from the password again; of the access key
-the salt and a digest stay, by which a password can be checked; bookies have the ledger key anyway.
+A copy is the metadata as JSON without its secrets. The MAC key is derived from the password again.
+Of the access key, a copy has the salt and a digest, which suffice to check a password. Bookies have
+the ledger key anyway.
 """
 
 import re
@@ -15,12 +16,12 @@ from quorumlog.wire.bodies import json_of, received
 
 
 def encode(row: LedgerMetadata) -> bytes:
-    """The copy of a row."""
+    """Encode ledger metadata as a copy."""
     return json_of(public(row))
 
 
 def decode(copy: bytes | str) -> LedgerMetadata:
-    """The row, as far as a copy tells it: without the ledger key, and the access key only to be proven by the password.
+    """The metadata in a copy: without the ledger key, and with only a digest of the access key.
 
     Raises: ValueError.
     """
@@ -28,7 +29,7 @@ def decode(copy: bytes | str) -> LedgerMetadata:
 
 
 def placed_by(copy: bytes) -> str:
-    """The token of the log's change that gave the row its place, or ""; also of bytes that are no copy."""
+    """The token of the log's change that gave the ledger its place; "" if the copy has none."""
     try:
         found = orjson.loads(copy)["lineage"]["placed_by"]
     except (ValueError, LookupError, TypeError):

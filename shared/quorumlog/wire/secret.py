@@ -1,8 +1,8 @@
-"""Credentials, with the standard library alone: the secret of a cluster, which a file has and a header carries; the
-certificate that an operator's programs show to the services behind the gateways; and new access tokens.
+"""Credentials, with the standard library alone: the secret of a cluster (in a file and in a
+header), the certificate that operators' programs present to internal listeners, and access tokens.
 
-Services check the secret (`net/identity.py`), and those that listen have `net/tls.py`. An operator's programs, which are no
-services, show the secret or the certificate, and draw tokens too.
+Services check the secret in `net/identity.py`, and use TLS by `net/tls.py`. Operators' programs,
+which are not services, present the secret or the certificate, and create tokens, by this module.
 """
 
 import hashlib
@@ -18,30 +18,31 @@ from typing import Final
 from urllib.parse import urlsplit
 
 LOCAL_SECRET: Final = Path(".quorumlog/cluster-secret")
-"""The secret of the cluster that `make run` starts, seen from the folder in which it runs."""
+"""The secret of the cluster that `make run` starts, relative to the folder in which it runs."""
 LOCAL_GATEWAYS: Final = LOCAL_SECRET.with_name("gateways")
-"""The URLs of its gateways, one a line, while it runs."""
+"""The file with the URLs of the gateways that `make run` starts, one per line, while they run."""
 
 LOCAL_CERTIFICATE: Final = Path(".quorumlog/certificates/operator-local.pem")
-"""The operator's certificate of the cluster that `make run TLS=1` starts, seen from the folder in which it runs."""
+"""The operator's certificate for the cluster that `make run TLS=1` starts, relative to the folder
+in which it runs."""
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{32,1024}")
-"""What a bearer token may consist of (RFC 6750), and at least 128 bits if each character is a hexadecimal digit."""
+"""The form of a bearer token (RFC 6750): at least 128 bits even if it is hexadecimal."""
 _PREFIX: Final = "qlt_"
-"""So that scanners for secrets know a token that somebody published."""
+"""The prefix by which scanners for secrets recognize a published token."""
 
 
 class SecretUnusable(ValueError):
-    """The file of a secret can't be used; says why, and nothing of what is in it."""
+    """A secret's file can't be used; the message says why, and contains nothing of the file."""
 
 
 def read_secret(file: Path) -> str:
-    """The secret in a file that is shown. Raises: SecretUnusable."""
+    """The first secret in a file, which is the one to present. Raises: SecretUnusable."""
     return read_secrets(file)[0]
 
 
 def read_secrets(file: Path) -> tuple[str, ...]:
-    """The secret in a file and, while another one takes its place, that one. Raises: SecretUnusable."""
+    """The secret in a file, and a second one while it is being replaced. Raises: SecretUnusable."""
     try:
         text = file.read_text("ascii")
     except (OSError, UnicodeDecodeError) as error:
@@ -54,7 +55,7 @@ def read_secrets(file: Path) -> tuple[str, ...]:
 
 
 def checked_secrets(text: str) -> tuple[str, ...]:
-    """The secrets in a text, one or two lines, without the space around them. Raises: SecretUnusable."""
+    """The secrets in a text of one or two lines, stripped. Raises: SecretUnusable."""
     tokens = tuple(line.strip() for line in text.strip().splitlines())
     if not 1 <= len(tokens) <= 2 or not all(map(_TOKEN.fullmatch, tokens)):
         raise SecretUnusable(
@@ -70,8 +71,9 @@ def headers_of(token: str) -> dict[str, str]:
 
 
 def operator_headers(file: Path | None, urls: Iterable[str]) -> dict[str, str]:
-    """What an operator's program shows to services at `urls`: the secret in a file. Where none is named, that of the
-    cluster that `make run` starts here, and only to services of this machine. Raises: SecretUnusable.
+    """The headers with which an operator's program calls services at `urls`, with the secret in
+    `file`. Without a file, the secret of the cluster that `make run` starts here is used, and only
+    for services on this machine. Raises: SecretUnusable.
     """
     if file is None:
         file = LOCAL_SECRET
@@ -81,7 +83,7 @@ def operator_headers(file: Path | None, urls: Iterable[str]) -> dict[str, str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
+    """Whether only this machine can reach a listener at this host."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -89,7 +91,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_on_this_machine(url: str) -> bool:
-    """Whether a URL is of this machine's loopback."""
+    """Whether a URL names this machine's loopback."""
     try:
         return is_loopback(urlsplit(url.strip()).hostname or "")
     except ValueError:
@@ -97,15 +99,15 @@ def is_on_this_machine(url: str) -> bool:
 
 
 class CertificateUnusable(ValueError):
-    """The files of a certificate can't be used; says why, and nothing of a key."""
+    """A certificate's files can't be used; the message says why, and contains no key."""
 
 
 def operator_context(
     certificate: Path | None, key: Path | None, authority: Path | None, urls: Iterable[str]
 ) -> ssl.SSLContext | None:
-    """A context that shows a certificate, and verifies the services by an authority. Where no file is named, those of the
-    cluster that `make run TLS=1` starts here, and only for services of this machine; None without any. Raises:
-    CertificateUnusable.
+    """A TLS context that presents a certificate, and verifies services by an authority. Without
+    files, it uses those of the cluster that `make run TLS=1` starts here, and only for services on
+    this machine; None if there are none. Raises: CertificateUnusable.
     """
     if certificate is key is authority is None:
         certificate = LOCAL_CERTIFICATE
@@ -126,7 +128,7 @@ def operator_context(
 def client_context(
     certificate: Path, key: Path, authority: Path | None, password: str | None = None
 ) -> ssl.SSLContext:
-    """A context that verifies the server's certificate and host, and shows a certificate. Raises: OSError."""
+    """A context that verifies the server and presents a certificate. Raises: OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if authority is not None:
@@ -138,8 +140,8 @@ def client_context(
 def load_own(
     context: ssl.SSLContext, certificate: Path, key: Path, password: str | None = None
 ) -> None:
-    """Have a context show a certificate, whose key may have a password. Raises: OSError."""
-    # Without one a password would be asked for at the terminal.
+    """Make a context present a certificate, whose key may have a password. Raises: OSError."""
+    # Without `_no_password`, OpenSSL would ask for the key's password at the terminal.
     context.load_cert_chain(certificate, key, password=password or _no_password)
 
 
@@ -156,7 +158,7 @@ class NewToken:
     secret: str = field(repr=False)
     id: str
     hash: bytes
-    """SHA-256 of the secret, which has 256 random bits: nobody finds the secret by trying."""
+    """SHA-256 of the secret, which has 256 random bits: too many to guess."""
 
 
 def draw_token() -> NewToken:

@@ -1,12 +1,12 @@
-"""Strict JSON: one meaning for each text, whoever parses it.
+"""Strict JSON: a text has the same meaning for every parser.
 
-orjson refuses NaN, broken UTF-8 and lone surrogates, but it keeps the last of two equal keys, and it
-turns an integer beyond 64 bits into a float. Two readers could then see two different requests, so
-this module refuses both. It finds equal keys by counting quotes: a dropped key is a string that the
-text has and the value lacks.
+orjson refuses NaN, broken UTF-8 and lone surrogates, but it keeps the last of two equal keys, and
+it turns an integer beyond 64 bits into a float. Two parsers could then see two different requests,
+so this module refuses both. It finds equal keys by counting quotes: a dropped key is a string that
+the text has and the value lacks.
 
-A float keeps neither all digits of a decimal nor its form: 1.10 would become 1.1. A value that is stored is therefore
-parsed once more where it has a float (`exact`), and its decimals keep their text.
+A float keeps neither all digits of a decimal nor its form: 1.10 would become 1.1. A value with a
+float is therefore parsed again (`exact`) before it is stored, so its decimals keep their text.
 """
 
 import json
@@ -21,38 +21,38 @@ from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
 T = TypeVar("T")
 
 DEPTH_MAX: Final = 64
-"""Nesting of a request's JSON (taste; orjson itself stops at 1024)."""
+"""The deepest nesting of a request's JSON (chosen by judgement; orjson itself stops at 1024)."""
 
 MARKS_MAX: Final = 1 << 19
-"""Commas, colons and opening brackets of one JSON text. A value has one of these at least, and takes 80 bytes of memory
-for each at most; parsing so many takes 50 ms (measured)."""
+"""The most commas, colons and opening brackets in a JSON text. Each value has at least one of them,
+and takes at most 80 bytes of memory for each; parsing this many takes 50 ms (measured)."""
 _MARKS: Final = b",:[{"
 _TOKENS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|([,:\[{])', re.DOTALL)
 _INTEGER_CHARS: Final = 40
-"""Enough of an integer's digits to see that it is beyond 64 bits."""
+"""Enough digits of an integer to see that it is beyond 64 bits."""
 
 
 class HasDecimals(Exception):
-    """A value has a float, which may not be what the text says."""
+    """A value has a float, which may differ from the decimal in the text."""
 
 
 def loads(data: bytes | bytearray, marks_max: int = MARKS_MAX) -> Any:
-    """The value of a JSON text. Raises BadRequest where it is broken or ambiguous, TooLarge."""
+    """Parse a JSON text. Raises: BadRequest if it is broken or ambiguous, TooLarge."""
     value = parse(data, marks_max)
     check(data, value)
     return value
 
 
 def marks(data: bytes | bytearray) -> int:
-    """The commas, colons and opening brackets of a text, those in strings included."""
+    """The number of commas, colons and opening brackets in a text, including those in strings."""
     return len(data) - len(data.translate(None, _MARKS))
 
 
 def check_marks(data: bytes | bytearray, marks_max: int = MARKS_MAX) -> None:
-    """Raise TooLarge where a text has more values than may be made of it, before one is made."""
+    """Raise TooLarge if a text has too many values, before it is parsed."""
     if len(data) <= marks_max or marks(data) <= marks_max:
         return
-    # Those in strings mark no values. Nearly each string has a mark behind it.
+    # Marks inside strings stand for no values. Nearly every string is followed by a mark.
     count = 0
     for number, found in enumerate(_TOKENS.finditer(data)):
         count += found.lastindex is not None
@@ -61,7 +61,7 @@ def check_marks(data: bytes | bytearray, marks_max: int = MARKS_MAX) -> None:
 
 
 def parse(data: bytes | bytearray, marks_max: int = MARKS_MAX) -> Any:
-    """The value of a JSON text whose keys may be repeated: `check` refuses those. Raises: BadRequest, TooLarge."""
+    """Parse a JSON text, but leave repeated keys to `check`. Raises: BadRequest, TooLarge."""
     check_marks(data, marks_max)
     try:
         return orjson.loads(data)
@@ -70,8 +70,8 @@ def parse(data: bytes | bytearray, marks_max: int = MARKS_MAX) -> Any:
 
 
 def kept(data: bytes | bytearray, use: Callable[[Any], T]) -> T:
-    """What `use` makes of a text's value to store it. `use` checks the count of strings, and is called again with the
-    `exact` value where it raises HasDecimals. Raises: BadRequest, InvalidRequest.
+    """Return what `use` makes of a text's value, for storing. `use` checks the count of strings. If
+    it raises HasDecimals, it is called with the `exact` value. Raises: BadRequest, InvalidRequest.
     """
     value = parse(data)
     try:
@@ -87,14 +87,15 @@ def kept(data: bytes | bytearray, use: Callable[[Any], T]) -> T:
 
 
 def exact(data: bytes | bytearray) -> Any:
-    """The value of a text that `parse` takes, with decimals as `orjson.Fragment`s: written again, they have the text
-    that came. Raises BadRequest for an integer beyond 64 bits. Takes about four times as long as `parse`.
+    """Parse a text that `parse` accepts, with decimals as `orjson.Fragment`s, which orjson writes
+    with their original text. This takes about four times as long as `parse`. Raises: BadRequest for
+    an integer beyond 64 bits.
     """
     return json.loads(data.decode(), parse_float=orjson.Fragment, parse_int=_integer)
 
 
 def check(data: bytes | bytearray, value: Any) -> None:
-    """Raise BadRequest where `value` lost something of `data` other than a decimal's form."""
+    """Raise BadRequest if `value` lacks anything of `data` except the form of decimals."""
     try:
         count = count_strings(value)
     except HasDecimals:
@@ -115,8 +116,8 @@ def check_strings(data: bytes | bytearray, count: int) -> None:
 
 
 def count_strings(value: Any) -> int:
-    """How many strings a value has, keys included. Raises BadRequest where the value is nested too deeply, HasDecimals
-    where it has a float.
+    """The number of strings in a value, keys included. Raises: BadRequest if the value is nested
+    too deeply, HasDecimals if it has a float.
     """
     count, depth, level, has_decimals = 0, 0, [value], False
     while level:

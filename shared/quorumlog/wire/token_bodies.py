@@ -1,8 +1,8 @@
-"""Bodies of the metadata service's API about access tokens (docs/adr/0021-access-tokens.md), and about the audit log, which
-tells what was asked for on whose behalf (docs/adr/0022-audit-log.md).
+"""Bodies of the metadata service's API for access tokens (docs/adr/0021-access-tokens.md), and for
+the audit log, which records who requested what (docs/adr/0022-audit-log.md).
 
-Whoever makes a token draws its secret and sends SHA-256 of it: no service stores the secret, and only the
-gateways see it in use.
+The program that creates a token draws its secret, and sends SHA-256 of it. No service stores the
+secret, and only the gateways see it in use.
 """
 
 import json
@@ -14,17 +14,17 @@ from quorumlog.protocol.values import ATTEMPT, Attempt, Key
 from quorumlog.wire.bodies import Body, received
 
 GRANTS_MAX: Final = 32
-"""Grants of one token, all of which a request may be compared with (taste)."""
+"""The most grants of a token; a request may be compared with all (chosen by judgement)."""
 EXPIRES_IN_S_MAX: Final = 10 * 365 * 24 * 3600
 
 TOKEN_ID: Final = "[0-9a-f]{16}"  # noqa: S105
 _NAME: Final = "[A-Za-z0-9._-]{1,200}"
 GRANT: Final = rf"(read|append|manage|admin):(\*|cluster|(logs|ledgers)/(\*|{_NAME}\*?))"
-"""A scope, and what it is for: logs by name, ledgers by namespace, the cluster as a whole, or everything. `*` at the
-end stands for any rest."""
+"""A scope, and what it applies to: logs by name, ledgers by namespace, the cluster as a whole, or
+everything. A `*` at the end stands for any rest."""
 
 NAMESPACE: Final = "namespace"
-"""The key of a ledger's custom metadata by which grants on ledgers are judged."""
+"""The key in a ledger's custom metadata that grants on ledgers refer to."""
 
 Grant = Annotated[str, StringConstraints(pattern=rf"^{GRANT}$")]
 _PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
@@ -35,18 +35,18 @@ _Quota = Annotated[int | None, Field(default=None, ge=1, le=1 << 53)]
 
 
 class TokenQuotas(Body):
-    """What a token may use of each gateway; None: as much as anybody."""
+    """A token's limits at each gateway; None means no limit of its own."""
 
     requests_per_s: _Quota = None
     bytes_per_s: _Quota = None
-    """Of bodies and answers."""
+    """The bytes of bodies and answers."""
     connections: _Quota = None
-    """With requests under way."""
+    """Connections that have requests in flight."""
     open_ledgers: _Quota = None
 
 
 class TokenFields(Body):
-    """What the maker of a token says of it."""
+    """The fields of a token that its creator determines."""
 
     id: Annotated[str, StringConstraints(pattern=rf"^{TOKEN_ID}$")]
     hash: Key = Field(min_length=32, max_length=32)
@@ -77,7 +77,7 @@ class TokenRevoke(Body):
 
 
 class TokenList(Body):
-    """All tokens, or None where the asker knows the list of this version already."""
+    """All tokens; None if the caller already has the list of this version."""
 
     version: Annotated[str, StringConstraints(pattern=rf"^{ATTEMPT}$")]
     tokens: tuple[TokenRow, ...] | None
@@ -85,25 +85,25 @@ class TokenList(Body):
 
 
 class IssuedToken(Body):
-    """What a JWT of an issuer says, once its signature is verified. A ticket of such a token carries it."""
+    """The claims of a verified JWT of an issuer. A ticket for the JWT contains these claims."""
 
     subject: Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=_PRINTABLE)]
     grants: tuple[Grant, ...] = Field(max_length=GRANTS_MAX)
     quotas: TokenQuotas = TokenQuotas()
     ends_at: int
-    """In seconds since 1970."""
+    """When the JWT expires, in seconds since 1970."""
     key: str
-    """The thumbprint of the issuer's key that has signed it (RFC 7638)."""
+    """The thumbprint of the issuer's key that signed the JWT (RFC 7638)."""
 
 
 TARGET_CHARS_MAX: Final = 300
-"""A longer target is cut: it names nothing that exists."""
+"""A longer target is cut: nothing that exists has such a long name."""
 
 _Text = Annotated[str, StringConstraints(max_length=TARGET_CHARS_MAX)]
 
 
 class AuditedRequest(Body):
-    """A request that is audited, as services tell each other of it."""
+    """An audited request, as services describe it to each other."""
 
     id: Attempt
     who: _Text
@@ -117,7 +117,7 @@ class AuditedRequest(Body):
 
     @classmethod
     def from_header(cls, text: str) -> "AuditedRequest | None":
-        """What a header tells, or None. It may be a later release's."""
+        """Parse a header, which may be a later release's; None if it can't be parsed."""
         try:
             return received(cls, text)
         except ValidationError:
@@ -125,12 +125,12 @@ class AuditedRequest(Body):
 
 
 class AuditRow(AuditedRequest):
-    """A change that was made: its row is of the same transaction."""
+    """A record of a change, stored in the same transaction as the change."""
 
     number: int
     at: str
     via: _Text
-    """The service that asked for the change; empty where that is who asked."""
+    """The service that requested the change; empty if `who` did so directly."""
 
 
 class AuditList(Body):

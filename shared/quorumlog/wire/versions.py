@@ -1,8 +1,8 @@
 """The versions of the channel protocol that this release speaks.
 
-How they change from release to release is in docs/guides/upgrades.md. The channel's version is agreed on in its
-handshake, as a protocol of HTTP's `Upgrade`: the caller offers all that it speaks, the bookie takes the highest that it
-speaks too.
+docs/guides/upgrades.md says how versions change between releases. The channel's handshake, with
+HTTP's `Upgrade`, determines the version: the caller offers all its versions, and the bookie chooses
+the highest one that it speaks too.
 """
 
 import re
@@ -17,16 +17,16 @@ _NAME: Final = re.compile(rf"{re.escape(_UPGRADE)}([0-9]{{1,9}})")
 
 
 def upgrades(spoken: range) -> tuple[str, ...]:
-    """The names of versions in a handshake, the highest first: it is preferred."""
+    """The names of versions in a handshake, the highest (preferred) one first."""
     return tuple(f"{_UPGRADE}{version}" for version in reversed(spoken))
 
 
 def versions_in(names: Iterable[str]) -> list[int]:
-    """The versions that a peer says it speaks, as far as their names are known here."""
+    """The versions that a peer offers, ascending; unknown names are ignored."""
     found = filter(None, map(_NAME.fullmatch, names))
     return sorted(int(name[1]) for name in found)
 
 
 def shown(versions: Iterable[int]) -> str:
-    """Versions for people: `1`, `2, 3`."""
+    """Versions as text: `1`, `2, 3`."""
     return ", ".join(map(str, versions))
