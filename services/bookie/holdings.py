@@ -19,15 +19,15 @@ from services.bookie.witnesses import FreshCopies
 from services.bookie.writer import Position
 
 LEDGERS_MAX: Final = 20_000
-"""Ledgers kept in memory; above it, checkpoints evict idle ones."""
+"""Maximum number of ledgers in memory; above it, `evict_idle` evicts all idle ones."""
 
 REPLAY_CHUNK: Final = 100_000
 """How many replayed records stay in memory before they are written to the index."""
 
 ROWS_BYTES_MAX: Final = 1 << 20
-"""Copies of one page for a rebuild; a page has one ledger at least."""
+"""Maximum size of the copies in one page for a rebuild; a page has at least one ledger."""
 _ROWS_AT_ONCE: Final = 50
-"""Ledgers of such a page between two turns of the event loop: about a millisecond."""
+"""Ledgers of a rebuild's page in one turn of the event loop: about a millisecond."""
 
 RANGES_AT_ONCE_BYTES: Final = 1024 * 1024
 
@@ -48,7 +48,7 @@ class LedgerTable:
         self._unheld: set[int] = set()
         """Loaded ledgers of which this bookie stored nothing when they were loaded."""
         self.deleted: set[int] = set()
-        """Deleted ledgers of which a replay found nothing else, until the index knows them."""
+        """Ledgers of which a replay found only the deletion, until the index has it."""
         self.fresh = FreshCopies(index.fresh())
         self._applied_count = 0
 
@@ -99,7 +99,7 @@ class LedgerTable:
             last_id = ledger_id
 
     def row_copies(self, ledger_id: int) -> list[RowCopy]:
-        """The copies of the metadata's row that are held (rule 18b)."""
+        """The copies of a ledger's metadata that this bookie holds (rule 18b)."""
         held = self._ledgers.get(ledger_id)
         if held is None:
             return list(self._index.copies(ledger_id))
@@ -152,7 +152,7 @@ class LedgerTable:
         return tuple(found)
 
     def evict_idle(self) -> None:
-        """Evict idle ledgers of which this bookie stores nothing; above `LEDGERS_MAX`, all idle ones. The index has them."""
+        """Evict idle ledgers without stored data; above `LEDGERS_MAX`, all idle ones."""
         is_much = len(self._ledgers) > LEDGERS_MAX
         asked, self._unheld = self._unheld, set()
         for ledger_id in list(self._ledgers) if is_much else asked:
@@ -166,7 +166,7 @@ class LedgerTable:
 
     @property
     def replayed_much(self) -> bool:
-        """Whether a replay applied so much that a checkpoint should follow."""
+        """Whether a replay applied so many records that a checkpoint should follow."""
         return self._applied_count >= REPLAY_CHUNK
 
     def apply_stored(self, segment: int, record: StoredRecord) -> None:
@@ -174,7 +174,7 @@ class LedgerTable:
         if record.kind in {Kind.DELETE, Kind.DELETED}:
             for ledger_id in deleted_in(record):
                 # A compaction's record names many deleted ledgers, most of them otherwise unknown:
-                # create no object for each.
+                # do not create an object for each.
                 if ledger_id in self._ledgers or self._index.row(ledger_id) is not None:
                     apply_stored(self.ledger(ledger_id), segment, record)
                 else:
@@ -208,7 +208,7 @@ class LedgerTable:
         return [(ledger, ledger.change()) for ledger in dirty]
 
     def checkpointed(self, changes: list[tuple[StoredLedger, IndexChange]]) -> None:
-        """`changes` and `deleted` are on disk; the index remembers deleted ledgers from now on."""
+        """Note that `changes` and `deleted` are on disk: the index has the deleted ledgers now."""
         self.deleted.clear()
         for ledger, change in changes:
             ledger.checkpointed(change)
@@ -216,9 +216,9 @@ class LedgerTable:
                 self._ledgers.pop(ledger.ledger_id, None)
 
     async def rows_page(self, after: int, limit: int) -> tuple[list[HeldRows], int | None]:
-        """What a rebuild of the metadata's database needs of ledgers with ids above `after`, deleted ones included, and the
-        `after` of the next page (rule 18d). A copy that is not on disk yet is told too: it is of a committed row all the
-        same.
+        """A page for a rebuild of the metadata database (rule 18d): ledgers with ids above `after`,
+        including deleted ones, and the `after` of the next page. It includes copies that are not on
+        disk yet, since these are of committed metadata too.
         """
         found: list[HeldRows] = []
         size = 0
