@@ -61,7 +61,7 @@ class Peer:
             self._resume_if_roomy()
 
     def to_send(self) -> tuple[bytes, ...]:
-        """A frame with as many of the next answers as are of one member and fit into a message."""
+        """A frame with the next answers: as many of one member as fit into a message."""
         out = self._out
         if not out:
             return ()

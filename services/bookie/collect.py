@@ -66,7 +66,7 @@ class MetadataRows:
         self._keep = keep
         self._kept: tuple[str, ...] = client.witnesses
         self._lock = asyncio.Lock()
-        """The collector and the heartbeat confirm concurrently: one at a time may replace the file."""
+        """The collector and the heartbeat call `confirm`; one at a time may replace the file."""
         self.missing_count = 0
         """How often a ledger's metadata was missing without a tombstone."""
         self.kept: set[int] = set()
@@ -80,8 +80,8 @@ class MetadataRows:
 
     async def read(self, held: Mapping[int, Sequence[RowName]]) -> Mapping[int, Found]:
         """Read ledgers' metadata from the primary; `held` names the copies that the bookie has.
-        UNKNOWN, or left out, unless the database is proven to be the one that this bookie knows,
-        and to contain the changes of these copies.
+        A ledger is UNKNOWN, or left out, unless the database is proven to be the one that this
+        bookie knows, and to contain the changes of these copies.
         """
         try:
             proofs = await self._client.proofs(held, self._holder)
@@ -97,7 +97,7 @@ class MetadataRows:
                 self.kept.add(ledger_id)
             return CasStatus.UNKNOWN, None
         if proof.row is None and not proof.deleted:
-            # An alarm, not a proof: a database that went back in time looks like this.
+            # This is an alarm and no proof: a database that went back in time looks the same.
             log.error("row-missing", extra={"ledger": ledger_id})
             self.missing_count += 1
             return CasStatus.UNKNOWN, None
@@ -268,7 +268,7 @@ class Collector:
         """
         self._store.withheld.update(due)
         try:
-            # Nothing is awaited between the look and the drops: no copy comes in between.
+            # Nothing is awaited between the look and the drops, so no copy arrives in between.
             for ledger_id, disposal in (await self._disposals(due)).items():
                 if disposal is due[ledger_id]:
                     keep_stub = disposal is Disposal.DROP_KEEP_STUB

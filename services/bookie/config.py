@@ -43,7 +43,7 @@ class Config(ServiceSettings):
     durability: Literal["fsync", "deferred"] = "fsync"
     """deferred: entries are acknowledged before they are synced (BP-46)"""
     auto_fix_cookies: bool = False
-    """after a loss of data, start as a new incarnation instead of refusing"""
+    """after a loss of data, start as a new incarnation instead of refusing to start"""
     segment_bytes: int = Field(default=64 * _MIB, ge=64 * 1024, le=4096 * _MIB)
     """size of a log file; disk space is freed by whole files"""
     checkpoint_bytes: int = Field(default=64 * _MIB, ge=64 * 1024)
@@ -74,7 +74,7 @@ class Config(ServiceSettings):
     scrub_s: float = Field(default=7 * 86400.0, gt=0)
     """minimum time from the start of one scrub pass to the start of the next"""
     limbo_s: float = Field(default=2.0, gt=0)
-    """minimum pause between limbo rounds, which is also at least ten times a round's duration"""
+    """minimum pause between limbo rounds; a pause is at least ten times as long as its round"""
     collect_s: float = Field(default=60.0, gt=0)
     """interval of garbage collection scans; each takes one listing and few reads of metadata"""
     collect_grace_s: float = Field(default=300.0, ge=0)

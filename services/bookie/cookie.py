@@ -1,14 +1,14 @@
 """The cookie: which data belongs to a bookie's name (rules 15 and 15b).
 
 One cookie is in the directory, one in the metadata service. If they disagree, the bookie might deny
-entries that it once acknowledged, so it refuses to start. If an operator allows it, the bookie
-starts as a new incarnation, which denies nothing that older incarnations were asked to keep.
+entries that it once acknowledged, so it refuses to start. With an operator's permission it starts
+as a new incarnation instead, which denies nothing that older incarnations were asked to keep.
 
 Each member is one process (rule 15a): the registered process stays while it answers at its URL, and
 a newcomer is refused. A copied directory is recognized by its marker, which is another file
-(`Identity`). The metadata service knows the process that registered last, which the directory must
-know, and the last reported end of the log, which the log must reach. Otherwise the directory went
-back to a snapshot.
+(`Identity`). The metadata service has the process that registered last, which the directory must
+know, and the last reported end of the log, which the log must reach. A directory that fails one of
+these checks went back to a snapshot.
 
 `decide` is pure: it compares both cookies and decides what to do. The local cookie is written first
 and gets `registered` only once the metadata service has it, so a crash in between is no mismatch.
@@ -69,8 +69,8 @@ class CookieRefused(Exception):
 
 
 def identity_of(directory: Path) -> Identity:
-    """The directory's identity; creates the marker durably if there is none. Raises CookieRefused if
-    another directory shares the marker, and so the files of the log, by hard links.
+    """The directory's identity; creates the marker durably if there is none. Raises CookieRefused
+    if another directory shares the marker, and so the files of the log, by hard links.
     """
     path = directory / MARKER
     try:
@@ -152,8 +152,8 @@ class LocalCookie(BaseModel):
 
     @property
     def was_registered(self) -> bool:
-        """Whether the directory ever registered as this incarnation. Otherwise it acknowledged
-        nothing as this member, and ledgers may mean another directory by it (rule 15b).
+        """Whether the directory ever registered as this incarnation. An unregistered directory has
+        acknowledged nothing as this member, and ledgers may mean another directory (rule 15b).
         """
         return self.registered or self.ever_registered
 
@@ -212,7 +212,7 @@ class Situation:
     log_end: int
     """The end of the log, as the sequence number of its next batch."""
     log_end_reported: int = 0
-    """The log end that the registered process reported; 0 if that is of another instance."""
+    """The registered process's reported log end; 0 if that process is of another instance."""
     named: int = -1
     """The highest incarnation that ledgers name, if metadata refused a lower one (rule 15b)."""
     holder: str = ""

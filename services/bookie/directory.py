@@ -22,8 +22,8 @@ SUSPECT: Final = "index.suspect"
 
 
 FORMAT: Final = 1
-"""The format of a directory's log and cookie; 1 without a file `format`. Before a release writes
-what its predecessor can't read, it durably stores a higher number there (docs/guides/upgrades.md).
+"""The format of a directory's log and cookie; 1 without a file `format`. A release that writes what
+the previous release can't read first durably stores a higher number (docs/guides/upgrades.md).
 """
 
 

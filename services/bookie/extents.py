@@ -99,8 +99,8 @@ def is_large(extent: Extent) -> bool:
 
 
 def read_large_cached(extent: Extent, ledger_id: int) -> list[tuple[Part, Bytes]] | None:
-    """The run of a large extent in a separate buffer; empty if it is damaged. None if it is not in
-    the page cache: the loop must not wait for a disk.
+    """The run of a large extent in a separate buffer; empty if it is damaged. None if the run is
+    not in the page cache: the loop must not wait for a disk.
     """
     (part,) = extent.parts
     if extent.file is None:

@@ -126,7 +126,7 @@ ROUTES: Final = Routes()
 def _asking(
     path: str, gives: type[Body], *given: Parameter[Any], roles: frozenset[Role] = WRITERS
 ) -> Callable[[Handler], Handler]:
-    """Declare a route of the protocol. Refusals have the body of `ok`, and their own status."""
+    """Declare a route of the protocol. Refusals have the body of a success, but another status."""
     return ROUTES.add(path, LEDGER_ID, *given, MEMBER, roles=roles, gives=gives, refuses_with=gives)
 
 
@@ -317,7 +317,7 @@ async def put_state(request: web.Request, given: Given) -> web.StreamResponse:
 
 @ROUTES.add("GET /v1/process", roles=BOOKIES | OPERATORS, gives=ProcessBody)
 async def process(request: web.Request, _given: Given) -> web.StreamResponse:
-    """The process that answers here, also during startup. A newcomer asks for it (rule 15a)."""
+    """The process that answers here. Other processes of the bookie's name ask for it (rule 15a)."""
     bookie = request.app[BOOKIE]
     return answer(ProcessBody(bookie=bookie.config.bookie_name, process=bookie.process))
 

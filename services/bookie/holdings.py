@@ -33,7 +33,7 @@ RANGES_AT_ONCE_BYTES: Final = 1024 * 1024
 
 
 class LedgerTable:
-    """The ledgers. Owned by the event loop.
+    """A bookie's ledgers. Use it on the event loop's thread only.
 
     Invariant: all callers share one object per ledger in memory; two objects would miss each
     other's fence.
@@ -79,7 +79,7 @@ class LedgerTable:
         mine = ((item, None) for item in sorted(self._ledgers) if item > after)
         last_id = -1
         for ledger_id, indexed in merge(mine, self._index.ledgers(after), key=itemgetter(0)):
-            # `merge` yields the ledger in memory before its row in the index.
+            # `merge` yields a ledger in memory before the same ledger in the index.
             if ledger_id == last_id:
                 continue
             last_id = ledger_id
@@ -106,7 +106,7 @@ class LedgerTable:
         return [held.row_copy(name) for name in held.row_names]
 
     def row(self, ledger_id: int) -> IndexRow | None:
-        """A ledger's row; None if the ledger was never seen or is deleted."""
+        """A ledger's index row; None if the ledger was never seen or is deleted."""
         held = self._ledgers.get(ledger_id)
         if held is not None and held.replica.is_deleted:
             return None
@@ -189,8 +189,7 @@ class LedgerTable:
     def _applied(self) -> None:
         self._applied_count += 1
         if self._applied_count % REPLAY_CHUNK == 0:
-            # Keep memory flat. The checkpoint's position stays: replaying a record twice is
-            # harmless.
+            # Bound memory. The checkpoint's position stays: replaying a record twice is harmless.
             self.write_index(None)
             self.evict_idle()
 
@@ -217,8 +216,8 @@ class LedgerTable:
 
     async def rows_page(self, after: int, limit: int) -> tuple[list[HeldRows], int | None]:
         """A page for a rebuild of the metadata database (rule 18d): ledgers with ids above `after`,
-        including deleted ones, and the `after` of the next page. It includes copies that are not on
-        disk yet, since these are of committed metadata too.
+        including deleted ones, and the `after` of the next page. The page includes copies that are
+        not on disk yet, because they too are of committed metadata.
         """
         found: list[HeldRows] = []
         size = 0

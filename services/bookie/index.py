@@ -51,7 +51,7 @@ WRITE_BUFFER_BYTES: Final = 16 * 1024 * 1024
 
 
 class IndexRow(NamedTuple):
-    """What the index has of a ledger besides its parts."""
+    """The index's data about a ledger, except its parts."""
 
     ledger_key: bytes | None = None
     is_fenced: bool = False
@@ -67,7 +67,7 @@ class IndexRow(NamedTuple):
     """Number of copies of the ledger's metadata (rule 18b)."""
 
     def encode(self) -> bytes:
-        """The row as bytes."""
+        """The index row as bytes."""
         ledger_key, *rest = self
         return _ROW.pack(ledger_key is not None, ledger_key or b"", *rest)
 
@@ -93,7 +93,7 @@ class IndexChange:
 
 
 class Index:
-    """Parts by (ledger, first), rows by ledger, ids of deleted ledgers, and the checkpoint.
+    """Parts by (ledger, first), index rows by ledger, ids of deleted ledgers, and the checkpoint.
 
     Deleted ledgers have their own key prefix, so that a scan of the ledgers skips millions of
     deleted ids.
@@ -144,7 +144,7 @@ class Index:
         """Write one checkpoint atomically; it is on disk on return. May run in any thread.
 
         Without a position, the changes are written and the covered log position stays. `deleted`
-        names deleted ledgers that are otherwise unknown here. `Index.fresh` returns `fresh` later.
+        names deleted ledgers that are otherwise unknown here. `fresh`: for `Index.fresh` to return.
         """
         batch = WriteBatch(raw_mode=True)
         count = 0
@@ -189,7 +189,7 @@ class Index:
             raise
 
     def row(self, ledger_id: int) -> IndexRow | None:
-        """A ledger's row, or None if the index has none."""
+        """A ledger's index row, or None if the index does not have the ledger."""
         with self._reading():
             value = self._db.get(_LEDGER_KEY.pack(b"L", ledger_id))
             return None if value is None else decode_row(value)
@@ -203,7 +203,7 @@ class Index:
                 yield RowCopy(RowName(version, attempt), value)
 
     def is_deleted(self, ledger_id: int) -> bool:
-        """Whether a ledger without a row was deleted (rule 16a)."""
+        """Whether a ledger without an index row was deleted (rule 16a)."""
         with self._reading():
             return self._db.get(_LEDGER_KEY.pack(b"D", ledger_id)) is not None
 
@@ -218,7 +218,7 @@ class Index:
             yield _LEDGER_KEY.unpack(key)[1], decode_row(value)
 
     def highest_ledger(self, below: int) -> int:
-        """The highest id under `below` of a ledger that is held or deleted here; NO_LEDGER if none is."""
+        """The highest id under `below` of a ledger held or deleted here; NO_LEDGER if none is."""
         found = NO_LEDGER
         cursor = self._db.iter()
         for prefix in (b"L", b"D"):
@@ -233,7 +233,7 @@ class Index:
         with self._reading():
             cursor = self._db.iter()
             prefix = _LEDGER_KEY.pack(b"P", ledger_id)
-            # The part before `first` may reach into the range; parts with holes may begin further back.
+            # The part before `first` may reach into the range; parts with holes may begin earlier.
             cursor.seek_for_prev(_PART_KEY.pack(b"P", ledger_id, max(0, first - sparse_span)))
             if not cursor.valid() or cursor.key()[:9] != prefix:
                 cursor.seek(_PART_KEY.pack(b"P", ledger_id, 0))

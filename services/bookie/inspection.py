@@ -276,8 +276,8 @@ def undo_salvage(directory: Path) -> None:
 def salvage_log(directory: Path, segment_bytes: int, numbers: Iterable[int]) -> Salvaged:
     """Copy the readable records of these segments in order, and replace the log by the copy.
 
-    The caller owns the directory. Raises: OSError; FileExistsError if `log.damaged` of an earlier
-    salvage exists.
+    The caller must hold the directory's lock. Raises: OSError; FileExistsError if `log.damaged` of
+    an earlier salvage exists.
     """
     report = Salvaged()
     damaged, made = directory / "log.damaged", directory / "log.salvaged"
@@ -328,7 +328,7 @@ def _copy(old: Segments, new: Segments, numbers: Iterable[int], report: Salvaged
     try:
         for number in numbers:
             for record in _records(old, number, report):
-                # Batch many records per sync, and keep memory flat.
+                # Batch many records per sync, and bound memory.
                 while in_flight > IN_FLIGHT_BYTES and not failed:
                     in_flight -= _wait_written(written, writer)
                 if failed:

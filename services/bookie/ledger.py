@@ -27,7 +27,7 @@ def _first(part: Part) -> int:
 
 
 def _without_repeats(parts: Iterable[Part]) -> Iterator[Part]:
-    """Drop duplicates: during a checkpoint a part may be in `recent` (here first) and indexed."""
+    """Skip repeated parts: during a checkpoint a part may be both in `recent` and in the index."""
     last_first = NO_ENTRY
     for part in parts:
         if part.first != last_first:
@@ -74,7 +74,7 @@ class StoredLedger:
         self.read_to = self.ahead_to = NO_ENTRY
         """Where the last read ended, and how far read-ahead went."""
         self.is_cold = False
-        """A read had to wait for the disk."""
+        """Whether the current sequence of reads had to wait for the disk."""
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self.lookup: tuple[int, int, list[Part]] | None = None
         """First id, last id and result of a lookup that `replica` is about to repeat."""
@@ -293,7 +293,7 @@ class StoredLedger:
             self._replaced = [item for item in self._replaced if item[0].segment < 0]
 
     def row(self) -> IndexRow:
-        """The ledger's current index row. Its counts leave out entries that are not on disk yet."""
+        """The ledger's current index row. The counts leave out entries that are not on disk yet."""
         replica = self.replica
         self._prune()
         pending = [part for part in self.recent if part.segment < 0]
@@ -317,15 +317,15 @@ class StoredLedger:
         )
 
     def change(self) -> IndexChange:
-        """What a checkpoint has to write. The row may be ahead of the checkpoint's log position:
-        its fields are monotone, so replaying the same records again is harmless.
+        """What a checkpoint has to write. The index row may be ahead of the checkpoint's log
+        position: its fields are monotone, so replaying the same records again is harmless.
         """
         self._dirty_count = 0
         self._is_in_checkpoint = True
         parts = [part for part in self.recent if part.segment >= 0]
         self._prune()
-        # A power cut may lose a replacement that is not on disk. The parts that it took entries
-        # from are valid again then, so the checkpoint writes them unchanged.
+        # A power cut may lose a replacement that is not on disk, and the replaced parts are valid
+        # again then. So the checkpoint writes replaced parts unchanged.
         left = {id(rest) for _, _, rest in self._replaced}
         kept = [old for _, old, _ in self._replaced if old.segment >= 0 and id(old) not in left]
         if left:

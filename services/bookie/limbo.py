@@ -1,15 +1,15 @@
-"""Ledgers in limbo (BP-46): a new incarnation may lack their entries until each is checked.
+"""Ledgers in limbo (BP-46): a new incarnation may lack entries until each entry is checked.
 
 Phase one runs before the bookie serves: it durably marks each ledger that metadata places at an
 older incarnation. From then on the bookie serves the stored entries of these ledgers and denies
-none. It also fences the ledgers that are in recovery or CLOSED. An OPEN ledger needs no fence: a
-recovery changes the metadata before it fences, so no fence was lost, and the writer may continue
-with the new incarnation (rule 15).
+none. Phase one also fences the ledgers that are in recovery or CLOSED. An OPEN ledger needs no
+fence: a recovery changes the metadata before it fences, so no fence was lost, and the writer may
+continue with the new incarnation (rule 15).
 
-Phase two runs while the bookie serves: autorecovery, which alone may check authentication codes
-(rule 30), copies missing entries and replaces the old incarnation by the new one in the metadata.
-This bookie requests these repairs. It ends a ledger's limbo when no fragment names an older
-incarnation and the index has all entries that metadata places here.
+Phase two runs while the bookie serves. The bookie requests repairs: autorecovery copies missing
+entries and replaces the old incarnation by the new one in the metadata. (Only autorecovery may
+check authentication codes: rule 30.) The bookie ends a ledger's limbo when no fragment names an
+older incarnation and the index has all entries that metadata places here.
 
 Metadata may name an older incarnation after phase one, or after the ledger's limbo, because a
 change for the older member completed late. Such a ledger needs no mark: addressed as the older
@@ -45,8 +45,8 @@ _MARK_NAME: Final = "limbo"
 _CHECK_ENTRIES: Final = 10_000
 """Entries checked in one step; between steps the event loop runs other tasks."""
 _REST_FACTOR: Final = 10
-"""A round, which reads all metadata that names this bookie, is followed by a rest: this many times
-the round's duration."""
+"""After a round, which reads all metadata that names this bookie, the pause is this many times as
+long as the round."""
 _RANGES_MAX: Final = 1000
 _REQUEUE_S: Final = 600.0
 """How long until a ledger still in limbo is queued again: a repair may take long, and a ledger that
@@ -55,7 +55,7 @@ is queued again is taken from its worker."""
 
 @contextlib.contextmanager
 def logged(what: str, **members: object) -> Iterator[None]:
-    """Log an error of the block instead of raising it, so that one failed round does not end the loop."""
+    """Log the block's error instead of raising it, so that a failed round does not end the loop."""
     try:
         yield
     except QuorumLogError as error:

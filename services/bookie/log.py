@@ -10,7 +10,7 @@ A segment is a file: a head, then batches, one per group commit. All numbers are
     bodies         one after another
 
 A batch's CRC covers the batch head, with the batch's place, and the record heads, with the CRCs of
-the bodies. So it covers the whole batch, and a reader can still check a single body alone.
+the bodies. So the CRC covers the whole batch, and a reader can still check a single body alone.
 
 `synced below` (rule 19) is an offset in this segment: bytes below it were on disk before this batch
 was written. Earlier segments are on disk up to the `previous end` in their successor's head.
@@ -111,7 +111,7 @@ class QueuedRecord:
     size: int
     flags: int = 0
     tag: object = None
-    """The appending caller's own object, which comes back with the synced record."""
+    """An object of the caller, returned with the record once the record is on disk."""
     segment: int = -1
     offset: int = -1
     """The offset of the body in the segment."""
@@ -152,7 +152,7 @@ class Stop(NamedTuple):
     is_blank: bool
     """Only zeros follow: nothing was ever written there."""
     looks_torn: bool
-    """It looks like an interrupted write: a sector is blank, or the file ends inside the batch."""
+    """The end looks like an interrupted write: a blank sector, or a file that ends in a batch."""
     reason: str
 
 

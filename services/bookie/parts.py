@@ -1,4 +1,4 @@
-"""Parts: the units of a bookie's index. A part lists entries of one stored run and its place.
+"""Parts: the units of a bookie's index. A part names entries of a stored run and its place.
 
 With striping (E > Qw) a bookie's share of a run has holes. Repair may fill them with other runs, so
 parts may interleave. As sets of ids the parts of a ledger are disjoint (rule 1).
@@ -12,8 +12,8 @@ from quorumlog.protocol.ranges import Ranges, ranges_of
 from quorumlog.protocol.record import Run
 
 SPARSE_SPAN_MAX: Final = 4096
-"""Maximum span of a part with holes, in ids; wider runs are split. It bounds how far back a lookup
-searches. (A part without holes is found at once.)"""
+"""Maximum span of a part with holes, in ids; wider runs are split. The maximum bounds how far
+back a lookup searches. (A part without holes is found at once.)"""
 
 _VALUE: Final = struct.Struct(">qQQII")
 
@@ -55,7 +55,7 @@ class Part:
         return self.mask.bit_count() if self.mask else self.last - self.first + 1
 
     def ids(self) -> list[int]:
-        """The entries' ids."""
+        """The ids of the part's entries."""
         if self.mask == 0:
             return list(range(self.first, self.last + 1))
         span = range(self.last - self.first + 1)

@@ -28,8 +28,8 @@ CROWDED_PART: Final = 4
 time): TCP then slows the peers down. Adds by plain HTTP are refused only above `bytes_max`."""
 
 CHECKPOINT_COST: Final = 2048
-"""A record's weight towards the next checkpoint, in addition to its bytes. Its part takes some 300
-bytes of memory until then, and a checkpoint of many parts stalls the loop."""
+"""A record's weight towards the next checkpoint, in addition to its bytes. A part takes some 300
+bytes of memory until a checkpoint, and a checkpoint of many parts stalls the loop."""
 
 CHECKPOINT_S: Final = 15.0
 """Seconds from a record to the next checkpoint, at most. The checkpoint frees parts and copies of

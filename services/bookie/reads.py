@@ -1,4 +1,4 @@
-"""Reads stored entries from memory, or from the disk in threads with read-ahead. Notes damage.
+"""Reads stored entries from memory or, in threads with read-ahead, from the disk. Notes damage.
 
 store.py decides what a reader may get; this module reads, checks and cuts the bytes.
 
@@ -132,7 +132,7 @@ class Reads:
         self._counters = counters
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="log-reader")
         self._advisor = ThreadPoolExecutor(1, thread_name_prefix="log-advisor")
-        """Separate from the readers, so that read-ahead begins before a reader needs the bytes."""
+        """A separate thread, so that read-ahead begins before a reader needs the bytes."""
         self._scratch = scratch()
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class Reads:
     def note_read(
         self, ledger: StoredLedger, first: int, last: int, parts: list[Part], bytes_max: int
     ) -> bool:
-        """Note a read; read ahead of a sequential reader. True if this range was read ahead."""
+        """Note a read, and read ahead for a sequential reader. True: this range was read ahead."""
         is_in_order = ledger.read_to == first - 1
         ledger.read_to = last
         if not is_in_order:

@@ -202,7 +202,7 @@ class Registration:
             await asyncio.sleep(_WAITING_S / 5)
 
     async def _announce(self) -> None:
-        """Send a service's heartbeat: a bookie's one counts only if its cookie is registered."""
+        """Send a heartbeat as a service: a bookie's heartbeat requires a registered cookie."""
         alive = ServiceHeartbeat(
             url=self._config.url, state="waits for a rebuild", ttl_s=_WAITING_S
         )

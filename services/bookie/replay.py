@@ -283,7 +283,7 @@ def _scan(fd: int, head: SegmentHead, end: int) -> Iterator[Scanned]:
             data, base = _read(fd, at, max(STEP_BYTES, size or 0), end), at
             size = whole_bytes(head, data, 0, base)
             if size is not None and size > len(data):
-                # Its head shows a batch larger than what was read.
+                # The batch's head shows that the batch is larger than what was read.
                 data = _read(fd, at, size, end)
         batch = None if size is None else parse_batch(head, data, at - base, base)
         if batch is not None:

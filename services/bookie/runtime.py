@@ -243,7 +243,8 @@ class BookieRuntime:
         # Check the name before anything in the directory is touched.
         check_name(local, config.bookie_name, directory)
         if local is not None:
-            # A starting metadata process waits for them before it registers any bookie (rule 18a).
+            # A starting metadata process waits for the witnesses before it registers any bookie
+            # (rule 18a).
             self.cluster_id = local.cluster_id
             self._metadata.witnesses = self._witness_file.load(local.cluster_id)
         store = await asyncio.to_thread(Store, directory, me, config.store_options)
@@ -306,7 +307,7 @@ class BookieRuntime:
                     self.is_registered = True
                     log.info("registered", extra={"member": store.me})
             except QuorumLogError as error:
-                # The bookie goes on serving: liveness is advice, never safety.
+                # The bookie keeps serving: liveness is advice, never safety.
                 log.warning("heartbeat-failed", extra={"why": error.detail})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(config.heartbeat_s):

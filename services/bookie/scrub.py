@@ -1,9 +1,9 @@
 """The scrubber: slowly reads the whole log again and again, to find bit rot before a reader does.
 
 BookKeeper's auditor checks the first and the last entry of a fragment once a week; this scrubber
-checks every byte's CRC. It reports damage with its place, for repair from peers, and changes
-nothing. Its position is kept on disk, so that frequent restarts do not stop it from completing a
-pass.
+checks every byte's CRC. The scrubber reports damage with its place, for repair from peers, and
+changes nothing. The scrubber's position is kept on disk, so that it completes a pass in spite of
+frequent restarts.
 """
 
 import asyncio
@@ -150,7 +150,7 @@ class Scrubber:
             if part.segment != segment or not start <= part.offset < end:
                 continue
             try:
-                # `Segments.reader` shares files, which belong to the loop's thread.
+                # Files of `Segments.reader` may be used on the loop's thread only.
                 file = SegmentFile(store.segments.path(segment))
             except OSError:
                 file = None
@@ -161,7 +161,7 @@ class Scrubber:
 
 
 def _steps(scanned: Iterator[Scanned]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Group what was scanned by about a megabyte: yields the size and the damaged stretches."""
+    """Group scanned data into steps of about 1 MiB: yields sizes and damaged stretches."""
     size = 0
     wrong: list[tuple[int, int]] = []
     for start, end, batch in scanned:

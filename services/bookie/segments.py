@@ -25,8 +25,8 @@ OPEN_FILES_MAX: Final = 128
 
 
 class SegmentFile:
-    """A file open for reading. It is closed with its last reference, so that a reader in another
-    thread never reads from a descriptor that was reused for another file.
+    """A file open for reading, which is closed with its last reference: a reader in another thread
+    must not read from a descriptor that was reused for another file.
     """
 
     __slots__ = ("fd",)
@@ -139,7 +139,7 @@ class Segments:
         return head, fd, end
 
     def head(self, segment: int) -> SegmentHead:
-        """A present or removed segment's head. Raises LogDamaged if it is missing or invalid."""
+        """A present or removed segment's head. Raises LogDamaged for a missing or invalid head."""
         path = self.path(segment)
         if not path.exists():
             path = self.gone_path(segment)

@@ -1,11 +1,11 @@
-"""Freeing segments: remove those that no part references, and compact those with little live data.
+"""Frees space: removes segments that no part references, and compacts those with little live data.
 
 Live parts are moved to the end of the log, ordered by ledger and entry, so that scattered parts of
 a ledger end up together. A segment's other records (fences, keys, LACs, limbo, deletions) are
 rewritten before it is removed, so that the index can always be rebuilt from the log.
 
-Deletions are kept for ever (rule 16a), in records of many ids. They count as live data, so that
-they are rewritten as rarely as entries, and not by each compaction.
+Deletions are kept for ever (rule 16a), in records of many ids. Deletions count as live data, so
+that they are rewritten as rarely as entries, and not by each compaction.
 
 A crash at any step loses nothing: a segment is removed only after a checkpoint that does not
 reference it is on disk. A broken segment stays, and never blocks the others.
@@ -35,14 +35,14 @@ COMPACT_BYTES_PER_S: Final = 32 * 1024 * 1024
 """About a tenth of a small machine's disk bandwidth; chosen by judgement."""
 
 MOVE_BYTES: Final = 1024 * 1024
-"""Bytes moved by one write, which needs a sync; a longer write would delay adds. By judgement."""
+"""Bytes moved per write and sync; longer writes would delay adds. Chosen by judgement."""
 
 MOVE_PARTS: Final = 200
 """Maximum number of parts moved by one write; it matters if runs are small."""
 
 REWRITES_AT_ONCE: Final = 256
-"""Ledgers whose state is rewritten concurrently. A segment may have records of thousands; one by
-one, each ledger would wait for a sync (measured: most of a compaction's time)."""
+"""Ledgers whose state is rewritten concurrently. A segment may have records of thousands of
+ledgers, and one by one each would wait for a sync (measured: most of a compaction's time)."""
 
 SEGMENTS_AT_ONCE: Final = 8
 """Segments compacted together. More would sort parts better, but take more memory meanwhile."""
@@ -209,7 +209,7 @@ class Space:
     def _packed_max(self, number: int) -> int:
         """How many bytes of packed deletions may be rewritten to remove a segment. A short segment,
         which a restart ended, counts as a full one, so that many short ones become one. On a full
-        disk it does not, because more must be freed than is written.
+        disk a segment's true size counts, because more must be freed than is written.
         """
         store = self._store
         size = store.segments.segment_bytes

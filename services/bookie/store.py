@@ -1,8 +1,8 @@
 """A bookie's storage: combines the rules (`Replica`), the log and the index. No sockets.
 
 Everything runs on one event loop's thread, except the writer's thread (which owns the end of the
-log), the threads that read what is not in memory, and the one that writes a checkpoint. Answers go
-to callbacks, so that an add costs no task.
+log), the threads that read what is not in memory, and the thread that writes a checkpoint. Answers
+go to callbacks, so that an add costs no task.
 
 This module applies the rules and manages the lifecycle. Stored ledgers are in holdings.py, queued
 records in pending.py, reads in reads.py, free space in directory.py.
@@ -41,7 +41,7 @@ from services.bookie.writer import LogWriter, Position
 log = logging.getLogger(__name__)
 
 COMPARE_ROUNDS_MAX: Final = 8
-"""How often an add is compared with stored copies that change meanwhile; then it is unknown."""
+"""How often an add is compared with copies that keep changing; then its answer is `unknown`."""
 
 AT_ONCE: Final = 32
 """Parts or ledgers rewritten in one turn of the event loop; each takes some 0.2 ms, including its
@@ -113,14 +113,14 @@ class Store:
         )
         self._reads = Reads(self.segments, self.damages, self.counters)
         self.withheld: set[int] = set()
-        """Ledgers that may be about to be dropped: reads and adds get `unknown`, so that no repair
-        counts their entries."""
+        """Ledgers for which a drop is being decided: their reads and adds get `unknown`, so that no
+        repair counts their entries."""
         self._writer: LogWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ending = False
         """Records queued from now on may never reach the disk."""
         self.is_closed_to_adds = False
-        """An operator stopped normal adds, whatever room the disk has."""
+        """An operator stopped normal adds, regardless of the disk's free space."""
         self.check_space()
 
     def start(self, on_fatal: Callable[[BaseException], None]) -> None:
@@ -354,7 +354,7 @@ class Store:
         self.counters["dropped_ledgers"] += 1
 
     def forget_copies(self, ledger_id: int) -> None:
-        """Forget superseded copies of a ledger's metadata: the database has all held changes."""
+        """Forget a ledger's superseded metadata copies: the database has the changes of all."""
         self.ledger(ledger_id).replica.forget_copies()
 
     async def move(self, parts: list[tuple[int, Part]]) -> list[bool]:

@@ -60,7 +60,7 @@ def witnesses_of(cluster_id: str, attempts: Iterable[bytes]) -> tuple[str, ...]:
 class FreshCopies:
     """Attempt tokens of fresh copies, in order of arrival; beyond FRESH_MAX the oldest are dropped.
 
-    A copy is fresh while no witness that this bookie keeps covers it (rule 18c). Each exchange of
+    A copy is fresh until this bookie keeps a witness that covers it (rule 18c). Each exchange of
     witnesses presents the fresh copies, so a database that lacks the newest changes is noticed even
     if every process that made them is gone. A confirmed copy is not presented again. A checkpoint
     writes the fresh copies; a replay of the log finds later ones.
@@ -72,8 +72,8 @@ class FreshCopies:
         self._attempts = dict.fromkeys(encoded[at : at + ATTEMPT_BYTES] for at in starts)
 
     def note(self, copy: RowCopy) -> None:
-        """Note a new copy. It proves the change that made this version of the metadata, and the
-        log's change that placed the ledger, which makes no version of an open ledger (rule 18f).
+        """Note a new copy: evidence of the change that made this metadata, and of the log's change
+        that placed the ledger (which makes no new version of an open ledger: rule 18f).
         """
         for token in (copy.name.token, placed_by(copy.body)):
             if token:

@@ -33,8 +33,8 @@ FULL_RETRY_S: Final = 0.2
 T = TypeVar("T")
 
 ZEROS: Final = bytes(256 * 1024)
-"""Written after small batches, where the next ones go: a sync of blocks that were written before
-costs 66 us, not 82 us (measured), since the file system has no unwritten extent to convert."""
+"""Zeros that are written after small batches: a sync of blocks that were written before costs 66 us
+instead of 82 us (measured), since the file system has no unwritten extent to convert."""
 
 SMALL_BATCH_BYTES: Final = 32 * 1024
 """Larger batches get no zeros after them: zeros would double what the disk has to write."""
@@ -163,7 +163,7 @@ class LogWriter:
         os.fdatasync(self._fd)
 
     def _roll(self) -> None:
-        """Begin a new segment. Its head says where the old one ends, all of which is on disk."""
+        """Begin a new segment, whose head says where the old one ends. The old one is on disk."""
         number = self._head.segment + 1
         created = self._with_room(
             lambda: self._segments.create(number, self._sequence, self._offset)

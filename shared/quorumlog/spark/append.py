@@ -1,4 +1,4 @@
-"""Appends from a UDF, exactly once like a write: `append_batches(df, log="events")`.
+"""Appends rows from a UDF, exactly once as in a write: `append_batches(df, log="events")`.
 
 Each partition appends its rows to ledgers of its own and returns a receipt. Spark returns the rows of
 exactly one successful attempt of each partition, so the receipts name the ledgers to publish, and the
@@ -28,7 +28,7 @@ def append_batches(
 ) -> list[writing.Published]:
     """Append the rows of a DataFrame to a log: all of them exactly once, or none.
 
-    `log`: the target. Without it the column `topic` names each row's log, and each log gets its
+    `log`: the target. Without `log`, the column `topic` names each row's log, and each log gets its
     rows atomically. `app` and `version`: a repeat of the same version is a no-op. `options`: the
     format's options, with `_` for `.`: gateway_url, maxLedgersPerCommit.
 

@@ -155,7 +155,7 @@ def _shim(program: Path) -> Path:
 
 
 def _folder() -> Path:
-    """A folder beside the interpreter if writable, else one for this user's temporary files.
+    """A folder next to the interpreter if writable, else a folder for the user's temporary files.
 
     Spark runs a program from this folder, so no other user may write to it. Raises: NoJava.
     """

@@ -69,7 +69,7 @@ class Gateways:
         context: ssl.SSLContext | None = None,
     ) -> None:
         """`urls`: the gateways' URLs, separated by commas. Requests have `headers` and the access
-        token; a function `token` is called for each request. `context`: TLS, if not the default.
+        token; a function `token` is called for each request. `context`: of TLS; None: the default.
         """
         self._urls: Sequence[str] = [url.strip().rstrip("/") for url in urls.split(",")]
         for url in self._urls:
@@ -107,7 +107,7 @@ class Gateways:
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> HttpAnswer:
-        """Send a request, with safe retries, until there is a final answer. `value`: a body as JSON.
+        """Send a request, with safe retries, until there is a final answer. `value`: a JSON body.
 
         Raises: an error of `quorumlog.errors`: the gateway's, ConnectionLost or UntrustedServer.
         """
@@ -176,7 +176,7 @@ class Gateways:
     ) -> HttpAnswer:
         url = self._urls[self._at]
         if time.monotonic() - self._answered_at > _REST_S_MAX or self._pid != os.getpid():
-            self.close()  # it was idle for long, or is the connection of a parent process (fork)
+            self.close()  # idle for too long, or a parent process's connection after a fork
             self._pid = os.getpid()
         is_kept = self._connection is not None
         try:

@@ -23,7 +23,7 @@ from quorumlog.wire.secret import load_own
 _log = logging.getLogger(__name__)
 
 EARLIEST, LATEST = -2, -1
-"""The ends of a log in JSON (Kafka's numbers)."""
+"""Offsets that mean a log's beginning and end in JSON; Kafka has the same numbers."""
 
 OffsetChoice = Literal["earliest", "latest"] | Mapping[str, int]
 """An end of each log, or an offset for each named log."""
@@ -51,7 +51,7 @@ COLUMNS: Final = {
     "ledger": "long",
     "entry": "long",
 }
-"""The columns of a read with their types: Kafka's columns, then the ledger and entry of a record."""
+"""The columns of a read, with their types: Kafka's, then the ledger and entry of a record."""
 
 _TOKENS: Final = ("token", "token.file", "token.function")
 _TLS: Final = ("tls.ca", "tls.certificate", "tls.key")
@@ -108,7 +108,7 @@ class ClusterAccess:
         known = config.connection()
         given = [name for name in _TOKENS if name in options]
         if len(given) > 1:
-            raise BadOption(f"one of {', '.join(_TOKENS)}; given: {', '.join(given)}")
+            raise BadOption(f"set only one of {', '.join(_TOKENS)}; given: {', '.join(given)}")
         for name in _TOKENS if given else ():
             known.pop(name, None)
         known |= {name: options[name] for name in _CONNECTION if name in options}
@@ -314,7 +314,7 @@ class WriteOptions:
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns of a read: those in `columns`, by default all; headers only with `includeHeaders`."""
+    """The columns of a read: the option `columns`, else all, with headers if `includeHeaders`."""
     text = options.get("columns")
     if text is None:
         has_headers = _flag(options, "includeHeaders", default=False)
@@ -350,7 +350,7 @@ def _check_names(
 def _check_places(
     options: Mapping[str, str], subject: ReadSubject, places: Mapping[str, StartChoice | None]
 ) -> None:
-    """Raise BadOption for offsets of logs that are not read, and places in plain ledgers."""
+    """Raise BadOption for offsets of logs that are not read, and starts or ends of ledgers."""
     for option in (*places, "startingTimestamp", "endingTimestamp"):
         if subject.ledgers and option in options:
             raise BadOption(f"{option} is for logs; ledgers are read whole, or by a filter")
@@ -401,7 +401,7 @@ def _object(text: str, option: str) -> dict[str, Any]:
 
 
 def _start(options: Mapping[str, str]) -> StartChoice | None:
-    """Parse `startingOffsets`, which may name a consumer: `{"consumer":"billing"}`. Its value is
+    """Parse `startingOffsets`, which may name a consumer: `{"consumer":"billing"}`. The name is
     text, unlike the offset of a log that is named `consumer`.
     """
     text = options.get("startingOffsets")

@@ -1,7 +1,7 @@
 """Plans of reads, made once at the driver: ranges of logs and ledgers that never change.
 
-A plan ends at the last record that was confirmed when the plan was made. Entries up to there are the
-same for ever, so a task that runs twice, or a batch that a restarted query repeats, reads the same
+A plan ends at the last record that was confirmed when the plan was made. Entries up to that record
+never change, so a task that runs twice, or a batch that a restarted query repeats, reads the same
 rows. Planning does not fence, recover or close any ledger.
 """
 
@@ -35,10 +35,10 @@ OFFSET_MAX: Final = (1 << 63) - 1
 
 
 Offset = dict[str, dict[str, Any]]
-"""An offset of a stream: `{"log":{"0":next,"created_at":…}}`, exclusive."""
+"""An offset of a stream: `{"log":{"0":next,"created_at":…}}`, where `next` is exclusive."""
 
 CREATED: Final = "created_at"
-"""The key, next to "0" in an offset, of the creation time of the offset's log."""
+"""Key in an offset, next to "0": the creation time of the log."""
 
 
 class DataLoss(RuntimeError):
@@ -181,7 +181,7 @@ def start_of(
 def _position(
     options: ReadOptions, gateways: Gateways, found: LogExtent, start: ConsumerStart
 ) -> int:
-    """The first offset that a consumer has not processed. It may be outside the extent `found`."""
+    """The first offset that a consumer has not processed, which may be outside of `found`."""
     try:
         shown = gateways.get(f"/v1/logs/{found.name}/consumers/{start.consumer}")
     except NoSuchConsumer:
@@ -257,8 +257,8 @@ def by_fragment(
 ) -> Iterator[TaskRange]:
     """Cut ranges of a log at the boundaries of fragments, so that a task reads from one ensemble.
 
-    This takes one request per thousand ledgers, and two for each ensemble change, to read from a
-    fragment's first entry how many records precede it. Streams skip it: their batches begin often.
+    The cut takes one request per thousand ledgers, and two per ensemble change: the first entry of
+    a fragment shows how many records precede it. Streams are not cut: their batches begin often.
     """
     if not parts:
         return
@@ -290,7 +290,7 @@ def _records_before(gateways: Gateways, ledger_id: int, entry_id: int) -> int | 
 
 
 def checked(whole: LogExtent, first: int, end: int, *, fails: bool) -> tuple[int, int]:
-    """Cut a range to the records that the log has. Raises: DataLoss, if `fails`, for a loss."""
+    """Cut a range to the records that the log has. If `fails`, raises DataLoss for a loss."""
     if fails and (first > whole.end or (first < end and (first < whole.first or end > whole.end))):
         raise DataLoss(
             f"offsets {first} to {max(first, end - 1)} of {whole.name} were asked for, and it has "
@@ -377,7 +377,7 @@ def cut(ranges: Sequence[TaskRange], options: ReadOptions) -> list[TaskRange]:
 def next_offsets(
     options: ReadOptions, gateways: Gateways, known: Mapping[str, Any]
 ) -> dict[str, LogExtent]:
-    """The current extent of each log that a stream reads, without deleted ones. Raises: DataLoss."""
+    """The current extent of each existing log that a stream reads. Raises: DataLoss."""
     found: dict[str, LogExtent] = {}
     for name in sorted({*logs_of(gateways, options.subject), *known}):
         try:

@@ -24,9 +24,9 @@ from quorumlog.spark.options import ClusterAccess
 log = logging.getLogger(__name__)
 
 PUBLISHED: Final = "published"
-"""The key, next to "0" in a query's progress, of the offset that this run has published."""
+"""Key in a query's progress, next to "0": the offset that this run has published."""
 REFUSED: Final = "unpublished"
-"""The key, next to "0" in a query's progress, of the error code of the last failed publication."""
+"""Key in a query's progress, next to "0": the error code of the last failed publication."""
 
 _DEADLINE_S: Final = 10.0
 """Deadline of a request with its retries, for which a batch waits; chosen by judgement."""
@@ -63,7 +63,7 @@ class ProgressPublisher:
         self._access, self._consumer = access, consumer
         self._logs: dict[str, _LogProgress] = {}
         self.begun: Mapping[str, int] = {}
-        """Where the query begins, if it has no checkpoint yet."""
+        """The offsets at which the query begins, if it has no checkpoint yet."""
         self._away_until_s = float("-inf")
 
     @cached_property

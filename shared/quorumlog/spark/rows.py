@@ -201,7 +201,7 @@ def _whole(column: Any) -> Any:
 
 
 def _headers(found: Any) -> Any:
-    """A map of strings as Kafka's list of pairs; null where a record has no headers."""
+    """A map of strings as Kafka's list of pairs; null if a record has no headers."""
     if found.null_count == len(found):
         return pa.nulls(len(found), _HEADER_LIST)
     pairs = [
@@ -219,7 +219,7 @@ class BadRows(ValueError):
 
 
 def check_schema(schema: types.StructType, *, has_log: bool) -> None:
-    """Raise BadRows unless the columns make records. `has_log`: the option `topic` names the log."""
+    """Raise BadRows unless the columns make records. `has_log`: the option `topic` is set."""
     kinds = {field.name: field.dataType for field in schema.fields}
     wrong = [name for name, kind in kinds.items() if not _is_right(name, kind)]
     if len(kinds) < len(schema.fields):
@@ -309,7 +309,7 @@ def _pairs(row: Any) -> list[tuple[str, str]] | None:
 
 
 def sizes(table: Any) -> Any:
-    """The bytes of each row, as a numpy array: of value, key and headers."""
+    """The bytes of value, key and headers in each row, as a numpy array."""
     total = pc.binary_length(table.column("value"))
     if "key" in table.column_names:
         total = pc.add(total, pc.fill_null(pc.binary_length(table.column("key")), 0))

@@ -179,12 +179,12 @@ class BatchReader(datasource.DataSourceReader):
 class PruningReader(BatchReader):
     """A batch reader whose plan leaves out what a query's filters exclude.
 
-    It is a separate class because Spark refuses any reader that has the method `pushFilters`,
+    The class is separate because Spark refuses any reader that has the method `pushFilters`,
     unless `spark.sql.python.filterPushdown.enabled` is set.
 
     PySpark 4.3 keeps only the last plan of each `load`, and uses it for every query of that
     DataFrame, whatever the query's filter: rows would be missing silently. So a load can be read
-    with one filter only, which the driver notes among the files of its session.
+    with one filter only. The driver notes that filter among the files of its session.
     """
 
     def __init__(self, options: ReadOptions, load: str | None) -> None:

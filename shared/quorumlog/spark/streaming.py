@@ -1,4 +1,4 @@
-"""A log as a stream: offsets in Kafka's form, and the size of batches.
+"""Streaming reads of logs: offsets in Kafka's form, and the size of batches.
 
 An offset is `{"log":{"0":next,"created_at":…}}`: `next` is exclusive, `created_at` distinguishes
 logs of one name. Offsets are dense and never change, whatever retention does to ledgers, so a
@@ -27,7 +27,7 @@ from quorumlog.spark.versions import (
 )
 
 LAG: Final = "lag"
-"""The key, next to "0" in a query's progress, of the number of records that the query is behind."""
+"""Key in a query's progress, next to "0": how many records the query is behind."""
 
 
 def lag(progress: Mapping[str, Any]) -> dict[str, int]:
@@ -54,7 +54,7 @@ def _told(progress: Mapping[str, Any], what: str) -> Iterator[tuple[str, int]]:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read. It lives at the driver while the query runs; only `read` runs in tasks."""
+    """A streaming read, which lives at the driver during the query; only `read` runs in tasks."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         parsed = ReadOptions.of(options)
@@ -239,7 +239,7 @@ def _offset(plain: Mapping[str, int], made: Mapping[str, str]) -> plan.Offset:
 
 
 def _share(left: Mapping[str, int], rows: int | None) -> dict[str, int]:
-    """How many rows of each log a batch gets: all, or its share of `rows`, by what is left."""
+    """How many rows a batch takes from each log: all of `left`, or a proportional share of `rows`."""
     total = sum(left.values())
     if rows is None or rows >= total:
         return dict(left)

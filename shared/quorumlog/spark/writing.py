@@ -35,7 +35,7 @@ _WRITER_GONE: Final = (
     errors.LedgerClosed,
     errors.QuorumTimeout,
 )
-"""The ledger takes no more entries from this writer: the writer seals it and continues in another."""
+"""The ledger accepts no more entries of this writer, which seals it and continues in another."""
 
 _OVER: Final = (
     errors.TransactionAborted,
@@ -93,7 +93,7 @@ class WrittenPart:
     transaction: str
     partition: int
     ledgers: tuple[WrittenLedger, ...]
-    """In the order of the rows."""
+    """The ledgers, in the order of their rows."""
     is_duplicate: bool = False
     """This version is published already, so nothing was written."""
 
@@ -121,12 +121,12 @@ class Published:
     rows: int
     is_duplicate: bool
     ledgers: tuple[PublishedLedger, ...] = ()
-    """In the order of the log."""
+    """The ledgers, in the order of the log."""
 
 
 @dataclass(frozen=True)
 class TaskMessage(WriterCommitMessage):
-    """A task's message to the driver."""
+    """A task's message to the driver: what the task has written."""
 
     parts: tuple[WrittenPart, ...]
 
@@ -219,7 +219,7 @@ class LogRowsWriter:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Handle errors of an ended transaction in the block. Raises: WriteOver."""
+        """Handle an ended transaction. Raises: WriteOver, unless a rival committed this version."""
         try:
             yield
         except _OVER as error:
@@ -473,7 +473,7 @@ def _check_count(log: str, parts: Sequence[WrittenPart], most: int) -> None:
 
 
 def abort(options: WriteOptions, transactions: Iterable[str]) -> None:
-    """Abort transactions, except committed ones: Spark aborts too if a commit's answer is lost."""
+    """Abort transactions, except committed ones: Spark also aborts if a commit's answer is lost."""
     with options.connection.connect() as gateways:
         for transaction in transactions:
             with contextlib.suppress(errors.TransactionCommitted, errors.NoSuchTransaction):

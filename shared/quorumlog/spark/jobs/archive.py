@@ -31,7 +31,7 @@ from quorumlog.spark.jobs import job
 
 FILES: Final = "file string, date string, first long, last long, rows long, digest string"
 _NAME: Final = re.compile(r".*/([0-9]+)-([0-9]+)(?:-[0-9a-f]{8}-[0-9]+\.parquet|\.json)")
-"""Paths of data files and manifests; a name begins with the range of offsets, whose end is exclusive."""
+"""Paths of data files and manifests; names begin with the range of offsets (exclusive end)."""
 _DIGESTED: Final = ("offset", "key", "value", "timestamp", "headers")
 _GLOBS: Final = re.compile(r"[][{}*?\\]")
 """Characters that Spark reads as a pattern: it would read other files than it wrote."""
@@ -123,7 +123,7 @@ def _archive(
     span: tuple[int, int],
     known: int | None,
 ) -> list[File]:
-    """Copy a range, and record it in the log, archived through `known` before. Raises: JobFailed."""
+    """Copy a range, and record it in the log, archived through `known`. Raises: JobFailed."""
     (start, end), log, meant = span, store.log, {"created": store.created_at}
     store.find_leftovers(start)
     job.say(f"archive: {end - start} records of {log}, offsets {start} to {end - 1}")
@@ -217,7 +217,7 @@ def _end(
 def _copy(
     gateway: str | Sequence[str], store: "_Store", span: tuple[int, int], check: Callable[[], None]
 ) -> list[File]:
-    """Write files to a temporary folder, read them back, compare, call `check`, and publish them."""
+    """Write files to a temporary folder, compare them with the log, call `check`, and publish."""
     (start, end), spark, log = span, store.spark, store.log
     records = (
         spark.read.format("quorumlog")
@@ -437,7 +437,7 @@ class _Store:
             self._files.delete(self._path(path), True)
 
     def _ranges(self, kind: str) -> list[tuple[int, int, str]]:
-        """(first, end, path) of the log's data files (`log=`) or manifests (`_manifests/`), sorted."""
+        """Sorted (first, end, path) of the log's data files (`log=`) or manifests."""
         ranges: list[tuple[int, int, str]] = []
         folder = self._path(f"{self._root}/{kind}{self.log}")
         found = self._files.listFiles(folder, True) if self._files.exists(folder) else None

@@ -29,8 +29,8 @@ RECEIPTS: Final = (
     "log string, transaction string, part int, ledger long, first_offset long, last_offset long,"
     " rows long, bytes long, crc32 long"
 )
-"""For each published ledger: the task that wrote the ledger, the offsets of its records, and the CRC32
-of their concatenated values."""
+"""The schema of receipts. Each published ledger has a row with the task that wrote the ledger, the
+offsets of its records, and the CRC32 of their concatenated values."""
 AS_JSON: Final = "to_json(struct(*))"
 
 
@@ -38,11 +38,11 @@ class FileOrder(Enum):
     """The order in which the files of a path are appended to the log."""
 
     NAME = "name"
-    """By their paths, as text."""
+    """Sorted by path, as text."""
     MODIFIED = "modified"
-    """By the times of their last changes, then by their paths."""
+    """Sorted by the time of the last change, then by path."""
     NONE = "none"
-    """As Spark reads: the largest first. No sort is needed, unless `partitions` is given."""
+    """As Spark reads: the largest file first. No sort is needed unless `partitions` is given."""
 
 
 _PLACES: Final = {
@@ -96,8 +96,8 @@ def run(
 ) -> job.JobResult:
     """Ingest a DataFrame, the files of `path` (of the format `kind`), or the rows of a SQL `query`.
 
-    `partitions`: maximum number of ledgers, up to `LEDGERS_PER_COMMIT_MAX`. `order`: of the files;
-    rows of a DataFrame or a query keep theirs. `create`: settings for a log that does not exist
+    `partitions`: maximum number of ledgers, up to `LEDGERS_PER_COMMIT_MAX`. `order`: sorts files;
+    rows of a DataFrame or a query are not sorted. `create`: settings for a log that does not exist
     yet. The result has a row per ledger (`RECEIPTS`), none for a repeat. Raises: JobFailed.
     """
     most = min(partitions or LEDGERS_PER_COMMIT_MAX, LEDGERS_PER_COMMIT_MAX)

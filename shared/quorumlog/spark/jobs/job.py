@@ -81,7 +81,7 @@ class JobResult:
 
 
 def gateways(urls: str | Sequence[str]) -> Gateways:
-    """A connection to gateways, with the environment's token and certificates. Raises: JobFailed."""
+    """A gateway connection with the environment's token and certificates. Raises: JobFailed."""
     try:
         return ClusterAccess.of({"gateway.url": urls_of(urls)}).connect()
     except BadOption as error:

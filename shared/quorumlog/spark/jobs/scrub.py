@@ -255,7 +255,7 @@ def _queue(queue: Gateways, findings: Sequence[spans.Finding]) -> int:
         try:
             queue.post("/v1/repairs", {"items": some})
         except QuorumLogError as error:
-            raise job.JobFailed(f"the repair queue took nothing more: {error}") from None
+            raise job.JobFailed(f"the repair queue rejected further items: {error}") from None
     return len(items)
 
 

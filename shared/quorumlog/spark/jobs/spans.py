@@ -44,7 +44,7 @@ _LEAF: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Entries from `first` to `last` that are `residue` modulo `modulus`, and their members."""
+    """Entries `first` to `last` that are `residue` modulo `modulus`, and their write set."""
 
     ledger_id: int
     first: int
@@ -53,7 +53,7 @@ class Span:
     residue: int
     members: tuple[str, ...]
     is_complete: bool
-    """Whether every member should have every entry, because no writer is at work on the fragment."""
+    """Whether every member should have every entry, because no writer works on the fragment."""
 
     @property
     def count(self) -> int:
@@ -124,7 +124,7 @@ def spans_of(row: Mapping[str, Any], confirmed: int, most: int) -> Iterator[Span
 
 
 def _pieces(row: Mapping[str, Any], first: int, last: int, most: int) -> Iterator[tuple[int, int]]:
-    """Cut first..last, except entries that were given up (rule 31), into ranges up to `most` long."""
+    """Cut first..last, except given-up entries (rule 31), into ranges of at most `most` ids."""
     lost = tuple((part["first"], part["last"]) for part in row.get("lost_entries", ()))
     for begin, end in complement(lost, first, last):
         for low in range(begin, end + 1, most):
@@ -155,7 +155,7 @@ def _copies(span: Span, member: str, ask: Ask) -> Iterator[int]:
         return
     ids = _within(held.present, span.ids)
     if len(ids) < held.entry_count and span.count > 1:
-        # A bookie names 1,000 ranges at most.
+        # A bookie lists at most 1,000 ranges.
         for half in _halves(span):
             yield from _copies(half, member, ask)
         return
@@ -282,7 +282,7 @@ def _within(ranges: Iterable[tuple[int, int]], ids: range) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class BookieUrls:
-    """How to reach bookies. It has plain values only, because it is sent to executors."""
+    """How to reach bookies. Plain values only, because the object is sent to executors."""
 
     urls: dict[str, str]
     """The URL of each bookie that is not lost, by name."""
