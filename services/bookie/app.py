@@ -76,7 +76,7 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
 
 
 class _StoreMetrics(Collector):
-    """The store's counters, collected at scrape time: they cost nothing on the hot path."""
+    """The store's metrics, collected at scrape time, so that they cost nothing on the hot path."""
 
     def __init__(self, app: web.Application) -> None:
         self._app = app

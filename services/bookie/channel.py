@@ -26,7 +26,7 @@ OUT_BYTES_MAX: Final = 16 * 1024 * 1024
 
 IN_FLIGHT_BYTES_MAX: Final = 128 * 1024 * 1024
 IN_FLIGHT_MAX: Final = 16_384
-"""Limits per peer. Above either one the bookie stops reading until some requests are answered."""
+"""Limits per peer. Above either limit the bookie stops reading until some requests are answered."""
 
 _ANSWER_BYTES: Final = 64
 _LARGE_BYTES: Final = 64 * 1024

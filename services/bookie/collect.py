@@ -1,10 +1,10 @@
 """Garbage collection: drop ledgers on proof, never on absence (rule 18).
 
-A ledger's entries are dropped only when the metadata service says twice, a grace period apart, that
-the ledger is deleted (a tombstone), or that it is CLOSED and this bookie is no member of it.
+A ledger's entries are dropped only if two reads of its metadata, a grace period apart, show that
+the ledger is deleted (a tombstone), or CLOSED and without this bookie as a member.
 Missing metadata without a tombstone raises an alarm. Nothing is dropped while the metadata service
-serves another cluster's database, or one that went back in time: the snapshot that has the metadata
-must have this bookie's witnesses (rule 18a) and the changes of its copies (rule 18c).
+serves another cluster's database, or a database that went back in time. So the snapshot with the
+metadata must have this bookie's witnesses (rule 18a) and the changes of its copies (rule 18c).
 
 Ledgers are looked at in pages, with one request to the metadata service for each page and look.
 
@@ -139,7 +139,7 @@ class MetadataRows:
 
 
 class Collector:
-    """Drops ledgers that no longer belong here. Invariant: a first look drops nothing."""
+    """Drops ledgers that no longer belong on this bookie. Invariant: a first look drops nothing."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Collector:
         self._cluster_id = cluster_id
         self._grace_s = grace_s
         self._candidates: dict[int, tuple[Disposal, float]] = {}
-        """Ledgers that a first look found droppable, with its disposal and its time."""
+        """Ledgers that a first look found droppable: the look's disposal and time."""
         self._lock = asyncio.Lock()
         """Serializes looks, so that a second look comes after the first."""
         self._has_dropped = True

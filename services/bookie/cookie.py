@@ -1,8 +1,8 @@
 """The cookie: which data belongs to a bookie's name (rules 15 and 15b).
 
-One cookie is in the directory, one in the metadata service. If they disagree, the bookie might deny
-entries that it once acknowledged, so it refuses to start. With an operator's permission it starts
-as a new incarnation instead, which denies nothing that older incarnations were asked to keep.
+One cookie is in the directory, one in the metadata service. If the two cookies disagree, the bookie
+might deny entries that it once acknowledged, so it refuses to start. With an operator's permission
+the bookie starts as a new incarnation, which denies nothing that older ones were asked to keep.
 
 Each member is one process (rule 15a): the registered process stays while it answers at its URL, and
 a newcomer is refused. A copied directory is recognized by its marker, which is another file
@@ -45,7 +45,7 @@ class Identity:
     """Inode and birth time of a directory's marker file, which a copy can't preserve (rule 15a).
 
     A copied directory has the same bytes, so no token in a file distinguishes the two. Inode and
-    birth time do: they survive restarts, renames and mounts, and no system call sets them. The
+    birth time differ: both survive restarts, renames and mounts, and no system call sets them. The
     device number is left out, since it changes with boots and mounts.
 
     Without birth times, a copy on another file system may have the same inode by chance. A file
@@ -152,8 +152,8 @@ class LocalCookie(BaseModel):
 
     @property
     def was_registered(self) -> bool:
-        """Whether the directory ever registered as this incarnation. An unregistered directory has
-        acknowledged nothing as this member, and ledgers may mean another directory (rule 15b).
+        """Whether the directory ever registered as this incarnation. If not, it acknowledged
+        nothing as this member, and ledgers may mean another directory by this member (rule 15b).
         """
         return self.registered or self.ever_registered
 
@@ -164,7 +164,7 @@ class LocalCookie(BaseModel):
 
 
 def read_cookie(directory: Path) -> LocalCookie | None:
-    """The directory's cookie, or None. Raises CookieRefused if it is unreadable."""
+    """The directory's cookie, or None. Raises CookieRefused if the cookie is unreadable."""
     try:
         data = (directory / "cookie.json").read_bytes()
     except FileNotFoundError:

@@ -233,7 +233,7 @@ async def last_add_confirmed(request: web.Request, given: Given) -> web.StreamRe
 
 @ROUTES.add("GET /v1/ledgers", AFTER, LIMIT, roles=HEALERS | OPERATORS, gives=HeldList)
 async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse:
-    """Ledgers stored here, by id."""
+    """Ledgers stored on this bookie, by id."""
     store = _store(request)
     held: list[HeldBody] = []
     more = None
@@ -317,7 +317,7 @@ async def put_state(request: web.Request, given: Given) -> web.StreamResponse:
 
 @ROUTES.add("GET /v1/process", roles=BOOKIES | OPERATORS, gives=ProcessBody)
 async def process(request: web.Request, _given: Given) -> web.StreamResponse:
-    """The process that answers here. Other processes of the bookie's name ask for it (rule 15a)."""
+    """The process that answers at this address, which a starting process checks (rule 15a)."""
     bookie = request.app[BOOKIE]
     return answer(ProcessBody(bookie=bookie.config.bookie_name, process=bookie.process))
 

@@ -194,7 +194,7 @@ class LedgerTable:
             self.evict_idle()
 
     def write_index(self, position: Position | None) -> None:
-        """Write all ledgers to the index, before the loop runs."""
+        """Write all ledgers to the index. Blocks: call it before the event loop runs."""
         changes = self.changes()
         self._index.write(
             position, [change for _, change in changes], self.deleted, self.fresh.encode()

@@ -47,7 +47,7 @@ REOPEN_BYTES: Final = 2 * 1024 * 1024
 """Free space needed to open RocksDB, which writes its options, a manifest and a log of its own."""
 
 WRITE_BUFFER_BYTES: Final = 16 * 1024 * 1024
-"""Size of a write buffer. Two of them, and a block cache of 8 MiB, bound RocksDB's memory."""
+"""Size of a write buffer. Two buffers and a block cache of 8 MiB bound RocksDB's memory."""
 
 
 class IndexRow(NamedTuple):
@@ -100,7 +100,7 @@ class Index:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the index. Raises Exception if it is damaged or of another format."""
+        """Open or create the index. Raises Exception for a damaged index or another format."""
         self.is_suspect = False
         """A read failed: rebuild the index."""
         self.is_failed = False
@@ -141,7 +141,7 @@ class Index:
         deleted: Iterable[int] = (),
         fresh: bytes = b"",
     ) -> None:
-        """Write one checkpoint atomically; it is on disk on return. May run in any thread.
+        """Write one checkpoint atomically and durably. May run in any thread.
 
         Without a position, the changes are written and the covered log position stays. `deleted`
         names deleted ledgers that are otherwise unknown here. `fresh`: for `Index.fresh` to return.

@@ -171,7 +171,7 @@ class StoredLedger:
         self._stored_bytes += part.size or len(part.body or b"")
 
     def _take_over(self, part: Part) -> None:
-        """Remove the part's ids from the parts that contained them so far."""
+        """Remove a new part's ids from the parts that had these ids before."""
         ids: set[int] | None = None
         for old in self.find(part.first, part.last):
             if ids is None:
@@ -217,7 +217,7 @@ class StoredLedger:
         self._copies[row.name] = row
 
     def drop_row_copies(self, names: Collection[RowName]) -> None:
-        """Forget these copies of the ledger's metadata. A replay of the log may bring them back."""
+        """Forget these copies of the ledger's metadata. A replay may bring the copies back."""
         self._dropped_copies += names
         for name in names:
             self._copies.pop(name, None)

@@ -68,7 +68,7 @@ class Limbo:
     """Marks ledgers that may have lost entries, and has the entries restored.
 
     Invariants (I27): a ledger leaves limbo only when no fragment names an older incarnation of this
-    bookie and every entry of its closed fragments' write sets is in the index; the mark in the
+    bookie and the index has every entry of its closed fragments' write sets. The mark in the
     directory exists whenever a ledger is in limbo.
     """
 
@@ -83,7 +83,7 @@ class Limbo:
         self.progress = LimboProgress()
 
     async def enter(self) -> None:
-        """Mark every ledger placed at an older incarnation; on disk when it returns.
+        """Durably mark every ledger that is placed at an older incarnation.
 
         Raises: MetadataUnavailable.
         """
@@ -170,7 +170,7 @@ class Limbo:
         self._note_queued([(row.ledger_id, False) for row in due])
 
     def _is_due(self, key: tuple[int, bool]) -> bool:
-        """Whether to queue the repair `key`: (ledger id, whether it is for this incarnation)."""
+        """Whether to queue a repair. `key`: ledger id, and whether this incarnation is repaired."""
         now = asyncio.get_running_loop().time()
         return now - self._queued_at.get(key, float("-inf")) >= _REQUEUE_S
 

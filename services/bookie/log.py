@@ -219,7 +219,7 @@ def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> LogBatch 
     records = []
     body_at = at + BATCH_HEAD.size + len(heads) * _RECORD_HEAD.size
     # A CRC proves that these numbers were written, not that they make sense: a size of zero would
-    # keep the reader here for ever.
+    # make the reader loop for ever.
     if at + size > len(data) or body_at + sum(row[4] for row in heads) != at + size:
         return None
     for kind, record_flags, _, ledger_id, body_bytes, crc in heads:

@@ -1,7 +1,7 @@
 """Parts: the units of a bookie's index. A part names entries of a stored run and its place.
 
-With striping (E > Qw) a bookie's share of a run has holes. Repair may fill them with other runs, so
-parts may interleave. As sets of ids the parts of a ledger are disjoint (rule 1).
+With striping (E > Qw) a bookie's share of a run has holes. Repair may fill the holes with other
+runs, so parts may interleave. As sets of ids the parts of a ledger are disjoint (rule 1).
 """
 
 import struct
@@ -34,7 +34,7 @@ class Part:
     crc: int = 0
     body: bytes | None = None
     rest: "Part | None" = None
-    """What remains of this part if another part took some of its entries before it was on disk."""
+    """What remains of this part if another part took entries from it before it was on disk."""
 
     def has(self, entry_id: int) -> bool:
         """Whether an entry belongs to the part."""

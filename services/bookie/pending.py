@@ -95,7 +95,7 @@ class PendingWrites:
         self._writer.append(made)
 
     async def write(self, record: QueuedRecord) -> None:
-        """Write a record that belongs to no single ledger; it is on disk when this returns."""
+        """Write a record that belongs to no single ledger, and wait until the record is on disk."""
         record.tag = synced = asyncio.get_running_loop().create_future()
         self.put(record)
         await synced

@@ -348,7 +348,7 @@ class BookieRuntime:
             await asyncio.sleep(self.config.heartbeat_s)
 
     async def _collect_garbage(self, collector: Collector) -> None:
-        """Drop ledgers that no longer belong here, periodically."""
+        """Periodically drop ledgers that no longer belong on this bookie."""
         config = self.config
         loop = asyncio.get_running_loop()
         scan_at = loop.time() + config.collect_s

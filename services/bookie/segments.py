@@ -1,8 +1,8 @@
 """The files of the log: creating, finding, reading and removing them.
 
-A segment gets its name only when its head (and, after an unclean start, the tail copied into it) is
-on disk: it is created under another name, synced and renamed, and the directory is synced (rule
-19). Blocks are allocated at creation, so that a full disk is noticed then and not within a batch.
+A segment is created under another name, synced and renamed; then the directory is synced (rule 19).
+So a segment with its name has its head, and the tail that an unclean start copied, on disk. Blocks
+are allocated at creation, so that a full disk is noticed then and not within a batch.
 """
 
 import contextlib
@@ -171,7 +171,7 @@ class Segments:
         return file
 
     def sync_entries(self) -> None:
-        """Sync the directory: the set of segments is on disk when this returns."""
+        """Sync the directory, so that the set of segments is on disk."""
         sync_directory(self.directory)
 
     def remove(self, segment: int) -> None:

@@ -1,8 +1,8 @@
 """A bookie's storage: combines the rules (`Replica`), the log and the index. No sockets.
 
-Everything runs on one event loop's thread, except the writer's thread (which owns the end of the
-log), the threads that read what is not in memory, and the thread that writes a checkpoint. Answers
-go to callbacks, so that an add costs no task.
+Everything runs on one event loop's thread, except in three kinds of threads: the writer's thread
+owns the end of the log, readers read what is not in memory, and a thread writes each checkpoint.
+Answers go to callbacks, so that an add costs no task.
 
 This module applies the rules and manages the lifecycle. Stored ledgers are in holdings.py, queued
 records in pending.py, reads in reads.py, free space in directory.py.
@@ -256,14 +256,14 @@ class Store:
         ledger.when_synced(verdict.after, lambda: done(verdict))
 
     async def enter_limbo(self, ledger_id: int, ledger_key: bytes, *, is_fenced: bool) -> None:
-        """Put a ledger into limbo, and fence it if `is_fenced`; on disk when it returns."""
+        """Durably put a ledger into limbo, and fence the ledger if `is_fenced`."""
         ledger = self.ledger(ledger_id)
         verdict = ledger.replica.enter_limbo(ledger_key, is_fenced=is_fenced)
         self.pending.submit(ledger, verdict)
         await self.pending.wait_synced(ledger)
 
     async def leave_limbo(self, ledger_id: int) -> None:
-        """End a ledger's limbo: all its entries are here. On disk when it returns."""
+        """Durably end a ledger's limbo: this bookie has all entries that it should have."""
         # The index may record the end of limbo before the log does, so restored entries must be on
         # disk first (I27).
         await self.pending.wait_synced(self.ledger(ledger_id))
@@ -358,8 +358,8 @@ class Store:
         self.ledger(ledger_id).replica.forget_copies()
 
     async def move(self, parts: list[tuple[int, Part]]) -> list[bool]:
-        """Rewrite parts at the end of the log, in this order; on disk when it returns. Returns
-        False for each unreadable part.
+        """Durably rewrite parts at the end of the log, in this order. Returns False for each
+        unreadable part.
         """
         # There may be a hundred small parts: one call of a thread reads them all.
         read = await self._reads.fetch_each([(self.ledger(item), part) for item, part in parts])
@@ -384,7 +384,7 @@ class Store:
         ]
 
     async def rewrite_state(self, ledger_id: int) -> None:
-        """Rewrite a ledger's state (key, fence, LAC, limbo); on disk when it returns."""
+        """Durably rewrite a ledger's state (key, fence, LAC, limbo)."""
         ledger = self.ledger(ledger_id)
         if ledger.highest == NO_ENTRY and ledger.replica.is_fenced:
             # Probably a stub: dropped copies must stay dropped.
@@ -393,7 +393,7 @@ class Store:
         await self.pending.wait_synced(ledger)
 
     async def rewrite_deleted(self, ledger_ids: Sequence[int]) -> None:
-        """Rewrite deletions, which the index has, as one record (rule 16a); on disk at return."""
+        """Durably rewrite deletions, which the index has already, as one record (rule 16a)."""
         await self.pending.write(packed(ledger_ids))
 
     def ledger(self, ledger_id: int) -> StoredLedger:

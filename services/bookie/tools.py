@@ -56,7 +56,7 @@ _parts_with_bar: Final = partial(_with_progress, what="parts of the index")
 
 
 def _lock_or_exit(directory: Path) -> int:
-    """Lock the directory. Exit, without writing anything, if it has no log or is in use."""
+    """Lock the directory. If the directory has no log or is in use, exit without writing."""
     if not any((directory / name).is_dir() for name in ("log", "log.damaged")):
         typer.echo(f"{directory} holds no bookie's log", err=True)
         raise typer.Exit(2)

@@ -29,7 +29,7 @@ class WitnessFile:
         self._path = directory / _FILE
 
     def load(self, cluster_id: str) -> tuple[str, ...]:
-        """The valid witnesses in the file; an error is logged if it has damaged lines."""
+        """The valid witnesses in the file; an error is logged for damaged lines."""
         lines = self.lines()
         sound = tuple(line for line in lines if token_of(cluster_id, line) is not None)
         if len(sound) < len(lines):
@@ -37,14 +37,14 @@ class WitnessFile:
         return sound
 
     def lines(self) -> tuple[str, ...]:
-        """The lines of the file, unchecked: they may be damaged or of another cluster."""
+        """The unchecked lines of the file, which may be damaged or of another cluster."""
         try:
             return tuple(self._path.read_text(encoding="ascii", errors="replace").split())
         except FileNotFoundError:
             return ()
 
     def keep(self, witnesses: tuple[str, ...]) -> None:
-        """Replace the kept witnesses; on disk when it returns."""
+        """Durably replace the kept witnesses."""
         write_durably(self._path, "".join(f"{line}\n" for line in witnesses).encode())
 
 
@@ -86,7 +86,7 @@ class FreshCopies:
         return list(islice(reversed(self._attempts), count))
 
     def confirmed(self, attempts: Iterable[bytes]) -> None:
-        """Forget these tokens: kept witnesses cover them."""
+        """Forget these tokens, which kept witnesses cover."""
         for attempt in attempts:
             self._attempts.pop(attempt, None)
 

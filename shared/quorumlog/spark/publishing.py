@@ -63,7 +63,7 @@ class ProgressPublisher:
         self._access, self._consumer = access, consumer
         self._logs: dict[str, _LogProgress] = {}
         self.begun: Mapping[str, int] = {}
-        """The offsets at which the query begins, if it has no checkpoint yet."""
+        """The offsets at which a query without a checkpoint begins."""
         self._away_until_s = float("-inf")
 
     @cached_property

@@ -239,7 +239,7 @@ def _offset(plain: Mapping[str, int], made: Mapping[str, str]) -> plan.Offset:
 
 
 def _share(left: Mapping[str, int], rows: int | None) -> dict[str, int]:
-    """How many rows a batch takes from each log: all of `left`, or a proportional share of `rows`."""
+    """How many rows a batch takes from each log: all that is left, or its share of `rows`."""
     total = sum(left.values())
     if rows is None or rows >= total:
         return dict(left)

@@ -1,9 +1,9 @@
 """Archive a log's records as Parquet, verify the copy, and only then record the archive in the log.
 
 Files are under `<path>/log=<name>/date=<day>/`, named by their range of offsets. A run writes
-records to a temporary folder, reads them back and compares them with the log's (number, offsets, a
-digest of each), moves the files into place with a manifest, and then advances the log's
-`archived_through` by compare-and-swap. After a run that died, the next run continues at
+records to a temporary folder, reads them back, and compares them with the log's records (number,
+offsets, a digest of each). Then it moves the files into place with a manifest, and advances the
+log's `archived_through` by compare-and-swap. After a run that died, the next run continues at
 `archived_through` and removes the files that the dead run left. Of two concurrent runs for a log
 one gives up, and leaves the other's files alone. With `--truncate` the log then drops its
 completely archived ledgers, as far as this archive has all records from the log's first offset on.
@@ -155,7 +155,7 @@ def _truncate(
     gateways: Gateways, row: Mapping[str, Any], end: int, store: "_Store"
 ) -> tuple[int, list[str]]:
     """Drop the log's ledgers below `end`, as far as the archive at this path has all records from
-    the log's first offset on: after the truncation there may be no other copy. So every file of
+    the log's first offset on. After the truncation there may be no other copy, so every file of
     every manifest is read again, whichever run wrote it. Returns the log's first offset, and a note
     if the archive ends before `end`.
     """

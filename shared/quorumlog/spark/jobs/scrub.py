@@ -198,7 +198,7 @@ def _again(
     old: spans.BookieUrls,
     findings: Sequence[spans.Finding],
 ) -> list[spans.Finding]:
-    """Check ledgers with findings again, with fresh metadata: they may have changed meanwhile."""
+    """Check ledgers with findings again, by fresh metadata: ledgers may have changed meanwhile."""
     job.say(f"scrub: {len(findings)} findings are checked again")
     time.sleep(_SETTLE_S)
     rows = _rows(gateways, sorted({finding.ledger for finding in findings}), 1.0)

@@ -97,7 +97,7 @@ Ask = Callable[[str, Span], MemberDigest | str]
 def spans_of(row: Mapping[str, Any], confirmed: int, most: int) -> Iterator[Span]:
     """The spans of a ledger as the API shows it, of at most `most` entries each.
 
-    `confirmed`: the end of a closed ledger, or the LAC of an open one.
+    `confirmed`: the end of a CLOSED ledger, or the LAC of any other ledger.
     """
     quorum = Quorum(row["ensemble_size"], row["write_quorum"], row["ack_quorum"])
     is_closed = row["state"] == "CLOSED"
@@ -296,7 +296,7 @@ class BookieUrls:
 
 @dataclass(frozen=True, slots=True)
 class SpanCheck:
-    """A span, and the bookies outside of it that hold entries of its ledger."""
+    """A span, and bookies that hold entries of the span's ledger but are not in its write set."""
 
     span: Span
     strangers: tuple[str, ...]
