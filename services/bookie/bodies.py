@@ -82,7 +82,7 @@ class LimboProgress:
 
 
 class DamagedEntries(Body):
-    """Indexed entries with an unreadable copy: unknown, never absent, until repair replaces it."""
+    """Entries whose indexed copy is unreadable. They are unknown, never absent, until a repair."""
 
     ledger_id: int
     ranges: tuple[Range, ...]

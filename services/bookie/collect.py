@@ -36,9 +36,9 @@ LEDGERS_AT_ONCE: Final = 500
 """Ledgers listed in one turn of the event loop, which takes some 5 ms."""
 SCAN_REST: Final = 10
 SCAN_SHORT_S: Final = 0.1
-"""If freeing segments scanned the index for more than SCAN_SHORT_S, segments are freed again after
-SCAN_REST times as long, unless the bookie is read-only. Otherwise a bookie with many small runs
-would scan its index all the time. Chosen by judgement."""
+"""If scans of the index took longer than SCAN_SHORT_S, the next freeing of segments waits SCAN_REST
+times as long, unless the bookie is read-only. Otherwise a bookie with many small runs would scan
+its index all the time. Chosen by judgement."""
 
 
 class Disposal(Enum):

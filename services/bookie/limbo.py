@@ -107,7 +107,7 @@ class Limbo:
         log.warning("limbo-entered", extra={"member": me, "ledgers": count})
 
     async def _placed_here(self) -> AsyncIterator[list[LedgerMetadata]]:
-        """The metadata of ledgers that names this bookie in any incarnation, page by page."""
+        """The metadata of all ledgers that name this bookie in any incarnation, page by page."""
         name, after = member_name(self._store.me), None
         while True:
             rows, after = await self._metadata.list(bookie=name, after=after, limit=_PAGE)
@@ -170,7 +170,7 @@ class Limbo:
         self._note_queued([(row.ledger_id, False) for row in due])
 
     def _is_due(self, key: tuple[int, bool]) -> bool:
-        """Whether to queue a repair. `key`: ledger id, and whether this incarnation is repaired."""
+        """Whether to queue a repair. `key`: ledger id, and whether it is for this incarnation."""
         now = asyncio.get_running_loop().time()
         return now - self._queued_at.get(key, float("-inf")) >= _REQUEUE_S
 

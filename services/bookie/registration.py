@@ -183,7 +183,7 @@ class Registration:
             local = cookie
 
     async def _find_cluster(self, local: LocalCookie | None) -> str:
-        """The id of the metadata service's cluster. Waits while its database lacks this bookie's
+        """The id of the metadata service's cluster. Waits while the database lacks this bookie's
         cookie and a rebuild may restore it; announces the bookie to that rebuild (rule 18d).
         """
         while True:

@@ -109,14 +109,14 @@ class Scrubber:
                 store.counters["scrubbed_bytes"] += size
                 await self._pace.spend(size, self._bytes_per_s)
         except FileNotFoundError:
-            return  # removed on purpose just now; `_find_missing` finds other losses
+            return  # the segment was just removed; `_find_missing` finds other losses
         except (OSError, LogDamaged) as error:
             if not store.segments.path(segment).exists():
                 return
             await self._report(segment, 0, 1 << 62, str(error))
         for start, end in wrong:
             if not store.segments.path(segment).exists():
-                return  # removed meanwhile
+                return  # the segment was removed meanwhile
             await self._report(segment, start, end, "a CRC is wrong, or the disk can't read it")
 
     async def _find_missing(self) -> None:

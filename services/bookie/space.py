@@ -136,8 +136,8 @@ class Space:
 
     async def _referenced(self, numbers: list[int]) -> set[int]:
         """Which of these segments the index still references, for example by the rest of a run that
-        was replaced in part meanwhile. Parts that are only in memory never lie in segments this
-        old: the last checkpoint wrote the part that they come from, or they go to the log's end.
+        was replaced in part meanwhile. Parts that exist only in memory are never in segments this
+        old: they come from parts in the index, or they are on their way to the log's end.
         """
         return {part.segment for _, part in await self._parts_of(numbers)}
 
