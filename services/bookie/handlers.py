@@ -247,8 +247,8 @@ async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse
 
 @ROUTES.add("GET /v1/rows", AFTER, LIMIT, roles=METADATA | OPERATORS, gives=RowsPage)
 async def list_rows(request: web.Request, given: Given) -> web.StreamResponse:
-    """Copies of ledger metadata, keys and deleted ids, for a rebuild of the metadata database (rule
-    18d). Answered before the bookie is registered too.
+    """Copies of ledger metadata, keys and deleted ids, for a rebuild of the database (rule 18d).
+    The bookie answers before it is registered, too.
     """
     bookie = request.app[BOOKIE]
     store, cookie = bookie.replayed_store, bookie.cookie
