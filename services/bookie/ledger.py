@@ -1,7 +1,7 @@
 """One ledger in memory: its rules (`Replica`), the parts stored since the last checkpoint, and the
 answers that wait for the disk.
 
-Use it on the event loop's thread only. A checkpoint begins with `change()` and ends with
+Use a ledger on the event loop's thread only. A checkpoint begins with `change()` and ends with
 `checkpointed()`; a change made in between stays dirty.
 """
 

@@ -1,6 +1,6 @@
-"""Reads stored entries from memory or, in threads with read-ahead, from the disk. Notes damage.
+"""Reads stored entries from memory or, in threads with read-ahead, from the disk.
 
-store.py decides what a reader may get; this module reads, checks and cuts the bytes.
+store.py decides what a reader may get; this module reads, checks and cuts bytes, and notes damage.
 
 Reads and the scrubber find damaged entries; recovery and repair replace them. The list of damage is
 in memory only: after a restart, reads and the scrubber find the damage again.

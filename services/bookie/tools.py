@@ -46,7 +46,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="for programs: JSON instead
 
 
 def _with_progress(items: Iterable[T], what: str) -> Iterable[T]:
-    """Iterate with a progress bar on standard error, which needs a known length to show a share."""
+    """Iterate with a progress bar on standard error; for an unknown number it shows activity."""
     console = Console(stderr=True)
     return track(items, what, console=console, transient=True, disable=not console.is_terminal)
 

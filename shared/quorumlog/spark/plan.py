@@ -203,8 +203,8 @@ def _position(
 
 
 def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | None:
-    """The first offset whose record is at or after a time, or None. Correct only if timestamps
-    ascend, which is not certain if clients set them.
+    """The first offset whose record is at or after a time, or None. The result is correct only if
+    timestamps ascend, which clients that set timestamps may violate.
     """
     low, high = found.first, found.end
     while low < high:
