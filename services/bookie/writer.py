@@ -94,7 +94,7 @@ class LogWriter:
 
     def stop(self) -> None:
         """Write queued records and the clean end, and wait. On a full disk the writer gives up:
-        queued records were not acknowledged.
+        queued records were not acknowledged, except deferred entries (rule 31).
         """
         self._is_ending.set()
         self._queue.put(None)
@@ -183,7 +183,7 @@ class LogWriter:
     def _with_room(self, work: Callable[[], T]) -> T:
         """Run `work`, which allocates blocks. On a full disk, first release the reserve, because
         accepted records must be written. Then wait until there is room: nothing is lost meanwhile,
-        and the waiting records are not acknowledged.
+        and the waiting records are not acknowledged, except deferred entries (rule 31).
         """
         while True:
             try:
