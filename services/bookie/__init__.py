@@ -1,7 +1,7 @@
-"""The bookie: stores entries in append-only files and keeps its promises.
+"""The bookie: stores entries in append-only files, persists fences and answers reads.
 
-From below: the log and its segments, the index and what replays them, records, what is held, the
-store, what runs beside it (collection, scrub, limbo), and HTTP on top (pyproject.toml). What a bookie
-takes and refuses is decided by `protocol/replica.py`; this folder has the files, threads and sockets.
-May use `quorumlog.net`, `wire` and `protocol`, and no other service.
+The layers, from the bottom up: the log and its segments; the index and the replay; records;
+ledgers; the store; background work (collection, scrub, limbo); HTTP (see pyproject.toml).
+`protocol/replica.py` decides what a bookie accepts; this folder has files, threads and sockets.
+The folder may use `quorumlog.net`, `wire` and `protocol`, and no other service.
 """

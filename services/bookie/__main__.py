@@ -1,4 +1,4 @@
-"""`python -m services.bookie` serves; with a command it looks into a stopped bookie's directory."""
+"""`python -m services.bookie` runs a bookie, or a command on a stopped bookie's directory."""
 
 import os
 import sys
@@ -8,9 +8,9 @@ from services.bookie.app import build
 from services.bookie.config import Config
 
 if __name__ == "__main__":
-    os.umask(0o027)  # RocksDB gives its files to everyone whom this does not keep out
+    os.umask(0o027)  # RocksDB creates files that everyone may read, unless a umask forbids it
     if len(sys.argv) > 1:
-        # Late: the packages behind it take a tenth of a second, and a bookie that serves needs none of them.
+        # Imported late: its packages load for a tenth of a second, and serving needs none of them.
         from services.bookie import tools
 
         tools.run()

@@ -30,19 +30,17 @@ _COUNTERS: Final = (
     "compacted_bytes",
 )
 
-_MISSING_ROWS: Final = (
-    "rows that the metadata service lacks without a tombstone: nothing was deleted"
-)
+_MISSING_ROWS: Final = "ledgers whose metadata was missing without a tombstone: nothing was deleted"
 _REFUSALS: Final = (
-    "handshakes of processes that speak no version of the channel in common with this one"
+    "refused handshakes: the peer and this bookie have no version of the channel in common"
 )
 _KEPT_LEDGERS: Final = (
-    "ledgers of which a copy of the row is held that the metadata lacks: nothing of them is dropped"
+    "ledgers kept because the database lacks metadata of which this bookie holds a copy"
 )
 
 
 def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> web.Application:
-    """Build the application. It listens at once and is ready once the bookie is registered."""
+    """Build the application, which listens at once and is ready once the bookie is registered."""
     app = web.Application(middlewares=[answers_problems], client_max_size=MESSAGE_BYTES_MAX)
     app[BOOKIE] = BookieRuntime(config, end=end)
     app[UPGRADES] = True
@@ -78,13 +76,13 @@ def build(config: Config, *, end: Callable[[int, str], None] = end_process) -> w
 
 
 class _StoreMetrics(Collector):
-    """The store's counters, collected at scrape time: they cost nothing on the hot path."""
+    """The store's metrics, collected at scrape time, so that they cost nothing on the hot path."""
 
     def __init__(self, app: web.Application) -> None:
         self._app = app
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics as they are now."""
+        """Yield the current metrics; none before the bookie serves."""
         store = self._app[BOOKIE].store
         if store is None:
             return
@@ -94,7 +92,7 @@ class _StoreMetrics(Collector):
             )
         bookie = self._app[BOOKIE]
         for family, name, text, value in (
-            (GaugeMetricFamily, "damages", "places known to be damaged", store.damages.count),
+            (GaugeMetricFamily, "damages", "damaged places of the log", store.damages.count),
             (CounterMetricFamily, "missing_rows", _MISSING_ROWS, bookie.rows.missing_count),
             (CounterMetricFamily, "channel_refusals", _REFUSALS, bookie.channel_refusals),
             (GaugeMetricFamily, "kept_ledgers", _KEPT_LEDGERS, len(bookie.rows.kept)),

@@ -7,7 +7,7 @@ from quorumlog.wire.rebuild_bodies import Range
 
 
 class VerdictBody(Body):
-    """This bookie's verdict on a range. Only `ok` and explicit absences are knowledge. The body
+    """The bookie's verdict on a range. Only `ok` and explicit absences prove anything. The body
     names the bookie and the range (rule 4).
     """
 
@@ -61,7 +61,7 @@ class HeldList(Body):
 
 
 class ProcessBody(Body):
-    """The bookie's name, and a token that the answering process drew; given during startup too."""
+    """The bookie's name and the answering process's random token; available during startup too."""
 
     bookie: str
     process: str
@@ -69,20 +69,20 @@ class ProcessBody(Body):
 
 @dataclass(slots=True)
 class LimboProgress:
-    """Progress with what older incarnations may have lost, since the process started."""
+    """Progress in restoring what older incarnations may have lost, since the process started."""
 
     ledgers: int = 0
     """Ledgers in limbo now."""
     cleared: int = 0
     checked_entries: int = 0
-    """Entries that metadata expects here, of ledgers whose limbo ended."""
+    """Entries that the metadata places on this bookie, in ledgers whose limbo has ended."""
     copied_entries: int = 0
     missing_entries: int = 0
-    """Found missing by the final check of a ledger, and queued for repair."""
+    """Entries that the final check of a ledger found missing, and queued for repair."""
 
 
 class DamagedEntries(Body):
-    """Entries in the index with an unreadable copy: unknown, never absent; repair replaces them."""
+    """Entries whose indexed copy is unreadable. They are unknown, never absent, until a repair."""
 
     ledger_id: int
     ranges: tuple[Range, ...]
@@ -106,8 +106,8 @@ class DamageBody(Body):
     entries: tuple[DamagedEntries, ...]
     stretches: tuple[DamagedStretch, ...]
     is_cut: bool
-    """More damage was found than the bookie remembers: ask again after the repair of what is listed,
-    and a pass of the scrubber.
+    """More damage was found than the bookie remembers: ask again when the listed damage is repaired
+    and the scrubber has made a pass.
     """
 
 
@@ -130,7 +130,7 @@ class ScrubProgress:
 
 
 class InfoBody(Body):
-    """This bookie."""
+    """The state of a bookie."""
 
     bookie: str
     cluster_id: str
@@ -139,9 +139,9 @@ class InfoBody(Body):
     durability: str
     free_bytes: int
     read_only_below_bytes: int
-    """With less free space the bookie takes no entries of writers (`READ_ONLY_BELOW_BYTES`)."""
+    """With less free space the bookie rejects entries of writers (`READ_ONLY_BELOW_BYTES`)."""
     disk_low: bool
-    """Free space is below `WARN_BELOW_BYTES`: soon the bookie takes no entries."""
+    """Free space is below `WARN_BELOW_BYTES`: the bookie will soon reject entries of writers."""
     log_segment: int
     log_offset: int
     pending_bytes: int

@@ -1,7 +1,7 @@
 """The hot path: one connection per peer, with many pipelined requests.
 
 There is no task per request. A request is judged when it is parsed; its answer is queued once the
-disk has what the answer rests on. All answers that are queued in one turn of the loop go in one message.
+records that it depends on are on disk. Answers queued in one turn of the loop share a message.
 The bookie stops reading from a peer that does not read its answers or has too much in flight, so
 that TCP applies back-pressure.
 """
@@ -22,19 +22,19 @@ from services.bookie.store import ReadAnswer, Store
 log = logging.getLogger(__name__)
 
 OUT_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Queued answers to a slow peer; above this limit the bookie stops reading from it."""
+"""Maximum size of a slow peer's queued answers; above it the bookie stops reading from the peer."""
 
 IN_FLIGHT_BYTES_MAX: Final = 128 * 1024 * 1024
 IN_FLIGHT_MAX: Final = 16_384
-"""Per peer. Above either limit the bookie stops reading until some requests are answered."""
+"""Limits per peer. Above either limit the bookie stops reading until some requests are answered."""
 
 _ANSWER_BYTES: Final = 64
 _LARGE_BYTES: Final = 64 * 1024
-"""A run above this size ends its message: behind it, it would be copied once more."""
+"""An answer with a larger run ends its message: only the last run of a message is not copied."""
 
 
 class Peer:
-    """Who asks over one connection."""
+    """One channel's peer: handles its requests and queues the answers."""
 
     connection: Framed
     """Set before the first request."""
@@ -50,9 +50,9 @@ class Peer:
         self._waits_for_disk = False
 
     def received(self, fields: bytes, run: bytes) -> None:
-        """Take a request. Raises: BadFrame."""
+        """Handle a request. Raises: BadFrame."""
         request = frames.parse_request(fields, run)
-        # A read counts with the answer that it may get, which nobody has read yet.
+        # A read counts as much as its largest possible answer.
         size = len(fields) + len(run) + min(request.bytes_max, OUT_BYTES_MAX)
         self._receive(request, size)
         if not self._is_paused and (self._is_full() or self._store.pending.is_crowded):
@@ -61,7 +61,7 @@ class Peer:
             self._resume_if_roomy()
 
     def to_send(self) -> tuple[bytes, ...]:
-        """The frame of the next answers: those of one member, as many as there are and one message takes."""
+        """A frame with the next answers: as many of one member as fit into a message."""
         out = self._out
         if not out:
             return ()
@@ -115,7 +115,7 @@ class Peer:
         except Overloaded:
             answer(Status.UNKNOWN, -1)
         except Exception:
-            # An unexpected error is no knowledge of what is stored.
+            # An unexpected error says nothing about what is stored.
             log.exception("request-failed", extra={"ledger": request.ledger_id})
             answer(Status.UNKNOWN, -1)
 
@@ -125,7 +125,7 @@ class Peer:
         self._in_flight -= 1
         self._in_flight_bytes -= size
         op, request_id, ledger_id, first, last, member = request[:6]
-        # A request to an older incarnation is answered in that one's name (rule 15).
+        # A request to an older incarnation is answered in that incarnation's name (rule 15).
         name = self._store.me if status is Status.NOT_MINE else member
         answer = ChannelAnswer(op, status, request_id, ledger_id, first, last, lac, body, run)
         self._out.append((name, answer))

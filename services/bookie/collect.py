@@ -1,13 +1,12 @@
 """Garbage collection: drop ledgers on proof, never on absence (rule 18).
 
-A ledger's entries are dropped only when the metadata service says twice, a grace period apart, that
-the ledger is deleted (a tombstone), or that it is CLOSED and this bookie is no member of it. A
-missing row without a tombstone raises an alarm. Nothing is dropped while the metadata service
-serves another cluster's database, or one that went back in time: each row is read in one snapshot
-with the witnesses that this bookie keeps over restarts (rule 18a), and with the changes of which it
-holds copies (rule 18c).
+A ledger's entries are dropped only if two reads of its metadata, a grace period apart, show that
+the ledger is deleted (a tombstone), or CLOSED and without this bookie as a member.
+Missing metadata without a tombstone raises an alarm. Nothing is dropped while the metadata service
+serves another cluster's database, or a database that went back in time. So the snapshot with the
+metadata must have this bookie's witnesses (rule 18a) and the changes of its copies (rule 18c).
 
-Ledgers are looked at in pages: one question of the metadata service for each page and look.
+Ledgers are looked at in pages, with one request to the metadata service for each page and look.
 
 The bookie follows announced tombstones; a periodic scan finds missed ones. space.py frees segments.
 """
@@ -34,15 +33,16 @@ log = logging.getLogger(__name__)
 
 
 LEDGERS_AT_ONCE: Final = 500
-"""Rows looked at in one turn of the event loop, some 5 ms."""
+"""Ledgers listed in one turn of the event loop, which takes some 5 ms."""
 SCAN_REST: Final = 10
 SCAN_SHORT_S: Final = 0.1
-"""After looks at the whole index that took longer, segments are freed again after so many times as long, unless the disk is
-full: a bookie of many small runs would look at its index all the time (taste)."""
+"""If scans of the index took longer than SCAN_SHORT_S, the next freeing of segments waits SCAN_REST
+times as long, unless the bookie is read-only. Otherwise a bookie with many small runs would scan
+its index all the time. Chosen by judgement."""
 
 
 class Disposal(Enum):
-    """What a ledger's row in the metadata service allows this bookie to do with its copy."""
+    """What a ledger's metadata allows this bookie to do with its entries of the ledger."""
 
     KEEP = auto()
     DROP = auto()
@@ -52,11 +52,11 @@ class Disposal(Enum):
 
 
 Found = tuple[CasStatus, LedgerMetadata | None]
-"""What the metadata service tells of a ledger's row; MISSING is a tombstone."""
+"""The metadata service's answer about a ledger; MISSING is a tombstone."""
 
 
 class MetadataRows:
-    """The rows of the metadata service, on which a collection rests."""
+    """Reads the ledger metadata that garbage collection rests on."""
 
     def __init__(
         self, client: MetadataClient, keep: Callable[[tuple[str, ...]], None] | None = None
@@ -66,21 +66,22 @@ class MetadataRows:
         self._keep = keep
         self._kept: tuple[str, ...] = client.witnesses
         self._lock = asyncio.Lock()
-        """The collector and the heartbeat confirm concurrently: one at a time may replace the file."""
+        """The collector and the heartbeat call `confirm`; one at a time may replace the file."""
         self.missing_count = 0
-        """Rows that were missing without a tombstone."""
+        """How often a ledger's metadata was missing without a tombstone."""
         self.kept: set[int] = set()
-        """Ledgers that this bookie keeps, since the database lacks a change of which it holds a copy."""
+        """Ledgers kept because the database lacks a change of which this bookie has a copy."""
         self._fresh = FreshCopies()
         self._holder = self._cluster_id = ""
 
     def present(self, fresh: FreshCopies, holder: str, cluster_id: str) -> None:
-        """From now on present these copies, and name their holder."""
+        """From now on, `confirm` presents these copies, in the name of their holder."""
         self._fresh, self._holder, self._cluster_id = fresh, holder, cluster_id
 
     async def read(self, held: Mapping[int, Sequence[RowName]]) -> Mapping[int, Found]:
-        """Ledgers' rows, from the primary, given the copies of each that are held. UNKNOWN, or left out, unless the
-        database is proven to be the one that this bookie knows, and to contain the changes of these copies.
+        """Read ledgers' metadata from the primary; `held` names the copies that the bookie has.
+        A ledger is UNKNOWN, or left out, unless the database is proven to be the one that this
+        bookie knows, and to contain the changes of these copies.
         """
         try:
             proofs = await self._client.proofs(held, self._holder)
@@ -96,7 +97,7 @@ class MetadataRows:
                 self.kept.add(ledger_id)
             return CasStatus.UNKNOWN, None
         if proof.row is None and not proof.deleted:
-            # An alarm, not a proof: a database that went back in time looks like this.
+            # This is an alarm and no proof: a database that went back in time looks the same.
             log.error("row-missing", extra={"ledger": ledger_id})
             self.missing_count += 1
             return CasStatus.UNKNOWN, None
@@ -106,12 +107,12 @@ class MetadataRows:
         return CasStatus.OK, proof.row
 
     async def cluster_id(self) -> str:
-        """The cluster that the rows belong to."""
+        """The id of the cluster that the metadata belongs to."""
         return await self._client.cluster_id()
 
     async def confirm(self) -> None:
-        """Exchange witnesses, present fresh copies, and store the current witnesses, before anything rests on the
-        answers that the database has given. Raises: DatabaseWentBack.
+        """Exchange witnesses, present fresh copies, and store the current witnesses. Call it before
+        a decision that rests on the database's answers. Raises: DatabaseWentBack.
         """
         await self._client.confirm()
         await self._keep_current()
@@ -131,14 +132,14 @@ class MetadataRows:
                 self._kept = witnesses
 
     async def ledgers_naming(self, bookie: str) -> set[int]:
-        """Ledgers whose rows name a bookie in any incarnation. Saves reads and proves nothing."""
+        """Ledgers whose metadata names a bookie in any incarnation. Saves reads; proves nothing."""
         naming = await self._client.ledgers_naming(bookie)
-        self.kept -= naming  # as a member anyway
+        self.kept -= naming  # the bookie keeps these as a member
         return naming
 
 
 class Collector:
-    """Drops ledgers that no longer belong here. Invariant: a first look drops nothing."""
+    """Drops ledgers that no longer belong on this bookie. Invariant: a first look drops nothing."""
 
     def __init__(
         self,
@@ -149,14 +150,14 @@ class Collector:
         grace_s: float,
         space: Space | None = None,
     ) -> None:
-        """`grace_s` passes between the first look at a row and the second; `space` frees the store's segments."""
+        """`grace_s`: the time between two looks at a ledger; `space` frees the store's segments."""
         self._space = space or Space(store)
         self._store = store
         self._rows = rows
         self._cluster_id = cluster_id
         self._grace_s = grace_s
         self._candidates: dict[int, tuple[Disposal, float]] = {}
-        """Ledgers that the first look found droppable, with the disposal found and its time."""
+        """Ledgers that a first look found droppable: the look's disposal and time."""
         self._lock = asyncio.Lock()
         """Serializes looks, so that a second look comes after the first."""
         self._has_dropped = True
@@ -210,7 +211,7 @@ class Collector:
             await self._free_if_due()
 
     def _rows_here(self, ledger_ids: Iterable[int]) -> dict[int, IndexRow]:
-        """Of the ledgers that this bookie has."""
+        """The index rows of those ledgers that this bookie has."""
         found = ((ledger_id, self._store.holdings.row(ledger_id)) for ledger_id in ledger_ids)
         return {ledger_id: row for ledger_id, row in found if row is not None}
 
@@ -221,7 +222,7 @@ class Collector:
         return is_ours
 
     async def _examine(self, rows: Mapping[int, IndexRow]) -> None:
-        """Look at some ledgers, page by page, and drop those that this is a second look at."""
+        """Look at ledgers, page by page, and drop those whose second look confirms the first."""
         ledger_ids = list(rows)
         for at in range(0, len(ledger_ids), PROOFS_MAX):
             disposals = await self._disposals(ledger_ids[at : at + PROOFS_MAX])
@@ -238,7 +239,7 @@ class Collector:
                 del self._candidates[ledger_id]
 
     def _is_second_look(self, ledger_id: int, disposal: Disposal, *, is_stub: bool) -> bool:
-        """Note what a look found. True where one found the same, a grace period ago."""
+        """Note what a look found. True if a look at least a grace period ago found the same."""
         now = asyncio.get_running_loop().time()
         if disposal is Disposal.KEEP or (disposal is Disposal.DROP_KEEP_STUB and is_stub):
             self._candidates.pop(ledger_id, None)
@@ -259,15 +260,15 @@ class Collector:
         self._free_at = loop.time() + SCAN_REST * scan_s if scan_s > SCAN_SHORT_S else 0.0
 
     async def _drop(self, due: Mapping[int, Disposal]) -> None:
-        """Drop the entries of a page of ledgers after a last look at their rows.
+        """Drop the entries of a page of ledgers after a last look at their metadata.
 
-        A repair names this bookie in the row before its first copy (rule 20). Reads and adds of
-        the ledgers are withheld meanwhile, so a repair that begins after the last look gets no
-        answer until the entries are gone.
+        A repair names this bookie in the metadata before its first copy (rule 20). Reads and adds
+        of the ledgers are withheld during the drop, so a repair that begins after the last look
+        gets no answer until the entries are gone.
         """
         self._store.withheld.update(due)
         try:
-            # Nothing is awaited between the look and the drops: no copy comes in between.
+            # Nothing is awaited between the look and the drops, so no copy arrives in between.
             for ledger_id, disposal in (await self._disposals(due)).items():
                 if disposal is due[ledger_id]:
                     keep_stub = disposal is Disposal.DROP_KEEP_STUB
@@ -278,7 +279,7 @@ class Collector:
             self._store.withheld.difference_update(due)
 
     async def _disposals(self, ledger_ids: Iterable[int]) -> Mapping[int, Disposal]:
-        """One look at a page of ledgers."""
+        """Look once at a page of ledgers."""
         held = {ledger_id: self._store.ledger(ledger_id).row_names for ledger_id in ledger_ids}
         found = await self._rows.read(held)
         unknown = (CasStatus.UNKNOWN, None)
@@ -288,10 +289,10 @@ class Collector:
         }
 
     def _disposal(self, ledger_id: int, held: Sequence[RowName], found: Found) -> Disposal:
-        """What a look at a ledger found; `held` are the copies that were named with it."""
+        """The disposal that a look found; `held`: the copies that the look's request named."""
         status, row = found
         if self._store.ledger(ledger_id).row_names != held:
-            return Disposal.KEEP  # a copy came meanwhile, and nobody was asked about its change
+            return Disposal.KEEP  # a copy arrived meanwhile, and its change was not checked
         if status is CasStatus.MISSING:
             return Disposal.DROP
         if status is not CasStatus.OK or row is None:

@@ -11,7 +11,7 @@ from quorumlog.net.service import ServiceSettings
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """The storage's settings. config.py gives the reasons for the defaults."""
+    """The storage's settings, which `Config` explains."""
 
     segment_bytes: int = 64 * 1024 * 1024
     checkpoint_bytes: int = 64 * 1024 * 1024
@@ -35,29 +35,29 @@ class Config(ServiceSettings):
     data_dir: Path
     """directory of log and index; one bookie per directory"""
     metadata_urls: tuple[str, ...] = Field(min_length=1)
-    """any metadata service of the cluster"""
+    """URLs of the cluster's metadata services; one is enough"""
     cluster_id: str = ""
-    """the only cluster to join; empty: the one that is met first"""
+    """id of the only cluster to join; empty: the cluster of METADATA_URLS"""
     zone: str = Field(default="", max_length=100)
-    """placement spreads copies over zones"""
+    """failure domain, such as a rack; placement spreads copies over zones"""
     durability: Literal["fsync", "deferred"] = "fsync"
     """deferred: entries are acknowledged before they are synced (BP-46)"""
     auto_fix_cookies: bool = False
-    """after a loss of data, start as a new incarnation instead of refusing"""
+    """after a loss of data, start as a new incarnation instead of refusing to start"""
     segment_bytes: int = Field(default=64 * _MIB, ge=64 * 1024, le=4096 * _MIB)
-    """size of a log file, which is freed as a whole"""
+    """size of a log file; disk space is freed by whole files"""
     checkpoint_bytes: int = Field(default=64 * _MIB, ge=64 * 1024)
-    """log bytes between checkpoints, which a start replays (below a second)"""
+    """log bytes between checkpoints; a start replays about this much, in less than a second"""
     warn_below_bytes: int = Field(default=1024 * _MIB, ge=0)
     """free space below which the bookie warns"""
     read_only_below_bytes: int = Field(default=512 * _MIB, ge=0)
-    """free space below which it takes adds of recovery and repair only"""
+    """free space below which the bookie accepts only adds of recovery and repair"""
     reserve_bytes: int = Field(default=16 * _MIB, ge=0)
     """disk space reserved for fences on a full disk"""
     data_bytes_max: int = Field(default=0, ge=0)
     """maximum size of the log; 0: the disk's size"""
     pending_bytes_max: int = Field(default=64 * _MIB, ge=_MIB)
-    """adds queued for the disk; beyond it adds are answered unknown"""
+    """maximum size of adds queued for the disk; further adds are answered `unknown`"""
     read_bytes_max: int = Field(default=4 * _MIB, ge=64 * 1024)
     """size limit of one read's answer"""
     holder_s: float = Field(default=30.0, ge=0)
@@ -65,20 +65,20 @@ class Config(ServiceSettings):
     log_end_s: float = Field(default=10.0, gt=0)
     """interval of reporting the log's end to the metadata service"""
     heartbeat_s: float = Field(default=1.0, gt=0, le=60)
-    """interval; a heartbeat lives five times as long"""
+    """interval of heartbeats; the bookie counts as live for five intervals after each"""
 
     compact_bytes_per_s: int = Field(default=32 * _MIB, ge=1024)
-    """rate of moving entries out of nearly empty segments; a tenth of a disk"""
+    """rate of moving entries out of nearly empty segments; default: a tenth of a disk's rate"""
     scrub_bytes_per_s: int = Field(default=8 * _MIB, ge=0)
     """rate of scrubbing, which finds bit rot; 0: never"""
     scrub_s: float = Field(default=7 * 86400.0, gt=0)
-    """from the start of one scrub pass to the start of the next"""
+    """minimum time from the start of one scrub pass to the start of the next"""
     limbo_s: float = Field(default=2.0, gt=0)
-    """pause between limbo rounds; at least ten times a round's duration"""
+    """minimum pause between limbo rounds; a pause is at least ten times as long as its round"""
     collect_s: float = Field(default=60.0, gt=0)
-    """interval of garbage collection scans; one list and few reads"""
+    """interval of garbage collection scans; each takes one listing and few reads of metadata"""
     collect_grace_s: float = Field(default=300.0, ge=0)
-    """between the first and the second proof before a ledger is dropped"""
+    """time between the two proofs that are required before a ledger is dropped"""
 
     @property
     def store_options(self) -> StoreOptions:

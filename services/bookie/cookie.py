@@ -1,16 +1,16 @@
 """The cookie: which data belongs to a bookie's name (rules 15 and 15b).
 
-One cookie is in the directory, one in the metadata service. If they disagree, the bookie might deny
-entries that it once acknowledged, so it refuses to start; or, if it may fix that, it starts as a
-new incarnation, which denies nothing that older incarnations were asked to keep.
+One cookie is in the directory, one in the metadata service. If the two cookies disagree, the bookie
+might deny entries that it once acknowledged, so it refuses to start. With an operator's permission
+the bookie starts as a new incarnation, which denies nothing that older ones were asked to keep.
 
-One process per member (rule 15a): the registered process stays as long as it answers at its URL,
-and a newcomer is refused. A copied directory is not the original, whatever its files say: its
-marker is another file (identity.py). The metadata row names the process registered last, which the
-directory must know, and the log end reported last, which the log must reach: otherwise the
-directory went back to a snapshot.
+Each member is one process (rule 15a): the registered process stays while it answers at its URL, and
+a newcomer is refused. A copied directory is recognized by its marker, which is another file
+(`Identity`). The metadata service has the process that registered last, which the directory must
+know, and the last reported end of the log, which the log must reach. A directory that fails one of
+these checks went back to a snapshot.
 
-`decide` is pure: it compares both cookies and says what to do. The local cookie is written first
+`decide` is pure: it compares both cookies and decides what to do. The local cookie is written first
 and gets `registered` only once the metadata service has it, so a crash in between is no mismatch.
 """
 
@@ -42,14 +42,15 @@ _BORN_AT: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The inode and birth time of a directory's marker file: properties that a copy of the directory can't keep (rule 15a).
+    """Inode and birth time of a directory's marker file, which a copy can't preserve (rule 15a).
 
-    A copied data directory has the same bytes, so no token in a file tells the two apart. A file's inode and birth time
-    do: both survive restarts, renames and mounts of one file system, and no system call sets them. The device is left out,
-    since its number changes with boots and mounts.
+    A copied directory has the same bytes, so no token in a file distinguishes the two. Inode and
+    birth time differ: both survive restarts, renames and mounts, and no system call sets them. The
+    device number is left out, since it changes with boots and mounts.
 
-    Without birth times only the inode is left, which a copy on another file system may share by chance. A file system that
-    changes inodes at each mount makes every start a suspected loss: safe, but unfit for a bookie (docs/guides/bookie.md).
+    Without birth times, a copy on another file system may have the same inode by chance. A file
+    system that changes inodes at each mount makes every start a suspected loss, which is safe but
+    useless (docs/guides/bookie.md).
     """
 
     inode: int
@@ -64,12 +65,12 @@ class Identity:
 
 
 class CookieRefused(Exception):
-    """Directory and metadata service disagree on what this bookie is, or the directory is not one of a single bookie."""
+    """The bookie must not start: its directory is damaged or shared, or contradicts metadata."""
 
 
 def identity_of(directory: Path) -> Identity:
-    """The directory's identity; creates the marker durably if there is none. Raises CookieRefused if
-    two directories share the marker by hard links, and so the files of the log.
+    """The directory's identity; creates the marker durably if there is none. Raises CookieRefused
+    if another directory shares the marker, and so the files of the log, by hard links.
     """
     path = directory / MARKER
     try:
@@ -109,8 +110,8 @@ def _born_ns(path: Path) -> int | None:
 
 
 PROCESSES_MAX: Final = 32
-"""How many processes a cookie remembers: a database that went back in time may name an older one. Beyond
-them nobody can tell it from another directory's process, and the bookie does not start.
+"""How many processes a cookie remembers, since a database that went back in time may name an older
+one. An older process that is forgotten looks like another directory's: the bookie does not start.
 """
 
 
@@ -139,7 +140,7 @@ class LocalCookie(BaseModel):
 
     @property
     def cookie(self) -> Cookie:
-        """The form that the metadata service keeps."""
+        """The cookie in the form that the metadata service stores."""
         return Cookie(
             incarnation=self.incarnation,
             cluster_id=self.cluster_id,
@@ -151,19 +152,19 @@ class LocalCookie(BaseModel):
 
     @property
     def was_registered(self) -> bool:
-        """Whether the directory ever registered as this incarnation. Otherwise it acknowledged nothing as this
-        member, and another directory may be the member that ledgers name (rule 15b).
+        """Whether the directory ever registered as this incarnation. If not, it acknowledged
+        nothing as this member, and ledgers may mean another directory by this member (rule 15b).
         """
         return self.registered or self.ever_registered
 
     @property
     def member(self) -> str:
-        """The bookie's name in ensembles."""
+        """The bookie's name in ensembles, `name@incarnation`."""
         return f"{self.name}@{self.incarnation}"
 
 
 def read_cookie(directory: Path) -> LocalCookie | None:
-    """The directory's cookie, or None. Raises CookieRefused if it is unreadable."""
+    """The directory's cookie, or None. Raises CookieRefused if the cookie is unreadable."""
     try:
         data = (directory / "cookie.json").read_bytes()
     except FileNotFoundError:
@@ -209,13 +210,13 @@ class Situation:
     process: str
     """The token of the starting process."""
     log_end: int
-    """Sequence of the log's end, in batches."""
+    """The end of the log, as the sequence number of its next batch."""
     log_end_reported: int = 0
-    """The log end that the registered process reported; 0 if the row is of another instance."""
+    """The registered process's reported log end; 0 if that process is of another instance."""
     named: int = -1
-    """The highest incarnation of this name that ledgers name, where metadata refused a lower one (rule 15b)."""
+    """The highest incarnation that ledgers name, if metadata refused a lower one (rule 15b)."""
     holder: str = ""
-    """Evidence that another process lives as this bookie, with its URL; "" if there is none."""
+    """Evidence that another process runs as this bookie, with its URL; "" if there is none."""
 
 
 def check_name(local: LocalCookie | None, name: str, directory: Path) -> None:
@@ -228,7 +229,7 @@ def check_name(local: LocalCookie | None, name: str, directory: Path) -> None:
 
 
 def decide(found: Situation) -> tuple[LocalCookie, str]:
-    """The cookie to start with, and the reason for a new incarnation ("" if there is none).
+    """The cookie to start with, and the reason for a new incarnation ("" if it is not a new one).
 
     Raises: CookieRefused with instructions for the operator.
     """
@@ -289,8 +290,8 @@ def decide(found: Situation) -> tuple[LocalCookie, str]:
 
 
 def awaits_rebuild(local: LocalCookie, registered: Cookie | None) -> bool:
-    """Whether a directory may be the one that a rebuild has not heard of: its cookie is missing, or one stands in for it
-    (rule 15b).
+    """Whether a rebuild may register this directory again: its cookie is missing from the database,
+    or replaced by a stand-in (rule 15b).
     """
     if registered is None:
         return True
@@ -298,8 +299,8 @@ def awaits_rebuild(local: LocalCookie, registered: Cookie | None) -> bool:
 
 
 def is_displaced(mine: Cookie, registered: Cookie) -> bool:
-    """Whether another process registered under this name later. A row older than this process is of
-    a database that went back in time, and displaces nobody.
+    """Whether another process registered under this name later. If an older one is registered, the
+    database went back in time, and this process is not displaced.
     """
     return registered.process != mine.process and (registered.incarnation, registered.boots) > (
         mine.incarnation,

@@ -1,5 +1,5 @@
-"""A data directory: its format, its lock, its index as found at startup, and its free space, of which follow a warning,
-read-only mode, or a full disk.
+"""A data directory: its format, its lock, its index at startup, and its free space, which decides
+about the low-space warning and read-only mode.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ SUSPECT: Final = "index.suspect"
 
 
 FORMAT: Final = 1
-"""The format of a directory's log and cookie. A release that writes what the one before it can't read first stores a
-higher number, durably, in the file `format` (docs/guides/upgrades.md). Without the file it is 1.
+"""The format of a directory's log and cookie; 1 without a file `format`. A release that writes what
+the previous release can't read first durably stores a higher number (docs/guides/upgrades.md).
 """
 
 
 class DirectoryTooNew(Exception):
-    """A later release wrote the data directory in a format that this one does not read."""
+    """A later release wrote the data directory in a format that this release does not read."""
 
 
 class DirectoryInUse(Exception):
@@ -50,7 +50,7 @@ def check_format(directory: Path) -> None:
 
 
 def lock_directory(directory: Path) -> int:
-    """Take the directory's lock. Raises: DirectoryTooNew, DirectoryInUse."""
+    """Lock the directory; returns the lock's file. Raises: DirectoryTooNew, DirectoryInUse."""
     check_format(directory)
     fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
@@ -62,7 +62,7 @@ def lock_directory(directory: Path) -> int:
 
 
 def open_index(path: Path) -> Index:
-    """Open the index; replace a damaged or unfinished one by an empty one, which the log fills."""
+    """Open the index. Replace a damaged one by an empty one, which the replay of the log fills."""
     suspect = path.with_name(SUSPECT)
     try:
         if suspect.exists():
@@ -86,7 +86,7 @@ def open_index(path: Path) -> Index:
 
 
 def is_disk_full_error(error: Exception) -> bool:
-    """Whether an error of RocksDB, which has one exception class for all, means a full disk."""
+    """Whether an error of RocksDB means a full disk. (RocksDB has one exception class for all.)"""
     return any(os.strerror(code) in str(error) for code in NO_ROOM)
 
 
@@ -103,10 +103,10 @@ class Disk:
         self.options = options
         self.reserve = directory / "reserve"
         self.is_low = False
-        """Adds are still taken, but an operator should make room."""
+        """Adds are still accepted, but an operator should make room."""
         self.is_read_only = False
         self.is_full = False
-        """Recovery and repair have no room either."""
+        """There is no room for adds of recovery and repair either."""
         if not has_room(directory, options.reserve_bytes):
             self.release_reserve()
 
@@ -115,7 +115,7 @@ class Disk:
         self.reserve.unlink(missing_ok=True)
 
     def free_bytes(self) -> int:
-        """Free space for this bookie."""
+        """Free bytes for this bookie: of the disk, or within `data_bytes_max` if that is less."""
         stat = os.statvfs(self._directory)
         free = stat.f_bavail * stat.f_frsize
         if self.options.data_bytes_max:
@@ -145,5 +145,5 @@ class Disk:
 
 
 def _is_below(free: int, threshold: int, *, was_below: bool) -> bool:
-    """Whether free space is below a threshold, which it leaves only a quarter above it."""
+    """Whether `free` is below the threshold or, if it was, not yet a quarter above it."""
     return free < threshold + (threshold // 4 if was_below else 0)

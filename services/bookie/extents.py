@@ -1,6 +1,6 @@
-"""Reading parts: few calls read many parts; their bytes are checked, cut and joined into one run.
+"""Reads parts with few calls, checks their bytes, and cuts and joins them into one run.
 
-Columns are sliced and joined without unpacking single entries, so a read costs per run.
+Columns are sliced and joined without unpacking single entries, so the cost is per run.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 _ID: Final = struct.Struct(">q")
 
 GAP_BYTES_MAX: Final = 32 * 1024
-"""Parts at most this far apart are read with one call (taste: the gap is cheaper than a call)."""
+"""Parts at most this far apart are read by one call; by judgement, a gap costs less than a call."""
 
 AHEAD_EXTENTS: Final = 32
-"""How many extents to read ahead; measured best of 8, 32, 128 and 300 at 13 KB each."""
+"""How many extents to read ahead: the best of 8, 32, 128 and 300, measured at 13 KB each."""
 
 EXTENT_BYTES_MAX: Final = 4 * 1024 * 1024
 _LARGE_BYTES: Final = 64 * 1024
 
 
 Bytes = bytes | memoryview
-"""Bytes of a run: a view where it saves a copy, which is most of an ordered read's cost."""
+"""Bytes of a run; a view where it saves a copy, since copies dominate a sequential read's cost."""
 
 
 @dataclass(slots=True)
@@ -74,13 +74,13 @@ def extents(segments: Segments, parts: Iterable[Part]) -> list[Extent]:
 
 
 def scratch() -> memoryview:
-    """A buffer for `read_cached`: fresh memory costs more than the copy out of it (measured)."""
+    """A buffer for `read_cached`: new memory costs more than a copy out of a buffer (measured)."""
     return memoryview(bytearray(EXTENT_BYTES_MAX))
 
 
 def read_cached(extent: Extent, into: memoryview) -> Bytes | None:
     """The extent's bytes if the page cache has them, else None: the loop must not wait for a disk.
-    They are valid until the next call with the same `into`.
+    The bytes are valid until the next call with the same `into`.
     """
     if extent.file is None:
         return b""
@@ -94,13 +94,13 @@ def read_cached(extent: Extent, into: memoryview) -> Bytes | None:
 
 
 def is_large(extent: Extent) -> bool:
-    """Whether one part is all of an extent, and large: then its run is worth a buffer of its own."""
+    """Whether an extent is one large part, whose run is worth a separate buffer."""
     return len(extent.parts) == 1 and extent.end - extent.start > _LARGE_BYTES
 
 
 def read_large_cached(extent: Extent, ledger_id: int) -> list[tuple[Part, Bytes]] | None:
-    """The run of a large extent, in its own bytes, if the page cache has it; nothing where it is damaged, and None where
-    the loop would wait for a disk.
+    """The run of a large extent in a separate buffer; empty if it is damaged. None if the run is
+    not in the page cache: the loop must not wait for a disk.
     """
     (part,) = extent.parts
     if extent.file is None:
@@ -132,8 +132,8 @@ def read_blocking(extent: Extent) -> Bytes:
 
 
 def advise(wanted: Iterable[Extent]) -> None:
-    """Ask the kernel to fetch these extents: with many requests at once a disk reads scattered runs
-    almost as fast as sequentially, one by one at a quarter of that rate (measured).
+    """Ask the kernel to fetch these extents. A disk reads scattered runs almost at sequential speed
+    with many requests at once, and at a quarter of that speed one by one (measured).
     """
     for extent in wanted:
         if extent.file is not None:
@@ -146,10 +146,10 @@ def advise(wanted: Iterable[Extent]) -> None:
 def read_all(
     wanted: list[Extent], ledger_id: int, *, is_advised: bool = False, from_disk: bool = False
 ) -> list[tuple[Part, Bytes]]:
-    """The valid runs of all parts in these extents; in a thread. `from_disk`: never from the page cache.
+    """Read all valid runs of parts in these extents; blocks. `from_disk`: bypass the page cache.
 
-    Some extents are read ahead, not all: in a long disk queue the first of them would wait for the
-    last. `is_advised`: the caller has already requested all of them.
+    Only some extents are read ahead: in a long disk queue the first one would wait for the last.
+    `is_advised`: the caller has already requested read-ahead of all extents.
     """
     if from_disk:
         drop_from_page_cache(wanted)
@@ -176,8 +176,8 @@ def drop_from_page_cache(wanted: Iterable[Extent]) -> None:
 
 
 def bodies(extent: Extent, data: Bytes, ledger_id: int) -> Iterable[tuple[Part, Bytes]]:
-    """The run of each part with a valid CRC. Damage is logged with its place and left out: such
-    entries are unknown, never absent.
+    """The run of each part with a valid CRC. Damaged parts are logged and left out: their entries
+    are unknown, never absent.
     """
     for part in extent.parts:
         at = part.offset - extent.start
@@ -202,7 +202,7 @@ def _tell_damage(part: Part, ledger_id: int) -> None:
 
 
 def _columns(body: Bytes, start: int, end: int) -> tuple[Bytes, ...]:
-    """The columns of some entries of a run, in the order in which a run has them."""
+    """The columns of the entries with indexes start..end - 1 of a run, in the run's order."""
     _, kind, _, count, _ = HEAD.unpack_from(body)
     at = columns(count, kind)
     digest = at.digest_bytes
@@ -223,8 +223,8 @@ def _columns(body: Bytes, start: int, end: int) -> tuple[Bytes, ...]:
 
 
 def join(found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int) -> bytes | None:
-    """One run of the entries first..last of these runs, up to about `bytes_max` of payload (at
-    least one entry), or None if there are none.
+    """Join the entries first..last of these runs into one run, up to about `bytes_max` of payload
+    (at least one entry). None if there are no such entries.
     """
     found.sort(key=lambda item: item[0].first)
     heads = _plain_heads(found)
@@ -256,7 +256,7 @@ def join(found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int)
 
 
 def _plain_heads(found: list[tuple[Part, Bytes]]) -> list[tuple[int, int]] | None:
-    """Count and first id of each run without holes, all of one digest kind; else None."""
+    """The count and first id of each run; None if runs have holes or differ in digest kind."""
     heads = []
     only_kind = None
     for part, body in found:
@@ -273,7 +273,7 @@ def _plain_heads(found: list[tuple[Part, Bytes]]) -> list[tuple[int, int]] | Non
 
 
 def _fitting(body: Bytes, start: int, end: int, room: int, *, is_first: bool) -> int:
-    """The index after the last entry from `start` on that fits into `room`."""
+    """The index after the last entry that fits into `room` bytes, beginning with entry `start`."""
     _, kind, _, count, _ = HEAD.unpack_from(body)
     sizes = struct.unpack_from(f">{count}I", body, columns(count, kind).sizes)
     place = start
@@ -286,7 +286,7 @@ def _fitting(body: Bytes, start: int, end: int, room: int, *, is_first: bool) ->
 def _join_entries(
     found: list[tuple[Part, Bytes]], first: int, last: int, bytes_max: int
 ) -> bytes | None:
-    """The same as `join` for parts with holes, entry by entry."""
+    """`join` for runs with holes or of different digest kinds, entry by entry."""
     runs = [(part, Run(bytes(body))) for part, body in found]
     places = sorted(
         (entry_id, number, index)

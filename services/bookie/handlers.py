@@ -1,4 +1,4 @@
-"""The channel's operations as plain HTTP for people, and operations only people need."""
+"""The bookie's HTTP routes: the channel, its operations as plain HTTP, and administration."""
 
 import base64
 import hashlib
@@ -117,7 +117,7 @@ _HTTP_STATUS: Final = {
 _DIGEST_HEAD: Final = struct.Struct(">qqqI")
 _RANGES_MAX: Final = 1000
 _READ_BYTES: Final = 1024 * 1024
-"""Entries of one JSON answer, or read at a time for a digest."""
+"""Maximum size of the entries in one JSON answer, and of entries read at a time for a digest."""
 
 _LEDGER: Final = "/v1/ledgers/{ledger_id}"
 ROUTES: Final = Routes()
@@ -126,13 +126,13 @@ ROUTES: Final = Routes()
 def _asking(
     path: str, gives: type[Body], *given: Parameter[Any], roles: frozenset[Role] = WRITERS
 ) -> Callable[[Handler], Handler]:
-    """A route of the protocol. Refusals and unknown answers are verdicts too, each with its own status."""
+    """Declare a route of the protocol. Refusals have the body of a success, but another status."""
     return ROUTES.add(path, LEDGER_ID, *given, MEMBER, roles=roles, gives=gives, refuses_with=gives)
 
 
 @ROUTES.add("GET /v1/channel", roles=WRITERS, status=101)
 async def open_channel(request: web.Request, _given: Given) -> web.StreamResponse:
-    """All operations, pipelined, as frames (`wire/frames.py`): the connection is upgraded to `quorumlog-channel/1`."""
+    """Upgrade the connection to `quorumlog-channel/1`: pipelined frames (`wire/frames.py`)."""
     store = _store(request)
     told = ",".join(request.headers.getall(hdrs.UPGRADE, ()))
     offered = [name.strip().lower() for name in told.split(",")]
@@ -157,7 +157,7 @@ async def open_channel(request: web.Request, _given: Given) -> web.StreamRespons
 
 
 async def _serve(bookie: BookieRuntime, connection: Framed) -> None:
-    """Wait for a channel's end. An end for whatever reason breaks the connection, so that the peer stops waiting."""
+    """Wait until a channel ends, then close the connection, so that the peer stops waiting."""
     bookie.channels.add(connection)
     try:
         await connection.closed
@@ -192,7 +192,7 @@ async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:
 
 @_asking(f"GET {_LEDGER}/entries", EntriesBody, FROM, TO)
 async def read_entries(request: web.Request, given: Given) -> web.StreamResponse:
-    """Entries `from` to `to`: those stored, and ids known to be absent. All other ids are unknown."""
+    """Stored entries from `from` to `to`, and ids known to be absent. All other ids are unknown."""
     store = _store(request)
     ledger_id = given[LEDGER_ID]
     first, to = given[FROM], given[TO]
@@ -233,7 +233,7 @@ async def last_add_confirmed(request: web.Request, given: Given) -> web.StreamRe
 
 @ROUTES.add("GET /v1/ledgers", AFTER, LIMIT, roles=HEALERS | OPERATORS, gives=HeldList)
 async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse:
-    """Ledgers stored here, by id."""
+    """Ledgers stored on this bookie, by id."""
     store = _store(request)
     held: list[HeldBody] = []
     more = None
@@ -247,8 +247,8 @@ async def list_ledgers(request: web.Request, given: Given) -> web.StreamResponse
 
 @ROUTES.add("GET /v1/rows", AFTER, LIMIT, roles=METADATA | OPERATORS, gives=RowsPage)
 async def list_rows(request: web.Request, given: Given) -> web.StreamResponse:
-    """What a rebuild of the metadata's database needs: copies of rows, keys, deleted ids (rule 18d). Answered before the
-    bookie is registered too.
+    """Copies of ledger metadata, keys and deleted ids, for a rebuild of the database (rule 18d).
+    The bookie answers before it is registered, too.
     """
     bookie = request.app[BOOKIE]
     store, cookie = bookie.replayed_store, bookie.cookie
@@ -260,7 +260,7 @@ async def list_rows(request: web.Request, given: Given) -> web.StreamResponse:
         cookie=None if cookie is None else cookie.cookie,
         log_end=store.position.sequence,
         may_lack=bookie.may_lack,
-        # Of the first page: a rebuild asks for that first, and needs them once.
+        # Only the first page has witnesses: a rebuild needs them once.
         witnesses=await bookie.known_witnesses() if given[AFTER] < 0 else (),
         ledgers=tuple(found),
         next=following,
@@ -294,7 +294,7 @@ async def digest_ranges(request: web.Request, given: Given) -> web.StreamRespons
     asked = parsed(await bodies.read(request), DigestsAsked)
     _check_not_deleted(store, ledger_id)
     digests = [await _digest(store, asked, ledger_id, span) for span in asked.ranges]
-    # The withholding may have begun while the digests were computed.
+    # The bookie may have begun to drop the ledger while the digests were computed.
     _check_not_withheld(store, ledger_id)
     row = store.holdings.row(ledger_id)
     body = DigestsBody(
@@ -317,14 +317,14 @@ async def put_state(request: web.Request, given: Given) -> web.StreamResponse:
 
 @ROUTES.add("GET /v1/process", roles=BOOKIES | OPERATORS, gives=ProcessBody)
 async def process(request: web.Request, _given: Given) -> web.StreamResponse:
-    """The process that answers here, even during startup: a newcomer of this name asks (rule 15a)."""
+    """The process that answers at this address, which a starting process checks (rule 15a)."""
     bookie = request.app[BOOKIE]
     return answer(ProcessBody(bookie=bookie.config.bookie_name, process=bookie.process))
 
 
 @ROUTES.add("GET /v1/witnesses", roles=METADATA, gives=BookieWitnesses)
 async def witnesses(request: web.Request, _given: Given) -> web.Response:
-    """What this bookie knows of the metadata's database (rule 18a), even during startup."""
+    """The bookie's witnesses of the metadata database (rule 18a); available during startup too."""
     return answer(request.app[BOOKIE].witnesses())
 
 
@@ -390,7 +390,7 @@ async def put_maintenance(request: web.Request, given: Given) -> web.StreamRespo
 
 
 def _check_not_withheld(store: Store, ledger_id: int) -> None:
-    """Raise EntryUnavailable while a drop is decided: a repair would count dropped entries."""
+    """Raise EntryUnavailable during a drop's last check: a repair could count dropped entries."""
     if ledger_id in store.withheld:
         raise errors.EntryUnavailable(
             f"{store.me} is deciding whether to drop the ledger", ledger_id=ledger_id
@@ -398,7 +398,7 @@ def _check_not_withheld(store: Store, ledger_id: int) -> None:
 
 
 def _check_not_deleted(store: Store, ledger_id: int) -> None:
-    """Raise NoSuchLedger: missing entries of a deleted ledger prove nothing (rule 16a)."""
+    """Raise NoSuchLedger if a ledger is deleted: its missing entries prove nothing (rule 16a)."""
     if store.holdings.is_deleted(ledger_id):
         raise errors.NoSuchLedger(
             f"ledger {ledger_id} was deleted at {store.me}", ledger_id=ledger_id, deleted=True
@@ -470,7 +470,7 @@ def _store(request: web.Request) -> Store:
 
 
 async def _ask(store: Store, given: Given, asked: FenceAsked | LacAsked) -> web.Response:
-    """The verdict on a request about a whole ledger."""
+    """Pass a request about a whole ledger to the store, and return its verdict."""
     ledger_id = given[LEDGER_ID]
     verdict = await answered(partial(store.ask, ledger_id, asked))
     return _verdict(store, ledger_id, NO_ENTRY, NO_ENTRY, verdict)

@@ -19,21 +19,21 @@ from services.bookie.witnesses import FreshCopies
 from services.bookie.writer import Position
 
 LEDGERS_MAX: Final = 20_000
-"""Ledgers kept in memory; above it, checkpoints evict idle ones."""
+"""Maximum number of ledgers in memory; above it, `evict_idle` evicts all idle ones."""
 
 REPLAY_CHUNK: Final = 100_000
 """How many replayed records stay in memory before they are written to the index."""
 
 ROWS_BYTES_MAX: Final = 1 << 20
-"""Copies of one page for a rebuild; a page has one ledger at least."""
+"""Maximum size of the copies in one page for a rebuild; a page has at least one ledger."""
 _ROWS_AT_ONCE: Final = 50
-"""Ledgers of such a page between two turns of the event loop: about a millisecond."""
+"""Ledgers of a rebuild's page in one turn of the event loop: about a millisecond."""
 
 RANGES_AT_ONCE_BYTES: Final = 1024 * 1024
 
 
 class LedgerTable:
-    """The ledgers. Owned by the event loop.
+    """A bookie's ledgers. Use it on the event loop's thread only.
 
     Invariant: all callers share one object per ledger in memory; two objects would miss each
     other's fence.
@@ -48,7 +48,7 @@ class LedgerTable:
         self._unheld: set[int] = set()
         """Loaded ledgers of which this bookie stored nothing when they were loaded."""
         self.deleted: set[int] = set()
-        """Deleted ledgers of which a replay found nothing else, until the index knows them."""
+        """Ledgers of which a replay found only the deletion, until the index has it."""
         self.fresh = FreshCopies(index.fresh())
         self._applied_count = 0
 
@@ -79,7 +79,7 @@ class LedgerTable:
         mine = ((item, None) for item in sorted(self._ledgers) if item > after)
         last_id = -1
         for ledger_id, indexed in merge(mine, self._index.ledgers(after), key=itemgetter(0)):
-            # `merge` yields the ledger in memory before its row in the index.
+            # `merge` yields a ledger in memory before the same ledger in the index.
             if ledger_id == last_id:
                 continue
             last_id = ledger_id
@@ -99,14 +99,14 @@ class LedgerTable:
             last_id = ledger_id
 
     def row_copies(self, ledger_id: int) -> list[RowCopy]:
-        """The copies of the metadata's row that are held (rule 18b)."""
+        """The copies of a ledger's metadata that this bookie holds (rule 18b)."""
         held = self._ledgers.get(ledger_id)
         if held is None:
             return list(self._index.copies(ledger_id))
         return [held.row_copy(name) for name in held.row_names]
 
     def row(self, ledger_id: int) -> IndexRow | None:
-        """A ledger's row; None if the ledger was never seen or is deleted."""
+        """A ledger's index row; None if the ledger was never seen or is deleted."""
         held = self._ledgers.get(ledger_id)
         if held is not None and held.replica.is_deleted:
             return None
@@ -152,7 +152,7 @@ class LedgerTable:
         return tuple(found)
 
     def evict_idle(self) -> None:
-        """Evict idle ledgers of which this bookie stores nothing; above `LEDGERS_MAX`, all idle ones. The index has them."""
+        """Evict idle ledgers without stored data; above `LEDGERS_MAX`, all idle ones."""
         is_much = len(self._ledgers) > LEDGERS_MAX
         asked, self._unheld = self._unheld, set()
         for ledger_id in list(self._ledgers) if is_much else asked:
@@ -166,7 +166,7 @@ class LedgerTable:
 
     @property
     def replayed_much(self) -> bool:
-        """Whether a replay applied so much that a checkpoint should follow."""
+        """Whether a replay applied so many records that a checkpoint should follow."""
         return self._applied_count >= REPLAY_CHUNK
 
     def apply_stored(self, segment: int, record: StoredRecord) -> None:
@@ -174,7 +174,7 @@ class LedgerTable:
         if record.kind in {Kind.DELETE, Kind.DELETED}:
             for ledger_id in deleted_in(record):
                 # A compaction's record names many deleted ledgers, most of them otherwise unknown:
-                # create no object for each.
+                # do not create an object for each.
                 if ledger_id in self._ledgers or self._index.row(ledger_id) is not None:
                     apply_stored(self.ledger(ledger_id), segment, record)
                 else:
@@ -189,13 +189,12 @@ class LedgerTable:
     def _applied(self) -> None:
         self._applied_count += 1
         if self._applied_count % REPLAY_CHUNK == 0:
-            # Keep memory flat. The checkpoint's position stays: replaying a record twice is
-            # harmless.
+            # Bound memory. The checkpoint's position stays: replaying a record twice is harmless.
             self.write_index(None)
             self.evict_idle()
 
     def write_index(self, position: Position | None) -> None:
-        """Write all ledgers to the index, before the loop runs."""
+        """Write all ledgers to the index. Blocks: call it before the event loop runs."""
         changes = self.changes()
         self._index.write(
             position, [change for _, change in changes], self.deleted, self.fresh.encode()
@@ -208,7 +207,7 @@ class LedgerTable:
         return [(ledger, ledger.change()) for ledger in dirty]
 
     def checkpointed(self, changes: list[tuple[StoredLedger, IndexChange]]) -> None:
-        """`changes` and `deleted` are on disk; the index remembers deleted ledgers from now on."""
+        """Note that `changes` and `deleted` are on disk: the index has the deleted ledgers now."""
         self.deleted.clear()
         for ledger, change in changes:
             ledger.checkpointed(change)
@@ -216,9 +215,9 @@ class LedgerTable:
                 self._ledgers.pop(ledger.ledger_id, None)
 
     async def rows_page(self, after: int, limit: int) -> tuple[list[HeldRows], int | None]:
-        """What a rebuild of the metadata's database needs of ledgers with ids above `after`, deleted ones included, and the
-        `after` of the next page (rule 18d). A copy that is not on disk yet is told too: it is of a committed row all the
-        same.
+        """A page for a rebuild of the metadata database (rule 18d): ledgers with ids above `after`,
+        including deleted ones, and the `after` of the next page. The page includes copies that are
+        not on disk yet, because they too are of committed metadata.
         """
         found: list[HeldRows] = []
         size = 0

@@ -1,12 +1,12 @@
-"""The index on disk: parts, ledger rows and copies of metadata rows in RocksDB. A cache that the log can rebuild.
+"""The index on disk: parts, ledgers' states and copies of ledger metadata. The log can rebuild it.
 
 Why RocksDB: docs/adr/0004-index-in-rocksdb.md. Only checkpoints write, each in one flush that
-includes the log position it covers (so the two cannot disagree). The event loop reads: a lookup
-takes some microseconds.
+includes the log position it covers, so that the two cannot disagree. Lookups run on the event
+loop's thread and take some microseconds.
 
 RocksDB's write-ahead log is off: a checkpoint is one file and one line of RocksDB's manifest, so
-after any torn write the index is at an earlier checkpoint. (With it on, a torn manifest could miss
-a file while the write-ahead log after it exists: entries would be denied.)
+after any torn write the index is at an earlier checkpoint. (With a write-ahead log, a torn manifest
+could miss a file while later writes survive in the log: the bookie would deny entries.)
 """
 
 import contextlib
@@ -33,24 +33,25 @@ _COPY_KEY: Final = struct.Struct(">cQQ16s")
 _POSITION: Final = struct.Struct(">QQQ")
 
 FORMAT: Final = b"3"
-"""An index of another format is rebuilt from the log. Format 3 added copies of metadata rows."""
+"""An index of another format is rebuilt from the log. Format 3 added copies of ledger metadata."""
 _FORMAT_KEY: Final = b"Aformat"
 _CHECKPOINT_KEY: Final = b"Acheckpoint"
 _FRESH_KEY: Final = b"Afresh"
 
 PARTS_AT_ONCE: Final = 100
 PAUSE_S: Final = 0.0003
-"""A thread that works long yields to the event loop, which would otherwise wait 5 ms for each turn (measured)."""
+"""Pause of a busy thread after each PARTS_AT_ONCE parts, so that the event loop does not wait 5 ms
+for each of its turns (measured)."""
 
 REOPEN_BYTES: Final = 2 * 1024 * 1024
-"""Needed to open RocksDB, which writes its options, a manifest and a log of its own."""
+"""Free space needed to open RocksDB, which writes its options, a manifest and a log of its own."""
 
 WRITE_BUFFER_BYTES: Final = 16 * 1024 * 1024
-"""Two buffers bound RocksDB's memory beside its block cache of 8 MiB."""
+"""Size of a write buffer. Two buffers and a block cache of 8 MiB bound RocksDB's memory."""
 
 
 class IndexRow(NamedTuple):
-    """The index's row of a ledger, beside its parts."""
+    """The index's data about a ledger, except its parts."""
 
     ledger_key: bytes | None = None
     is_fenced: bool = False
@@ -63,16 +64,16 @@ class IndexRow(NamedTuple):
     entry_count: int = 0
     stored_bytes: int = 0
     copy_count: int = 0
-    """Copies of the metadata's row that are held (rule 18b)."""
+    """Number of copies of the ledger's metadata (rule 18b)."""
 
     def encode(self) -> bytes:
-        """The row as bytes."""
+        """The index row as bytes."""
         ledger_key, *rest = self
         return _ROW.pack(ledger_key is not None, ledger_key or b"", *rest)
 
 
 def decode_row(value: bytes) -> IndexRow:
-    """The inverse of `encode`."""
+    """The row that `IndexRow.encode` returned as `value`."""
     has_key, ledger_key, *rest = _ROW.unpack(value)
     return IndexRow(ledger_key if has_key else None, *rest)
 
@@ -92,21 +93,21 @@ class IndexChange:
 
 
 class Index:
-    """Parts by (ledger, first), rows by ledger, ids of deleted ledgers, and the checkpoint.
+    """Parts by (ledger, first), index rows by ledger, ids of deleted ledgers, and the checkpoint.
 
     Deleted ledgers have their own key prefix, so that a scan of the ledgers skips millions of
     deleted ids.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the index. Raises Exception if it is damaged or of another format."""
+        """Open or create the index. Raises Exception for a damaged index or another format."""
         self.is_suspect = False
         """A read failed: rebuild the index."""
         self.is_failed = False
         """The last checkpoint failed: reopen RocksDB before the next one."""
         self.path = path
         path.mkdir(exist_ok=True)
-        path.chmod(0o750)  # RocksDB's own modes let everyone read entries' places and ledgers' keys
+        path.chmod(0o750)  # by default RocksDB lets everyone read the files, with ledgers' keys
         self._db = self._open_database()
         found = self._db.get(_FORMAT_KEY)
         if found is None:
@@ -130,7 +131,7 @@ class Index:
         return None if value is None else Position(*_POSITION.unpack(value))
 
     def fresh(self) -> bytes:
-        """The copies of rows that were fresh at the checkpoint (see fresh.py)."""
+        """The fresh copies of metadata at the checkpoint, as `FreshCopies.encode` returned them."""
         return self._db.get(_FRESH_KEY) or b""
 
     def write(
@@ -140,10 +141,10 @@ class Index:
         deleted: Iterable[int] = (),
         fresh: bytes = b"",
     ) -> None:
-        """Write one checkpoint atomically; on disk when it returns. Any thread.
+        """Write one checkpoint atomically and durably. May run in any thread.
 
         Without a position, the changes are written and the covered log position stays. `deleted`
-        names ledgers that are deleted and otherwise unknown here; `fresh` is what `fresh` returns.
+        names deleted ledgers that are otherwise unknown here. `fresh`: for `Index.fresh` to return.
         """
         batch = WriteBatch(raw_mode=True)
         count = 0
@@ -171,8 +172,8 @@ class Index:
         if position is not None:
             batch.put(_CHECKPOINT_KEY, _POSITION.pack(*position))
         if self.is_failed:
-            # After an error, as of a full disk, RocksDB refuses writes until it is reopened.
-            # Reopening needs room; until there is some, the open database still serves reads.
+            # After an error, such as a full disk, RocksDB refuses writes until it is reopened.
+            # Reopening needs room; until there is room, the open database still serves reads.
             if not has_room(self.path.parent, REOPEN_BYTES):
                 raise OSError(errno.ENOSPC, "No space left to open the index again")
             self.close()
@@ -188,13 +189,13 @@ class Index:
             raise
 
     def row(self, ledger_id: int) -> IndexRow | None:
-        """A ledger's row."""
+        """A ledger's index row, or None if the index does not have the ledger."""
         with self._reading():
             value = self._db.get(_LEDGER_KEY.pack(b"L", ledger_id))
             return None if value is None else decode_row(value)
 
     def copies(self, ledger_id: int) -> Iterator[RowCopy]:
-        """The copies of a ledger's metadata row, ascending by version (rule 18b)."""
+        """The copies of a ledger's metadata, ascending by version (rule 18b)."""
         prefix = _LEDGER_KEY.pack(b"R", ledger_id)
         with self._reading():
             for key, value in self._walk(prefix, prefix):
@@ -202,7 +203,7 @@ class Index:
                 yield RowCopy(RowName(version, attempt), value)
 
     def is_deleted(self, ledger_id: int) -> bool:
-        """Whether a ledger without a row was deleted (rule 16a)."""
+        """Whether a ledger without an index row was deleted (rule 16a)."""
         with self._reading():
             return self._db.get(_LEDGER_KEY.pack(b"D", ledger_id)) is not None
 
@@ -217,7 +218,7 @@ class Index:
             yield _LEDGER_KEY.unpack(key)[1], decode_row(value)
 
     def highest_ledger(self, below: int) -> int:
-        """The highest id under `below` of a ledger that is held or deleted here; NO_LEDGER if none is."""
+        """The highest id under `below` of a ledger held or deleted here; NO_LEDGER if none is."""
         found = NO_LEDGER
         cursor = self._db.iter()
         for prefix in (b"L", b"D"):
@@ -232,7 +233,7 @@ class Index:
         with self._reading():
             cursor = self._db.iter()
             prefix = _LEDGER_KEY.pack(b"P", ledger_id)
-            # The part before `first` may reach into the range; parts with holes may begin further back.
+            # The part before `first` may reach into the range; parts with holes may begin earlier.
             cursor.seek_for_prev(_PART_KEY.pack(b"P", ledger_id, max(0, first - sparse_span)))
             if not cursor.valid() or cursor.key()[:9] != prefix:
                 cursor.seek(_PART_KEY.pack(b"P", ledger_id, 0))
@@ -248,7 +249,7 @@ class Index:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Note a failed read, unless the database is being reopened: then it is only unknown."""
+        """Mark the index as suspect if a read fails, unless the database is being reopened."""
         was_failed = self.is_failed
         try:
             yield
@@ -263,7 +264,7 @@ class Index:
             yield ledger_id, decode_part(first, value)
 
     def used_bytes(self) -> Counter[int]:
-        """Bytes of all parts per segment. In a thread, which pauses."""
+        """Total size of the parts in each segment. Pauses, so it must run in a thread."""
         used: Counter[int] = Counter()
         for _, value in self._parts_with_pauses():
             segment, size = stored_at(value)
@@ -271,7 +272,7 @@ class Index:
         return used
 
     def parts_in(self, segments: Collection[int]) -> list[tuple[int, Part]]:
-        """The parts in some segments, by ledger and entry. In a thread, which pauses."""
+        """The parts in some segments, by ledger and entry. Pauses, so it must run in a thread."""
         found = []
         for key, value in self._parts_with_pauses():
             if stored_at(value)[0] in segments:
@@ -286,7 +287,7 @@ class Index:
                 time.sleep(PAUSE_S)
 
     def _walk(self, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The keys and values from `start` on whose keys begin with `prefix`."""
+        """Keys and values in order, from key `start` on, while the key begins with `prefix`."""
         cursor = self._db.iter()
         cursor.seek(start)
         while cursor.valid() and (key := cursor.key()).startswith(prefix):

@@ -1,12 +1,12 @@
-"""A stopped bookie's log and index: verification, and salvage, which makes a log startable again that is damaged below its
-tail.
+"""Verifies a stopped bookie's log and index, and salvages a log that is damaged below its tail.
 
-Verification continues behind damage, so that the report is complete. The end of the log is judged by the code of a normal
-start, so that a log that passes also starts.
+Verification continues after damage, so that the report is complete. The code of a normal start
+judges the end of the log, so a log that passes also starts.
 
-Salvage copies readable records in order to a new log; the old log is kept as `log.damaged`. Unreadable records may have been
-acknowledged, so the cookie is marked before the new log takes its place: the next start is a new incarnation, which denies
-nothing that older ones were asked to keep (rule 15).
+A salvage copies readable records in order to a new log, and keeps the old one as `log.damaged`.
+Unreadable records may have been acknowledged, so the cookie is marked before the new log takes its
+place. The next start is then a new incarnation, which denies nothing that older incarnations were
+asked to keep (rule 15).
 """
 
 import errno
@@ -41,7 +41,7 @@ from services.bookie.segments import Segments, sync_directory
 from services.bookie.writer import BATCH_BYTES_MAX, LogWriter, Position
 
 IN_FLIGHT_BYTES: Final = 2 * BATCH_BYTES_MAX
-"""Given to the writer and not on disk: the next batch gathers while one is synced."""
+"""Maximum bytes queued in the writer: enough that a batch gathers while another is synced."""
 
 _LOOK_S: Final = 0.5
 
@@ -49,7 +49,7 @@ SegmentProgress = Callable[[Sequence[int]], Iterable[int]]
 """Iterates over segment numbers, and may display progress."""
 
 PartProgress = Callable[[Iterator[tuple[int, Part]]], Iterable[tuple[int, Part]]]
-"""The same for the parts of the index."""
+"""Iterates over the parts of the index, and may display progress."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class LogReport:
     log_bytes: int = 0
     entries_in_index: int = 0
     deleted_ledgers: int = 0
-    """Ids in deletion records; an interrupted compaction may leave an id twice."""
+    """Number of ids in deletion records; an interrupted compaction may leave an id twice."""
     problems: list[str] = field(default_factory=list)
     tail: str = ""
     """How the log ends: cleanly or not."""
@@ -110,7 +110,7 @@ def _stretches(segments: Segments, number: int) -> Iterator[LogBatch | str]:
 
 
 def _last_segment(segments: Segments, number: int) -> Iterator[LogBatch]:
-    """Raises LogDamaged after the last valid batch if a start would refuse the log."""
+    """Yield the last segment's valid batches. Raises LogDamaged if a start would refuse the log."""
     head = segments.head(number)
     for item in read_batches(
         head, segments.read_from(number, SEGMENT_HEAD.size), SEGMENT_HEAD.size
@@ -178,7 +178,7 @@ def _verify_index(
     deleted: "dict[int, array[int]]",
     part_progress: PartProgress,
 ) -> None:
-    """`deleted`: the ids in deletion records, by segment."""
+    """Check the index against the log. `deleted`: the ids in deletion records, by segment."""
     try:
         index = Index(directory / "index")
     except Exception as error:  # noqa: BLE001 - whatever RocksDB finds wrong
@@ -262,11 +262,11 @@ class Salvaged:
     records: int = 0
     ledgers: int = 0
     unreadable: list[str] = field(default_factory=list)
-    """Places of the old log, as segment and offsets."""
+    """Unreadable places of the old log, as segment and offsets."""
 
 
 def undo_salvage(directory: Path) -> None:
-    """Undo an interrupted salvage: the damaged log is still complete."""
+    """Undo an interrupted salvage: put back the damaged log, which is still complete."""
     log, damaged = directory / "log", directory / "log.damaged"
     if not log.exists() and damaged.exists():
         damaged.rename(log)
@@ -276,8 +276,8 @@ def undo_salvage(directory: Path) -> None:
 def salvage_log(directory: Path, segment_bytes: int, numbers: Iterable[int]) -> Salvaged:
     """Copy the readable records of these segments in order, and replace the log by the copy.
 
-    The caller owns the directory. Raises: OSError; FileExistsError if `log.damaged` of an earlier
-    salvage exists.
+    The caller must hold the directory's lock. Raises: OSError; FileExistsError if `log.damaged` of
+    an earlier salvage exists.
     """
     report = Salvaged()
     damaged, made = directory / "log.damaged", directory / "log.salvaged"
@@ -293,7 +293,7 @@ def salvage_log(directory: Path, segment_bytes: int, numbers: Iterable[int]) -> 
         shutil.rmtree(made, ignore_errors=True)
         raise
     report.ledgers = len(ledgers)
-    # Before the new log is in place: a start must not take it for the complete log.
+    # Mark the cookie first: a start must not mistake the new log for a complete one.
     cookie = read_cookie(directory)
     if cookie is not None:
         write_cookie(directory, cookie.model_copy(update={"salvaged": True}))
@@ -328,7 +328,7 @@ def _copy(old: Segments, new: Segments, numbers: Iterable[int], report: Salvaged
     try:
         for number in numbers:
             for record in _records(old, number, report):
-                # Batch many records per sync, and keep memory flat.
+                # Batch many records per sync, and bound memory.
                 while in_flight > IN_FLIGHT_BYTES and not failed:
                     in_flight -= _wait_written(written, writer)
                 if failed:
@@ -345,8 +345,8 @@ def _copy(old: Segments, new: Segments, numbers: Iterable[int], report: Salvaged
 
 
 def _wait_written(written: SimpleQueue[int], writer: LogWriter) -> int:
-    """How many bytes reached the disk. Raises OSError on a full disk: the writer would wait for
-    room, but nobody makes any here.
+    """Wait for a batch; returns how many bytes reached the disk. Raises OSError on a full disk,
+    where the writer would wait for ever.
     """
     while True:
         try:

@@ -1,8 +1,8 @@
-"""One ledger in memory: its rules (`Replica`), the parts above the last checkpoint, and the answers
-that wait for the disk.
+"""One ledger in memory: its rules (`Replica`), the parts stored since the last checkpoint, and the
+answers that wait for the disk.
 
-Owned by the event loop. A checkpoint begins with `change()` and ends with `checkpointed()`; a
-change made in between stays dirty.
+Use a ledger on the event loop's thread only. A checkpoint begins with `change()` and ends with
+`checkpointed()`; a change made in between stays dirty.
 """
 
 import logging
@@ -27,7 +27,7 @@ def _first(part: Part) -> int:
 
 
 def _without_repeats(parts: Iterable[Part]) -> Iterator[Part]:
-    """During a checkpoint a part may be recent and in the index; the recent one comes first."""
+    """Skip repeated parts: during a checkpoint a part may be both in `recent` and in the index."""
     last_first = NO_ENTRY
     for part in parts:
         if part.first != last_first:
@@ -41,10 +41,10 @@ class StoredLedger:
     Invariants:
     - parts are disjoint as sets of ids;
     - a part is in `recent` or in the index, or in both while a checkpoint runs;
-    - `hidden`, and `_hiding` while a checkpoint deletes them, contain first ids whose rows in the
-      index are outdated;
-    - a part that was on disk stays in the index, or gets there, until the part that replaced it is
-      on disk.
+    - `hidden`, and `_hiding` while a checkpoint deletes them, contain the first ids of outdated
+      parts in the index;
+    - a part that was on disk stays in the index, or is written to it, until its replacement is on
+      disk.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class StoredLedger:
         is_deferred: bool = False,
         is_deleted: bool = False,
     ) -> None:
-        """Load the ledger from the index (an unknown ledger is empty). `is_deleted`: the log says
-        so, and the index does not know it yet.
+        """Load the ledger from the index (an unknown ledger is empty). `is_deleted`: the log has
+        the ledger's deletion, which may not be in the index yet.
         """
         self.ledger_id = ledger_id
         self._index = index
@@ -68,16 +68,16 @@ class StoredLedger:
         self.hidden: set[int] = set()
         self._hiding: set[int] = set()
         self._replaced: list[tuple[Part, Part, Part | None]] = []
-        """New parts not on disk yet, each with the part that it took entries from and that part's
-        rest."""
+        """(new, old, rest) for each new part that is not on disk yet: `new` took entries from the
+        part `old`, and `rest` has the remaining ones."""
         self._is_in_checkpoint = False
         self.read_to = self.ahead_to = NO_ENTRY
         """Where the last read ended, and how far read-ahead went."""
         self.is_cold = False
-        """A read had to wait for the disk."""
+        """Whether the current sequence of reads had to wait for the disk."""
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self.lookup: tuple[int, int, list[Part]] | None = None
-        """A lookup of first..last and what it found, while the rules are about to repeat it."""
+        """First id, last id and result of a lookup that `replica` is about to repeat."""
         self._dirty_count = 0
         found = index.row(ledger_id)
         row = found or IndexRow()
@@ -89,11 +89,11 @@ class StoredLedger:
             is_deleted=is_deleted or (found is None and index.is_deleted(ledger_id)),
         )
         self.row_names: tuple[RowName, ...] = ()
-        """The copies of the metadata's row that are held (rule 18b)."""
+        """The names of the copies of this ledger's metadata that the bookie holds (rule 18b)."""
         if row.copy_count:
             self.row_names = tuple(copy.name for copy in index.copies(ledger_id))
         self._copies: dict[RowName, RowCopy] = {}
-        """Copies above the last checkpoint."""
+        """Copies stored since the last checkpoint."""
         self._dropped_copies: list[RowName] = []
         self.highest = self._indexed_highest = row.highest
         self.sparse_span = row.sparse_span
@@ -120,12 +120,12 @@ class StoredLedger:
 
     def find_some(self, first: int, last: int, bytes_max: int) -> tuple[list[Part], int]:
         """The parts that contain some of first..last, ascending by first, up to about `bytes_max`
-        (at least one entry), and the last id that the result covers. Parts are whole runs, so that
-        a sequential reader does not have a run read twice.
+        (at least one entry), and the last id that the result covers. Whole parts are returned, so
+        that a sequential reader does not read a run twice.
         """
         if first > self.highest:
             return [], last
-        # Neither copied nor skipped one by one: there may be many before and behind.
+        # `recent` may be long: do not copy it, and do not step through its parts before `first`.
         recent = map(self.recent.__getitem__, range(self._recent_start(first), len(self.recent)))
         is_indexed = first <= self._indexed_highest
         found: list[Part] = []
@@ -137,7 +137,7 @@ class StoredLedger:
                 continue
             size += part.size or len(part.body or b"")
             end = part.first - 1
-            # An answer needs an entry, and parts may interleave.
+            # An answer needs at least one entry, and parts may interleave.
             if size > bytes_max and any(before.has_any(first, end) for before in found):
                 return found, end
             found.append(part)
@@ -171,7 +171,7 @@ class StoredLedger:
         self._stored_bytes += part.size or len(part.body or b"")
 
     def _take_over(self, part: Part) -> None:
-        """Remove the part's ids from the parts that contained them so far."""
+        """Remove a new part's ids from the parts that had these ids before."""
         ids: set[int] | None = None
         for old in self.find(part.first, part.last):
             if ids is None:
@@ -203,21 +203,21 @@ class StoredLedger:
         )
 
     def row_copy(self, name: RowName) -> RowCopy:
-        """A copy of the metadata's row that is held."""
+        """The held copy of ledger metadata with this name."""
         found = self._copies.get(name)
         if found is None:
             found = next(copy for copy in self._index.copies(self.ledger_id) if copy.name == name)
         return found
 
     def keep_row_copy(self, row: RowCopy) -> None:
-        """Hold a copy of the metadata's row."""
+        """Keep a copy of the ledger's metadata (rule 18b)."""
         if row.name not in self.row_names:
             self.row_names = tuple(sorted((*self.row_names, row.name)))
             self._fresh.note(row)
         self._copies[row.name] = row
 
     def drop_row_copies(self, names: Collection[RowName]) -> None:
-        """Hold these copies of the metadata's row no more. A replay of the log may find them again."""
+        """Forget these copies of the ledger's metadata. A replay may bring the copies back."""
         self._dropped_copies += names
         for name in names:
             self._copies.pop(name, None)
@@ -235,7 +235,7 @@ class StoredLedger:
         self._dirty_count += 1
 
     def when_synced(self, after: int, callback: Callable[[], None]) -> None:
-        """Call back once the first `after` records are on disk; at once if they are."""
+        """Call `callback` once the first `after` records are on disk, or now if they are."""
         if after <= self.replica.synced_count:
             callback()
         else:
@@ -252,7 +252,7 @@ class StoredLedger:
             try:
                 waiting.popleft()[1]()
             except Exception:
-                # Other requests wait for the same batch.
+                # The error must not stop the answers to others that wait for this batch.
                 log.exception("answer-failed", extra={"ledger": self.ledger_id})
 
     def touch(self) -> None:
@@ -271,7 +271,7 @@ class StoredLedger:
         return (
             not self.recent
             and not self.is_dirty
-            # The index does not know yet what a checkpoint is writing: a fence, say (I13).
+            # A running checkpoint may be writing what the index lacks, such as a fence (I13).
             and not self._is_in_checkpoint
             and not self._copies
             and not self._waiting
@@ -281,8 +281,8 @@ class StoredLedger:
     @property
     def is_deletion_synced(self) -> bool:
         """Whether the ledger is deleted (rule 16a) and the log has the deletion on disk. The index
-        must not learn of it earlier: an index rebuilt from a log without that record would not know
-        the ledger.
+        must not record the deletion earlier: an index rebuilt from a log without that record would
+        not know the ledger.
         """
         replica = self.replica
         return replica.is_deleted and replica.synced_count == replica.accepted_count
@@ -293,7 +293,7 @@ class StoredLedger:
             self._replaced = [item for item in self._replaced if item[0].segment < 0]
 
     def row(self) -> IndexRow:
-        """The ledger's present row, without entries that are not on disk yet."""
+        """The ledger's current index row. The counts leave out entries that are not on disk yet."""
         replica = self.replica
         self._prune()
         pending = [part for part in self.recent if part.segment < 0]
@@ -317,15 +317,15 @@ class StoredLedger:
         )
 
     def change(self) -> IndexChange:
-        """What a checkpoint has to write. The row may be ahead of the checkpoint's log position:
-        its fields are monotone, so replaying the same records again is harmless.
+        """What a checkpoint has to write. The index row may be ahead of the checkpoint's log
+        position: its fields are monotone, so replaying the same records again is harmless.
         """
         self._dirty_count = 0
         self._is_in_checkpoint = True
         parts = [part for part in self.recent if part.segment >= 0]
         self._prune()
-        # A power cut may lose a replacement that is not on disk. Then the parts it took entries
-        # from count again, so the checkpoint writes them unchanged.
+        # A power cut may lose a replacement that is not on disk, and the replaced parts are valid
+        # again then. So the checkpoint writes replaced parts unchanged.
         left = {id(rest) for _, _, rest in self._replaced}
         kept = [old for _, old, _ in self._replaced if old.segment >= 0 and id(old) not in left]
         if left:
@@ -340,7 +340,7 @@ class StoredLedger:
         )
 
     def checkpointed(self, change: IndexChange) -> None:
-        """The checkpoint made of `change` is on disk."""
+        """Note that the checkpoint made of `change` is on disk."""
         self._is_in_checkpoint = False
         written = set(map(id, change.parts))
         self.recent = [part for part in self.recent if id(part) not in written]
@@ -351,7 +351,7 @@ class StoredLedger:
             self._indexed_highest = max(self._indexed_highest, part.last)
 
     def checkpoint_failed(self, change: IndexChange) -> None:
-        """The checkpoint made of `change` failed: its changes are dirty again."""
+        """Mark the changes as dirty again: the checkpoint made of `change` failed."""
         self._dropped_copies += change.dropped_copies
         self._is_in_checkpoint = False
         self.hidden |= self._hiding

@@ -1,22 +1,21 @@
-"""Ledgers in limbo (BP-46): a new incarnation may lack their entries until each is checked.
+"""Ledgers in limbo (BP-46): a new incarnation may lack entries until each entry is checked.
 
-Phase one runs before the bookie registers: it durably marks each ledger that metadata places at an
-older incarnation. From then on the bookie serves the entries that it has of them and denies none.
-It also fences the ledgers that are in recovery or CLOSED. An OPEN ledger needs no fence: a recovery
-marks the row before it fences, so no fence was lost, and the writer may go on through the new
-incarnation (rule 15).
+Phase one runs before the bookie serves: it durably marks each ledger that metadata places at an
+older incarnation. From then on the bookie serves the stored entries of these ledgers and denies
+none. Phase one also fences the ledgers that are in recovery or CLOSED. An OPEN ledger needs no
+fence: a recovery changes the metadata before it fences, so no fence was lost, and the writer may
+continue with the new incarnation (rule 15).
 
-Phase two runs while the bookie serves: autorecovery, which alone may check authentication codes
-(rule 30), copies missing entries and replaces the old incarnation by the new one in the row. This
-bookie requests these repairs, and ends a ledger's limbo when no fragment names an older incarnation
-and its index has all entries that metadata expects here.
+Phase two runs while the bookie serves. The bookie requests repairs: autorecovery copies missing
+entries and replaces the old incarnation by the new one in the metadata. (Only autorecovery may
+check authentication codes: rule 30.) The bookie ends a ledger's limbo when no fragment names an
+older incarnation and the index has all entries that metadata places here.
 
-A row may name an older incarnation after phase one has passed it, or after its limbo has ended,
-because a change that was under way for that member completes late. Such a row needs no mark: asked
-as the older member, the bookie denies nothing and takes no normal add (rule 15, ADR 7), and the
-place moves like any old place, after all entries were read back (rule 20a). For the same reason
-counting the index's entries suffices at the end: copies for a member that replaced an older
-incarnation were read back, and adds to the new member were acknowledged by it.
+Metadata may name an older incarnation after phase one, or after the ledger's limbo, because a
+change for the older member completed late. Such a ledger needs no mark: addressed as the older
+member, the bookie denies nothing and accepts no normal add (rule 15, ADR 7). A repair replaces the
+older member only after all entries were read back (rule 20a). So a count of the indexed entries is
+enough to end limbo: copies were read back, and the new member itself acknowledged later adds.
 
 Both phases resume after a crash: the file `limbo` in the directory marks unfinished work.
 """
@@ -44,18 +43,19 @@ log = logging.getLogger(__name__)
 _PAGE: Final = 1000
 _MARK_NAME: Final = "limbo"
 _CHECK_ENTRIES: Final = 10_000
-"""Checked in one step; between steps the event loop runs other tasks."""
+"""Entries checked in one step; between steps the event loop runs other tasks."""
 _REST_FACTOR: Final = 10
-"""A rest of so many times its duration follows a round, which reads every row naming this bookie."""
+"""After a round, which reads all metadata that names this bookie, the pause is this many times as
+long as the round."""
 _RANGES_MAX: Final = 1000
 _REQUEUE_S: Final = 600.0
-"""How long until a ledger still in limbo is queued again: a repair may take long, and queueing it
-again takes it from its worker."""
+"""How long until a ledger still in limbo is queued again: a repair may take long, and a ledger that
+is queued again is taken from its worker."""
 
 
 @contextlib.contextmanager
 def logged(what: str, **members: object) -> Iterator[None]:
-    """Log an error of the block instead of raising it, so that one failed round does not end the loop."""
+    """Log the block's error instead of raising it, so that a failed round does not end the loop."""
     try:
         yield
     except QuorumLogError as error:
@@ -65,15 +65,15 @@ def logged(what: str, **members: object) -> Iterator[None]:
 
 
 class Limbo:
-    """Marks ledgers that may have lost entries, and gets the entries back.
+    """Marks ledgers that may have lost entries, and has the entries restored.
 
     Invariants (I27): a ledger leaves limbo only when no fragment names an older incarnation of this
-    bookie and every entry of its closed fragments' write sets is in the index; the mark in the
+    bookie and the index has every entry of its closed fragments' write sets. The mark in the
     directory exists whenever a ledger is in limbo.
     """
 
     def __init__(self, store: Store, metadata: MetadataClient, *, rest_s: float) -> None:
-        """`rest_s`: the least pause between two rounds of phase two."""
+        """`rest_s`: the minimum pause between two rounds of phase two."""
         self._store = store
         self._metadata = metadata
         self._repairs = RepairClient(metadata, member_name(store.me))
@@ -83,7 +83,7 @@ class Limbo:
         self.progress = LimboProgress()
 
     async def enter(self) -> None:
-        """Mark every ledger placed at an older incarnation; on disk when it returns.
+        """Durably mark every ledger that is placed at an older incarnation.
 
         Raises: MetadataUnavailable.
         """
@@ -107,7 +107,7 @@ class Limbo:
         log.warning("limbo-entered", extra={"member": me, "ledgers": count})
 
     async def _placed_here(self) -> AsyncIterator[list[LedgerMetadata]]:
-        """The rows that name this bookie in any incarnation, page by page."""
+        """The metadata of all ledgers that name this bookie in any incarnation, page by page."""
         name, after = member_name(self._store.me), None
         while True:
             rows, after = await self._metadata.list(bookie=name, after=after, limit=_PAGE)
@@ -120,14 +120,14 @@ class Limbo:
         clock = asyncio.get_running_loop().time
         while self._mark_file.exists():
             begun = clock()
-            # Nothing leaves limbo without proof; the next round tries again.
+            # No ledger leaves limbo without proof; the next round tries again.
             with logged("limbo"):
                 await self.round()
             if self._mark_file.exists():
                 await asyncio.sleep(max(self._rest_s, _REST_FACTOR * (clock() - begun)))
 
     async def round(self) -> None:
-        """Look once at every ledger in limbo."""
+        """For each ledger in limbo, queue repairs if they are due, or try to end its limbo."""
         left = {ledger_id async for ledger_id in self._in_limbo()}
         before, self.progress.ledgers = self.progress.ledgers, len(left)
         waiting: set[int] = set()
@@ -156,7 +156,7 @@ class Limbo:
                 await asyncio.sleep(0)
 
     async def _queue_repairs(self, rows: list[LedgerMetadata]) -> None:
-        """Queue repairs of the places that rows still give to older incarnations, if due."""
+        """Queue repairs, if due, of entries that metadata still places at older incarnations."""
         due = [row for row in rows if self._is_due((row.ledger_id, False))]
         items = [
             RepairAdd(
@@ -170,21 +170,21 @@ class Limbo:
         self._note_queued([(row.ledger_id, False) for row in due])
 
     def _is_due(self, key: tuple[int, bool]) -> bool:
-        """Whether to queue a ledger (again): for older incarnations, or (True) for this one."""
+        """Whether to queue a repair. `key`: ledger id, and whether it is for this incarnation."""
         now = asyncio.get_running_loop().time()
         return now - self._queued_at.get(key, float("-inf")) >= _REQUEUE_S
 
     def _note_queued(self, keys: list[tuple[int, bool]]) -> None:
-        """Note the time of queueing."""
+        """Note when these repairs were queued."""
         now = asyncio.get_running_loop().time()
         self._queued_at.update(dict.fromkeys(keys, now))
 
     async def _try_to_leave(self, ledger_id: int) -> None:
-        """End a ledger's limbo if every expected entry is here; else queue missing ones."""
+        """End a ledger's limbo if every expected entry is here; else queue the missing entries."""
         checked = 0
         missing: Ranges = ()
-        # Later denials rest on the row, so it must be of the database that this bookie knows (rules
-        # 18a, 18c).
+        # Later denials rest on the metadata, so it must be from the database that this bookie knows
+        # (rules 18a, 18c).
         held, holder = (
             {ledger_id: self._store.ledger(ledger_id).row_names},
             member_name(self._store.me),
@@ -217,7 +217,7 @@ class Limbo:
             log.warning("limbo-incomplete", extra={"ledger": ledger_id, "missing": count})
 
     async def _missing_entries(self, row: LedgerMetadata) -> tuple[int, Ranges]:
-        """How many entries metadata expects here, and the missing ones (some, if many)."""
+        """How many entries metadata places here, and which are missing (only some, if many)."""
         checked = 0
         missing: list[tuple[int, int]] = []
         for position, first, last in limbo.expected(row, self._store.me):

@@ -1,4 +1,4 @@
-"""The log's format: written once, and read back from the same place.
+"""The format of a bookie's log: encodes batches of records, and parses what is read back.
 
 A segment is a file: a head, then batches, one per group commit. All numbers are big-endian.
 
@@ -9,11 +9,11 @@ A segment is a file: a head, then batches, one per group commit. All numbers are
     record heads   kind u8 | flags u8 | 0 u16 | ledger i64 | bytes u32 | crc u32 of the body   (each)
     bodies         one after another
 
-A batch's CRC covers its head, with its place, and the record heads, with the CRCs of the bodies. So
-the whole batch is covered, and a single body can be checked alone when it is read.
+A batch's CRC covers the batch head, with the batch's place, and the record heads, with the CRCs of
+the bodies. So the CRC covers the whole batch, and a reader can still check a single body alone.
 
 `synced below` (rule 19) is an offset in this segment: bytes below it were on disk before this batch
-was written. Earlier segments are on disk whole, up to the `previous end` in their successor's head.
+was written. Earlier segments are on disk up to the `previous end` in their successor's head.
 Each segment has a random nonce, so that a payload cannot pose as a batch.
 """
 
@@ -55,13 +55,13 @@ class Kind(IntEnum):
     LIMBO = 4
     """counter u64 | limbo u8"""
     DROP = 5
-    """key: all runs before this record are gone; a fenced stub stays (rule 16)."""
+    """key. Earlier runs of the ledger are dropped; a fenced stub stays (rule 16)."""
     DELETE = 6
     """(empty): the metadata has a tombstone; only the id is kept (rules 16a, 17)."""
     DELETED = 7
     """id i64 (each): deleted ledgers, packed by a compaction. The record head names the first."""
     ROW = 8
-    """key | version u64 | attempt [16] (zeros: none) | body: a copy of the metadata's row (rule 18b)."""
+    """key | version u64 | attempt [16] (zeros: none) | copy of ledger metadata (rule 18b)."""
 
 
 _KINDS: Final = frozenset(Kind)
@@ -74,7 +74,7 @@ class LogDamaged(Exception):
 
 
 class SegmentHead(NamedTuple):
-    """A segment's description of itself and of its predecessor's end."""
+    """The head of a segment; it also records where the previous segment ends."""
 
     segment: int
     nonce: int
@@ -85,13 +85,13 @@ class SegmentHead(NamedTuple):
     cleanly was truncated."""
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """The head as bytes, with its CRC."""
         start = _SEGMENT_START.pack(SEGMENT_MAGIC, *self)
         return start + int(google_crc32c.value(start)).to_bytes(4, "big")
 
 
 def parse_segment_head(data: bytes) -> SegmentHead | None:
-    """The head of a segment, or None where it is not one."""
+    """The segment head that `data` begins with, or None if it is invalid."""
     if len(data) < SEGMENT_HEAD.size:
         return None
     magic, *fields, crc = SEGMENT_HEAD.unpack_from(data)
@@ -102,7 +102,7 @@ def parse_segment_head(data: bytes) -> SegmentHead | None:
 
 @dataclass(slots=True)
 class QueuedRecord:
-    """A record on its way to the disk. The writer fills in its place."""
+    """A record on its way to the disk. The writer fills in segment, offset and CRC."""
 
     kind: Kind
     ledger_id: int
@@ -111,15 +111,15 @@ class QueuedRecord:
     size: int
     flags: int = 0
     tag: object = None
-    """Returned to the caller that appended the record."""
+    """An object of the caller, returned with the record once the record is on disk."""
     segment: int = -1
     offset: int = -1
-    """The offset of the body."""
+    """The offset of the body in the segment."""
     crc: int = 0
 
 
 class StoredRecord(NamedTuple):
-    """A record read back."""
+    """A record read back from the log."""
 
     kind: Kind
     flags: int
@@ -130,12 +130,12 @@ class StoredRecord(NamedTuple):
     body: bytes
 
     def again(self) -> QueuedRecord:
-        """The same record, to be written at another place."""
+        """A copy of the record, to be appended to the log."""
         return QueuedRecord(self.kind, self.ledger_id, (self.body,), self.size, self.flags)
 
 
 class LogBatch(NamedTuple):
-    """A batch read back, with all checksums valid."""
+    """A batch read back from the log, with valid checksums."""
 
     flags: int
     offset: int
@@ -146,13 +146,13 @@ class LogBatch(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Where and how reading a segment ended early."""
+    """Where and why reading a segment ended early."""
 
     offset: int
     is_blank: bool
     """Only zeros follow: nothing was ever written there."""
     looks_torn: bool
-    """An interrupted write: one of its sectors is blank, or the file ends inside it."""
+    """The end looks like an interrupted write: a blank sector, or a file that ends in a batch."""
     reason: str
 
 
@@ -211,7 +211,7 @@ def batch_bytes(records: list[QueuedRecord]) -> int:
 
 
 def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> LogBatch | None:
-    """The valid batch at `at` of `data`, which begins at offset `base`, or None."""
+    """The valid batch at index `at` of `data` (which begins at segment offset `base`), or None."""
     parsed = _parse_heads(head, data, at, base)
     if parsed is None:
         return None
@@ -219,7 +219,7 @@ def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> LogBatch 
     records = []
     body_at = at + BATCH_HEAD.size + len(heads) * _RECORD_HEAD.size
     # A CRC proves that these numbers were written, not that they make sense: a size of zero would
-    # keep the reader here for ever.
+    # make the reader loop for ever.
     if at + size > len(data) or body_at + sum(row[4] for row in heads) != at + size:
         return None
     for kind, record_flags, _, ledger_id, body_bytes, crc in heads:
@@ -234,7 +234,7 @@ def parse_batch(head: SegmentHead, data: bytes, at: int, base: int) -> LogBatch 
 
 
 class RecordHead(NamedTuple):
-    """A record without its body. `offset` is the body's."""
+    """The head of a record. `offset` is where the body is in the segment."""
 
     kind: Kind
     ledger_id: int
@@ -246,8 +246,8 @@ class RecordHead(NamedTuple):
 def parse_record_heads(
     head: SegmentHead, data: bytes, at: int, base: int
 ) -> tuple[int, list[RecordHead]] | None:
-    """The end of the batch at `at` of `data`, which begins at offset `base`, and its records, whose bodies are not looked
-    at; None where `data` has no valid head of a batch, or not all of it.
+    """The end and the record heads of the batch at index `at` of `data`; bodies are not checked.
+    None if `data` (which begins at segment offset `base`) has no complete, valid heads there.
     """
     parsed = _parse_heads(head, data, at, base) if at < len(data) else None
     if parsed is None:
@@ -266,8 +266,8 @@ def parse_record_heads(
 def read_batches(
     head: SegmentHead, data: bytes, base: int, end: int | None = None
 ) -> Iterator[LogBatch | Stop]:
-    """The batches of `data`, which begins at offset `base`. The last item is a Stop if reading
-    ended before `end` (None: the end is unknown).
+    """The batches of `data`, which begins at segment offset `base`. The last item is a Stop if
+    reading ended before `end` (None: the end is unknown).
     """
     at = 0
     limit = len(data) if end is None else end - base
@@ -285,8 +285,8 @@ def read_batches(
 
 
 def later_sync_point(head: SegmentHead, data: bytes, at: int, base: int) -> int:
-    """The highest `synced below` of any batch head after `at`, or -1. An invalid batch below it is
-    damage, for it was on disk (rule 19).
+    """The highest `synced below` of any batch head after index `at`, or -1. An invalid batch below
+    that offset is damage, because the batch was on disk (rule 19).
     """
     found = _heads_from(head, data, at + 1, base)
     return max((synced_below for _, (_, _, synced_below, _, _) in found), default=-1)
@@ -299,7 +299,7 @@ def whole_bytes(head: SegmentHead, data: bytes, at: int, base: int) -> int | Non
 
 
 def next_batch(head: SegmentHead, data: bytes, base: int) -> int | None:
-    """The offset of the first batch in `data` with valid heads."""
+    """The segment offset of the first batch in `data` with valid heads, or None."""
     return next((base + at for at, _ in _heads_from(head, data, 0, base)), None)
 
 
@@ -307,7 +307,7 @@ _Heads = tuple[int, int, int, int, list[tuple[int, int, int, int, int, int]]]
 
 
 def _heads_from(head: SegmentHead, data: bytes, at: int, base: int) -> Iterator[tuple[int, _Heads]]:
-    """Each place in `data` from `at` on with valid heads of a batch."""
+    """Yield each index of `data`, from `at` on, with valid heads of a batch, and those heads."""
     while (at := data.find(_MAGIC_BYTES, at)) >= 0:
         if (parsed := _parse_heads(head, data, at, base)) is not None:
             yield at, parsed
@@ -344,7 +344,7 @@ def _stop(head: SegmentHead, data: bytes, at: int, base: int) -> Stop:
     if parsed is not None:
         size, table = parsed[3], parsed[4]
         if unknown := {row[0] for row in table} - _KINDS:
-            # The heads are as they were written, so a later release wrote them: never cut.
+            # The heads' CRC is valid, so a later release wrote the batch: never cut it off.
             reason = f"a record of kind {min(unknown)}, which this release does not know"
             return Stop(base + at, is_blank=False, looks_torn=False, reason=reason)
         if size > rest:
@@ -365,7 +365,7 @@ def _is_blank(data: bytes, start: int, end: int) -> bool:
 
 
 def _has_blank_sector(data: bytes, start: int, end: int, base: int) -> bool:
-    """Whether the part of some sector within start..end is all zeros."""
+    """Whether any sector's part within start..end is all zeros."""
     at = start
     while at < end:
         edge = min(end, at + SECTOR - (base + at) % SECTOR)

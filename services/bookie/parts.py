@@ -1,7 +1,7 @@
-"""Parts: the units of a bookie's index. A part is some entries of one stored run, and their place.
+"""Parts: the units of a bookie's index. A part names entries of a stored run and its place.
 
-With striping (E > Qw) a bookie's share of a run has holes, which repair may fill with runs of its
-own, so parts may interleave. As sets of ids the parts of a ledger are disjoint (rule 1).
+With striping (E > Qw) a bookie's share of a run has holes. Repair may fill the holes with other
+runs, so parts may interleave. As sets of ids the parts of a ledger are disjoint (rule 1).
 """
 
 import struct
@@ -12,17 +12,17 @@ from quorumlog.protocol.ranges import Ranges, ranges_of
 from quorumlog.protocol.record import Run
 
 SPARSE_SPAN_MAX: Final = 4096
-"""The widest span of a part with holes; wider runs are split. It bounds how far back a lookup
-searches (a part without holes is found at once)."""
+"""Maximum span of a part with holes, in ids; wider runs are split. The maximum bounds how far
+back a lookup searches. (A part without holes is found at once.)"""
 
 _VALUE: Final = struct.Struct(">qQQII")
 
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Entries first..last of a run; `mask` has a bit for each id in the part, 0 means all.
+    """Entries first..last of a run. `mask` has a bit for each id in the part; 0 means all ids.
 
-    `segment` is -1 while the record is not on disk; until then `body` has the run.
+    `segment` is -1, and `body` has the run, until the record is on disk.
     """
 
     first: int
@@ -34,7 +34,7 @@ class Part:
     crc: int = 0
     body: bytes | None = None
     rest: "Part | None" = None
-    """The rest of this part, if another part took some of its entries before this one was on disk."""
+    """What remains of this part if another part took entries from it before it was on disk."""
 
     def has(self, entry_id: int) -> bool:
         """Whether an entry belongs to the part."""
@@ -51,18 +51,18 @@ class Part:
 
     @property
     def count(self) -> int:
-        """How many entries."""
+        """The number of entries in the part."""
         return self.mask.bit_count() if self.mask else self.last - self.first + 1
 
     def ids(self) -> list[int]:
-        """The entries' ids."""
+        """The ids of the part's entries."""
         if self.mask == 0:
             return list(range(self.first, self.last + 1))
         span = range(self.last - self.first + 1)
         return [self.first + bit for bit in span if self.mask >> bit & 1]
 
     def encode(self) -> bytes:
-        """The index's value for the key (ledger, first)."""
+        """The value that the index stores under the key (ledger, first)."""
         mask = self.mask.to_bytes((self.mask.bit_length() + 7) // 8, "big")
         return _VALUE.pack(self.last, self.segment, self.offset, self.size, self.crc) + mask
 
@@ -75,20 +75,20 @@ class Part:
 
 
 def decode_part(first: int, value: bytes) -> Part:
-    """The inverse of `encode`."""
+    """Decode what `Part.encode` returned for a part that begins at id `first`."""
     last, segment, offset, size, crc = _VALUE.unpack_from(value)
     mask = int.from_bytes(value[_VALUE.size :], "big")
     return Part(first, last, mask, segment, offset, size, crc)
 
 
 def stored_at(value: bytes) -> tuple[int, int]:
-    """The segment and the size of the part that the index's value is of."""
+    """The segment and the size of a part, from its value in the index."""
     _, segment, _, size, _ = _VALUE.unpack_from(value)
     return segment, size
 
 
 def part_of(run: Run) -> Part:
-    """The part that is a whole run, not on disk yet."""
+    """A part with all entries of a run that is not on disk yet."""
     ids = run.ids
     mask = 0 if isinstance(ids, range) else mask_of(list(ids))
     return Part(run.first, run.last, mask, body=run.body)
@@ -122,7 +122,7 @@ def present_in(parts: list[Part], first: int, last: int) -> Ranges:
 
 
 def split_run(run: Run) -> list[Run]:
-    """The run as runs narrow enough to be parts."""
+    """Split a run into runs that are narrow enough to be parts (SPARSE_SPAN_MAX)."""
     if isinstance(run.ids, range) or run.last - run.first < SPARSE_SPAN_MAX:
         return [run]
     pieces = []

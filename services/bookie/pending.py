@@ -1,5 +1,5 @@
-"""Records on their way to the disk: their size, the tasks that wait for them, and checkpoints, by which the index catches
-up with the log.
+"""Records on their way to the disk: their size, the tasks that wait for them, and the checkpoints
+that bring the index up to date with the log.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CROWDED_PART: Final = 4
-"""Channels are not read while more than this part of `bytes_max` is queued, which a disk writes in some
-50 ms: TCP then slows their peers down. Adds by plain HTTP are refused only above `bytes_max`."""
+"""Channels are not read while over 1 / CROWDED_PART of `bytes_max` is queued (some 50 ms of disk
+time): TCP then slows the peers down. Adds by plain HTTP are refused only above `bytes_max`."""
 
 CHECKPOINT_COST: Final = 2048
-"""A record's weight towards the next checkpoint, beside its bytes: parts of small entries stay in
-memory until then, some 300 bytes each, and a checkpoint of many parts stalls the loop."""
+"""A record's weight towards the next checkpoint, in addition to its bytes. A part takes some 300
+bytes of memory until a checkpoint, and a checkpoint of many parts stalls the loop."""
 
 CHECKPOINT_S: Final = 15.0
-"""A checkpoint follows a record after at most this time, in seconds. It frees the parts and the copies of ledger metadata
-that are kept in memory until then: up to `checkpoint_bytes`. Chosen by judgement: a checkpoint takes a thread about 10 ms."""
+"""Seconds from a record to the next checkpoint, at most. The checkpoint frees parts and copies of
+ledger metadata (up to `checkpoint_bytes`). Chosen by judgement: it takes a thread about 10 ms."""
 
 
 def resolve(waiting: "asyncio.Future[T]", answer: T) -> None:
@@ -43,7 +43,7 @@ def resolve(waiting: "asyncio.Future[T]", answer: T) -> None:
 
 
 async def answered(ask: Callable[[Callable[[T], None]], None]) -> T:
-    """What `ask` hands to its callback."""
+    """Call `ask` with a callback, and return the value that the callback gets."""
     answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     ask(partial(resolve, answer))
     return await answer
@@ -52,7 +52,7 @@ async def answered(ask: Callable[[Callable[[T], None]], None]) -> T:
 class PendingWrites:
     """Records that were given to the writer and are not on disk yet.
 
-    Invariant: a ledger learns of its records in the order of submission.
+    Invariant: a ledger is notified of synced records in the order of submission.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PendingWrites:
         counters: Counter[str],
         on_written: Callable[[int, int], None],
     ) -> None:
-        """`position`: how far the log is on disk; `on_written` gets each batch's bytes, count."""
+        """`position`: the log's end on disk. `on_written(bytes, records)` reports each batch."""
         self._bytes_max = bytes_max
         self.position = position
         self._counters = counters
@@ -73,8 +73,8 @@ class PendingWrites:
         self._room_waiters: list[Callable[[], None]] = []
 
     def start(self, writer: LogWriter, on_fatal: Callable[[BaseException], None]) -> None:
-        """Send records to `writer`, which reports each batch to `on_batch_synced`. `on_fatal` is called
-        if those who wait for the disk can no longer be answered.
+        """Send records to `writer`, which reports each batch to `on_batch_synced`. `on_fatal` is
+        called if requests that wait for the disk can no longer be answered.
         """
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
@@ -95,7 +95,7 @@ class PendingWrites:
         self._writer.append(made)
 
     async def write(self, record: QueuedRecord) -> None:
-        """Queue a record of no single ledger; on disk when it returns."""
+        """Write a record that belongs to no single ledger, and wait until the record is on disk."""
         record.tag = synced = asyncio.get_running_loop().create_future()
         self.put(record)
         await synced
@@ -117,11 +117,11 @@ class PendingWrites:
         return self.bytes * CROWDED_PART > self._bytes_max
 
     def when_roomy(self, tell: Callable[[], None]) -> None:
-        """Call `tell` once the queue, which is crowded, is crowded no longer."""
+        """Call `tell` when the queue, which is crowded now, is no longer crowded."""
         self._room_waiters.append(tell)
 
     def on_batch_synced(self, records: list[QueuedRecord], position: Position) -> None:
-        """In the writer's thread: notify the loop, once per batch."""
+        """Called in the writer's thread: notify the event loop, once per batch."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._on_synced, records, position)
 
@@ -129,7 +129,7 @@ class PendingWrites:
         try:
             self._note_synced(records, position)
         except Exception as error:
-            # A defect: what waits for this batch would wait for ever.
+            # A defect: requests that wait for this batch would wait for ever.
             log.exception("batch-not-noted")
             self._on_fatal(error)
 
@@ -193,10 +193,10 @@ class Checkpoints:
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._is_disk_full = False
-        """The last checkpoint found no room: the next one waits for a record, so that the reserve stays for fences."""
+        """The last checkpoint found no room. The next waits for a record, to save the reserve."""
 
     def note_written(self, size: int, count: int) -> None:
-        """Count records that reached the log; start a checkpoint when enough have, or some time later."""
+        """Count records that reached the log; start a checkpoint after enough records or time."""
         self._is_disk_full = False
         self._since += size + CHECKPOINT_COST * count
         if self._since >= self._disk.options.checkpoint_bytes:
@@ -225,7 +225,7 @@ class Checkpoints:
             _ = self._begin(self._run_logged())
 
     async def run(self) -> None:
-        """Run a checkpoint that begins after this call. Raises whatever made it fail."""
+        """Run a checkpoint that begins after this call. Raises the checkpoint's error."""
         while self._running is not None:
             await asyncio.wait({self._running})
         await asyncio.shield(self._begin(self._write()))
@@ -243,12 +243,12 @@ class Checkpoints:
     async def run_final(self) -> None:
         """Run the checkpoint of an orderly shutdown."""
         if self._running is not None:
-            # Whoever started the running checkpoint handles its failure.
+            # The caller that started the running checkpoint handles its failure.
             await asyncio.wait({self._running})
         await self._run_logged()
 
     async def _run_logged(self) -> None:
-        """Log failures; the next checkpoint retries."""
+        """Run a checkpoint and log its failure; the next checkpoint retries."""
         try:
             await self._write()
         except Exception:
@@ -271,7 +271,7 @@ class Checkpoints:
             for ledger, change in changes:
                 ledger.checkpoint_failed(change)
             if is_disk_full_error(error):
-                # The next checkpoint uses the reserve's room, or waits until somebody makes room.
+                # The next checkpoint uses the reserve's room, or waits until there is room.
                 self._disk.release_reserve()
                 self._is_disk_full = True
             self._since = self._disk.options.checkpoint_bytes * 7 // 8

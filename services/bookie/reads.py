@@ -1,10 +1,9 @@
-"""Fetches stored entries from memory, or from the disk in threads and with read-ahead; remembers damaged entries until
-they are repaired.
+"""Reads stored entries from memory or, in threads with read-ahead, from the disk.
 
-store.py decides what a reader may get; this module reads the bytes, checks them and cuts them into entries.
+store.py decides what a reader may get; this module reads, checks and cuts bytes, and notes damage.
 
-Reads and the scrubber find damage, and entries that a recovery or a repair writes replace it. The list of damage is not
-on disk: after a restart, reads and the scrubber find the damage again.
+Reads and the scrubber find damaged entries; recovery and repair replace them. The list of damage is
+in memory only: after a restart, reads and the scrubber find the damage again.
 """
 
 import asyncio
@@ -39,27 +38,27 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 FoundParts = list[tuple[Part, Bytes]]
-"""Parts and their runs."""
+"""Parts, each with the bytes of its run."""
 
 DAMAGES_MAX: Final = 10_000
-"""Places kept in memory. `is_cut` reports that more were found, until a whole pass of the scrubber had
-room for all that it found.
+"""Maximum number of damaged places kept in memory. If more are found, `Damages.is_cut` is set until
+a whole pass of the scrubber finds no more than that.
 """
 
 
 class Damages:
-    """All damage found and not repaired yet. `find` returns the index's parts of a range."""
+    """All damage found and not repaired yet. `find(ledger, first, last)` looks up parts."""
 
     def __init__(self, find: Callable[[int, int, int], list[Part]]) -> None:
         self._find = find
         self._parts: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._stretches: dict[tuple[int, int], DamagedStretch] = {}
         self.is_cut = False
-        """More damage was found than is kept."""
+        """More damage was found than DAMAGES_MAX places."""
         self._is_cut_in_pass = False
 
     def note(self, ledger_id: int, part: Part) -> bool:
-        """Record an unreadable part. False: the index names another copy now; nothing is lost."""
+        """Record an unreadable part. Returns False if another copy replaced it: nothing is lost."""
         place = (ledger_id, part.segment, part.offset)
         if not self._parts_at(place, part.first, part.last):
             return False
@@ -77,11 +76,11 @@ class Damages:
             self.is_cut = self._is_cut_in_pass = True
 
     def pass_begins(self) -> None:
-        """The scrubber begins to look at the whole log."""
+        """Note that the scrubber begins a pass over the whole log."""
         self._is_cut_in_pass = False
 
     def pass_ends(self) -> None:
-        """The scrubber has looked at the whole log: whatever it had no room for sets `is_cut`."""
+        """Note the end of a pass: `is_cut` stays set only if the pass found more than the limit."""
         self.is_cut = self._is_cut_in_pass
 
     def segment_removed(self, segment: int) -> None:
@@ -90,11 +89,11 @@ class Damages:
             del self._stretches[place]
 
     def stretches(self) -> list[DamagedStretch]:
-        """Damaged bytes of the log, by place."""
+        """Damaged stretches of the log, ordered by place."""
         return [self._stretches[place] for place in sorted(self._stretches)]
 
     def lost(self) -> Iterator[DamagedEntries]:
-        """Unreadable entries by ledger; repaired ones are forgotten."""
+        """Yield the unreadable entries, ordered by ledger; forget entries that were repaired."""
         for place in sorted(self._parts):
             first, last = self._parts[place]
             named = self._parts_at(place, first, last)
@@ -110,7 +109,7 @@ class Damages:
 
     @property
     def count(self) -> int:
-        """How many places are damaged."""
+        """The number of damaged places."""
         return len(self._parts) + len(self._stretches)
 
     def _parts_at(self, place: tuple[int, int, int], first: int, last: int) -> list[Part]:
@@ -127,13 +126,13 @@ class Reads:
     """
 
     def __init__(self, segments: Segments, damages: Damages, counters: Counter[str]) -> None:
-        """Used on the event loop's thread."""
+        """Call all methods on the event loop's thread."""
         self._segments = segments
         self._damages = damages
         self._counters = counters
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="log-reader")
         self._advisor = ThreadPoolExecutor(1, thread_name_prefix="log-advisor")
-        """Separate from the readers, so that a fetch is under way when a reader gets to it."""
+        """A separate thread, so that read-ahead begins before a reader needs the bytes."""
         self._scratch = scratch()
 
     def close(self) -> None:
@@ -144,7 +143,7 @@ class Reads:
     def note_read(
         self, ledger: StoredLedger, first: int, last: int, parts: list[Part], bytes_max: int
     ) -> bool:
-        """Note a read, and read ahead for a sequential reader. True: the range was read ahead."""
+        """Note a read, and read ahead for a sequential reader. True: this range was read ahead."""
         is_in_order = ledger.read_to == first - 1
         ledger.read_to = last
         if not is_in_order:
@@ -157,8 +156,8 @@ class Reads:
     def _read_ahead(
         self, ledger: StoredLedger, first: int, last: int, parts: list[Part], bytes_max: int
     ) -> None:
-        """Ask the kernel to fetch these parts and the next ones: it sees jumps from run to run, and
-        does not notice that a ledger is read in order.
+        """Ask the kernel to fetch these parts and the next ones. The kernel itself sees only jumps
+        from run to run, so it does not detect that a ledger is read sequentially.
         """
         if last < ledger.ahead_to:
             return
@@ -170,7 +169,9 @@ class Reads:
     def fetch_cached(
         self, ledger: StoredLedger, parts: list[Part], *, from_disk: bool = False
     ) -> tuple[FoundParts, list[Extent]]:
-        """The runs of parts in memory (here or in the page cache), and the others' extents. `from_disk`: as for `fetch`."""
+        """The runs found in memory or in the page cache, and the extents of the other parts (with
+        `from_disk`: of all parts that are on disk).
+        """
         found, wanted = self._split(parts)
         if from_disk:
             return [], wanted
@@ -198,15 +199,15 @@ class Reads:
     async def fetch(
         self, ledger: StoredLedger, parts: list[Part], *, from_disk: bool = False
     ) -> FoundParts:
-        """The runs of parts, without damaged ones. `from_disk`: without parts that are not on disk
-        yet, and never from memory (rule 20a).
+        """The runs of parts, except damaged ones. `from_disk`: read the disk and not memory, and
+        leave out parts that are not on disk yet (rule 20a).
         """
         found, wanted = self._split(parts)
         read = await self.read(ledger, wanted, from_disk=from_disk)
         return read if from_disk else found + read
 
     async def fetch_each(self, items: Sequence[tuple[StoredLedger, Part]]) -> FoundParts:
-        """The runs of some parts of any ledgers, without damaged ones: one hand-over to a thread for all of them."""
+        """The runs of parts of several ledgers, except damaged ones; one thread reads them all."""
         parts: dict[StoredLedger, list[Part]] = {}
         found: FoundParts = []
         for ledger, part in items:
@@ -246,8 +247,8 @@ class Reads:
     async def examine(
         self, ledger: StoredLedger, first: int, last: int, bytes_max: int, *, from_disk: bool
     ) -> tuple[Ranges, Run | None, int]:
-        """The stored ids of the beginning of a range, the readable entries of them, and the last id
-        covered: about `bytes_max` at a time. Bypasses the rules (audit).
+        """Read the beginning of a range, about `bytes_max`, for an audit: bypasses the rules.
+        Returns the stored ids, their readable entries, and the last id that was examined.
         """
         parts, known_to = ledger.find_some(first, last, bytes_max)
         expected = tuple(present_in(parts, first, known_to))
@@ -262,7 +263,7 @@ class Reads:
         is_advised: bool = False,
         from_disk: bool = False,
     ) -> FoundParts:
-        """The runs in these extents, without damaged ones."""
+        """Read the runs in these extents, except damaged ones, in a thread."""
         if not wanted:
             return []
         work = partial(

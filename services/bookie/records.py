@@ -1,4 +1,4 @@
-"""Conversion between the records of a replica's rules and those of the log, both ways."""
+"""Converts records of `protocol/replica.py` to records of the log, and back."""
 
 import struct
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ _ROW: Final = struct.Struct(">Q16s")
 _ID_BYTES: Final = 8
 
 IDS_MAX: Final = 65_536
-"""Deleted ledgers in one record: half a megabyte, which a replay and a scan read at once."""
+"""Maximum number of deleted ledgers in one record, which a replay reads whole: half a megabyte."""
 
 
 def to_log(ledger: StoredLedger, record: replica.ReplicaRecord, part: Part | None) -> QueuedRecord:
-    """Encode a record of the rules; its tag holds the ledger and the part."""
+    """Encode a replica's record for the log; the result's tag has the ledger and the part."""
     flags = 0
     kind: Kind
     parts: tuple[bytes, ...]
@@ -48,7 +48,7 @@ def to_log(ledger: StoredLedger, record: replica.ReplicaRecord, part: Part | Non
 
 
 def packed(ledger_ids: Sequence[int]) -> QueuedRecord:
-    """One record of deleted ledgers (rule 16a): at least one, at most IDS_MAX."""
+    """A record that marks 1 to IDS_MAX ledgers as deleted (rule 16a)."""
     body = struct.pack(f">{len(ledger_ids)}q", *ledger_ids)
     return QueuedRecord(Kind.DELETED, ledger_ids[0], (body,), len(body))
 
@@ -61,19 +61,19 @@ def deleted_in(record: StoredRecord) -> Sequence[int]:
 
 
 def packed_in(body: bytes) -> Sequence[int]:
-    """The ledgers in the body of a record of `packed`."""
+    """The ids of deleted ledgers in the body of a record that `packed` made."""
     return struct.unpack(f">{len(body) // _ID_BYTES}q", body)
 
 
 def owner_of(record: QueuedRecord) -> tuple[StoredLedger, Part | None]:
-    """The ledger and the part in a tag of `to_log`."""
+    """The ledger and the part of a record that `to_log` made."""
     assert isinstance(record.tag, tuple)
     ledger, part = record.tag
     return ledger, part
 
 
 def apply_stored(ledger: StoredLedger, segment: int, stored: StoredRecord) -> None:
-    """Apply a record that was read back from a segment to its ledger, which is not deleted."""
+    """Apply a record that was read back from `segment` to its ledger, which is not deleted yet."""
     key = stored.body[:KEY_BYTES]
     match stored.kind:
         case Kind.RUN:

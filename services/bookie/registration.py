@@ -1,9 +1,9 @@
-"""Registration: how a starting process becomes the one that its bookie's name stands for (rules 15
-and 15a).
+"""Registration: how a starting process becomes the only process of its bookie's name (rules 15 and
+15a).
 
-In order: read the directory's cookie and marker and the metadata service's row, probe the process
-that the row names, `decide`, write the cookie, and compare-and-swap the row. Of two concurrent
-starts one swap succeeds; the other start then finds the first at its URL. Nothing is served before.
+A start reads the directory's cookie and marker and the registered cookie, probes the process that
+the registered cookie names, calls `decide`, writes the local cookie, and registers it by
+compare-and-swap. Of two concurrent starts one succeeds; the other then finds the first at its URL.
 """
 
 import asyncio
@@ -45,14 +45,14 @@ from services.bookie.replay import Replayed
 from services.bookie.witnesses import WitnessFile
 
 PROBE_TIMEOUT_S: Final = 2.0
-"""For one probe (taste)."""
+"""Timeout of one probe; chosen by judgement."""
 
 SILENT_PROBES_MAX: Final = 3
-"""So many unanswered probes count as silence: a single answer may get lost."""
+"""This many unanswered probes count as silence, because a single answer may get lost."""
 
 
 class Presence(StrEnum):
-    """What a probe of a URL showed."""
+    """The result of probing a URL."""
 
     GONE = "gone"
     SILENT = "silent"
@@ -64,13 +64,12 @@ async def probe(
 ) -> Presence:
     """Whether a process other than `process` answers at a URL as the bookie `name` (rule 15a).
 
-    A process is proven gone as in rule 21a: its address refuses the connection, or another process answers there.
-    Silence proves nothing: a process that is paused or partitioned from here may serve others.
+    A process is proven gone as in rule 21a: its address refuses the connection, or another process
+    answers there. Silence proves nothing: the process may be paused, or may still reach others.
     """
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
-    expected = ExpectedServer(
-        Role.BOOKIE
-    )  # by whichever name: another one there proves that it is gone
+    # A bookie of any name may answer: another name proves that the process is gone.
+    expected = ExpectedServer(Role.BOOKIE)
     try:
         async with (
             service_session(credentials) as session,
@@ -80,7 +79,7 @@ async def probe(
     except aiohttp.ClientConnectorError as error:
         return Presence.GONE if error.os_error.errno == errno.ECONNREFUSED else Presence.SILENT
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError, ValidationError):
-        # Malformed answers too: they may come from a proxy before a live bookie.
+        # A malformed answer counts as silence: a proxy before a live bookie may have sent it.
         return Presence.SILENT
     is_other = reply.bookie == name and reply.process != process
     return Presence.ALIVE if is_other else Presence.GONE
@@ -93,7 +92,7 @@ T = TypeVar("T")
 _PAUSE_S: Final = 0.5
 
 _WAITING_S: Final = 5.0
-"""How long a bookie that waits for a rebuild counts as live after its last word."""
+"""How long a bookie that waits for a rebuild counts as live after its last announcement."""
 
 
 class Displaced(Exception):
@@ -116,10 +115,10 @@ def has_lost_unsynced(local: LocalCookie, replayed: Replayed) -> bool:
 
 
 class Registration:
-    """The registration of one process as its bookie."""
+    """Registers one process as its bookie."""
 
     def __init__(self, config: Config, metadata: MetadataClient, process: str) -> None:
-        """`process`: the token that this process drew."""
+        """`process`: the random token of this process."""
         self._config = config
         self._metadata = metadata
         self._process = process
@@ -129,7 +128,7 @@ class Registration:
     async def register(
         self, local: LocalCookie | None, replayed: Replayed, *, has_data: bool
     ) -> LocalCookie:
-        """Agree with the metadata service on what this bookie is, and register it. `has_data`: the
+        """Agree with the metadata service on this bookie's cookie, and register it. `has_data`: the
         directory had a log. Raises: CookieRefused.
         """
         config = self._config
@@ -180,12 +179,12 @@ class Registration:
             if is_registered:
                 self.cluster_id = cluster_id
                 return cookie
-            # Another process registered first, or changed the row, or ledgers name this incarnation: look again.
+            # Another process changed the cookie, or ledgers name this incarnation: try again.
             local = cookie
 
     async def _find_cluster(self, local: LocalCookie | None) -> str:
-        """The cluster of the metadata service. While its database has lost this bookie's cookie, and a rebuild may bring
-        it back, announce the bookie and wait: the rebuild finds it among the services that live (rule 18d).
+        """The id of the metadata service's cluster. Waits while the database lacks this bookie's
+        cookie and a rebuild may restore it; announces the bookie to that rebuild (rule 18d).
         """
         while True:
             cluster_id = await retry_until_available(self._metadata.cluster_id)
@@ -194,7 +193,7 @@ class Registration:
             ):
                 return cluster_id
             if not await self._awaits_rebuild(local, cluster_id):
-                # The rebuild may have begun between the two questions.
+                # The rebuild may have begun between the two requests.
                 if await retry_until_available(self._metadata.cluster_id) == cluster_id:
                     return cluster_id
                 continue
@@ -203,7 +202,7 @@ class Registration:
             await asyncio.sleep(_WAITING_S / 5)
 
     async def _announce(self) -> None:
-        """Tell that this process lives, as a service: a bookie's heartbeat counts with its cookie only."""
+        """Send a heartbeat as a service: a bookie's heartbeat requires a registered cookie."""
         alive = ServiceHeartbeat(
             url=self._config.url, state="waits for a rebuild", ttl_s=_WAITING_S
         )
@@ -221,7 +220,9 @@ class Registration:
         return state.was_rebuilt if local.cluster_id == cluster_id else state.is_empty
 
     async def _try_register(self, cookie: LocalCookie, version: int | None) -> bool:
-        """Compare-and-swap the row. False if it changed meanwhile. Raises: CookieRefused, IncarnationUsed."""
+        """Register the cookie; False if the registered one changed meanwhile.
+        Raises: CookieRefused, IncarnationUsed.
+        """
         name = self._config.bookie_name
         wanted = cookie.cookie.model_copy(update={"url": self._config.url})
         try:
@@ -241,10 +242,10 @@ class Registration:
         return True
 
     async def _live_holder(self, row: CookieRow) -> str:
-        """Evidence that another process lives as this bookie, with its URL; "" once it is gone.
-        Waits `holder_s`, since a process that is shutting down still answers.
+        """Evidence that another process runs as this bookie, with its URL; "" once it is gone.
+        Waits up to `holder_s`, since a process that is shutting down still answers.
 
-        A process that is silent here while its heartbeats arrive may serve everybody else.
+        A process that does not answer here while its heartbeats arrive may serve other processes.
         """
         name, url = row.name, row.cookie.url
         if not url:
@@ -272,8 +273,8 @@ class Registration:
             await asyncio.sleep(_PAUSE_S)
 
     async def _has_live_heartbeat(self, name: str) -> bool:
-        """Whether the registered process sent a recent heartbeat. While Redis is away the answer is
-        no: a stale listing does not show that a process lives.
+        """Whether the registered process sent a recent heartbeat. False while Redis is unavailable:
+        a stale listing does not show that a process lives.
         """
         listed = await retry_until_available(self._metadata.bookies)
         return not listed.stale and any(
@@ -295,6 +296,6 @@ class Registration:
                     " this process did not answer at its URL when the other one started. It ends,"
                     " since only one process may use a name (rule 15a)."
                 ) from error
-            # The row of a database that went back (rule 18) names an older process and displaces
-            # nobody.
+            # A database that went back (rule 18) names an older process, which does not displace
+            # this one.
             log.error("registered-otherwise", extra={"why": error.detail})  # noqa: TRY400

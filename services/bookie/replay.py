@@ -1,8 +1,8 @@
 """Reading the log back: the replay at startup, and scans of whole segments in little memory.
 
-A replay separates proven, torn and damaged data (rules 3 and 19). Every start begins a new segment, whose head says where
-its predecessor ends. Whatever a crash left behind that point is never read again. Unlike a replay, a scan continues behind
-damage at the next valid batch.
+A replay separates proven, torn and damaged data (rules 3 and 19). Every start begins a new segment,
+whose head says where its predecessor ends: what a crash left after that end is never read again.
+Unlike a replay, a scan continues after damage, at the next valid batch.
 """
 
 import os
@@ -39,13 +39,13 @@ from services.bookie.segments import SegmentFile, Segments
 from services.bookie.writer import Position
 
 STEP_BYTES: Final = 1024 * 1024
-"""Read with one call, or the size of a batch if larger. Exceeds the table of any batch."""
+"""Bytes read with one call (more for a larger batch). Exceeds the table of any batch."""
 HEADS_BYTES: Final = 64 * 1024
-"""Read with one call where only heads are wanted: the bodies of large batches are skipped."""
+"""Bytes read with one call where only heads are needed, so that large bodies are skipped."""
 HEADS_AT_ONCE: Final = 100
 
 Apply = Callable[[int, StoredRecord], None]
-"""Takes a record and the segment that holds it."""
+"""Applies a record; its arguments are the segment that holds the record, and the record."""
 
 
 @dataclass(slots=True)
@@ -82,8 +82,8 @@ def replay_log(
     last = numbers[-1]
     at = checkpoint or _start(segments)
     if at.segment < segments.first():
-        # The index is at an earlier checkpoint. Everything still in use of the removed segments was
-        # rewritten after them.
+        # The index is at an earlier checkpoint. What was still in use in the removed segments was
+        # rewritten in later ones.
         at = _start(segments)
     if at.segment > last:
         raise LogDamaged(f"{segments.path(at.segment)} is missing: the index covers it")
@@ -171,12 +171,12 @@ def read_tail(segments: Segments, number: int, checkpoint: Position | None) -> L
         cut_bytes = max(0, len(data.rstrip(b"\0")) - (stop.offset - start))
     if not was_clean and start + len(data) < head.allocated:
         # The file's length was on disk before its first batch, so the missing bytes may have been
-        # proven.
+        # on disk too.
         reason = f"it was {head.allocated} bytes long, and was not closed cleanly"
         raise LogDamaged(_message(segments, number, start + len(data), reason))
     if was_clean and not batches[-1].records:
-        # The clean end may be in the page cache only, so this start must not promise it to later
-        # ones. Everything before it was synced before it was written.
+        # The clean end may be in the page cache only, so later starts must not rely on it.
+        # Everything before the clean end was synced before the clean end was written.
         end = batches.pop().offset
     return LogTail(batches, proven, end, sequence + len(batches), was_clean, cut_bytes)
 
@@ -230,7 +230,7 @@ def _last_segment(
 
 
 def _judge(segments: Segments, head: SegmentHead, data: bytes, start: int, stop: Stop) -> None:
-    """Tell a torn tail from damage. Cutting on doubt loses data, so doubt refuses (rule 19)."""
+    """Raise LogDamaged unless the tail is clearly torn: in doubt, a cut loses data (rule 19)."""
     later = later_sync_point(head, data, stop.offset - start, start)
     if later > stop.offset:
         reason = f"{stop.reason}, and what follows proves that it was on disk (below {later})"
@@ -251,7 +251,7 @@ def _message(segments: Segments, segment: int, offset: int, reason: str) -> str:
 
 
 class Scanned(NamedTuple):
-    """A batch, or a stretch without a valid one."""
+    """A valid batch, or a stretch of a segment without one."""
 
     start: int
     end: int
@@ -259,7 +259,7 @@ class Scanned(NamedTuple):
 
 
 def end_of(segments: Segments, segment: int) -> int:
-    """Where a segment ends, by its successor's head, or its size if that head is invalid."""
+    """The end of a segment, from its successor's head; if that is invalid, the file's size."""
     try:
         return segments.head(segment + 1).previous_end
     except LogDamaged:
@@ -267,7 +267,7 @@ def end_of(segments: Segments, segment: int) -> int:
 
 
 def scan(segments: Segments, segment: int) -> Generator[Scanned]:
-    """A whole segment that has a successor, in order. Raises OSError, LogDamaged (its head)."""
+    """Read a whole segment that has a successor. Raises OSError, LogDamaged (invalid head)."""
     head, end = segments.head(segment), end_of(segments, segment)
     file = SegmentFile(segments.path(segment))
     yield from _scan(file.fd, head, end)
@@ -283,7 +283,7 @@ def _scan(fd: int, head: SegmentHead, end: int) -> Iterator[Scanned]:
             data, base = _read(fd, at, max(STEP_BYTES, size or 0), end), at
             size = whole_bytes(head, data, 0, base)
             if size is not None and size > len(data):
-                # Its head shows a batch larger than what was read.
+                # The batch's head shows that the batch is larger than what was read.
                 data = _read(fd, at, size, end)
         batch = None if size is None else parse_batch(head, data, at - base, base)
         if batch is not None:
@@ -315,7 +315,7 @@ def _read(fd: int, at: int, size: int, end: int) -> bytes:
 
 
 def is_blank(segments: Segments, segment: int, start: int, end: int) -> bool:
-    """Whether nothing was ever written there, as after an unclean stop. Raises OSError."""
+    """Whether start..end of a segment is all zeros, as after an unclean stop. Raises OSError."""
     with segments.path(segment).open("rb") as file:
         file.seek(start)
         while start < end and (data := file.read(min(STEP_BYTES, end - start))):
@@ -326,12 +326,12 @@ def is_blank(segments: Segments, segment: int, start: int, end: int) -> bool:
 
 
 class SegmentState(NamedTuple):
-    """What a segment records beside entries."""
+    """What a segment records besides entries."""
 
     ledgers: set[int]
-    """Ledgers with records in it, other than deletions."""
+    """Ledgers with records in the segment, other than deletions."""
     deleted: "array[int]"
-    """Ledgers that it records as deleted (rule 16a)."""
+    """Ledgers that the segment records as deleted (rule 16a)."""
     packed_bytes: int
     """Size of the records that pack many deletions."""
     is_whole: bool
@@ -339,9 +339,9 @@ class SegmentState(NamedTuple):
 
 
 def state_of(segments: Segments, segment: int) -> SegmentState:
-    """What a segment records beside entries. Raises OSError, LogDamaged (its head).
+    """Read what a segment records besides entries. Raises OSError, LogDamaged (invalid head).
 
-    Entries are not read: their records' heads, which have a CRC, tell whose they are.
+    Entries are not read: their records' heads, which have a CRC, name their ledgers.
     """
     ledgers: set[int] = set()
     deleted = array("q")
@@ -365,7 +365,7 @@ def state_of(segments: Segments, segment: int) -> SegmentState:
 
 
 def _record_heads(fd: int, head: SegmentHead, end: int) -> Iterator[list[RecordHead] | None]:
-    """The record heads of each batch; None stands for a stretch without a valid one."""
+    """The record heads of each batch; None stands for a stretch without a valid batch."""
     base = at = SEGMENT_HEAD.size
     data = b""
     count = 0
@@ -388,7 +388,7 @@ def _record_heads(fd: int, head: SegmentHead, end: int) -> Iterator[list[RecordH
 
 
 def _packed_ids(fd: int, record: RecordHead) -> Sequence[int] | None:
-    """The ids in a record of packed deletions; None where it is damaged."""
+    """The ids in a record of packed deletions, or None if the record is damaged."""
     try:
         body = os.pread(fd, record.size, record.offset)
     except OSError:

@@ -52,10 +52,10 @@ REFUSED_STATUS: Final = 78
 _STATE_FILE: Final = "state"
 
 FINAL_REPORT_S: Final = 3.0
-"""Timeout of reporting the log's end at shutdown (taste)."""
+"""Timeout of reporting the log's end at shutdown; chosen by judgement."""
 
 _ANNOUNCED_MAX: Final = 1000
-"""Announced deletions that wait for a look at their rows; the stream of changes waits with the next one."""
+"""Maximum number of announced deletions to check; more make the stream of changes wait."""
 
 DISK_STATUS: Final = 74
 """Exit status when the log can no longer be written (EX_IOERR)."""
@@ -69,7 +69,7 @@ def end_process(status: int, message: str) -> None:
 
 
 class BookieRuntime:
-    """One bookie. `store` is set once it serves."""
+    """One running bookie. `store` is None until the bookie serves."""
 
     def __init__(self, config: Config, *, end: Callable[[int, str], None] = end_process) -> None:
         """`end(status, message)` ends the process; tests replace it."""
@@ -80,7 +80,7 @@ class BookieRuntime:
         self.channels: set[Framed] = set()
         self.is_registered = False
         self.channel_refusals = 0
-        """Handshakes of processes that speak no version of the channel in common with this one."""
+        """Refused handshakes: the peer and this bookie had no channel version in common."""
         self.process = uuid4().hex
         """Identifies this process among all that ever start under this name."""
         self._metadata = MetadataClient(config.metadata_urls, credentials=config.credentials)
@@ -99,22 +99,22 @@ class BookieRuntime:
 
     @property
     def replayed_store(self) -> Store | None:
-        """The store once its log is replayed: it serves nothing before the bookie is registered but what a rebuild of
-        the metadata's database asks for (rule 18d).
+        """The store, once its log is replayed. Until the bookie is registered, the store serves
+        only requests of a rebuild of the metadata database (rule 18d).
         """
         return self.store or self._opened
 
     @property
     def cookie(self) -> LocalCookie | None:
-        """The directory's cookie; None until the directory has registered as this incarnation once, because a rebuild
-        must not mistake it for the member that ledgers name (rule 15b).
+        """The directory's cookie; None until the directory has registered as this incarnation once,
+        because a rebuild must not mistake it for the member that ledgers name (rule 15b).
         """
         found = self._found_cookie
         return self._cookie or (found if found is not None and found.was_registered else None)
 
     @property
     def may_lack(self) -> bool:
-        """Whether the directory, which is not registered as a new incarnation yet, may lack what it acknowledged."""
+        """Whether the directory may lack acknowledged entries and is not a new incarnation yet."""
         found, store = self._found_cookie, self.replayed_store
         return (
             self._cookie is None
@@ -124,8 +124,8 @@ class BookieRuntime:
         )
 
     async def known_witnesses(self) -> tuple[str, ...]:
-        """What this bookie knows of the database that its directory is of: the witnesses that the directory keeps, later
-        ones that this process has heard of, and fresh copies, of ledgers that were dropped since too (rule 18a).
+        """All known witnesses of this directory's metadata database (rule 18a): those in its file,
+        later ones that this process received, and those of fresh copies, even of dropped ledgers.
         """
         kept = await asyncio.to_thread(self._witness_file.lines)
         store, cookie = self.replayed_store, self.cookie
@@ -136,8 +136,8 @@ class BookieRuntime:
         return tuple(dict.fromkeys((*kept, *self._metadata.witnesses, *held)))
 
     def witnesses(self) -> BookieWitnesses:
-        """What this bookie knows of the metadata's database. A metadata process that starts asks for it,
-        and so does one whose operator accepts a loss.
+        """Witnesses and the highest ledger id, which a metadata process requests when it starts or
+        when an operator accepts a loss.
         """
         store = self.replayed_store
         fresh = () if store is None else store.holdings.fresh.newest(COPIES_PRESENTED_MAX)
@@ -152,7 +152,7 @@ class BookieRuntime:
 
     @property
     def state(self) -> BookieMode:
-        """The operator's mode, made read-only by a full disk."""
+        """The mode that the operator set; `read-only` instead of `writable` on a full disk."""
         is_full = self.store is not None and self.store.disk.is_read_only
         return "read-only" if is_full and self._wanted_mode == "writable" else self._wanted_mode
 
@@ -170,12 +170,12 @@ class BookieRuntime:
         store.is_closed_to_adds = wanted != "writable"
 
     async def ready(self) -> None:
-        """Raises ReadOnly during startup."""
+        """Check that the bookie serves. Raises ReadOnly during startup."""
         if self.store is None or not self.is_registered:
             raise ReadOnly("this bookie is starting: it is not registered yet")
 
     def start(self) -> None:
-        """Start in the background; `ready` tells when that is done."""
+        """Start in the background; `ready` raises until that is done."""
         self._task = asyncio.create_task(self._run(), name="bookie")
 
     async def stop(self) -> None:
@@ -185,7 +185,7 @@ class BookieRuntime:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         self.close_channels()
-        # The store may already write, and not serve yet.
+        # During a start the store may write already, although it does not serve yet.
         store = self.replayed_store
         self.store = self._opened = None
         if store is not None:
@@ -194,12 +194,12 @@ class BookieRuntime:
         await self._metadata.close()
 
     def close_channels(self) -> None:
-        """End all channels; their requests become unknown to those who asked."""
+        """Close all channels; their peers see pending requests as unknown."""
         for channel in list(self.channels):
             channel.close()
 
     async def _report_final_log_end(self, store: Store) -> None:
-        """Report the log's end after a clean stop: then any older snapshot is detected."""
+        """Report the log's end after a clean stop, so that any older snapshot is detected."""
         if self._cookie is None:
             return
         try:
@@ -243,7 +243,8 @@ class BookieRuntime:
         # Check the name before anything in the directory is touched.
         check_name(local, config.bookie_name, directory)
         if local is not None:
-            # A metadata process that starts waits for them, and registers nobody before (rule 18a).
+            # A starting metadata process waits for the witnesses before it registers any bookie
+            # (rule 18a).
             self.cluster_id = local.cluster_id
             self._metadata.witnesses = self._witness_file.load(local.cluster_id)
         store = await asyncio.to_thread(Store, directory, me, config.store_options)
@@ -306,7 +307,7 @@ class BookieRuntime:
                     self.is_registered = True
                     log.info("registered", extra={"member": store.me})
             except QuorumLogError as error:
-                # The bookie goes on serving: liveness is advice, never safety.
+                # The bookie keeps serving: liveness is advice, never safety.
                 log.warning("heartbeat-failed", extra={"why": error.detail})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(config.heartbeat_s):
@@ -315,7 +316,7 @@ class BookieRuntime:
 
     async def _report_log_ends(self, store: Store) -> None:
         """Report the log's end periodically, and end this process if another one displaced it.
-        While the metadata service is away the bookie goes on (rule 15a).
+        While the metadata service is unavailable, the bookie continues to serve (rule 15a).
         """
         while True:
             await asyncio.sleep(self.config.log_end_s)
@@ -332,8 +333,8 @@ class BookieRuntime:
         await self._registration.report_log_end(self._cookie, store.position.sequence)
 
     async def _keep_witnesses(self) -> None:
-        """Store witnesses of the database's answers, so that no deletion rests on a database that
-        went back while no process was there to notice (rule 18a).
+        """Store the witnesses in the database's answers, so that no deletion rests on a database
+        that went back while no process was running to notice it (rule 18a).
         """
         while True:
             try:
@@ -342,12 +343,12 @@ class BookieRuntime:
                 if isinstance(error, DatabaseWentBack):
                     log.error("database-not-confirmed", extra={"why": error.detail})  # noqa: TRY400
             except OSError as error:
-                # A full disk, say: the bookie goes on, and deletes nothing meanwhile.
+                # The disk may be full: the bookie keeps serving, and deletes nothing meanwhile.
                 log.warning("witnesses-not-kept", extra={"why": repr(error)})
             await asyncio.sleep(self.config.heartbeat_s)
 
     async def _collect_garbage(self, collector: Collector) -> None:
-        """Drop ledgers that no longer belong here, periodically."""
+        """Periodically drop ledgers that no longer belong on this bookie."""
         config = self.config
         loop = asyncio.get_running_loop()
         scan_at = loop.time() + config.collect_s
@@ -361,14 +362,14 @@ class BookieRuntime:
                     await collector.round()
 
     async def _follow_deletions(self, announced: asyncio.Queue[int]) -> None:
-        """Follow announced tombstones; the scan finds the missed ones."""
+        """Queue ledgers of announced tombstones; a periodic scan finds missed ones."""
         async with contextlib.aclosing(self._metadata.changes()) as changes:
             async for change in changes:
                 if change.ledger_id is not None and change.deleted:
                     await announced.put(change.ledger_id)
 
     async def _look_at_announced(self, announced: asyncio.Queue[int], collector: Collector) -> None:
-        """Look at ledgers announced as deleted; those that come during a look are looked at together."""
+        """Check ledgers announced as deleted; announcements during a check are checked together."""
         while True:
             ledger_ids = [await announced.get()]
             while not announced.empty():
@@ -377,7 +378,7 @@ class BookieRuntime:
                 await collector.deletions_announced(ledger_ids)
 
     def _writer_failed(self, error: BaseException) -> None:
-        """In the writer's thread: end, since unsynced records must not be served (rule 3)."""
+        """Called in the writer's thread: exit, as unsynced records must not be served (rule 3)."""
         self._end(
             DISK_STATUS,
             f"bookie {self.config.bookie_name}: the log can't be written: {error!r}. The process"
@@ -386,7 +387,7 @@ class BookieRuntime:
 
 
 def is_limbo_due(local: LocalCookie | None, cookie: LocalCookie) -> bool:
-    """Whether phase one of limbo is due; an unfinished start left the cookie unregistered."""
+    """Whether phase one of limbo must run: a new incarnation, or its last start was interrupted."""
     if cookie.incarnation == 1:
         return False
     return local is None or local.incarnation != cookie.incarnation or not local.registered

@@ -1,9 +1,9 @@
 """The scrubber: slowly reads the whole log again and again, to find bit rot before a reader does.
 
 BookKeeper's auditor checks the first and the last entry of a fragment once a week; this scrubber
-checks every byte's CRC. It reports damage with its place, for repair from peers, and changes
-nothing. Its position is kept on disk, so that frequent restarts do not stop it from completing a
-pass.
+checks every byte's CRC. The scrubber reports damage with its place, for repair from peers, and
+changes nothing. The scrubber's position is kept on disk, so that it completes a pass in spite of
+frequent restarts.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from services.bookie.store import Store
 
 
 class Pace:
-    """Throttles background work: scrubbing and compaction share one pause. Invariant: a pause takes effect between steps, never inside."""
+    """Throttles scrubbing and compaction. `pause` stops both, but only between two steps."""
 
     def __init__(self) -> None:
         """Not paused at first."""
@@ -45,7 +45,7 @@ class Pace:
         self._going.set()
 
     async def spend(self, size: int, bytes_per_s: int) -> None:
-        """Sleep as long as so many bytes may take, then wait for the end of a pause."""
+        """Sleep as long as `size` bytes take at this rate, then wait while the work is paused."""
         await asyncio.sleep(size / bytes_per_s)
         await self._going.wait()
 
@@ -57,10 +57,10 @@ _STEP_BYTES: Final = 1024 * 1024
 
 
 class Scrubber:
-    """Reads sealed segments in order, at `bytes_per_s` (0: never)."""
+    """Reads all segments but the one being written, in order, at `bytes_per_s` (0: never)."""
 
     def __init__(self, store: Store, pace: Pace, *, bytes_per_s: int, pass_s: float) -> None:
-        """`pass_s`: least time from the start of one pass to the start of the next."""
+        """`pass_s`: minimum time from the start of one pass to the start of the next."""
         self._store = store
         self._pace = pace
         self._bytes_per_s = bytes_per_s
@@ -78,7 +78,7 @@ class Scrubber:
             await asyncio.sleep(max(0.0, began + self._pass_s - loop.time()))
 
     async def one_pass(self) -> None:
-        """Finish the present pass over all segments that are no longer written."""
+        """Run or resume a pass over all segments that are no longer written."""
         store, progress = self._store, self.progress
         store.damages.pass_begins()
         for segment in store.segments.numbers():
@@ -109,14 +109,14 @@ class Scrubber:
                 store.counters["scrubbed_bytes"] += size
                 await self._pace.spend(size, self._bytes_per_s)
         except FileNotFoundError:
-            return  # removed on purpose just now; `_find_missing` finds other losses
+            return  # the segment was just removed; `_find_missing` finds other losses
         except (OSError, LogDamaged) as error:
             if not store.segments.path(segment).exists():
                 return
             await self._report(segment, 0, 1 << 62, str(error))
         for start, end in wrong:
             if not store.segments.path(segment).exists():
-                return  # removed meanwhile
+                return  # the segment was removed meanwhile
             await self._report(segment, start, end, "a CRC is wrong, or the disk can't read it")
 
     async def _find_missing(self) -> None:
@@ -128,7 +128,7 @@ class Scrubber:
                 await self._report(segment, 0, 1 << 62, "the file is missing")
 
     async def _report(self, segment: int, start: int, end: int, reason: str) -> None:
-        """Note damage, and the entries that it hits."""
+        """Note a damaged stretch, and the entries in it."""
         store = self._store
         self.progress.damaged += 1
         store.counters["scrub_damages"] += 1
@@ -143,14 +143,14 @@ class Scrubber:
             store.damages.note(ledger_id, part)
 
     def _bad_parts(self, segment: int, start: int, end: int) -> list[tuple[int, Part]]:
-        """The parts in a stretch with invalid bytes; in a thread."""
+        """The damaged parts in a stretch. Runs in a thread."""
         store = self._store
         bad = []
         for ledger_id, part in store.index.all_parts():
             if part.segment != segment or not start <= part.offset < end:
                 continue
             try:
-                # Not the shared file, which belongs to the loop's thread.
+                # Files of `Segments.reader` may be used on the loop's thread only.
                 file = SegmentFile(store.segments.path(segment))
             except OSError:
                 file = None
@@ -161,7 +161,7 @@ class Scrubber:
 
 
 def _steps(scanned: Iterator[Scanned]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """About a megabyte at a time: the bytes read, and the damaged stretches in them."""
+    """Group scanned data into steps of about 1 MiB: yields sizes and damaged stretches."""
     size = 0
     wrong: list[tuple[int, int]] = []
     for start, end, batch in scanned:

@@ -1,8 +1,8 @@
 """The files of the log: creating, finding, reading and removing them.
 
-A segment gets its name only when its head (and, after an unclean start, the tail copied into it) is
-on disk: it is created under another name, synced and renamed, and the directory is synced (rule
-19). Blocks are allocated at creation, so that a full disk shows there and not inside a batch.
+A segment is created under another name, synced and renamed; then the directory is synced (rule 19).
+So a segment with its name has its head, and the tail that an unclean start copied, on disk. Blocks
+are allocated at creation, so that a full disk is noticed then and not within a batch.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ OPEN_FILES_MAX: Final = 128
 
 
 class SegmentFile:
-    """A file open for reading. It is closed with its last reference, so that a reader in another
-    thread never reads from a descriptor that was reused for another file.
+    """A file open for reading, which is closed with its last reference: a reader in another thread
+    must not read from a descriptor that was reused for another file.
     """
 
     __slots__ = ("fd",)
@@ -102,10 +102,10 @@ class Segments:
         *,
         may_be_short: bool = False,
     ) -> tuple[SegmentHead, int, int]:
-        """A new segment: its head, its file, and the offset after the content that `fill` returns.
+        """Create a segment. Returns its head, its file, and the offset after what `fill` returned.
 
-        `may_be_short`: without room for a whole segment, allocate the content only: a bookie that starts on a
-        full disk answers reads. The file's size is what is allocated.
+        `may_be_short`: without room for a whole segment, allocate only the content, so that a
+        bookie which starts on a full disk can answer reads. The file's size is what is allocated.
         Raises: OSError; one of NO_ROOM leaves nothing behind.
         """
         head = SegmentHead(
@@ -139,7 +139,7 @@ class Segments:
         return head, fd, end
 
     def head(self, segment: int) -> SegmentHead:
-        """A segment's head, present or removed. Raises LogDamaged if it is missing or invalid."""
+        """A present or removed segment's head. Raises LogDamaged for a missing or invalid head."""
         path = self.path(segment)
         if not path.exists():
             path = self.gone_path(segment)
@@ -162,7 +162,7 @@ class Segments:
             return file.read()
 
     def reader(self, segment: int) -> SegmentFile:
-        """A shared file for reading; on the loop's thread. Raises FileNotFoundError."""
+        """A shared open file; call it on the loop's thread only. Raises FileNotFoundError."""
         file = self._open.get(segment)
         if file is None:
             file = self._open[segment] = SegmentFile(self.path(segment))
@@ -171,7 +171,7 @@ class Segments:
         return file
 
     def sync_entries(self) -> None:
-        """Sync the directory: the set of segments is on disk when this returns."""
+        """Sync the directory, so that the set of segments is on disk."""
         sync_directory(self.directory)
 
     def remove(self, segment: int) -> None:
@@ -204,7 +204,7 @@ class Segments:
 
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Errors of a write that finds no room: on the disk, within the user's quota, or within the largest file.
+"""Errors of a write without room: on the disk, in the user's quota, or below the maximum file size.
 An operator can make room, so the bookie becomes read-only and does not exit."""
 
 
@@ -219,7 +219,7 @@ def allocate(fd: int, size: int) -> None:
 
 
 IOV_MAX: Final = 1024
-"""Most buffers per call (Linux)."""
+"""Maximum number of buffers per call of `pwritev` (Linux)."""
 
 
 def write_all(fd: int, buffers: list[bytes], offset: int) -> None:

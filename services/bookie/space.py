@@ -1,11 +1,11 @@
-"""Freeing segments: remove those that no part references, and compact those with little live data.
+"""Frees space: removes segments that no part references, and compacts those with little live data.
 
-Live parts are moved to the end of the log, ordered by ledger and entry: parts scattered among
-thousands of ledgers end up together. A segment's other records (fences, keys, LACs, limbo,
-deletions) are rewritten first, so that the index can always be rebuilt from the log.
+Live parts are moved to the end of the log, ordered by ledger and entry, so that scattered parts of
+a ledger end up together. A segment's other records (fences, keys, LACs, limbo, deletions) are
+rewritten before it is removed, so that the index can always be rebuilt from the log.
 
-Deletions are kept for ever (rule 16a), in records that pack many. They count as live data, so that
-they are rewritten as rarely as entries, and not by each compaction.
+Deletions are kept for ever (rule 16a), in records of many ids. Deletions count as live data, so
+that they are rewritten as rarely as entries, and not by each compaction.
 
 A crash at any step loses nothing: a segment is removed only after a checkpoint that does not
 reference it is on disk. A broken segment stays, and never blocks the others.
@@ -32,23 +32,23 @@ LIVE_SHARE_MIN: Final = 0.2
 """Segments with a smaller share of live data are compacted (BookKeeper's minor compaction)."""
 
 COMPACT_BYTES_PER_S: Final = 32 * 1024 * 1024
-"""A tenth of what a small machine's disk writes (taste)."""
+"""About a tenth of a small machine's disk bandwidth; chosen by judgement."""
 
 MOVE_BYTES: Final = 1024 * 1024
-"""Parts written together: each write has a sync, and a long one would delay adds (taste)."""
+"""Bytes moved per write and sync; longer writes would delay adds. Chosen by judgement."""
 
 MOVE_PARTS: Final = 200
-"""The same where runs are small."""
+"""Maximum number of parts moved by one write; it matters if runs are small."""
 
 REWRITES_AT_ONCE: Final = 256
-"""Ledgers whose state is rewritten together: a segment may have records of thousands, and one by
-one each would wait for a sync (measured: most of a compaction's time)."""
+"""Ledgers whose state is rewritten concurrently. A segment may have records of thousands of
+ledgers, and one by one each would wait for a sync (measured: most of a compaction's time)."""
 
 SEGMENTS_AT_ONCE: Final = 8
-"""Compacted together: more sort better, but all their parts are in memory meanwhile."""
+"""Segments compacted together. More would sort parts better, but take more memory meanwhile."""
 
 EMPTY_AT_ONCE: Final = 256
-"""Removed together: a look at the whole index and a rewrite of each ledger's state are for all of them."""
+"""Empty segments removed together: they share one scan of the index and rewrites of state."""
 
 T = TypeVar("T")
 
@@ -70,9 +70,9 @@ class Space:
         self._bytes_per_s = bytes_per_s
         self._pace = pace or Pace()
         self._kept_packed_bytes: dict[int, int] = {}
-        """Segments kept for their packed deletions, and the size of those."""
+        """Segments kept because of their packed deletions, and the size of these deletions."""
         self.scan_s = 0.0
-        """CPU that the looks at the whole index took in the last `free`."""
+        """CPU seconds that the last `free` took to scan the index."""
 
     async def free(self) -> None:
         """Remove segments that no part references, and compact those with little live data."""
@@ -95,7 +95,7 @@ class Space:
                 number, 0
             ) <= self._packed_max(number):
                 (worn if used[number] else empty).append(number)
-        # A full disk has room for few rewritten states before a segment goes.
+        # A full disk has room for few rewritten states before a segment is removed.
         at_once = SEGMENTS_AT_ONCE if store.disk.is_full else EMPTY_AT_ONCE
         for start in range(0, len(empty), at_once):
             await self._free_segments(empty[start : start + at_once], [])
@@ -104,7 +104,7 @@ class Space:
             await self._free_segments(some, await self._parts_of(some))
 
     async def _free_segments(self, numbers: list[int], parts: list[tuple[int, Part]]) -> None:
-        """Move these parts, all that the segments have, and remove the segments."""
+        """Move `parts`, which are all parts in these segments, and remove the segments."""
         store = self._store
         broken = await self._move(parts)
         for number in broken:
@@ -135,15 +135,14 @@ class Space:
             log.info("segment-removed", extra={"segment": number})
 
     async def _referenced(self, numbers: list[int]) -> set[int]:
-        """Which of these segments a part in the index still references: the rest of a run, when a
-        part of it was replaced meanwhile. Parts in memory only never lie in segments this old:
-        either the checkpoint before this wrote the part that they were taken from, or they go to
-        the log's end.
+        """Which of these segments the index still references, for example by the rest of a run that
+        was replaced in part meanwhile. Parts that exist only in memory are never in segments this
+        old: they come from parts in the index, or they are on their way to the log's end.
         """
         return {part.segment for _, part in await self._parts_of(numbers)}
 
     async def _move(self, parts: list[tuple[int, Part]]) -> set[int]:
-        """Move parts to the end of the log, in this order; the segments of unreadable parts."""
+        """Move parts to the end of the log, in order. Returns the segments of unreadable parts."""
         store = self._store
         broken: set[int] = set()
         for some, size in _batches(parts):
@@ -156,8 +155,8 @@ class Space:
         return broken
 
     async def _states(self, numbers: list[int]) -> dict[int, SegmentState]:
-        """What these segments record beside entries. Those are left out that stay: unreadable ones, and those whose packed
-        deletions are too many to be rewritten.
+        """What these segments record besides entries. Leaves out the segments that must stay:
+        unreadable ones, and those with too many packed deletions to rewrite.
         """
         states = {}
         for number in numbers:
@@ -173,12 +172,12 @@ class Space:
         return states
 
     async def _rewrite_state(self, state: SegmentState) -> None:
-        """Rewrite what segments record beside entries: once for all that are removed together, since each may name the
-        same ledgers.
+        """Rewrite what segments record besides entries, once for all segments that are removed
+        together, because several may name the same ledger.
         """
         store, ledgers, deleted = self._store, state.ledgers, state.deleted
         if not state.is_whole:
-            # The unreadable part may have had records of any ledger.
+            # The unreadable stretch may have had records of any ledger.
             ledgers = {ledger_id for ledger_id, _ in store.holdings.ledgers()}
             deleted = await asyncio.to_thread(lambda: array("q", store.index.deleted()))
 
@@ -198,19 +197,19 @@ class Space:
         await self._rewrite_deleted(deleted)
 
     async def _rewrite_deleted(self, ledger_ids: "array[int]") -> None:
-        """Rewrite deletions, in records that pack many."""
+        """Rewrite deletions, in records of many ids."""
         for start in range(0, len(ledger_ids), IDS_MAX):
             some = ledger_ids[start : start + IDS_MAX]
             await self._store.rewrite_deleted(some)
             if len(some) == IDS_MAX:
-                # This bounds how many a start replays, at some microseconds each.
+                # The checkpoint bounds how many deletions a start replays (microseconds each).
                 await self._store.checkpoint()
             await self._pace.spend(8 * len(some), self._bytes_per_s)
 
     def _packed_max(self, number: int) -> int:
-        """How many bytes of packed deletions may be rewritten with a segment. A short segment,
-        which a restart ended, is measured as a full one, so that many short ones become one; except
-        on a full disk, where more must be freed than is written.
+        """How many bytes of packed deletions may be rewritten to remove a segment. A short segment,
+        which a restart ended, counts as a full one, so that many short ones become one. On a full
+        disk a segment's true size counts, because more must be freed than is written.
         """
         store = self._store
         size = store.segments.segment_bytes
@@ -223,7 +222,7 @@ class Space:
         return await self._scanned(partial(self._store.index.parts_in, set(numbers)))
 
     async def _scanned(self, scan: Callable[[], T]) -> T:
-        """What a look at the whole index gives; in a thread."""
+        """Run a scan of the whole index in a thread; adds its CPU time to `scan_s`."""
 
         def timed() -> tuple[T, float]:
             began = time.thread_time()
@@ -235,7 +234,7 @@ class Space:
 
 
 def _joined(states: Iterable[SegmentState]) -> SegmentState:
-    """What several segments record."""
+    """The states of several segments as one."""
     ledgers: set[int] = set()
     deleted = array("q")
     packed_bytes, is_whole = 0, True
@@ -252,7 +251,7 @@ def _keep(number: int, reason: str) -> None:
 
 
 def _batches(parts: list[tuple[int, Part]]) -> Iterator[tuple[list[tuple[int, Part]], int]]:
-    """Parts to move together, and their size."""
+    """Split parts into groups that are moved by one write; yields each with its size."""
     some: list[tuple[int, Part]] = []
     size = 0
     for item in parts:

@@ -1,10 +1,10 @@
-"""A bookie's storage: the rules, the log and the index put together. No sockets.
+"""A bookie's storage: combines the rules (`Replica`), the log and the index. No sockets.
 
-Everything runs on one event loop's thread, except the writer's thread (which owns the end of the
-log), the threads that read what is not in memory, and the one that writes a checkpoint. Answers go
-to callbacks, so that an add costs no task.
+Everything runs on one event loop's thread, except in three kinds of threads: the writer's thread
+owns the end of the log, readers read what is not in memory, and a thread writes each checkpoint.
+Answers go to callbacks, so that an add costs no task.
 
-This module asks the rules and manages the lifecycle. Stored ledgers are in holdings.py, queued
+This module applies the rules and manages the lifecycle. Stored ledgers are in holdings.py, queued
 records in pending.py, reads in reads.py, free space in directory.py.
 """
 
@@ -41,11 +41,11 @@ from services.bookie.writer import LogWriter, Position
 log = logging.getLogger(__name__)
 
 COMPARE_ROUNDS_MAX: Final = 8
-"""How often an add is compared again because others came in between; then it is unknown."""
+"""How often an add is compared with copies that keep changing; then its answer is `unknown`."""
 
 AT_ONCE: Final = 32
-"""Parts or ledgers that are written again in one turn of the event loop; each costs some 0.2 ms with its look at the index
-(measured)."""
+"""Parts or ledgers rewritten in one turn of the event loop; each takes some 0.2 ms, including its
+index lookup (measured)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ReadAnswer:
 class Store:
     """The ledgers of one bookie in one directory.
 
-    Invariants: an answer leaves only when the records that it rests on are on disk (rule 3); one
+    Invariants: an answer is sent only when the records that it rests on are on disk (rule 3); one
     process owns the directory; the checkpoint names a log position below which everything is on
     disk.
     """
@@ -113,17 +113,18 @@ class Store:
         )
         self._reads = Reads(self.segments, self.damages, self.counters)
         self.withheld: set[int] = set()
-        """Ledgers whose drop is being decided: no request about them is answered, lest a repair count on them."""
+        """Ledgers for which a drop is being decided: their reads and adds get `unknown`, so that no
+        repair counts their entries."""
         self._writer: LogWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ending = False
         """Records queued from now on may never reach the disk."""
         self.is_closed_to_adds = False
-        """An operator stopped normal adds, whatever room the disk has."""
+        """An operator stopped normal adds, regardless of the disk's free space."""
         self.check_space()
 
     def start(self, on_fatal: Callable[[BaseException], None]) -> None:
-        """Start writing, on the running loop. `on_fatal`: nothing can be written any more."""
+        """Start writing, on the running loop. `on_fatal` is called if the log can't be written."""
         self._writer = LogWriter(
             self.segments,
             self.replayed.head,
@@ -169,7 +170,7 @@ class Store:
         await self._checkpoints.run()
 
     def add(self, asked: replica.AddAsked, done: Callable[[replica.Verdict], None]) -> None:
-        """Judge an add; `done` is called when its answer may leave.
+        """Judge an add; `done` is called when its answer may be sent.
 
         Raises: Overloaded when too much is queued.
         """
@@ -201,7 +202,7 @@ class Store:
     async def _add_pieces(
         self, asked: replica.AddAsked, pieces: list[Run], done: Callable[[replica.Verdict], None]
     ) -> None:
-        """Add a run too wide for one part: its pieces one after another, until one is refused."""
+        """Add a run that is too wide for one part, piece by piece, until a piece is refused."""
         verdict = replica.Verdict(Status.UNKNOWN)
         try:
             for piece in pieces:
@@ -216,7 +217,7 @@ class Store:
     async def _add_compared(
         self, asked: replica.AddAsked, compare: Ranges, done: Callable[[replica.Verdict], None]
     ) -> None:
-        """Add stored ids: read the stored copies, and judge the add again."""
+        """Add entries whose ids are stored: read the stored copies, and judge the add again."""
         ledger_id = asked.run.ledger_id
         ledger = self.ledger(ledger_id)
         verdict = replica.Verdict(Status.UNKNOWN)
@@ -246,23 +247,25 @@ class Store:
         asked: replica.FenceAsked | replica.LacAsked | replica.LacTold | replica.RowTold,
         done: Callable[[replica.Verdict], None],
     ) -> None:
-        """Fence a ledger, read or store its LAC, or keep a copy of its row; `done` is called when the answer may leave."""
+        """Fence a ledger, read or store its LAC, or keep a copy of its metadata; `done` is called
+        when the answer may be sent.
+        """
         ledger = self.ledger(ledger_id)
         verdict = ledger.replica.step(asked)
         self.pending.submit(ledger, verdict)
         ledger.when_synced(verdict.after, lambda: done(verdict))
 
     async def enter_limbo(self, ledger_id: int, ledger_key: bytes, *, is_fenced: bool) -> None:
-        """Put a ledger into limbo (and fence it); on disk when it returns."""
+        """Durably put a ledger into limbo, and fence the ledger if `is_fenced`."""
         ledger = self.ledger(ledger_id)
         verdict = ledger.replica.enter_limbo(ledger_key, is_fenced=is_fenced)
         self.pending.submit(ledger, verdict)
         await self.pending.wait_synced(ledger)
 
     async def leave_limbo(self, ledger_id: int) -> None:
-        """End a ledger's limbo: all its entries are here. On disk when it returns."""
-        # The index may learn of the end before the log does, so restored entries must be on disk
-        # first (I27).
+        """Durably end a ledger's limbo: this bookie has all entries that it should have."""
+        # The index may record the end of limbo before the log does, so restored entries must be on
+        # disk first (I27).
         await self.pending.wait_synced(self.ledger(ledger_id))
         ledger = self.ledger(ledger_id)
         self.pending.submit(ledger, ledger.replica.set_limbo(limbo=False))
@@ -275,7 +278,7 @@ class Store:
         bytes_max: int,
         done: Callable[[ReadAnswer], None],
     ) -> None:
-        """Read; `done` is called when the answer's records are on disk and its bytes are here."""
+        """Read; `done` is called when the answer's records are on disk and its bytes in memory."""
         unknown = ReadAnswer(Status.UNKNOWN, NO_ENTRY, None, ())
         if ledger_id in self.withheld:
             done(unknown)
@@ -293,7 +296,7 @@ class Store:
             parts = []
         reads = self._reads
         is_advised = reads.note_read(ledger, asked.first, known_to, parts, bytes_max)
-        is_advised = is_advised and not asked.from_disk  # which drops what was advised
+        is_advised = is_advised and not asked.from_disk  # `from_disk` drops the page cache
 
         def answer(found: FoundParts) -> None:
             told = unknown
@@ -332,9 +335,9 @@ class Store:
     async def examine(
         self, ledger_id: int, first: int, last: int, bytes_max: int, *, from_disk: bool = False
     ) -> tuple[Ranges, Run | None, int]:
-        """The stored ids of the beginning of a range, the readable entries of them, and the last id
-        covered: about `bytes_max` at a time. Bypasses the rules (audit). `from_disk`: wait for
-        queued records, and read the disk (rule 20a).
+        """Read the beginning of a range, about `bytes_max`, for an audit: bypasses the rules.
+        Returns the stored ids, their readable entries, and the last id that was examined.
+        `from_disk`: wait for queued records, and read the disk (rule 20a).
         """
         if from_disk:
             await self.pending.wait_synced(self.ledger(ledger_id))
@@ -342,8 +345,8 @@ class Store:
         return await self._reads.examine(ledger, first, last, bytes_max, from_disk=from_disk)
 
     def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
-        """Drop the entries of a ledger. With a stub its fence stays (rule 16); without one only the
-        id stays: the metadata has a tombstone (rules 16a, 17 and 18).
+        """Drop the entries of a ledger. A stub keeps its fence (rule 16). Without a stub only the
+        id is kept, because the metadata has a tombstone (rules 16a, 17 and 18).
         """
         ledger = self.ledger(ledger_id)
         verdict = ledger.replica.drop() if keep_stub else ledger.replica.delete()
@@ -351,14 +354,14 @@ class Store:
         self.counters["dropped_ledgers"] += 1
 
     def forget_copies(self, ledger_id: int) -> None:
-        """Forget superseded copies of a ledger's row: the database contains the changes of all that are held."""
+        """Forget a ledger's superseded metadata copies: the database has the changes of all."""
         self.ledger(ledger_id).replica.forget_copies()
 
     async def move(self, parts: list[tuple[int, Part]]) -> list[bool]:
-        """Rewrite parts at the end of the log, in this order; on disk when it returns. False for
-        parts that are unreadable.
+        """Durably rewrite parts at the end of the log, in this order. Returns False for each
+        unreadable part.
         """
-        # Some hundred parts of a few entries each: one read in a thread for all of them.
+        # There may be a hundred small parts: one call of a thread reads them all.
         read = await self._reads.fetch_each([(self.ledger(item), part) for item, part in parts])
         bodies = {id(part): body for part, body in read}
         moved: set[StoredLedger] = set()
@@ -381,7 +384,7 @@ class Store:
         ]
 
     async def rewrite_state(self, ledger_id: int) -> None:
-        """Rewrite a ledger's state (key, fence, LAC, limbo); on disk when it returns."""
+        """Durably rewrite a ledger's state (key, fence, LAC, limbo)."""
         ledger = self.ledger(ledger_id)
         if ledger.highest == NO_ENTRY and ledger.replica.is_fenced:
             # Probably a stub: dropped copies must stay dropped.
@@ -390,7 +393,7 @@ class Store:
         await self.pending.wait_synced(ledger)
 
     async def rewrite_deleted(self, ledger_ids: Sequence[int]) -> None:
-        """Rewrite deletions that the index knows as one record (rule 16a); on disk at return."""
+        """Durably rewrite deletions, which the index has already, as one record (rule 16a)."""
         await self.pending.write(packed(ledger_ids))
 
     def ledger(self, ledger_id: int) -> StoredLedger:

@@ -46,7 +46,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="for programs: JSON instead
 
 
 def _with_progress(items: Iterable[T], what: str) -> Iterable[T]:
-    """Iterate with a progress bar on standard error; an unknown number shows only activity."""
+    """Iterate with a progress bar on standard error; for an unknown number it shows activity."""
     console = Console(stderr=True)
     return track(items, what, console=console, transient=True, disable=not console.is_terminal)
 
@@ -56,7 +56,7 @@ _parts_with_bar: Final = partial(_with_progress, what="parts of the index")
 
 
 def _lock_or_exit(directory: Path) -> int:
-    """Take the directory's lock; exit without writing if there is no log in it."""
+    """Lock the directory. If the directory has no log or is in use, exit without writing."""
     if not any((directory / name).is_dir() for name in ("log", "log.damaged")):
         typer.echo(f"{directory} holds no bookie's log", err=True)
         raise typer.Exit(2)
@@ -118,10 +118,10 @@ def verify(directory: DirectoryArgument, *, json: AsJson = False) -> None:
 
 @app.command()
 def dump(directory: DirectoryArgument, *, json: AsJson = False) -> None:
-    """List the log's records without payloads, and its problems. Exit status 1: there are some."""
+    """List the log's records without payloads, and its problems. Exit status 1: it has problems."""
     with _locked(directory):
         is_right = True
-        # A bar among the lines would garble both.
+        # A progress bar among the lines would garble both.
         shown = iter if sys.stdout.isatty() else _with_bar
         for line in dump_records(directory, shown):
             is_right = is_right and "problem" not in line
@@ -195,7 +195,7 @@ def salvage(
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
     json: AsJson = False,
 ) -> None:
-    """Keep the readable records of a damaged log that does not start; the bookie comes back as a
+    """Keep the readable records of a log that is too damaged to start; the bookie comes back as a
     new incarnation. The old log stays as log.damaged.
     """
     with _locked(directory):

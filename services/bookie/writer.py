@@ -23,25 +23,25 @@ from services.bookie.log import (
 from services.bookie.segments import NO_ROOM, Segments, allocate, write_all
 
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-"""A batch that has reached this size takes no further record (taste: some 10 ms of a disk)."""
+"""A batch of this size gets no further record; by judgement: some 10 ms of disk time."""
 
 BATCH_RECORDS_MAX: Final = 4096
 
 FULL_RETRY_S: Final = 0.2
-"""How often a writer that waits for room retries."""
+"""Interval of a writer's retries while it waits for room."""
 
 T = TypeVar("T")
 
 ZEROS: Final = bytes(256 * 1024)
-"""Written ahead of small batches: a sync of blocks that were written before costs 66 us instead of
-82 us (measured), since the file system has no unwritten extent to convert."""
+"""Zeros that are written after small batches. A sync of blocks that were written before costs 66 us
+instead of 82 us (measured): the file system has no unwritten extent to convert."""
 
 SMALL_BATCH_BYTES: Final = 32 * 1024
-"""Larger batches get no zeros ahead: zeros would double what the disk has to write."""
+"""No zeros are written after larger batches: zeros would double what the disk has to write."""
 
 
 class Position(NamedTuple):
-    """A place between two batches: all batches before it, and the next sequence."""
+    """A place in the log between two batches, and the sequence number of the batch after it."""
 
     segment: int
     offset: int
@@ -52,8 +52,8 @@ class LogWriter:
     """Appends records, batch by batch.
 
     `on_synced(records, position)` and `on_fatal(error)` are called in the writer's thread. After
-    `on_fatal` nothing is written any more: a failed fsync is never retried, for the kernel may have
-    dropped what it could not write (rule 3).
+    `on_fatal` nothing more is written: a failed fsync is never retried, because the kernel may have
+    dropped the data (rule 3).
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LogWriter:
 
     def stop(self) -> None:
         """Write queued records and the clean end, and wait. On a full disk the writer gives up:
-        what is queued was not acknowledged.
+        queued records were not acknowledged, except deferred entries (rule 31).
         """
         self._is_ending.set()
         self._queue.put(None)
@@ -112,7 +112,7 @@ class LogWriter:
             self._write([], CLEAN_END)
             os.ftruncate(self._fd, self._offset)
             os.fsync(self._fd)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, this log must not go on
+        except BaseException as error:  # noqa: BLE001 - any error ends the log
             self._on_fatal(error)
         finally:
             os.close(self._fd)
@@ -137,7 +137,7 @@ class LogWriter:
         size = batch_bytes(records)
         if self._offset + size > self._segments.segment_bytes and self._offset > SEGMENT_HEAD.size:
             self._roll()
-        # Everything below `_offset` is synced: each batch is, before the next one begins.
+        # Everything below `_offset` is synced: a batch is synced before the next one begins.
         buffers = encode_batch(
             self._head,
             offset=self._offset,
@@ -163,7 +163,7 @@ class LogWriter:
         os.fdatasync(self._fd)
 
     def _roll(self) -> None:
-        """Begin a new segment. The old one is on disk whole; the new head says where it ends."""
+        """Begin a new segment, whose head says where the old one ends. The old one is on disk."""
         number = self._head.segment + 1
         created = self._with_room(
             lambda: self._segments.create(number, self._sequence, self._offset)
@@ -175,15 +175,15 @@ class LogWriter:
         self._allocated = os.fstat(self._fd).st_size
 
     def _allocate(self, end: int) -> None:
-        """Allocate the blocks of a batch that is larger than a segment, or of a segment that began without room."""
+        """Allocate blocks up to `end`: for a large batch, or a segment created on a full disk."""
         if end > self._allocated:
             self._with_room(lambda: allocate(self._fd, end))
             self._allocated = end
 
     def _with_room(self, work: Callable[[], T]) -> T:
-        """Run `work`, which allocates blocks. On a full disk, release the reserve for it: what was
-        accepted must be written. Then wait until somebody makes room; nothing is lost meanwhile,
-        and nobody was told ok.
+        """Run `work`, which allocates blocks. On a full disk, first release the reserve, because
+        accepted records must be written. Then wait until there is room: nothing is lost meanwhile,
+        and the waiting records are not acknowledged, except deferred entries (rule 31).
         """
         while True:
             try:
@@ -203,7 +203,7 @@ class LogWriter:
 
 
 def keep_reserve(path: Path, size: int) -> bool:
-    """Set blocks aside for a full disk. False if there is no room for them."""
+    """Reserve `size` bytes of blocks for a full disk. Returns False if there is no room."""
     if path.exists():
         return True
     try:
@@ -221,7 +221,7 @@ def keep_reserve(path: Path, size: int) -> bool:
 
 
 def has_room(directory: Path, size: int) -> bool:
-    """Whether so many bytes can be allocated. The disk's free space does not tell: a quota may be exhausted."""
+    """Whether `size` bytes can be allocated. Free space alone proves nothing: there are quotas."""
     probe = directory / "room"
     probe.unlink(missing_ok=True)
     is_there = keep_reserve(probe, size)

@@ -1,7 +1,7 @@
-"""Found by PySpark because of its name: registers the format `quorumlog` in every session.
+"""Registers the format `quorumlog` in every session: PySpark imports modules named `pyspark_…`.
 
-If one such module raises when it is imported, PySpark finds none of the environment's Python data sources.
-So this module never raises; a use of the format says what is missing.
+If such a module raises on import, PySpark finds none of the environment's Python data sources. So
+this module never raises; instead, a use of the format raises an error that says what is missing.
 """
 
 try:
@@ -15,7 +15,7 @@ except Exception as error:  # noqa: BLE001 - a package that is half installed ra
     _MISSING = f"{type(error).__name__}: {error}"
 
     class DefaultSource(DataSource):  # type: ignore[no-redef]
-        """Stands for the data source where it can't be imported."""
+        """Stands in for a data source that can't be imported; its use raises RuntimeError."""
 
         def __init__(self, options: object) -> None:
             del options
@@ -23,7 +23,7 @@ except Exception as error:  # noqa: BLE001 - a package that is half installed ra
 
         @classmethod
         def name(cls) -> str:
-            """The name for `format`."""
+            """The name to pass to `format`."""
             return "quorumlog"
 
 

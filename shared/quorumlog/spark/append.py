@@ -1,4 +1,4 @@
-"""Appends from a UDF with the guarantee of a write: `append_batches(df, log="events")`.
+"""Appends rows from a UDF, exactly once as in a write: `append_batches(df, log="events")`.
 
 Each partition appends its rows to ledgers of its own and returns a receipt. Spark returns the rows of
 exactly one successful attempt of each partition, so the receipts name the ledgers to publish, and the
@@ -26,13 +26,13 @@ def append_batches(
     overwrite: bool = False,
     **options: object,
 ) -> list[writing.Published]:
-    """Append the rows of a DataFrame to a log, all of them once, or none.
+    """Append the rows of a DataFrame to a log: all of them exactly once, or none.
 
-    `log`: the target; without it the column `topic` names each row's log, and each log gets its rows at
-    once. `app` and `version`: a repeat of the same version is a no-op. `options`: the format's options,
-    with `_` for `.`: gateway_url, maxLedgersPerCommit.
+    `log`: the target. Without `log`, the column `topic` names each row's log, and each log gets its
+    rows atomically. `app` and `version`: a repeat of the same version is a no-op. `options`: the
+    format's options, with `_` for `.`: gateway_url, maxLedgersPerCommit.
 
-    The receipts are collected here, once: a DataFrame of receipts would append again for each action.
+    Receipts are collected at once: a lazy DataFrame of receipts would append again for each action.
     """
     given = {name.replace("_", "."): str(value) for name, value in options.items()}
     named = {"topic": log, "txnAppId": app, "txnVersion": version}
@@ -52,7 +52,7 @@ def append_batches(
 
 
 def _post(options: WriteOptions, whose: writing.Whose, batches: Iterator[Any]) -> Iterator[Any]:
-    """In a task: write the partition and return its receipts."""
+    """Called in a task: write a partition's rows and yield its receipts."""
     written = writing.write_task(options, whose, batches)
     receipts = [writing.receipt(part) for part in written.parts]
     yield pa.RecordBatch.from_pydict({"receipt": pa.array(receipts, pa.string())})

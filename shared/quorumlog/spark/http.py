@@ -1,8 +1,8 @@
-"""Requests from Spark's processes to whichever gateway answers, with the standard library only.
+"""HTTP requests from Spark's processes to any gateway that answers; standard library only.
 
-Retries follow the SDK's two questions (client/transport.py): was the request certainly not done, or
-does doing it twice equal doing it once? An answer 429 delays a task and never fails it: the gateway
-sheds load, and the task has nothing to do but wait. As there, all tries of one request share an `Idempotency-Key`.
+As in the SDK (client/transport.py), a request is retried if it was certainly not done, or if doing
+it twice equals doing it once. All its tries share an `Idempotency-Key`. A response 429 delays a
+task and never fails it: the gateway sheds load, and the task has nothing to do but wait.
 """
 
 import http.client
@@ -23,7 +23,7 @@ from quorumlog import errors, header
 from quorumlog.wire.problems import from_answer
 
 DEADLINE_S: Final = 120.0
-"""For one request with its retries: longer than a takeover of a log on a slow machine."""
+"""Deadline of a request with its retries: longer than a takeover of a log on a slow machine."""
 
 _TIMEOUT_S: Final = 60.0
 _REST_S_MAX: Final = 15.0
@@ -31,9 +31,10 @@ _REST_S_MAX: Final = 15.0
 outcome of a request on a connection that is being closed is unknown."""
 
 _CUT_OFF: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
-"""The connection ended while TLS began, which is no matter of certificates."""
+"""Errors of a connection that ended during the TLS handshake: certificates are not the cause."""
 _REFUSED: Final = re.compile("CERTIFICATE|UNKNOWN_CA")
-"""The server refuses the client's certificate, or wants one. By TLS 1.3 this comes in place of the first response."""
+"""The server rejects the client's certificate or requires one. With TLS 1.3 this error replaces the
+first response."""
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
@@ -41,19 +42,19 @@ _PAUSE_MAX_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """A gateway's answer that is no error."""
+    """A gateway's successful response."""
 
     status: int
     headers: Message
     body: bytes
 
     def json(self) -> Any:
-        """The body, parsed."""
+        """The body, parsed as JSON."""
         return json.loads(self.body)
 
 
 class Gateways:
-    """One connection to one of several gateways; not for several threads at once.
+    """One connection to one of several gateways. Not thread-safe.
 
     Invariant: `_at` is the gateway that answered last, so that a healthy gateway is kept.
     """
@@ -67,8 +68,8 @@ class Gateways:
         token: str | Callable[[], str | None] | None = None,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """`urls`: the gateways' URLs, separated by commas. Each request carries `headers` and the access token;
-        if `token` is a function, it is called for each request. `context`: of TLS, instead of the system's.
+        """`urls`: the gateways' URLs, separated by commas. Requests have `headers` and the access
+        token; a function `token` is called for each request. `context`: of TLS; None: the default.
         """
         self._urls: Sequence[str] = [url.strip().rstrip("/") for url in urls.split(",")]
         for url in self._urls:
@@ -106,9 +107,9 @@ class Gateways:
         params: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> HttpAnswer:
-        """Send a request, with safe retries, until there is a final answer. `value`: a body as JSON.
+        """Send a request, with safe retries, until there is a final answer. `value`: a JSON body.
 
-        Raises: a class of `quorumlog.errors`, the server's own, or ConnectionLost.
+        Raises: an error of `quorumlog.errors`: the gateway's, ConnectionLost or UntrustedServer.
         """
         sent = {**self._headers, **(headers or {})}
         if is_repeatable and method != "GET":
@@ -118,7 +119,7 @@ class Gateways:
         target = path if not params else f"{path}?{urlencode(params)}"
         end, pause_s = time.monotonic() + self._deadline_s, _PAUSE_FIRST_S
         may_be_done = False
-        rests_until: dict[int, float] = {}  # as each gateway has asked for (Retry-After)
+        rests_until: dict[int, float] = {}  # by gateway, from Retry-After
         while True:
             asked = self._at
             try:
@@ -149,18 +150,18 @@ class Gateways:
         return {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def get(self, path: str, params: Mapping[str, str | int] | None = None) -> Any:
-        """The JSON of a GET."""
+        """Send a GET; returns the response's JSON."""
         return self.request("GET", path, params=params, is_repeatable=True).json()
 
     def post(
         self, path: str, value: Any = None, params: Mapping[str, str | int] | None = None
     ) -> Any:
-        """The JSON of a POST that may be repeated, or None."""
+        """Send a POST that may be retried; returns the response's JSON, or None without a body."""
         answer = self.request("POST", path, value=value, params=params, is_repeatable=True)
         return answer.json() if answer.body else None
 
     def pages(self, path: str, name: str, **only: str) -> list[Any]:
-        """All items of a list, or those that match `only`."""
+        """All items of a paged list; `only` adds query parameters that filter the list."""
         found: list[Any] = []
         params: dict[str, str | int] = {"limit": 1000, **only}
         while True:
@@ -175,7 +176,7 @@ class Gateways:
     ) -> HttpAnswer:
         url = self._urls[self._at]
         if time.monotonic() - self._answered_at > _REST_S_MAX or self._pid != os.getpid():
-            self.close()  # after a fork: the parent's connection must not be shared
+            self.close()  # idle for too long, or a parent process's connection after a fork
             self._pid = os.getpid()
         is_kept = self._connection is not None
         try:
@@ -200,7 +201,7 @@ class Gateways:
                 raise errors.UntrustedServer(
                     f"{url}: {error}; see the option tls.certificate"
                 ) from error
-            # The server may have closed an idle connection, or may have done the request: unknown.
+            # The server may have closed an idle connection, or may have done the request.
             raise errors.ConnectionLost(f"{url}: {type(error).__name__} {error}") from error
         self._answered_at = time.monotonic()
         if response.will_close:
@@ -211,7 +212,7 @@ class Gateways:
         elif header.REQUEST_ID in response.headers or kind.startswith("application/json"):
             return HttpAnswer(response.status, response.headers, content)
         else:
-            # Every answer of a gateway has a request id; a proxy's blank page is no answer.
+            # Every response of a gateway has a request id; a proxy's blank page has none.
             refused = errors.ConnectionLost(f"{url}: something else answers there")
         if refused.retryable and len(self._urls) > 1:
             # The next gateway may be able to do now what this gateway can't.

@@ -23,7 +23,7 @@ from quorumlog.wire.secret import load_own
 _log = logging.getLogger(__name__)
 
 EARLIEST, LATEST = -2, -1
-"""The ends of a log in JSON (Kafka's numbers)."""
+"""Offsets that mean a log's beginning and end in JSON; Kafka has the same numbers."""
 
 OffsetChoice = Literal["earliest", "latest"] | Mapping[str, int]
 """An end of each log, or an offset for each named log."""
@@ -31,7 +31,7 @@ OffsetChoice = Literal["earliest", "latest"] | Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStart:
-    """Begin each log at the position of a consumer; where the consumer has none in a log, at `otherwise`."""
+    """Begin each log at a consumer's position, or at `otherwise` if the consumer has none there."""
 
     consumer: str
     otherwise: Literal["earliest", "latest"]
@@ -51,7 +51,7 @@ COLUMNS: Final = {
     "ledger": "long",
     "entry": "long",
 }
-"""The columns of a read with their types: Kafka's columns, then the ledger and entry of a record."""
+"""The columns of a read, with their types: Kafka's, then the ledger and entry of a record."""
 
 _TOKENS: Final = ("token", "token.file", "token.function")
 _TLS: Final = ("tls.ca", "tls.certificate", "tls.key")
@@ -81,7 +81,7 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|h|d)", re.ASCII)
 
 LEDGERS_PER_COMMIT_MAX: Final = 128
-"""Ledgers of one commit: each costs a create, a close and a row (taste)."""
+"""Maximum number of ledgers per commit; each costs a create and a close. Chosen by judgement."""
 
 
 class BadOption(ValueError):
@@ -90,25 +90,25 @@ class BadOption(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterAccess:
-    """How to reach the cluster."""
+    """How to reach the cluster's gateways."""
 
     urls: str
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
-    """The one to send; with `token_file`: the driver's, for hosts without the file."""
+    """The token to send. With `token_file`: the driver's token, for hosts without that file."""
     token_file: str | None = None
     token_function: str | None = None
-    """As `module:function`: returns the current token, on the driver and in tasks."""
+    """`module:function`, which returns the current token, on the driver and in tasks."""
     tls: tuple[str | None, str | None, str | None] = (None, None, None)
-    """Files (PEM): the authorities, the client's certificate, and the certificate's key if it is apart."""
+    """PEM files: the authorities, the client's certificate, and its key if that is another file."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """From the connection's options (default: the environment). Raises: BadOption."""
+        """Parse the connection's options; the environment has the defaults. Raises: BadOption."""
         known = config.connection()
         given = [name for name in _TOKENS if name in options]
         if len(given) > 1:
-            raise BadOption(f"one of {', '.join(_TOKENS)}; given: {', '.join(given)}")
+            raise BadOption(f"set only one of {', '.join(_TOKENS)}; given: {', '.join(given)}")
         for name in _TOKENS if given else ():
             known.pop(name, None)
         known |= {name: options[name] for name in _CONNECTION if name in options}
@@ -127,7 +127,7 @@ class ClusterAccess:
         return replace(found, token=found.current_token())
 
     def current_token(self) -> str | None:
-        """The token as it is now. Raises: BadOption."""
+        """The current token, if any. Raises: BadOption."""
         token = self.token
         try:
             if self.token_function is not None:
@@ -147,7 +147,7 @@ class ClusterAccess:
         return self.token_file is not None and not Path(self.token_file).exists()
 
     def context(self) -> ssl.SSLContext | None:
-        """TLS by the files, or None for the system's. Raises: BadOption."""
+        """A TLS context from the files; None means the system's default. Raises: BadOption."""
         ca, certificate, key = self.tls
         if ca is certificate is None:
             return None
@@ -160,7 +160,7 @@ class ClusterAccess:
         return context
 
     def connect(self, *, deadline_s: float = DEADLINE_S) -> Gateways:
-        """A connection to the gateways, to be closed; `deadline_s` is for one request with its retries."""
+        """Open a connection for the caller to close; `deadline_s` bounds a request with retries."""
         if self._lacks_file():
             _log.warning(
                 "quorumlog: this host has no %s: it sends the token that the driver had at the start, and never a newer one",
@@ -186,7 +186,7 @@ class ReadSubject:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """From the option `subscribe`, `subscribePattern`, `assign` or `ledgers`."""
+        """Parse the option `subscribe`, `subscribePattern`, `assign` or `ledgers`."""
         given = [name for name in _SUBJECTS if name in options]
         if len(given) != 1:
             raise BadOption(
@@ -229,7 +229,7 @@ class ReadOptions:
     starting_ms: int | None
     ending_ms: int | None
     starts_late: bool
-    """Where no record is as late as `startingTimestamp`: begin at the end instead of failing."""
+    """If no record is as late as `startingTimestamp`, begin at the end instead of failing."""
     rows_per_partition_max: int
     partitions_min: int
     fails_on_loss: bool
@@ -240,7 +240,7 @@ class ReadOptions:
     rows_per_trigger_min: int | None
     trigger_delay_s: float
     published_as: str | None
-    """The consumer as which a stream publishes its progress."""
+    """The consumer under whose name a stream publishes its progress."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
@@ -283,7 +283,7 @@ class WriteOptions:
 
     connection: ClusterAccess
     log: str | None
-    """`topic`: the log of every row; None where a column names it."""
+    """The log of every row (option `topic`); None if the column `topic` names it."""
     app: str | None
     version: int | None
     ledgers_max: int
@@ -314,7 +314,7 @@ class WriteOptions:
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns of a read: those in `columns`, by default all; headers only with `includeHeaders`."""
+    """The columns of a read: the option `columns`, else all, with headers if `includeHeaders`."""
     text = options.get("columns")
     if text is None:
         has_headers = _flag(options, "includeHeaders", default=False)
@@ -324,7 +324,7 @@ def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
         if name not in COLUMNS:
             raise BadOption(f"columns are some of {', '.join(COLUMNS)}; not {name!r}")
     if len(set(names)) != len(names):
-        raise BadOption("columns names one twice")
+        raise BadOption("the option columns names a column twice")
     return names
 
 
@@ -350,7 +350,7 @@ def _check_names(
 def _check_places(
     options: Mapping[str, str], subject: ReadSubject, places: Mapping[str, StartChoice | None]
 ) -> None:
-    """Raise BadOption where a place is given for a log that is not read."""
+    """Raise BadOption for offsets of logs that are not read, and starts or ends of ledgers."""
     for option in (*places, "startingTimestamp", "endingTimestamp"):
         if subject.ledgers and option in options:
             raise BadOption(f"{option} is for logs; ledgers are read whole, or by a filter")
@@ -401,8 +401,8 @@ def _object(text: str, option: str) -> dict[str, Any]:
 
 
 def _start(options: Mapping[str, str]) -> StartChoice | None:
-    """`startingOffsets`, which may name a consumer: `{"consumer":"billing"}`. The name is text there, so that it is
-    told from a log named consumer.
+    """Parse `startingOffsets`, which may name a consumer: `{"consumer":"billing"}`. The name is
+    text, unlike the offset of a log that is named `consumer`.
     """
     text = options.get("startingOffsets")
     if text is None or text.strip().lower() in ("earliest", "latest"):
@@ -422,7 +422,7 @@ def _start(options: Mapping[str, str]) -> StartChoice | None:
 
 
 def _place(options: Mapping[str, str], option: str, end: int) -> OffsetChoice | None:
-    """Where to begin or to end; `end` is the place in logs that the JSON does not name."""
+    """Parse where to begin (`end` is EARLIEST) or to end (`end` is LATEST)."""
     text = options.get(option)
     if text is None:
         return None
@@ -469,7 +469,7 @@ def _flag(options: Mapping[str, str], option: str, *, default: bool) -> bool:
 
 
 def _time(options: Mapping[str, str], option: str) -> int | None:
-    """Milliseconds since 1970, or an RFC 3339 time, as milliseconds."""
+    """Parse milliseconds since 1970 or an RFC 3339 time; returns milliseconds."""
     text = options.get(option)
     if text is None:
         return None

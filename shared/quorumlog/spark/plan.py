@@ -1,8 +1,8 @@
 """Plans of reads, made once at the driver: ranges of logs and ledgers that never change.
 
-A plan ends at the last record that was confirmed when the plan was made. Entries up to there are the
-same for ever, so a task that runs twice, or a batch that a restarted query repeats, reads the same
-rows. Planning fences, recovers and closes nothing.
+A plan ends at the last record that was confirmed when the plan was made. Entries up to that record
+never change, so a task that runs twice, or a batch that a restarted query repeats, reads the same
+rows. Planning does not fence, recover or close any ledger.
 """
 
 import base64
@@ -31,14 +31,14 @@ from quorumlog.spark.options import (
 log = logging.getLogger(__name__)
 
 OFFSET_MAX: Final = (1 << 63) - 1
-"""The greatest value of Spark's `long`."""
+"""The maximum value of Spark's `long`."""
 
 
 Offset = dict[str, dict[str, Any]]
-"""An offset of a stream: `{"log":{"0":next,"created_at":…}}`, exclusive."""
+"""An offset of a stream: `{"log":{"0":next,"created_at":…}}`, where `next` is exclusive."""
 
 CREATED: Final = "created_at"
-"""Stands beside "0" in an offset: when the log was created that the offset is of."""
+"""Key in an offset, next to "0": the creation time of the log."""
 
 
 class DataLoss(RuntimeError):
@@ -47,20 +47,20 @@ class DataLoss(RuntimeError):
 
 @dataclass(frozen=True)
 class TaskRange(InputPartition):
-    """A task's part: offsets in a ledger of a log, or entries of a plain ledger, without `end`."""
+    """A task's part: offsets in a log's ledger or entries of a plain ledger; `end` is exclusive."""
 
     log: str | None
     ledger_id: int
     first: int
     end: int
     is_sealed: bool = True
-    """Whether the whole range is in this ledger for certain."""
+    """Whether the whole range is certainly in this ledger."""
     created_at: str | None = None
-    """When the log was created that the plan was made for: no other log of its name is read."""
+    """Creation time of the log that the plan is for; another log of the same name is not read."""
 
     @property
     def rows(self) -> int:
-        """How many rows the range covers."""
+        """The number of rows in the range."""
         return self.end - self.first
 
 
@@ -74,13 +74,13 @@ class LogExtent:
     ledgers: tuple[tuple[int, int], ...]
     """(first offset, id) of each ledger, ascending."""
     created_at: str
-    """Tells this log from an earlier or later one of its name."""
+    """Distinguishes this log from earlier and later logs of the same name."""
 
     def ranges(self, first: int, end: int) -> Iterator[TaskRange]:
-        """A range of offsets, cut at the boundaries of ledgers.
+        """Cut a range of offsets at the boundaries of ledgers.
 
-        The end was read after the list of ledgers: records after the start of the last ledger may be in
-        a ledger that was added since.
+        The end was read after the list of ledgers, so records after the start of the last ledger
+        may be in a ledger that was added in between.
         """
         starts = [*(start for start, _ in self.ledgers[1:]), end]
         last = self.ledgers[-1][1] if self.ledgers else None
@@ -147,7 +147,7 @@ def logs_of(gateways: Gateways, subject: ReadSubject) -> list[str]:
 
 
 def offset_at(place: OffsetChoice, found: LogExtent, default: int) -> int:
-    """The offset of a place in a log; `default` where the place does not name the log."""
+    """The offset in a log that `place` means; `default` if `place` does not name the log."""
     if place == "earliest":
         return found.first
     if place == "latest":
@@ -163,10 +163,10 @@ def offset_at(place: OffsetChoice, found: LogExtent, default: int) -> int:
 def start_of(
     options: ReadOptions, gateways: Gateways, found: LogExtent, default: OffsetChoice
 ) -> int:
-    """The first offset of a read of a log; `default` is the place if the options name none.
+    """The first offset of a read of a log, as the options say, or else `default`.
 
-    Raises: BadOption if no record is as late as `startingTimestamp`, unless the options say to begin at the
-    end then; DataLoss if the consumer's position is one of another log of this name.
+    Raises: BadOption if no record is as late as `startingTimestamp`, unless the options allow to
+    begin at the end; DataLoss if the consumer's position is from another log of this name.
     """
     if options.starting_ms is None:
         if isinstance(options.starting, ConsumerStart):
@@ -181,7 +181,7 @@ def start_of(
 def _position(
     options: ReadOptions, gateways: Gateways, found: LogExtent, start: ConsumerStart
 ) -> int:
-    """The first offset that a consumer has not processed. It may be outside of the log's extent `found`."""
+    """The first offset that a consumer has not processed, which may be outside of `found`."""
     try:
         shown = gateways.get(f"/v1/logs/{found.name}/consumers/{start.consumer}")
     except NoSuchConsumer:
@@ -203,8 +203,8 @@ def _position(
 
 
 def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | None:
-    """The first offset whose record is at or after a time, or None. Correct only if times ascend, which clients that set them
-    may break.
+    """The first offset whose record is at or after a time, or None. The result is correct only if
+    timestamps ascend, which clients that set timestamps may violate.
     """
     low, high = found.first, found.end
     while low < high:
@@ -226,7 +226,7 @@ def _time_of(gateways: Gateways, name: str, offset: int) -> float:
 def batch_plan(
     options: ReadOptions, gateways: Gateways, pruning: Pruning = EVERYTHING
 ) -> list[TaskRange]:
-    """The ranges of a batch read, without those that have no row of the query."""
+    """The ranges of a batch read, except ranges without rows of the query."""
     if options.subject.ledgers:
         found = [part for id_ in options.subject.ledgers for part in _ledger(gateways, id_)]
         return cut(list(pruning.of(found)), options)
@@ -245,7 +245,7 @@ def batch_plan(
 
 
 def _check_start(start: StartChoice | None) -> None:
-    """Raise BadOption where a batch would begin at the end."""
+    """Raise BadOption if a batch would begin at the end."""
     if start == "latest" or (isinstance(start, Mapping) and LATEST in start.values()):
         raise BadOption("startingOffsets=latest (or -1) means nothing in a batch")
     if isinstance(start, ConsumerStart) and start.otherwise == "latest":
@@ -255,10 +255,10 @@ def _check_start(start: StartChoice | None) -> None:
 def by_fragment(
     gateways: Gateways, whole: LogExtent, parts: Sequence[TaskRange]
 ) -> Iterator[TaskRange]:
-    """Ranges of a log, cut at the boundaries of fragments, so that a task reads from one ensemble.
+    """Cut ranges of a log at the boundaries of fragments, so that a task reads from one ensemble.
 
-    This takes one request per thousand ledgers, and two for each ensemble change: the first entry of a
-    fragment tells how many records precede it. Streams do without, as their batches begin often.
+    The cut takes one request per thousand ledgers, and two per ensemble change: the first entry of
+    a fragment shows how many records precede it. Streams are not cut: their batches begin often.
     """
     if not parts:
         return
@@ -277,7 +277,7 @@ def by_fragment(
 
 
 def _records_before(gateways: Gateways, ledger_id: int, entry_id: int) -> int | None:
-    """How many records of a log's ledger precede an entry; None where there is no such entry (yet)."""
+    """How many records of a log's ledger precede an entry; None if there is no such entry (yet)."""
     path = f"/v1/ledgers/{ledger_id}"
     try:
         known = gateways.get(f"{path}/last-add-confirmed")
@@ -290,7 +290,7 @@ def _records_before(gateways: Gateways, ledger_id: int, entry_id: int) -> int | 
 
 
 def checked(whole: LogExtent, first: int, end: int, *, fails: bool) -> tuple[int, int]:
-    """A range, cut to the records that the log still has. Raises: DataLoss, where `fails`."""
+    """Cut a range to the records that the log has. If `fails`, raises DataLoss for a loss."""
     if fails and (first > whole.end or (first < end and (first < whole.first or end > whole.end))):
         raise DataLoss(
             f"offsets {first} to {max(first, end - 1)} of {whole.name} were asked for, and it has "
@@ -302,7 +302,7 @@ def checked(whole: LogExtent, first: int, end: int, *, fails: bool) -> tuple[int
 def stream_plan(
     options: ReadOptions, gateways: Gateways, start: Offset, end: Offset
 ) -> list[TaskRange]:
-    """The ranges of one batch of a stream. A repeat reads only boundaries of ledgers again. Raises: DataLoss."""
+    """The ranges of one batch of a stream; a repeated batch has the same. Raises: DataLoss."""
     ranges: list[TaskRange] = []
     fails = options.fails_on_loss
     if fails and (gone := sorted(start.keys() - end.keys())):
@@ -328,14 +328,14 @@ def stream_plan(
 
 
 def is_other(whole: LogExtent, place: Mapping[str, Any]) -> bool:
-    """Whether an offset belongs to an earlier log of this name: that log was created at another time, or this one ends below
-    the offset.
+    """Whether an offset belongs to an earlier log of this name: the creation times differ, or the
+    log ends below the offset.
     """
     return bool(whole.created_at != place[CREATED] or whole.end < place["0"])
 
 
 def replaced(whole: LogExtent, place: Mapping[str, Any]) -> str:
-    """The message of a loss by `is_other`."""
+    """The error message for an offset of another log (`is_other`)."""
     return (
         f"{whole.name} has the offsets {whole.first} to {whole.end - 1} and was created at {whole.created_at}; the "
         f"query is at {place['0']} of a log that was created at {place[CREATED]}: the log was deleted and created "
@@ -361,7 +361,7 @@ def _ledger(gateways: Gateways, ledger_id: int) -> Iterator[TaskRange]:
 
 
 def cut(ranges: Sequence[TaskRange], options: ReadOptions) -> list[TaskRange]:
-    """The ranges, cut into parts of at most the requested size, and at least the requested number."""
+    """Cut ranges into at least `minPartitions` parts of at most `maxEntriesPerPartition` rows."""
     rows = sum(part.rows for part in ranges)
     most = min(options.rows_per_partition_max, max(1, -(-rows // options.partitions_min)))
     found: list[TaskRange] = []
@@ -377,7 +377,7 @@ def cut(ranges: Sequence[TaskRange], options: ReadOptions) -> list[TaskRange]:
 def next_offsets(
     options: ReadOptions, gateways: Gateways, known: Mapping[str, Any]
 ) -> dict[str, LogExtent]:
-    """The current extent of every log that a stream reads, without deleted logs."""
+    """The current extent of each existing log that a stream reads. Raises: DataLoss."""
     found: dict[str, LogExtent] = {}
     for name in sorted({*logs_of(gateways, options.subject), *known}):
         try:

@@ -1,12 +1,13 @@
-"""A query's progress, published as the positions of a consumer (docs/guides/consumers.md).
+"""Publishes a query's progress as the positions of a consumer (docs/guides/consumers.md).
 
-The checkpoint stays the truth: positions are for others who look at the consumer, or go on in the query's place. So
-what can't be published fails no batch. It is told on standard error and in the query's progress, and tried again.
+The query itself relies only on its checkpoint. Positions are for processes that monitor the
+consumer or continue in the query's place. So a failure to publish fails no batch: it is reported on
+standard error and in the query's progress, and retried.
 
 Invariants:
-  - a position is moved by compare-and-swap, to an offset that Spark has committed; it never goes back;
-  - a position that anybody else has changed since this query moved it is left alone until the query starts again: a
-    worker that took over must not be overtaken by the query.
+- a position moves by compare-and-swap, to an offset that Spark has committed, and never backwards;
+- if another process changes a position after this query moved it, the query does not move it again
+  until the query restarts: a worker that took over must not be overtaken by the query.
 """
 
 import logging
@@ -23,46 +24,46 @@ from quorumlog.spark.options import ClusterAccess
 log = logging.getLogger(__name__)
 
 PUBLISHED: Final = "published"
-"""Stands beside "0" in the latest offset of a query's progress: the position that this run has published."""
+"""Key in a query's progress, next to "0": the offset that this run has published."""
 REFUSED: Final = "unpublished"
-"""Stands there too: why the last try did not move the position."""
+"""Key in a query's progress, next to "0": the error code of the last failed publication."""
 
 _DEADLINE_S: Final = 10.0
-"""For one request with its retries: a batch waits for it (taste)."""
+"""Deadline of a request with its retries, for which a batch waits; chosen by judgement."""
 _RETRY_S: Final = 5.0
-"""Between two tries of what was refused (taste)."""
+"""Pause before a failed publication is retried; chosen by judgement."""
 
 
 @dataclass(slots=True)
 class _LogProgress:
-    """What is known of the consumer's position in one log."""
+    """What this run knows about the consumer's position in one log."""
 
     wanted: int
     done: int | None = None
-    """At or above it the position was, when this run saw it last."""
+    """A lower bound of the position when this run last saw it."""
     version: int | None = None
-    """Of the position as this run left it; None: it has not moved it yet."""
+    """The position's version after this run moved it; None if this run has not moved it yet."""
     unsure: int | None = None
-    """An offset that was sent, and the answer was lost."""
+    """An offset that this run sent, but whose answer was lost."""
     refusal: str | None = None
     is_over: bool = False
     retry_at_s: float = float("-inf")
 
     def is_due(self, now_s: float) -> bool:
-        """Whether the position is to be moved now."""
+        """Whether this run should move the position now."""
         is_behind = self.done is None or self.done < self.wanted
         return is_behind and not self.is_over and now_s >= self.retry_at_s
 
 
 class ProgressPublisher:
-    """Moves one consumer's positions in the logs that a query reads; lives at the driver."""
+    """Moves a consumer's positions in the logs that a query reads. Runs at the driver."""
 
     def __init__(self, access: ClusterAccess, consumer: str) -> None:
-        """`consumer`: the name in each log."""
+        """`consumer`: the consumer's name, which is the same in each log."""
         self._access, self._consumer = access, consumer
         self._logs: dict[str, _LogProgress] = {}
         self.begun: Mapping[str, int] = {}
-        """Where the query begins, if it has no checkpoint yet."""
+        """The offsets at which a query without a checkpoint begins."""
         self._away_until_s = float("-inf")
 
     @cached_property
@@ -70,11 +71,11 @@ class ProgressPublisher:
         return self._access.connect(deadline_s=_DEADLINE_S)
 
     def publish(self, committed: Mapping[str, int]) -> None:
-        """Publish the offsets that Spark has committed, and what could not be published before."""
+        """Publish the offsets that Spark has committed, and retry earlier ones that failed."""
         for name, offset in committed.items():
             known = self._logs.setdefault(name, _LogProgress(offset))
             if offset < known.wanted:
-                # Another log has this name now, and the query has begun it (failOnDataLoss=false).
+                # Another log has this name now, and the query reads it (failOnDataLoss=false).
                 known.done = known.version = known.unsure = None
             known.wanted = offset
         for name, known in self._logs.items():
@@ -85,7 +86,7 @@ class ProgressPublisher:
                 self._try(name, known)
 
     def shown(self, name: str) -> dict[str, Any]:
-        """What the query's progress says of a log."""
+        """The members that the query's progress shows for a log."""
         known = self._logs.get(name)
         if known is None:
             return {}
@@ -98,7 +99,7 @@ class ProgressPublisher:
             self._gateways.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the connection: it stays at the driver."""
+        """Pickle everything but the connection, which stays at the driver."""
         return {name: value for name, value in self.__dict__.items() if name != "_gateways"}
 
     # --- one log -----------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ class ProgressPublisher:
             self._move(name, known)
         except errors.QuorumLogError as error:
             known.retry_at_s = time.monotonic() + _RETRY_S
-            if error.retryable:  # the gateways, not this log: the others would wait as long
+            if error.retryable:  # a fault of the gateways: other logs would wait as long
                 self._away_until_s = known.retry_at_s
             self._refused(name, known, error.code, error.detail)
         else:
@@ -143,7 +144,7 @@ class ProgressPublisher:
         except errors.VersionConflict as error:
             current = error.members.get("current") or {}
             at = current.get("offset")
-            if at is not None and at == known.unsure:  # this run's own, whose answer was lost
+            if at is not None and at == known.unsure:  # this run's own change with a lost answer
                 known.version, known.done, known.unsure = int(current["version"]), int(at), None
                 if known.done < known.wanted:
                     self._move(name, known)
@@ -152,7 +153,7 @@ class ProgressPublisher:
                 raise
             known.is_over = True
             detail = (
-                f"somebody else has changed the position of {self._consumer} (it is {at} now, and this query had"
+                f"another process has changed the position of {self._consumer} (it is {at} now, and this query had"
                 f" left it at {known.done}): this query publishes nothing more there until it starts again"
             )
             self._refused(name, known, "taken-over", detail)

@@ -1,4 +1,4 @@
-"""Rows of Spark as Arrow: what a read makes of records, page by page, and what a write makes of rows."""
+"""Converts records to Spark's rows, page by page, and rows to records, as Arrow tables."""
 
 import base64
 import zlib
@@ -45,9 +45,9 @@ TYPES: Final = {
     "ledger": pa.int64(),
     "entry": pa.int64(),
 }
-"""The Arrow types that Spark makes of the columns' types (`to_arrow_schema`): batches must have them."""
+"""The Arrow types of the columns, which batches must have: those of Spark's `to_arrow_schema`."""
 _NAMED: Final = 10
-"""The most columns that an error lists."""
+"""Maximum number of columns that an error lists."""
 _BYTES: Final = (types.StringType, types.BinaryType)
 _WANTED: Final = (
     "a row has value (string or binary), and maybe key, topic, headers (a map of strings, or "
@@ -67,7 +67,7 @@ def read_range(options: ReadOptions, partition: object) -> Iterator[Any]:
 def rows(
     gateways: Gateways, part: TaskRange, columns: tuple[str, ...], *, fails_on_loss: bool
 ) -> Iterator[Any]:
-    """A range as record batches, page by page. Raises: DataLoss where records are gone meanwhile."""
+    """Read a range as record batches, page by page. Raises: DataLoss if records are gone."""
     at = part.first
     path = f"/v1/logs/{part.log}" if part.log else f"/v1/ledgers/{part.ledger_id}"
     is_log = part.log is not None
@@ -91,7 +91,7 @@ def rows(
 
 
 def _following(error: errors.QuorumLogError, part: TaskRange) -> int:
-    """Where a range continues after a loss; the range's end where the error does not say."""
+    """Where a range continues after a loss, according to the error; by default the range's end."""
     found = None
     if isinstance(error, errors.OffsetTruncated):
         found = error.members.get("first_offset")
@@ -101,8 +101,8 @@ def _following(error: errors.QuorumLogError, part: TaskRange) -> int:
 
 
 def page_sizes(gateways: Gateways, log: str, first: int, bytes_max: int) -> tuple[int, int]:
-    """The number of rows of a page from `first` on, and their bytes: the size of records there. Zero
-    where the records are gone: the reader decides about that.
+    """The number of rows in a page that begins at `first`, and their bytes, as a sample of record
+    sizes. Zeros if the records are gone: the read itself handles such a loss.
     """
     ask = _Asker(gateways, f"/v1/logs/{log}", is_log=True, bytes_max=bytes_max)
     try:
@@ -187,7 +187,7 @@ def _column(name: str, page: Any, part: TaskRange, count: int) -> Any:
         case "partition":
             return pa.repeat(pa.scalar(0, pa.int32()), count)
         case "timestampType" if is_log:
-            # Kafka's 0: CreateTime. A record's own time, by default the time of the append.
+            # 0 is Kafka's CreateTime: a record's own time, by default the time of the append.
             return pa.repeat(pa.scalar(0, pa.int32()), count)
         case "headers" if is_log:
             return _headers(_whole(page.column("headers")))
@@ -201,7 +201,7 @@ def _whole(column: Any) -> Any:
 
 
 def _headers(found: Any) -> Any:
-    """A map of strings as Kafka's list of pairs; null where a record has no headers."""
+    """A map of strings as Kafka's list of pairs; null if a record has no headers."""
     if found.null_count == len(found):
         return pa.nulls(len(found), _HEADER_LIST)
     pairs = [
@@ -219,7 +219,7 @@ class BadRows(ValueError):
 
 
 def check_schema(schema: types.StructType, *, has_log: bool) -> None:
-    """Raise BadRows unless the columns make records. `has_log`: the option `topic` names the log."""
+    """Raise BadRows unless the columns make records. `has_log`: the option `topic` is set."""
     kinds = {field.name: field.dataType for field in schema.fields}
     wrong = [name for name, kind in kinds.items() if not _is_right(name, kind)]
     if len(kinds) < len(schema.fields):
@@ -263,7 +263,7 @@ def _are_headers(kind: types.DataType) -> bool:
 
 
 def by_log(batch: Any, log: str | None) -> Iterable[tuple[str, Any]]:
-    """The rows of a batch as tables for appends, each with its log."""
+    """Split a batch by log: the name of each log, and its rows as a table for an append."""
     table = _table(batch)
     if log is not None:
         yield log, table
@@ -309,7 +309,7 @@ def _pairs(row: Any) -> list[tuple[str, str]] | None:
 
 
 def sizes(table: Any) -> Any:
-    """The bytes of each row, as a numpy array: of value, key and headers."""
+    """The bytes of value, key and headers in each row, as a numpy array."""
     total = pc.binary_length(table.column("value"))
     if "key" in table.column_names:
         total = pc.add(total, pc.fill_null(pc.binary_length(table.column("key")), 0))

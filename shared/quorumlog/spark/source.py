@@ -1,6 +1,6 @@
 """The data source `quorumlog`: logs and ledgers as DataFrames, in batches and streams."""
 
-# First: it says which PySpark is needed.
+# Imported first, because its error says which PySpark is needed.
 from quorumlog.spark.versions import DataSourceStreamArrowWriter, check
 
 # isort: split
@@ -25,7 +25,7 @@ from quorumlog.spark.streaming import StreamReader
 
 
 class _LogWriter:
-    """A write: each batch of rows is published to the log once and whole, or not at all."""
+    """A write: each batch is published to the log exactly once and completely, or not at all."""
 
     _is_stream: ClassVar[bool]
 
@@ -36,7 +36,7 @@ class _LogWriter:
         self._whose = writing.Whose() if self._is_stream else writing.batch_of(parsed)
 
     def write(self, iterator: Iterator[Any]) -> datasource.WriterCommitMessage:
-        """In a task: its rows into ledgers of its own."""
+        """Called in a task: write the task's rows to its own ledgers."""
         whose = writing.query_of(self._options) if self._is_stream else self._whose
         return writing.write_task(self._options, whose, iterator)
 
@@ -45,7 +45,7 @@ class _LogWriter:
         messages: Sequence[datasource.WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: ARG002, N803 - Spark's
     ) -> None:
-        """At the driver: publish what the tasks have written, unless it is published already."""
+        """Called at the driver: publish what the tasks wrote, unless it is published already."""
         writing.publish(
             self._options,
             self._whose,
@@ -59,8 +59,8 @@ class _LogWriter:
         messages: Sequence[datasource.WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: ARG002, N803 - Spark's
     ) -> None:
-        """At the driver: abort the transactions that are known here; others expire. Does nothing if the commit was
-        done and only its answer was lost.
+        """Called at the driver: abort the known transactions; others expire. Has no effect if the
+        commit was done and only its answer was lost.
         """
         known = {self._whose.transaction, *(part.transaction for part in _parts(messages))}
         writing.abort(self._options, filter(None, known))
@@ -95,24 +95,24 @@ log = logging.getLogger(__name__)
 
 
 class QuorumLogSource(datasource.DataSource):
-    """The data source. PySpark finds the module `pyspark_quorumlog`, which registers it, by name."""
+    """The data source `quorumlog`, which the module `pyspark_quorumlog` registers."""
 
     _load: str | None = None
-    """The id of one `load`: Spark asks for the schema, and then keeps this object pickled."""
+    """The id of one `load`: Spark calls `schema`, and then uses pickled copies of this object."""
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format`."""
+        """The name to pass to `format`."""
         return "quorumlog"
 
     def schema(self) -> str:
-        """The schema is fixed, as Kafka's; `columns` and `includeHeaders` choose among its columns."""
+        """The schema is fixed, like Kafka's; `columns` and `includeHeaders` select its columns."""
         self._load = uuid.uuid4().hex
         names = opt.columns_of(self.options)
         return ", ".join(f"{name} {opt.COLUMNS[name]}" for name in names)
 
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
-        """A batch read, planned at its first action; the plan stays for the DataFrame's life."""
+        """A batch read. The DataFrame's first action plans it; later actions use the same plan."""
         self._check_schema(schema)
         check(self.options)
         options = ReadOptions.of(self.options)
@@ -129,7 +129,7 @@ class QuorumLogSource(datasource.DataSource):
         return StreamReader(self.options)
 
     def _check_schema(self, given: StructType) -> None:
-        """Raise BadOption where the user gave a schema other than the reader's."""
+        """Raise BadOption if the user gave a schema other than the reader's."""
         own = [(name, opt.COLUMNS[name]) for name in opt.columns_of(self.options)]
         if [(field.name, _ddl(field.dataType)) for field in given.fields] != own:
             raise opt.BadOption(
@@ -149,12 +149,12 @@ class QuorumLogSource(datasource.DataSource):
 
 
 def _ddl(kind: DataType) -> str:
-    """A type as COLUMNS writes it."""
+    """A type's name in the spelling of COLUMNS."""
     return "long" if kind.simpleString() == "bigint" else kind.simpleString()
 
 
 class OneFilter(RuntimeError):
-    """A frame that was loaded with `pushFilters` is read with another filter than before."""
+    """A DataFrame that was loaded with `pushFilters` is read with another filter than before."""
 
 
 class BatchReader(datasource.DataSourceReader):
@@ -177,14 +177,14 @@ class BatchReader(datasource.DataSourceReader):
 
 
 class PruningReader(BatchReader):
-    """Leaves out of its plan what a query's filters exclude.
+    """A batch reader whose plan leaves out what a query's filters exclude.
 
-    A class of its own: unless `spark.sql.python.filterPushdown.enabled` is set, Spark refuses any
-    reader that merely has the method.
+    The class is separate because Spark refuses any reader that has the method `pushFilters`,
+    unless `spark.sql.python.filterPushdown.enabled` is set.
 
-    PySpark 4.3 keeps one plan per `load`, the one made last, and uses it for every query of that frame,
-    whatever the query's filter: rows would be missing, silently. So a load can be read with one filter
-    only, which the driver notes among the files of its session.
+    PySpark 4.3 keeps only the last plan of each `load`, and uses it for every query of that
+    DataFrame, whatever the query's filter: rows would be missing silently. So a load can be read
+    with one filter only. The driver notes that filter among the files of its session.
     """
 
     def __init__(self, options: ReadOptions, load: str | None) -> None:
@@ -193,7 +193,7 @@ class PruningReader(BatchReader):
         self._pruning = EVERYTHING
 
     def pushFilters(self, filters: Sequence[Any]) -> list[Any]:  # noqa: N802 - Spark's
-        """Take the filters that prune; returns those that Spark has to apply."""
+        """Use filters to prune the plan; returns the filters that Spark still has to apply."""
         from quorumlog.spark.filters import pruning_of  # noqa: PLC0415 - PySpark 4.0 has no filters
 
         of_logs = not self._options.subject.ledgers
@@ -214,7 +214,7 @@ class PruningReader(BatchReader):
 
 
 def _note(load: str, pruning: Pruning) -> None:
-    """Note a load's pruning at the driver, for all of its planning processes."""
+    """Note a load's pruning in a file, which all planning processes of the driver see."""
     place = Path(SparkFiles.getRootDirectory()) / f"quorumlog-{load}"
     digest = hashlib.sha256(repr(pruning).encode()).hexdigest()
     try:

@@ -1,8 +1,8 @@
-"""A log as a stream: offsets in Kafka's form, and the size of batches.
+"""Streaming reads of logs: offsets in Kafka's form, and the size of batches.
 
-An offset is `{"log":{"0":next,"created_at":…}}`, exclusive: the log's creation tells it from another log of
-its name. Offsets are dense and never change, whatever retention does to ledgers, so a checkpoint stays
-valid. As in batch reads, nothing above the last add confirmed is read.
+An offset is `{"log":{"0":next,"created_at":…}}`: `next` is exclusive, `created_at` distinguishes
+logs of one name. Offsets are dense and never change, whatever retention does to ledgers, so a
+checkpoint stays valid. As in batch reads, nothing above the LAC is read.
 """
 
 import json
@@ -27,11 +27,11 @@ from quorumlog.spark.versions import (
 )
 
 LAG: Final = "lag"
-"""Stands beside "0" in the latest offset of a query's progress: records that the query is behind."""
+"""Key in a query's progress, next to "0": how many records the query is behind."""
 
 
 def lag(progress: Mapping[str, Any]) -> dict[str, int]:
-    """How many records a query is behind in each log, from the progress that Spark reports."""
+    """How many records a query is behind in each log, according to the progress from Spark."""
     found: dict[str, int] = {}
     for name, behind in _told(progress, LAG):
         found[name] = found.get(name, 0) + behind
@@ -39,12 +39,12 @@ def lag(progress: Mapping[str, Any]) -> dict[str, int]:
 
 
 def published(progress: Mapping[str, Any]) -> dict[str, int]:
-    """The position that a query has published in each log, as it was when the batch began."""
+    """The offset that a query had published in each log when the batch began."""
     return dict(_told(progress, PUBLISHED))
 
 
 def _told(progress: Mapping[str, Any], what: str) -> Iterator[tuple[str, int]]:
-    """A number that stands beside the offsets of the logs."""
+    """The name of each log, and the number under the key `what` next to the log's offset."""
     for source in progress["sources"]:
         latest = source.get("latestOffset")
         latest = json.loads(latest) if isinstance(latest, str) else latest
@@ -54,7 +54,7 @@ def _told(progress: Mapping[str, Any], what: str) -> Iterator[tuple[str, int]]:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives at the driver while the query runs; only `read` runs in tasks."""
+    """A streaming read, which lives at the driver during the query; only `read` runs in tasks."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         parsed = ReadOptions.of(options)
@@ -82,7 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options, found, made = self._options, {}, {}
         for name, whole in plan.next_offsets(options, self._gateways, {}).items():
             start = plan.start_of(options, self._gateways, whole, "latest")
-            # A consumer may have read on since this end was asked for.
+            # A consumer may have advanced since this end was read.
             known = whole if start <= whole.end else plan.extent(self._gateways, name)
             if start > known.end:
                 if options.fails_on_loss:
@@ -112,7 +112,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802 - Spark's
         self, start: plan.Offset | None = None, limit: ReadLimit | None = None
     ) -> plan.Offset:
-        """Where the next batch ends. PySpark before 4.2 gives no arguments: the batch ends at the logs' ends."""
+        """Where the next batch ends. PySpark before 4.2 passes no arguments, and so no limit."""
         if start is None:
             start = self._latest or self._initial or {}
         self._latest = self._next(start, limit)
@@ -133,7 +133,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name in others if self._options.fails_on_loss else ():
             raise plan.DataLoss(plan.replaced(found[name], start[name]))
         if others:
-            # Nothing of any log in this batch; the next batch starts at the new logs' beginning.
+            # This batch is empty; the next batch starts at the beginning of the new logs.
             return _offset({**known, **others}, made)
         ends = {name: self._end_of(whole) for name, whole in found.items()}
         # A log that is new to the query is read from its beginning.
@@ -151,23 +151,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _offset({**known, **moved}, made)
 
     def _publish(self, start: plan.Offset, others: Container[str]) -> None:
-        """Publish where the next batch begins: Spark has committed all before it, and asks for no batch earlier. Spark
-        calls `commit` later, with the batch after the next one: a query that has caught up would never be told.
+        """Publish where the next batch begins: Spark has committed everything before it. (Spark's
+        `commit` comes with the batch after the next: a query that has caught up never gets it.)
 
-        Where the query begins is no progress. `others`: names that later logs have now, in which the query has
-        read nothing.
+        Where the query began is not published. `others`: names that other logs have now, in which
+        the query has read nothing.
         """
         if self._publisher is not None and start != self._initial:
             offsets = _plain(start).items()
             self._publisher.publish({name: at for name, at in offsets if name not in others})
 
     def _end_of(self, whole: plan.LogExtent) -> int:
-        """Where a log ends for this run."""
+        """Where this run stops reading a log."""
         target = whole.end if self._target is None else self._target.get(whole.name, 0)
         return min(whole.end, target)
 
     def _waits(self, rows: int) -> bool:
-        """Whether there are too few records for a batch, and there is time to wait for more."""
+        """Whether to wait for more rows (minOffsetsPerTrigger), within maxTriggerDelay."""
         least, now = self._options.rows_per_trigger_min, time.monotonic()
         is_early = now - self._triggered_at < self._options.trigger_delay_s
         if least is not None and self._target is None and rows < least and is_early:
@@ -179,7 +179,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _rows_of(
         self, limit: ReadLimit | None, starts: Mapping[str, int], left: Mapping[str, int]
     ) -> int | None:
-        """The most rows of a batch; None for no limit."""
+        """The maximum number of rows in a batch; None means no limit."""
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         bytes_max = self._options.bytes_per_trigger_max
         if isinstance(limit, ReadMaxBytes):
@@ -197,7 +197,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return fitting if rows_max is None else min(fitting, rows_max)
 
     def reportLatestOffset(self) -> dict[str, dict[str, Any]]:  # noqa: N802 - Spark's
-        """The ends of the logs, and how far behind them this query is, for its progress."""
+        """The ends of the logs, and how far the query is behind, for Spark's progress report."""
         found = plan.next_offsets(self._options, self._gateways, {})
         publisher = self._publisher
         return {
@@ -210,11 +210,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def partitions(self, start: plan.Offset, end: plan.Offset) -> list[plan.TaskRange]:
-        """The ranges of one batch's tasks; a repeated batch gets the same."""
+        """The ranges of one batch's tasks; a retried batch gets the same ranges."""
         return plan.stream_plan(self._options, self._gateways, start, end)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """In a task: the range's rows as Arrow batches."""
+        """Called in a task: the rows of a range as Arrow batches."""
         return read_range(self._options, partition)
 
     def stop(self) -> None:
@@ -234,12 +234,12 @@ def _plain(offset: plan.Offset) -> dict[str, int]:
 
 
 def _offset(plain: Mapping[str, int], made: Mapping[str, str]) -> plan.Offset:
-    """An offset as sorted JSON, because Spark compares offsets as text. `made`: when the logs were created."""
+    """An offset, sorted because Spark compares offsets as text. `made`: the creation times."""
     return {name: {"0": at, plan.CREATED: made[name]} for name, at in sorted(plain.items())}
 
 
 def _share(left: Mapping[str, int], rows: int | None) -> dict[str, int]:
-    """The rows that each log gives to a batch: all, or a share of `rows` in proportion to what it has."""
+    """How many rows a batch takes from each log: all that is left, or its share of `rows`."""
     total = sum(left.values())
     if rows is None or rows >= total:
         return dict(left)

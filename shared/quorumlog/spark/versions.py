@@ -1,4 +1,4 @@
-"""PySpark 4.0 to 4.3: what the data source takes from all of them, and what the older ones lack."""
+"""Compatibility with PySpark 4.0 to 4.3: what older versions lack is replaced by stand-ins."""
 
 import re
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ try:
 except ImportError:
 
     class DataSourceStreamArrowWriter(DataSourceStreamWriter, DataSourceArrowWriter):  # type: ignore[no-redef, misc]
-        """For 4.0, which gives Arrow to a stream's writer where it is a batch's Arrow writer too."""
+        """For PySpark 4.0: it gives Arrow to a stream writer that is a batch Arrow writer too."""
 
 
 try:
@@ -35,7 +35,7 @@ try:
 except ImportError:
 
     class _Absent:
-        """Stands for what Spark asks for from 4.2 on."""
+        """Stands in for classes that PySpark has from 4.2 on."""
 
     ReadAllAvailable = ReadLimit = ReadMaxBytes = ReadMaxRows = _Absent  # type: ignore[assignment, misc]
     SupportsTriggerAvailableNow = _Absent  # type: ignore[assignment, misc]
@@ -58,7 +58,7 @@ _SINCE: Final = {
     "maxTriggerDelay": (4, 2),
     "publishProgressAs": (4, 2),
 }
-"""Options that need a later version than 4.0, which had no filters, no limits and no start of a batch."""
+"""The PySpark version that an option needs. 4.0 has no filters, no limits and no batch starts."""
 
 
 def check(options: Iterable[str], version: str = pyspark.__version__) -> None:

@@ -1,13 +1,13 @@
 """Exactly-once writes: what executors write, and how the driver publishes it.
 
-A task attempt writes to a ledger of its own, tagged with the transaction, and seals the ledger. Readers
-see nothing until the driver's one commit publishes the ledgers of the attempts that Spark chose. The
-cluster deletes ledgers that were not chosen, and those that a dead driver leaves behind. The
+A task attempt writes to a ledger of its own, tagged with the transaction, and seals the ledger.
+Readers see nothing until the driver's one commit publishes the ledgers of the attempts that Spark
+chose. The cluster deletes ledgers that were not chosen, and ledgers that a dead driver left. The
 transaction of an app and a version is committed once, however often it is begun.
 
 Invariant of a `LogRowsWriter`: entries below `_next` of the open ledger are acknowledged, each entry is
 a batch of rows in the order of their arrival, and at most one entry is in flight. So when a gateway is
-lost, the ledger's last entry tells whether the entry in flight was appended.
+lost, the ledger's last entry shows whether the entry in flight was appended.
 """
 
 import base64
@@ -35,7 +35,7 @@ _WRITER_GONE: Final = (
     errors.LedgerClosed,
     errors.QuorumTimeout,
 )
-"""The ledger takes no more entries from this writer: the writer seals it and continues in another."""
+"""The ledger accepts no more entries of this writer, which seals it and continues in another."""
 
 _OVER: Final = (
     errors.TransactionAborted,
@@ -43,14 +43,14 @@ _OVER: Final = (
     errors.NoSuchTransaction,
     errors.NoSuchLedger,
 )
-"""A task gets these errors after its transaction has ended without it; its ledgers are deleted then."""
+"""A task gets these errors if its transaction has ended without it; its ledgers are deleted."""
 
 LEDGER_BYTES: Final = 64 << 20
-"""The least bytes that a ledger should hold, for the advice on the number of partitions (taste)."""
+"""Minimum size for a ledger when an error recommends a number of partitions; by judgement."""
 
 
 class TooManyLedgers(RuntimeError):
-    """A write has too many small partitions; the message says how many there should be."""
+    """A write has too many small partitions; the message recommends a number."""
 
 
 class WriteOver(RuntimeError):
@@ -60,13 +60,13 @@ class WriteOver(RuntimeError):
         super().__init__(
             f"the transaction of this write on {log} is over: nothing was written or appended for "
             "longer than txnExpiresInSeconds, or another run of the same version has ended it. "
-            "Nothing of it is on the log: run it again"
+            "None of its rows are on the log: run the write again"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """The transaction that a write belongs to: one that was begun, or that of an app's version."""
+    """Identifies a write's transaction: by its id, or by an app and a version."""
 
     app: str | None = None
     version: int | None = None
@@ -93,7 +93,7 @@ class WrittenPart:
     transaction: str
     partition: int
     ledgers: tuple[WrittenLedger, ...]
-    """In the order of the rows."""
+    """The ledgers, in the order of their rows."""
     is_duplicate: bool = False
     """This version is published already, so nothing was written."""
 
@@ -121,18 +121,20 @@ class Published:
     rows: int
     is_duplicate: bool
     ledgers: tuple[PublishedLedger, ...] = ()
-    """In the order of the log."""
+    """The ledgers, in the order of the log."""
 
 
 @dataclass(frozen=True)
 class TaskMessage(WriterCommitMessage):
-    """A task's message to the driver."""
+    """A task's message to the driver: what the task has written."""
 
     parts: tuple[WrittenPart, ...]
 
 
 def begin(gateways: Gateways, options: WriteOptions, log: str, whose: Whose) -> tuple[str, bool]:
-    """Begin a write's transaction; also tells whether it is committed already. Raises: NoSuchLog."""
+    """Begin a write's transaction. Returns its id and whether it is committed already.
+    Raises: NoSuchLog.
+    """
     if whose.transaction is not None:
         return whose.transaction, False
     wanted: dict[str, Any] = {"log": log}
@@ -182,7 +184,7 @@ class LogRowsWriter:
         self._waiting_rows = self._waiting_bytes = 0
         self._ledger: int | None = None
         self._next = self._rows = self._bytes = self._crc32 = 0
-        """Of the open ledger: the next entry, and the rows and bytes of the entries below it."""
+        """The open ledger's next entry id; rows, bytes and CRC32 of the entries below that id."""
         self._sealed: list[WrittenLedger] = []
 
     def add(self, table: Any) -> None:
@@ -201,7 +203,7 @@ class LogRowsWriter:
                 self._flush()
 
     def seal(self) -> WrittenPart:
-        """Send the remaining rows and seal the ledger, which can be committed then.
+        """Send the remaining rows and seal the ledger, so that it can be committed.
 
         Raises: WriteOver.
         """
@@ -217,13 +219,13 @@ class LogRowsWriter:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Handle the end of the transaction while the block runs."""
+        """Handle an ended transaction. Raises: WriteOver, unless a rival committed this version."""
         try:
             yield
         except _OVER as error:
             if not (self._has_rivals and self._is_committed()):
                 raise WriteOver(self._log) from error
-            # Another driver of this version committed first: its rows stay, ours are deleted.
+            # Another driver of this version committed first: this task's rows are deleted.
             self._is_duplicate = True
 
     def _is_committed(self) -> bool:
@@ -242,13 +244,13 @@ class LogRowsWriter:
             self._append(part)
 
     def _append(self, table: Any) -> None:
-        """Append rows as one entry, once, to this ledger or the next one."""
+        """Append rows as one entry, exactly once, to the open ledger or else to a new one."""
         while True:
             ledger = self._ledger if self._ledger is not None else self._open()
             try:
                 self._post(ledger, table)
             except errors.UnexpectedEntryId as error:
-                # The entry was appended and its answer was lost: this is a repeat of it.
+                # An earlier try has appended the entry, and its answer was lost.
                 if error.members.get("next_entry_id") != self._next + 1:
                     raise
             except _WRITER_GONE:
@@ -275,7 +277,7 @@ class LogRowsWriter:
                     body=stream(table.schema, table.to_batches()),
                     headers={"Content-Type": MEDIA},
                     params={"expect": self._next},
-                    # Repeatable: a second append would get another id than it expects.
+                    # Repeatable: a second append would get another id than the expected one.
                     is_repeatable=True,
                 )
             except errors.UnsupportedMediaType:
@@ -285,8 +287,8 @@ class LogRowsWriter:
         self._gateways.post(path, {"entries": _json(table)}, params={"expect": self._next})
 
     def _check_room(self) -> None:
-        """Raise TooManyLedgers where as many other partitions have ledgers as a commit may have: before this
-        one writes a row. The driver checks the number once more.
+        """Raise TooManyLedgers, before this partition writes a row, if other partitions have as
+        many ledgers as a commit may have. The driver checks the number again.
         """
         partition, most = self._at[0], self._options.ledgers_max
         if partition < most:
@@ -309,7 +311,7 @@ class LogRowsWriter:
         return ledger
 
     def _end_ledger(self, *, is_lost: bool, in_flight: Any = None) -> bool:
-        """Close the ledger, by recovery if its writer is lost. Returns whether the entry in flight was appended."""
+        """Close the ledger, by recovery if its writer is lost. True: `in_flight` was appended."""
         ledger = self._ledger
         assert ledger is not None
         path = f"/v1/ledgers/{ledger}"
@@ -332,7 +334,7 @@ class LogRowsWriter:
 
 
 def _requests(table: Any, options: WriteOptions) -> Iterable[Any]:
-    """The rows in parts within one request's limits of rows and bytes."""
+    """Split rows into parts within one request's limits of rows and bytes."""
     ends = np.cumsum(sizes(table))
     at = 0
     while at < table.num_rows:
@@ -371,9 +373,9 @@ def publish(
 ) -> list[Published]:
     """Commit what the tasks have written, log by log, in the order of the partitions.
 
-    A commit whose answer is lost is repeated until there is an answer; it is done once.
-    `even_if_empty`: commit without rows too, so that the version counts as done.
-    Raises: TooManyLedgers, WriteOver; another error says whether the commit may have been done.
+    A commit whose answer is lost is retried until there is an answer; it takes effect once.
+    `even_if_empty`: commit even without rows, so that the version counts as done.
+    Raises: TooManyLedgers, WriteOver; any other error's `outcome` is that of the commit.
     """
     with options.connection.connect() as gateways:
         grouped: dict[str, list[WrittenPart]] = {}
@@ -413,20 +415,20 @@ def _commit(
         for ledger in part.ledgers
     ]
     if len({part.transaction for part in live}) > 1:
-        # The transaction ended between two tasks; the later task has begun another one.
+        # The transaction ended between two tasks, and the later task has begun another transaction.
         raise WriteOver(log)
     path = f"/v1/transactions/{transaction}"
     try:
         found = gateways.post(f"{path}/commit", {"ledgers": ledgers, "overwrite": overwrite})
     except errors.QuorumLogError as error:
-        # An ended transaction is forgotten after days: then nobody knows what an earlier try did.
+        # An ended transaction is forgotten after days, so an earlier try may have committed it.
         is_forgotten = (
             isinstance(error, errors.NoSuchTransaction) and error.outcome != errors.UNKNOWN
         )
         if is_forgotten or isinstance(error, errors.TransactionAborted):
             raise WriteOver(log) from error
         if error.outcome == errors.UNKNOWN:
-            error.add_note(f"Whether the rows are on {log} is unknown here: GET {path} tells.")
+            error.add_note(f"It is unknown whether the rows are on {log}: GET {path} shows it.")
         raise
     is_duplicate = bool(found["duplicate"])
     known = {item["ledger_id"]: item for item in found["ledgers"]}
@@ -445,7 +447,7 @@ def _commit(
 def _published(
     parts: Sequence[WrittenPart], known: Mapping[int, Mapping[str, Any]]
 ) -> Iterator[PublishedLedger]:
-    """The tasks' ledgers with the offsets that the commit gave them."""
+    """The tasks' ledgers with the offsets that the commit assigned to them."""
     for part in parts:
         for ledger in part.ledgers:
             at = known[ledger.ledger_id]
@@ -459,7 +461,7 @@ def _published(
 
 
 def _check_count(log: str, parts: Sequence[WrittenPart], most: int) -> None:
-    """Raise TooManyLedgers where a commit has more ledgers than it may have."""
+    """Raise TooManyLedgers if a commit has more ledgers than it may have."""
     count = sum(len(part.ledgers) for part in parts)
     if count > most:
         total = sum(ledger.bytes for part in parts for ledger in part.ledgers)
@@ -471,7 +473,7 @@ def _check_count(log: str, parts: Sequence[WrittenPart], most: int) -> None:
 
 
 def abort(options: WriteOptions, transactions: Iterable[str]) -> None:
-    """Abort transactions; committed ones stay. Spark also aborts after a commit whose answer was lost."""
+    """Abort transactions, except committed ones: Spark also aborts if a commit's answer is lost."""
     with options.connection.connect() as gateways:
         for transaction in transactions:
             with contextlib.suppress(errors.TransactionCommitted, errors.NoSuchTransaction):
@@ -481,8 +483,8 @@ def abort(options: WriteOptions, transactions: Iterable[str]) -> None:
 def query_of(options: WriteOptions) -> Whose:
     """The app and version of a streaming write: the query's id or `txnAppId`, and the batch.
 
-    Not the checkpoint's path: a wiped checkpoint begins with batch 0 again, which would then count as a
-    repeat and be dropped.
+    The checkpoint's path would be wrong: after a wipe the query begins with batch 0 again, which
+    would count as a retry and be dropped.
     """
     context = TaskContext.get()
     assert context is not None, "runs in a task"
@@ -494,10 +496,10 @@ def query_of(options: WriteOptions) -> Whose:
 
 
 def batch_of(options: WriteOptions) -> Whose:
-    """The app and version of a batch write: those in the options, else an app of its own.
+    """The transaction of a batch write: by the options' app and version, else a new transaction.
 
-    A transaction without an app leaves no trace when it is over, so such a transaction is begun where
-    the log is known.
+    A transaction without an app leaves no trace when it is over, but it needs the log's name.
+    Without that name, the transaction is the one of a new app.
     """
     if options.app is not None:
         return Whose(options.app, options.version)
@@ -509,12 +511,12 @@ def batch_of(options: WriteOptions) -> Whose:
 
 
 def receipt(part: WrittenPart) -> str:
-    """A part as text, for a DataFrame of receipts."""
+    """A part as JSON text, for a DataFrame of receipts."""
     return json.dumps(asdict(part))
 
 
 def part_of(text: str) -> WrittenPart:
-    """The part of a receipt."""
+    """Parse what `receipt` returned."""
     found = json.loads(text)
     ledgers = tuple(WrittenLedger(*ledger) for ledger in found.pop("ledgers"))
     return WrittenPart(ledgers=ledgers, **found)

@@ -1,13 +1,13 @@
-"""Archive a log's records as Parquet, verify the copy, and only then record that in the log.
+"""Archive a log's records as Parquet, verify the copy, and only then record the archive in the log.
 
-Files are under `<path>/log=<name>/date=<day>/`, named by their range of offsets. A run writes records
-to a temporary folder, reads them back and compares them with the log's (number, offsets, a digest of
-each), moves the files into place with a manifest, and then advances the log's `archived_through` by
-compare-and-swap. A run that dies leaves files; the next run continues at `archived_through` and removes
-these. Of two concurrent runs for a log one gives up, and removes nothing of the other's. With
-`--truncate` the log then drops the ledgers that are archived as a whole, as far as this archive has all
-records from the log's first offset on: every file of the archive is read again before that, also the
-files of earlier runs.
+Files are under `<path>/log=<name>/date=<day>/`, named by their range of offsets. A run writes
+records to a temporary folder, reads them back, and compares them with the log's records (number,
+offsets, a digest of each). Then it moves the files into place with a manifest, and advances the
+log's `archived_through` by compare-and-swap. After a run that died, the next run continues at
+`archived_through` and removes the files that the dead run left. Of two concurrent runs for a log
+one gives up, and leaves the other's files alone. With `--truncate` the log then drops its
+completely archived ledgers, as far as this archive has all records from the log's first offset on.
+Before that, every file of the archive is read again, including the files of earlier runs.
 """
 
 import datetime as dt
@@ -31,10 +31,10 @@ from quorumlog.spark.jobs import job
 
 FILES: Final = "file string, date string, first long, last long, rows long, digest string"
 _NAME: Final = re.compile(r".*/([0-9]+)-([0-9]+)(?:-[0-9a-f]{8}-[0-9]+\.parquet|\.json)")
-"""Paths of data files and manifests; a name begins with the range of offsets, whose end is exclusive."""
+"""Paths of data files and manifests; names begin with the range of offsets (exclusive end)."""
 _DIGESTED: Final = ("offset", "key", "value", "timestamp", "headers")
 _GLOBS: Final = re.compile(r"[][{}*?\\]")
-"""Characters by which Spark would read other files than it wrote."""
+"""Characters that Spark reads as a pattern: it would read other files than it wrote."""
 _RIVAL: Final = "another run archived this log meanwhile"
 
 
@@ -83,7 +83,7 @@ def run(
     dry_run: job.DryRunOption = False,
 ) -> job.JobResult:
     """Archive records that are not archived yet: below an offset, or in whole ledgers of at least a
-    given age. By default: all sealed ledgers. The frame has a row per file (`FILES`). Raises:
+    given age. By default: all sealed ledgers. The result has a row per file (`FILES`). Raises:
     JobFailed.
     """
     with job.gateways(gateway) as gateways:
@@ -123,7 +123,7 @@ def _archive(
     span: tuple[int, int],
     known: int | None,
 ) -> list[File]:
-    """Copy a range and record that in the log, which is archived through `known`. Raises: JobFailed, by a rival too."""
+    """Copy a range, and record it in the log, archived through `known`. Raises: JobFailed."""
     (start, end), log, meant = span, store.log, {"created": store.created_at}
     store.find_leftovers(start)
     job.say(f"archive: {end - start} records of {log}, offsets {start} to {end - 1}")
@@ -144,7 +144,7 @@ def _archive(
             f"the files are in place, but the log could not be updated: {error.detail}"
         ) from None
     if not store.is_own(start, end):
-        # Another run copied the same range; the manifest tells whose files count.
+        # Another run copied the same range; the manifest decides whose files count.
         store.withdraw(files, start, end)
         raise job.JobFailed(_RIVAL)
     store.remove_leftovers()
@@ -154,10 +154,10 @@ def _archive(
 def _truncate(
     gateways: Gateways, row: Mapping[str, Any], end: int, store: "_Store"
 ) -> tuple[int, list[str]]:
-    """Drop the log's ledgers below `end`, as far as the archive at this path has all records from the log's
-    first offset on: after the truncation there may be no other copy. So every file of every manifest is
-    read again, whichever run wrote it. Returns the log's first offset, and a note where the archive ends
-    before `end`.
+    """Drop the log's ledgers below `end`, as far as the archive at this path has all records from
+    the log's first offset on. After the truncation there may be no other copy, so every file of
+    every manifest is read again, whichever run wrote it. Returns the log's first offset, and a note
+    if the archive ends before `end`.
     """
     covered = first = int(row["first_offset"])
     manifests = store.manifests_from(first, end, row["archived_through"])
@@ -217,7 +217,7 @@ def _end(
 def _copy(
     gateway: str | Sequence[str], store: "_Store", span: tuple[int, int], check: Callable[[], None]
 ) -> list[File]:
-    """Write to a temporary folder, read back, compare, and move into place after calling `check`."""
+    """Write files to a temporary folder, compare them with the log, call `check`, and publish."""
     (start, end), spark, log = span, store.spark, store.log
     records = (
         spark.read.format("quorumlog")
@@ -263,7 +263,7 @@ def _copy(
 
 
 def _verify(frame: DataFrame, start: int, end: int, digest: Any) -> None:
-    """Read files back and compare, with digests computed from the files' content."""
+    """Check files' records: offsets, number, and digests computed anew. Raises: JobFailed."""
     anew = f.xxhash64(*_DIGESTED)
     found = frame.agg(
         f.count("*").alias("rows"),
@@ -284,7 +284,9 @@ class _Store:
     """The archive's files, on any file system that Spark can reach."""
 
     def __init__(self, spark: SparkSession, root: str, log: str, created_at: str) -> None:
-        """`created_at`: of the log; an earlier log of its name had another one. Raises: JobFailed."""
+        """`created_at`: the log's creation time, which tells logs of one name apart.
+        Raises: JobFailed.
+        """
         if _GLOBS.search(root):
             raise job.JobFailed(
                 f"--path {root}: Spark reads []{{}}*? and \\ as a pattern: choose another name"
@@ -295,7 +297,7 @@ class _Store:
                 "archive moves files with Hadoop, which Spark Connect does not offer: run it in a session that is"
                 " no remote one, such as that of python -m quorumlog.spark.jobs.archive"
             )
-        jvm = context._jvm  # noqa: SLF001 - Hadoop's file systems have no other door
+        jvm = context._jvm  # noqa: SLF001 - there is no public way to Hadoop's file systems
         assert jvm is not None, "a classic session"
         self._path: Any = jvm.org.apache.hadoop.fs.Path
         configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001
@@ -306,7 +308,7 @@ class _Store:
         """Files of this run's range, or beyond, that existed when the run began."""
 
     def aside(self) -> str:
-        """A run's temporary folder; Spark ignores names that begin with a point."""
+        """A run's temporary folder; Spark ignores names that begin with a dot."""
         return f"{self._root}/.archive-{self.log}-{self._run}"
 
     def manifest(self, start: int, end: int) -> str:
@@ -346,13 +348,13 @@ class _Store:
         return placed
 
     def find_leftovers(self, start: int) -> None:
-        """Note files that unfinished runs left: temporary ones, and files of ranges that begin where
-        this run begins, or beyond. None of these is archived, since `archived_through` is where this
-        run begins; but another run may still be at work on them. Once this run has won, no other run
-        can win, and the files are removed.
+        """Note files that unfinished runs left: temporary ones, and files of ranges that begin
+        where this run begins, or beyond. None of these files count as archived, since
+        `archived_through` is where this run begins, but another run may still be at work on them.
+        Once this run has won, no other run can win, and the files are removed.
         """
         manifests = self._ranges("_manifests/")
-        # Each run has compared the creation before it wrote, so that one manifest speaks for all.
+        # Each run compared the log's creation time before it wrote, so one manifest is enough.
         of_place = next(filter(None, (self._said(path) for *_, path in manifests)), None)
         if of_place is not None and of_place["created_at"] != self.created_at:
             raise job.JobFailed(
@@ -388,9 +390,9 @@ class _Store:
         self.remove(file.file for file in files)
 
     def manifests_from(self, start: int, end: int, archived: int) -> list[dict[str, Any]]:
-        """The manifests that cover this log from `start` on without a gap, in order, up to `end` or to the
-        first offset that none covers. None beyond `archived`, through which the log is archived: a run
-        that is not done yet may have written it, and removes its files if another run was faster.
+        """The manifests that cover this log from `start` on without a gap, in order, up to `end` or
+        to the first gap. Manifests beyond `archived`, the end of the log's archive, do not count:
+        an unfinished run may have written them, and removes its files if another run was faster.
         """
         found: list[dict[str, Any]] = []
         ranges = self._ranges("_manifests/")
@@ -412,12 +414,12 @@ class _Store:
         return f"{self._root}/{relative}"
 
     def _relative(self, path: str) -> str:
-        """A file's path as a manifest has it, also where Hadoop lists the file as `file:/…`."""
+        """A file's path as manifests have it, even if Hadoop lists the file as `file:/…`."""
         folders = (f"/log={self.log}/", f"/_manifests/{self.log}/", f"/.archive-{self.log}-")
         return path[max(path.rfind(folder) for folder in folders) + 1 :]
 
     def _said(self, manifest: str) -> dict[str, Any]:
-        """The content of a manifest; empty where there is none, or a killed run's half."""
+        """The content of a manifest; empty if there is none, or only a part from a killed run."""
         if not self._files.exists(self._path(manifest)):
             return {}
         stream = self._files.open(self._path(manifest))
@@ -430,12 +432,12 @@ class _Store:
         return found
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Delete files and folders that may be there."""
+        """Delete files and folders, if they exist."""
         for path in list(paths):
             self._files.delete(self._path(path), True)
 
     def _ranges(self, kind: str) -> list[tuple[int, int, str]]:
-        """The range of each data file (`log=`) or manifest (`_manifests/`) of the log, and its path, in order."""
+        """Sorted (first, end, path) of the log's data files (`log=`) or manifests."""
         ranges: list[tuple[int, int, str]] = []
         folder = self._path(f"{self._root}/{kind}{self.log}")
         found = self._files.listFiles(folder, True) if self._files.exists(folder) else None

@@ -1,10 +1,10 @@
-"""Append data that Spark can read to a log: files, a table, or a query, all of it once, or none.
+"""Append files, a table or a query that Spark can read to a log: all of it exactly once, or none.
 
-Two SQL expressions make records of rows: `--value` (by default the row as JSON) and `--key`. A log has an
-order: the files of `--path` go onto the log by name, or as `--order` says (Spark would begin with the
-largest). With `--app` and `--version` a second run of the same version is a no-op, so a scheduler may
-repeat the run.
-`--stream` appends the files that are new since the last run, which `--checkpoint` remembers, and ends.
+Two SQL expressions make records of rows: `--value` (by default the row as JSON) and `--key`. The
+files of `--path` are appended in the order of their names, or as `--order` says (Spark would begin
+with the largest file). With `--app` and `--version` a second run of the same version is a no-op, so
+a scheduler may repeat the run. `--stream` appends the files that are new since the last run, which
+`--checkpoint` remembers, and ends.
 """
 
 import contextlib
@@ -29,20 +29,20 @@ RECEIPTS: Final = (
     "log string, transaction string, part int, ledger long, first_offset long, last_offset long,"
     " rows long, bytes long, crc32 long"
 )
-"""For each published ledger: the task that wrote the ledger, the offsets of its records, and the CRC32
-of their concatenated values."""
+"""The schema of receipts. Each published ledger has a row with the task that wrote the ledger, the
+offsets of its records, and the CRC32 of their concatenated values."""
 AS_JSON: Final = "to_json(struct(*))"
 
 
 class FileOrder(Enum):
-    """The order in which the files of a path go onto the log."""
+    """The order in which the files of a path are appended to the log."""
 
     NAME = "name"
-    """By their paths, as text."""
+    """Sorted by path, as text."""
     MODIFIED = "modified"
-    """By the time of their last change, then by their paths."""
+    """Sorted by the time of the last change, then by path."""
     NONE = "none"
-    """As Spark reads: the largest first. No sort is needed, unless `partitions` is given."""
+    """As Spark reads: the largest file first. No sort is needed unless `partitions` is given."""
 
 
 _PLACES: Final = {
@@ -53,13 +53,13 @@ _PLACES: Final = {
         "_metadata.file_block_start",
     ),
 }
-"""The columns of Spark that order the blocks of files."""
+"""Spark's metadata columns by which the blocks of files are sorted."""
 _SETTING: Final = re.compile(r"([a-z_]+)=([A-Za-z0-9-]+)")
 
 
 @contextlib.contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Raise JobFailed, which has one line, for the errors that a function may well have."""
+    """Turn expected errors in the block into JobFailed with a message of one line."""
     try:
         yield
     except AnalysisException as error:
@@ -96,9 +96,9 @@ def run(
 ) -> job.JobResult:
     """Ingest a DataFrame, the files of `path` (of the format `kind`), or the rows of a SQL `query`.
 
-    `partitions`: the most ledgers, at most `LEDGERS_PER_COMMIT_MAX`. `order`: of the files; the rows of a
-    DataFrame or a query keep their order. `create`: settings for a log that does not exist yet. The frame
-    has a row per ledger (`RECEIPTS`); none where this version was ingested before. Raises: JobFailed.
+    `partitions`: maximum number of ledgers, up to `LEDGERS_PER_COMMIT_MAX`. `order`: sorts files;
+    rows of a DataFrame or a query are not sorted. `create`: settings for a log that does not exist
+    yet. The result has a row per ledger (`RECEIPTS`), none for a repeat. Raises: JobFailed.
     """
     most = min(partitions or LEDGERS_PER_COMMIT_MAX, LEDGERS_PER_COMMIT_MAX)
     if frame is None:
@@ -153,7 +153,7 @@ def stream(
 ) -> job.JobResult:
     """Ingest the files of a folder that are new since the last run, then end.
 
-    `checkpoint`: a folder for this stream only. `schema`: for files without one.
+    `checkpoint`: a folder that only this stream uses. `schema`: for files without a schema.
     Raises: JobFailed.
     """
     reader = spark.readStream.format(kind).options(**(options or {}))
@@ -200,7 +200,7 @@ def _columns(value: str, key: str | None) -> list[Column]:
 
 
 def _ledgers_of(spark: SparkSession, path: str, options: Mapping[str, str]) -> int:
-    """How many ledgers of a good size the files of a path fill."""
+    """How many ledgers of about `LEDGER_BYTES` the files of a path fill."""
     files = spark.read.format("binaryFile").options(**options).load(path)
     total = files.agg(f.sum("length")).first()
     return max(1, -(-int(total[0] or 0) // LEDGER_BYTES)) if total else 1
@@ -209,11 +209,11 @@ def _ledgers_of(spark: SparkSession, path: str, options: Mapping[str, str]) -> i
 def _in_order(
     frame: DataFrame, columns: Sequence[Column], places: Sequence[str], count: int
 ) -> DataFrame:
-    """The records in at most `count` partitions, in the order of `places`, then of the frame's partitions and
-    rows. `coalesce` alone would put partitions together by where their data is.
+    """The records in at most `count` partitions, ordered by `places`, then by the frame's
+    partitions and rows. `coalesce` alone would group partitions by the location of their data.
 
-    A row's partition does not depend on the order in which a shuffle delivers rows, so that a task that
-    runs twice loses and repeats none.
+    A row's partition does not depend on the order in which a shuffle delivers rows, so a task that
+    runs twice neither loses nor repeats rows.
     """
     order = [f.col(place).alias(f"_{at}") for at, place in enumerate(places)]
     part, row = f.spark_partition_id(), f.monotonically_increasing_id()
@@ -231,7 +231,7 @@ def _ensure(
     *,
     dry_run: bool = False,
 ) -> None:
-    """Make sure that the log exists; create it where settings are given. Raises: NoSuchLog."""
+    """Make sure that the log exists; create it if settings are given. Raises: NoSuchLog."""
     with job.gateways(gateway) as gateways:
         try:
             gateways.get(f"/v1/logs/{log}")
@@ -243,7 +243,7 @@ def _ensure(
 
 
 def _settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Settings of a log, from `name=value` each. Raises: BadParameter."""
+    """Parse a log's settings, each as `name=value`. Raises: BadParameter."""
     found: dict[str, Any] = {}
     for text in texts:
         parts = _SETTING.fullmatch(text)
@@ -269,10 +269,14 @@ def _asked(
     value: Annotated[str, typer.Option(help="SQL expression for a record's value.")] = AS_JSON,
     key: Annotated[str | None, typer.Option(help="SQL expression for a record's key.")] = None,
     app: Annotated[
-        str | None, typer.Option(help="The app whose version this is; with --version.")
+        str | None, typer.Option(help="The name of the app that ingests; with --version.")
     ] = None,
-    version: Annotated[int | None, typer.Option(min=0, help="A repeat is a no-op.")] = None,
-    partitions: Annotated[int | None, typer.Option(min=1, help="The most ledgers.")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=0, help="The app's version; a second run of it is a no-op.")
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="The maximum number of ledgers.")
+    ] = None,
     order: Annotated[
         FileOrder | None,
         typer.Option(
@@ -290,11 +294,11 @@ def _asked(
         str | None, typer.Option(help="Where a stream remembers what it has done.")
     ] = None,
     schema: Annotated[
-        str | None, typer.Option(help="Of a stream's files, where they carry none: a string, …")
+        str | None, typer.Option(help="The schema of a stream's files that have none: a string, …")
     ] = None,
     dry_run: job.DryRunOption = False,
 ) -> job.JobResult:
-    """What the command line asks for: `run` or `stream`."""
+    """Call `run` or `stream`, as the command line says."""
     given: dict[str, Any] = {"log": log, "path": path, "kind": kind, "value": value, "key": key}
     given |= {"create": _settings(setting or ()) if create else None, "dry_run": dry_run}
     given["options"] = {
@@ -307,7 +311,7 @@ def _asked(
 
 
 def _check(given: Mapping[str, Any]) -> None:
-    """Raise BadParameter where options do not go together."""
+    """Raise BadParameter if options do not go together."""
     is_stream, path = given["is_stream"], given["path"]
     of_batches, of_streams = (
         ("query", "app", "version", "partitions", "order"),

@@ -1,4 +1,4 @@
-"""Shared by all jobs: report, session, exit status."""
+"""Common parts of all jobs: report, session, command line, exit status."""
 
 import inspect
 import json
@@ -65,7 +65,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JS
 
 
 class JobFailed(Exception):
-    """A job can't be done; the message says why."""
+    """A job can't continue; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class JobResult:
     status: int = DONE
     notes: list[str] = field(default_factory=list)
     plan: DataFrame | None = None
-    """Of `retention_stats`: what may be deleted."""
+    """The candidates for deletion; only `retention_stats` sets it."""
 
 
 def gateways(urls: str | Sequence[str]) -> Gateways:
-    """A connection to gateways, with the environment's token and certificates. Raises: JobFailed."""
+    """A gateway connection with the environment's token and certificates. Raises: JobFailed."""
     try:
         return ClusterAccess.of({"gateway.url": urls_of(urls)}).connect()
     except BadOption as error:
@@ -89,7 +89,7 @@ def gateways(urls: str | Sequence[str]) -> Gateways:
 
 
 def services(urls: str) -> Gateways:
-    """A connection to services behind the gateways, which get no token. Raises: JobFailed."""
+    """A connection to services behind the gateways, without a token. Raises: JobFailed."""
     return Gateways(urls_of(urls), headers=operator_headers(urls.split(",")))
 
 
@@ -102,7 +102,7 @@ def urls_of(urls: str | Sequence[str]) -> str:
 
 
 def operator_headers(urls: Iterable[str]) -> dict[str, str]:
-    """What a job shows to the services behind the gateways. Raises: JobFailed."""
+    """The headers that authenticate a job to services behind the gateways. Raises: JobFailed."""
     try:
         return secret.operator_headers(config.secret_file(), urls)
     except secret.SecretUnusable as error:
@@ -110,7 +110,7 @@ def operator_headers(urls: Iterable[str]) -> dict[str, str]:
 
 
 def context_of(spark: SparkSession) -> SparkContext | None:
-    """The session's context; None under Spark Connect, whose sessions are elsewhere."""
+    """The session's context; None under Spark Connect, whose sessions are remote."""
     try:
         return spark.sparkContext
     except PySparkException:
@@ -145,8 +145,8 @@ def program(
     help_text: str | None,
     check: Callable[[Mapping[str, Any]], object] = lambda _given: None,
 ) -> typer.Typer:
-    """A job's command line: --gateway, the parameters of `run` as options, and --json. `check` raises BadParameter
-    where options do not go together.
+    """Make a job's command line: --gateway, the parameters of `run` as options, and --json.
+    `check` raises BadParameter if options do not go together.
     """
 
     def called(gateway: str, *, as_json: bool, **given: Any) -> None:
@@ -168,7 +168,7 @@ def program(
 def main(name: str, work: Callable[[SparkSession], JobResult], *, as_json: bool) -> None:
     """Run a job in a session of its own, print the report, exit with the job's status.
 
-    The arguments are checked before: status 2 needs no Java.
+    The arguments are checked before the session starts, so exit status 2 needs no Java.
     """
 
     def call() -> JobResult:
@@ -196,7 +196,7 @@ def main(name: str, work: Callable[[SparkSession], JobResult], *, as_json: bool)
 
 
 def attempt(name: str, call: Callable[[], JobResult]) -> JobResult:
-    """Run a job. Any error is printed and ends the program with FAILED, which is no finding's status."""
+    """Run a job. Print any error and exit with FAILED, which differs from the status FOUND."""
     try:
         return call()
     except (JobFailed, config.NoJava) as error:
@@ -212,13 +212,13 @@ def attempt(name: str, call: Callable[[], JobResult]) -> JobResult:
 
 
 def cause_of(error: Exception) -> str:
-    """The last exception's line of the long text in which Spark wraps exceptions of tasks and of the driver's Python."""
+    """The line of the last Python exception in the long text in which Spark wraps exceptions."""
     lines = [line for line in str(error).splitlines() if _RAISED.match(line)]
     return lines[-1] if lines else first_line(error)
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error that says anything: a parser's begins with an empty one."""
+    """The first line of an error that is not empty: a parser's error begins with an empty line."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next(filter(None, lines), type(error).__name__)
 

@@ -1,4 +1,4 @@
-"""A report as one self-contained HTML file: text, tables, and plots as SVG."""
+"""Renders a report as one self-contained HTML file: text, tables, and plots as SVG."""
 
 import html
 import io
@@ -21,7 +21,7 @@ _ROWS_MAX: Final = 200
 
 
 def report(figures: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -> str:
-    """The page of `retention_stats`."""
+    """The HTML page of the job `retention_stats`."""
     totals = [
         (name.replace("_", " "), figures[name])
         for name in ("ledgers", "entries", "bytes", "stored_bytes", "small_share", "skew")
@@ -45,7 +45,7 @@ def report(figures: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) 
             ("log", "ledgers", "batches of records", "bytes", "bytes an hour"),
             [(name, *item.values()) for name, item in figures["logs"].items()],
         ),
-        "<h2>What may go</h2>",
+        "<h2>What may be deleted</h2>",
         _table(
             ("kind", "ledger", "log", "bookie", "bytes", "why", "not yet, because"),
             [tuple(item.values()) for item in candidates[:_ROWS_MAX]],

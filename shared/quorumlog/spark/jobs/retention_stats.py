@@ -103,10 +103,10 @@ def run(
     ] = None,
     dry_run: job.DryRunOption = False,
 ) -> job.JobResult:
-    """Statistics and the plan. The frame has a row per ledger (`LEDGERS`), `plan` one per candidate
-    (`PLAN`).
+    """Compute statistics and the plan. The result's `frame` has a row per ledger (`LEDGERS`), its
+    `plan` a row per candidate (`PLAN`).
 
-    `html`, `prometheus` and `plan_file`: files to write, not in a dry run. Raises: JobFailed.
+    `html`, `prometheus` and `plan_file`: files to write, except in a dry run. Raises: JobFailed.
     """
     with job.gateways(gateway) as gateways:
         try:
@@ -138,7 +138,7 @@ def run(
 
 
 def read(gateways: Gateways) -> Inventory:
-    """All ledgers, logs, and what bookies hold. Raises: QuorumLogError."""
+    """Read all ledgers and logs, and what bookies hold. Raises: QuorumLogError."""
     ledgers = {row["ledger_id"]: row for row in gateways.pages("/v1/ledgers", "ledgers")}
     logs = gateways.pages("/v1/logs", "logs")
     held: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
@@ -160,7 +160,7 @@ def read(gateways: Gateways) -> Inventory:
 
 
 def plan(inventory: Inventory, *, now: dt.datetime, grace_s: float) -> list[Candidate]:
-    """The candidates for deletion, with those that are excluded for a reason."""
+    """All candidates for deletion, including those that are excluded for now."""
     found: list[Candidate] = []
     named: set[int] = set()
     for log in inventory.logs:
@@ -187,8 +187,8 @@ def plan(inventory: Inventory, *, now: dt.datetime, grace_s: float) -> list[Cand
 
 
 def _expired(log: Mapping[str, Any], inventory: Inventory, now: dt.datetime) -> list[Candidate]:
-    """The sealed ledgers, oldest first, that a log's retention may drop. Ages count from the ledgers'
-    creation, which the API shows; a log counts from the seal, so this may be early, never late.
+    """The sealed ledgers, oldest first, that a log's retention may drop. Ages count from a ledger's
+    creation, which the API shows. Retention counts from the seal: the list may be early, not late.
     """
     settings = log["settings"]
     most_bytes, most_s = settings["retention_bytes"], settings["retention_seconds"]
@@ -286,12 +286,12 @@ def _sums(rows: Sequence[LedgerRow]) -> dict[str, int]:
 
 
 def _hour(at: dt.datetime) -> dt.datetime:
-    """The hour of a time, by this machine's clock."""
+    """The hour of a time, in this machine's time zone."""
     return at.astimezone().replace(minute=0, second=0, microsecond=0, tzinfo=None)
 
 
 def _per_hour(rows: Sequence[LedgerRow]) -> int | None:
-    """Growth over the time in which ledgers were created; None where that is less than an hour."""
+    """Bytes per hour between the first and the last ledger's creation; None below one hour."""
     times = [row.created_at for row in rows]
     hours = (max(times) - min(times)).total_seconds() / 3600
     return round(sum(row.bytes for row in rows) / hours) if hours >= 1 else None
@@ -312,7 +312,7 @@ def _summary(candidates: Iterable[Candidate]) -> dict[str, Any]:
 
 
 def _bytes(row: Mapping[str, Any], inventory: Inventory) -> int:
-    """Payload bytes; of an open ledger, the most that a bookie holds of it."""
+    """A ledger's payload bytes; if it is open, the most that any bookie holds of it."""
     if row["length"] is not None:
         return int(row["length"])
     held = inventory.held.get(row["ledger_id"], {})

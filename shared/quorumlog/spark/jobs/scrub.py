@@ -1,9 +1,9 @@
-"""Compare every replica of every entry without moving payloads: bookies digest, Spark compares.
+"""Compare all replicas of all entries by digests that bookies compute, without moving payloads.
 
-Where members of a write set differ, the span is halved until it is clear which entries are missing,
-corrupt, divergent or extra. Findings are checked again with fresh metadata before they are reported.
-The silence of a bookie, or of one in limbo, proves nothing: `unreachable` is not `missing`. The job
-disturbs no writer, and changes nothing unless it is asked to queue repairs.
+If members of a write set differ, the range of entries is halved until it is clear which entries are
+missing, corrupt, divergent or extra. Findings are checked again with fresh metadata before they are
+reported. A bookie that does not answer, or is in limbo, proves nothing: `unreachable` does not mean
+`missing`. The job disturbs no writer, and changes nothing unless it is asked to queue repairs.
 """
 
 import time
@@ -24,9 +24,9 @@ from quorumlog.spark.jobs import job, spans
 
 SPAN_ENTRIES: Final = 100_000
 _QUEUE_ITEMS: Final = 1000
-"""Items that one request puts into the repair queue."""
+"""Maximum number of items that one request puts into the repair queue."""
 _SETTLE_S: Final = 2.0
-"""The pause between the first check and the second: entries in flight have arrived by then, or not."""
+"""The pause between the first and the second check, during which entries in flight arrive."""
 
 
 def run(
@@ -40,19 +40,19 @@ def run(
         float, typer.Option(min=0.0, max=1.0, help="Share of the ledgers to check.")
     ] = 1.0,
     entries_per_second: Annotated[
-        float, typer.Option(min=0.0, help="The most copies to digest per second; 0: no limit.")
+        float, typer.Option(min=0.0, help="Maximum copies to digest per second; 0: no limit.")
     ] = 0.0,
     findings: Annotated[
-        Path | None, typer.Option(help="Write the findings there, as lines of JSON.")
+        Path | None, typer.Option(help="Write the findings to this file, as lines of JSON.")
     ] = None,
     repair: job.RepairOption = None,
     dry_run: job.DryRunOption = False,
 ) -> job.JobResult:
-    """Scrub all ledgers, or some. The frame holds the findings (`SCHEMA`).
+    """Scrub all ledgers, or some. The result's frame has the findings (`SCHEMA`).
 
-    `sample`: the share of ledgers to check; the same ledgers each time. `findings`: a file to write, not in a dry run.
-    `repair`: the URLs of the metadata service, whose repair queue gets what is missing or corrupt and has a good copy
-    elsewhere. Raises: JobFailed.
+    `sample`: the share of ledgers to check, which selects the same ledgers each time. `findings`: a
+    file to write, except in a dry run. `repair`: URLs of the metadata service, whose repair queue
+    gets missing and corrupt entries that have a good copy elsewhere. Raises: JobFailed.
     """
     with (
         job.gateways(gateway) as gateways,
@@ -105,12 +105,12 @@ def run(
 def _rows(
     gateways: Gateways, ledgers: Sequence[int] | None, sample: float
 ) -> dict[int, dict[str, Any]]:
-    """The ledgers to check, by id, each with `confirmed`."""
+    """The ledgers to check, by id; `confirmed` is added: the end of the ledger, or its LAC."""
     if ledgers is None:
         found = {row["ledger_id"]: row for row in gateways.pages("/v1/ledgers", "ledgers")}
     else:
         found = {i: row for i in ledgers if (row := _row(gateways, i)) is not None}
-    # Knuth's multiplicative hash: neighbours are spread, the choice is always the same.
+    # Knuth's multiplicative hash spreads neighbouring ids, and chooses the same ids each time.
     chosen = {i: row for i, row in found.items() if (i * 2_654_435_761) % 2**32 < sample * 2**32}
     for ledger_id, row in chosen.items():
         is_closed = row["state"] == "CLOSED"
@@ -127,7 +127,7 @@ def _row(gateways: Gateways, ledger_id: int) -> dict[str, Any] | None:
 
 
 def _confirmed(gateways: Gateways, ledger_id: int) -> int:
-    """An open ledger's last add confirmed; -1 where it can't be learned now."""
+    """An open ledger's last add confirmed; -1 if it can't be read now."""
     try:
         found = gateways.get(f"/v1/ledgers/{ledger_id}/last-add-confirmed")
     except QuorumLogError:
@@ -198,7 +198,7 @@ def _again(
     old: spans.BookieUrls,
     findings: Sequence[spans.Finding],
 ) -> list[spans.Finding]:
-    """Check ledgers with findings again, by fresh metadata: entries arrive, ledgers are deleted, members replaced."""
+    """Check ledgers with findings again, by fresh metadata: ledgers may have changed meanwhile."""
     job.say(f"scrub: {len(findings)} findings are checked again")
     time.sleep(_SETTLE_S)
     rows = _rows(gateways, sorted({finding.ledger for finding in findings}), 1.0)
@@ -237,8 +237,8 @@ def _beyond(
 
 
 def _queue(queue: Gateways, findings: Sequence[spans.Finding]) -> int:
-    """Queue repairs, and return their number. Autorecovery reads fresh metadata before it copies anything. Copies that differ
-    are left to an operator, who decides which one is right. Raises: JobFailed.
+    """Queue repairs, and return their number. Autorecovery reads fresh metadata before it copies
+    entries. An operator must decide which of divergent copies is right. Raises: JobFailed.
     """
     items = [
         {
@@ -255,7 +255,7 @@ def _queue(queue: Gateways, findings: Sequence[spans.Finding]) -> int:
         try:
             queue.post("/v1/repairs", {"items": some})
         except QuorumLogError as error:
-            raise job.JobFailed(f"the repair queue took nothing more: {error}") from None
+            raise job.JobFailed(f"the repair queue rejected further items: {error}") from None
     return len(items)
 
 

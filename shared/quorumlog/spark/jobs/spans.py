@@ -1,8 +1,9 @@
-"""Spans of entries that replicas should hold, and comparison of the replicas by digests: the tasks of `scrub`.
+"""The tasks of the job `scrub`: compare replicas of spans of entries by their digests.
 
-A span is some entries of one fragment that share a write set. Each member is asked for a digest of the
-span. Equal digests prove the replicas equal; else the span is halved until it is clear which entries of which
-member are missing, damaged or different. Executors load this module, so it needs only what executors have.
+A span is some entries of one fragment that share a write set. Each member is asked for a digest of
+the span. Equal digests prove that the replicas are equal. Otherwise the span is halved until it is
+clear which entries of which member are missing, damaged or different. Executors load this module,
+so it imports only what executors have.
 """
 
 import json
@@ -27,7 +28,7 @@ EXTRA: Final = "extra"
 UNREACHABLE: Final = "unreachable"
 
 DAMAGE: Final = (MISSING, CORRUPT, DIVERGENT)
-"""The kinds of damage of an entry's copies; `extra` costs space only, `unreachable` proves nothing."""
+"""The kinds that mean damage of a copy. `extra` only costs space; `unreachable` proves nothing."""
 
 SCHEMA: Final = (
     "ledger long, first long, last long, bookie string, kind string, survivors int, detail string"
@@ -43,7 +44,7 @@ _LEAF: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Entries `first` to `last` that are `residue` modulo `modulus`, and who should hold them."""
+    """Entries `first` to `last` that are `residue` modulo `modulus`, and their write set."""
 
     ledger_id: int
     first: int
@@ -52,7 +53,7 @@ class Span:
     residue: int
     members: tuple[str, ...]
     is_complete: bool
-    """Whether every member should have every entry, because no writer is at work on the fragment."""
+    """Whether every member should have every entry, because no writer works on the fragment."""
 
     @property
     def count(self) -> int:
@@ -61,7 +62,7 @@ class Span:
 
     @property
     def ids(self) -> range:
-        """The entries."""
+        """The ids of the entries."""
         return ids_of_residue(self.first, self.last, self.modulus, self.residue)
 
 
@@ -75,13 +76,13 @@ class Finding:
     bookie: str
     kind: str
     survivors: int
-    """Good copies that each of the entries has left."""
+    """How many good copies each of the entries still has."""
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberDigest:
-    """A member's answer for a span."""
+    """A member's answer about a span."""
 
     entry_count: int
     digest: str
@@ -90,13 +91,13 @@ class MemberDigest:
 
 
 Ask = Callable[[str, Span], MemberDigest | str]
-"""A member's answer for a span, or why there is none."""
+"""Asks a member about a span; returns the answer, or as text why there is none."""
 
 
 def spans_of(row: Mapping[str, Any], confirmed: int, most: int) -> Iterator[Span]:
     """The spans of a ledger as the API shows it, of at most `most` entries each.
 
-    `confirmed`: the end of a closed ledger, the LAC of another.
+    `confirmed`: the end of a CLOSED ledger, or the LAC of any other ledger.
     """
     quorum = Quorum(row["ensemble_size"], row["write_quorum"], row["ack_quorum"])
     is_closed = row["state"] == "CLOSED"
@@ -123,7 +124,7 @@ def spans_of(row: Mapping[str, Any], confirmed: int, most: int) -> Iterator[Span
 
 
 def _pieces(row: Mapping[str, Any], first: int, last: int, most: int) -> Iterator[tuple[int, int]]:
-    """What members should hold of first..last: all but entries that were given up (rule 31)."""
+    """Cut first..last, except given-up entries (rule 31), into ranges of at most `most` ids."""
     lost = tuple((part["first"], part["last"]) for part in row.get("lost_entries", ()))
     for begin, end in complement(lost, first, last):
         for low in range(begin, end + 1, most):
@@ -154,7 +155,7 @@ def _copies(span: Span, member: str, ask: Ask) -> Iterator[int]:
         return
     ids = _within(held.present, span.ids)
     if len(ids) < held.entry_count and span.count > 1:
-        # A bookie names 1,000 ranges at most.
+        # A bookie lists at most 1,000 ranges.
         for half in _halves(span):
             yield from _copies(half, member, ask)
         return
@@ -204,7 +205,7 @@ def _is_sound(span: Span, answers: Mapping[str, MemberDigest]) -> bool:
 
 
 def _judge_leaf(span: Span, ask: Ask, answers: Mapping[str, MemberDigest]) -> Iterator[Finding]:
-    """Judge entry by entry: which members lack it, can't read it, or hold other bytes."""
+    """Judge each entry: which members lack it, can't read it, or hold other bytes."""
     ids = span.ids
     damaged = {member: _within(held.damaged, ids) for member, held in answers.items()}
     sound = {
@@ -226,7 +227,7 @@ def _judge_leaf(span: Span, ask: Ask, answers: Mapping[str, MemberDigest]) -> It
 
 
 def _divergent(span: Span, ask: Ask, sound: Mapping[str, set[int]]) -> set[tuple[str, int]]:
-    """The members and entries of which the member holds other bytes than the majority."""
+    """Pairs (member, entry) for which the member holds other bytes than the majority."""
 
     def holders_of(entry: int) -> frozenset[str]:
         return frozenset(member for member, ids in sound.items() if entry in ids)
@@ -281,7 +282,7 @@ def _within(ranges: Iterable[tuple[int, int]], ids: range) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class BookieUrls:
-    """Where bookies are. Plain values: it travels to executors."""
+    """How to reach bookies. Plain values only, because the object is sent to executors."""
 
     urls: dict[str, str]
     """The URL of each bookie that is not lost, by name."""
@@ -290,29 +291,29 @@ class BookieUrls:
     rate: float
     """Entries per second that one task may ask bookies to digest; 0: no limit."""
     headers: dict[str, str] = field(repr=False)
-    """What bookies want to be shown."""
+    """The headers that authenticate the job to bookies."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpanCheck:
-    """A span, and the bookies outside of it that hold entries of its ledger."""
+    """A span, and bookies that hold entries of the span's ledger but are not in its write set."""
 
     span: Span
     strangers: tuple[str, ...]
 
     def to_text(self) -> str:
-        """As text, for a row of a DataFrame."""
+        """The check as text, for a row of a DataFrame."""
         return json.dumps([asdict(self.span), self.strangers])
 
     @classmethod
     def from_text(cls, text: str) -> "SpanCheck":
-        """The work in a row's text."""
+        """Parse what `to_text` returned."""
         fields, others = json.loads(text)
         return cls(Span(**{**fields, "members": tuple(fields["members"])}), tuple(others))
 
 
 def judging(cluster: BookieUrls) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """The function of a task, from DataFrames of pandas to such: judge its spans one after another."""
+    """Make a function for `mapInPandas` that judges a task's spans one after another."""
 
     def judge_all(batches: Iterator[Any]) -> Iterator[Any]:
         import pandas as pd  # noqa: PLC0415 - on executors only
