@@ -1,4 +1,4 @@
-"""The module `zstd`: the standard library's, from Python 3.14 on; the same as a package before."""
+"""The module `zstd`: from the standard library (Python 3.14 or later), otherwise from the package `backports.zstd`."""
 
 import sys
 
