@@ -1,9 +1,9 @@
 """`quorumlog …`: ledgers, logs and the cluster from a shell.
 
-docs/guides/cli.md has the exit statuses (`output.ExitStatus`) and the form of errors.
+docs/guides/cli.md describes the exit statuses (`output.ExitStatus`) and the format of errors.
 
-The folder may use the SDK and the errors, aiohttp, typer and rich, and nothing of the servers: the base
-package carries the folder, the extra `cli` brings what the folder imports.
+This folder may use the SDK and the errors, aiohttp, typer and rich, and nothing of the servers. It is part of
+the base package; the extra `cli` installs the packages that it imports.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 from typing import Final
 
 _EXTRA: Final = ("typer", "rich")
-"""The packages of the extra `cli` (pyproject.toml)."""
+"""The packages that the extra `cli` installs (pyproject.toml)."""
 
 
 def main() -> None:
