@@ -225,7 +225,7 @@ async def running(
     """Run a cluster until the end of the block. Without `stores` the cluster starts its own databases.
 
     `data`: the cluster's folder, which can be used again later; by default a temporary folder.
-    `environment`: further settings of the services. `around` replaces `environment`, and sets more than that.
+    `environment`: further settings of the services. `around`: further surroundings, whose settings replace `environment`.
     If the block fails, the last lines of all logs are written to standard error.
     Raises: DeadlineMissed when the cluster is not ready in time.
     """

@@ -165,7 +165,7 @@ class Crowd:
         self.say(f"{holder} was killed")
 
     async def _stop(self, client: Client, consumer: str) -> None:
-        """Suspend the active worker (SIGSTOP) until another one is active. Then resume it, so that it notices its loss."""
+        """Suspend the active worker (SIGSTOP) until another one is active. Then resume it, so that it notices the lost lease."""
         holder, worker = await self._active(client, consumer)
         journal = worker.task.journal
         zombies, ends = _counted(journal)

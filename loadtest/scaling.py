@@ -30,7 +30,7 @@ _IDS_A_PAGE: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The size and the load of a cluster. Options change each value."""
+    """The size and the load of a cluster. Each value can be set by an option."""
 
     bookies: int = 100
     gateways: int = 20

@@ -52,7 +52,7 @@ class StoreServers:
 def store_servers(durable: Path | None = None) -> Iterator[StoreServers]:
     """Run both servers until the end of the block. Must be called in the main thread.
 
-    `durable`: a folder on a disk, with which Postgres syncs. Without it, the data is in a folder of `scratch`.
+    `durable`: a folder on a disk for the data, to which Postgres then syncs. The default is a folder of `scratch`.
     """
     with ExitStack() as stack:
         folder = durable or stack.enter_context(scratch("ql-stores-"))

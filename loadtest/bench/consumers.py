@@ -33,7 +33,7 @@ from quorumlog.client import Client
 _OURS, _PEER = "quorumlog", "JetStream"
 _LOG: Final = "bench"
 _RECORDS: Final = 100_000
-"""Records of the log, more than one consumer commits in a round."""
+"""Number of records in the log: more than a single consumer can commit in a round."""
 _LEASE_MS: Final = 600_000
 _IDLE_LEASE_MS: Final = 30_000
 _AT_ONCE: Final = 64
@@ -136,7 +136,7 @@ class Ours:
         return f"{self.cluster.gateways[0]}/v1/logs/{_LOG}/consumers/{name}"
 
     def _meter(self) -> Meter:
-        """A meter of the present processes of the cluster."""
+        """A meter of the current processes of the cluster."""
         pids = {"client": [os.getpid()], **self.cluster.pids(_KINDS)}
         return Meter(pids, families=("postgres",))
 

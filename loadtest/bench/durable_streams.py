@@ -2,7 +2,7 @@
 
 Both systems get the same requests from the same client. Each round runs every measurement of both, and the medians of
 the rounds are reported. The client is wrk for appends, and plain sockets without compression for reads. Times in
-seconds say little on a shared machine; other work affects the servers' CPU per record the least. The server from npm
+seconds say little on a shared machine; the servers' CPU per record depends least on other work. The server from npm
 is left out if this machine has no Node, or can't reach npm's registry.
 """
 
@@ -279,7 +279,9 @@ class Reader(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no class of asyncio
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's transports have no class of asyncio
         self._rest = b""
         target = f"{self.path}?offset={self._offset}&live=sse"
         request = f"GET {target} HTTP/1.1\r\nHost: {self.host}\r\nAccept: text/event-stream\r\n\r\n"

@@ -22,10 +22,10 @@ class Goal:
     work: str
     figure: str
     sign: str
-    """`<=` or `>=`."""
+    """The comparison with the bound: `<=` or `>=`."""
     bound: float
     beside: tuple[str, ...] = ()
-    """Measurements to compare with, usually of another system; the best of them is used. Empty: `bound` is absolute."""
+    """Measurements to compare with, of which the best is used. If empty, `bound` is an absolute value."""
     beside_figure: str = ""
     """The figure of these measurements, if it is not `figure`."""
     per: float = 1

@@ -1,7 +1,7 @@
 """Measurements: a rate, latencies, and the CPU and memory of each process.
 
-A time in seconds says little on a shared machine. Other work on the machine affects the CPU per entry of each process
-the least.
+A time in seconds says little on a shared machine. The CPU per entry of each process depends least on other work of the
+machine.
 """
 
 import asyncio
@@ -145,7 +145,7 @@ def to_read(seconds: float) -> int:
 
 
 def during(seconds: float) -> Iterator[float]:
-    """Yield the present time repeatedly until the seconds are over, and at least once."""
+    """Yield the current time repeatedly until the seconds are over, and at least once."""
     now = clock()
     end = now + seconds
     yield now

@@ -38,7 +38,8 @@ _STEP: Final = 100_000
 _IN_FLIGHT: Final = 8
 _PAGE: Final = 100
 _GROWS: Final = 3.0
-"""Highest ratio of a request's CPU with the most ledgers to that with the fewest. Above 1, since caches are colder."""
+"""Highest ratio of a request's CPU with the most ledgers to that with the fewest: above 1, since caches are colder
+(chosen by judgement)."""
 _BY_ID: Final = "lpad(to_hex({n}), 32, '0')::uuid"
 
 _BEFORE: Final = """
@@ -109,7 +110,7 @@ async def _fill(stores: Stores, ledger_id: int, count: int, teller: Teller) -> N
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A metadata service with many ledgers. Requests are for random ones."""
+    """A metadata service with many ledgers. Requests are for random ledgers."""
 
     client: MetadataClient
     count: int

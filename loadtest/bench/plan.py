@@ -32,7 +32,7 @@ class Work:
     """Measures for one round. Arguments: the system, and the values of `given`."""
     given: tuple[Any, ...] = ()
     is_once: bool = False
-    """Whether it runs in the last round only."""
+    """Whether the measurement runs in the last round only."""
 
     @property
     def name(self) -> str:

@@ -62,7 +62,7 @@ async def _submits(url: str, count: int, *, is_async: bool) -> Figures:
 
 
 async def _appends(url: str, count: int, tasks: int) -> Figures:
-    """Measure `Log.append` with one concurrent call of each task."""
+    """Measure `Log.append` by a number of concurrent tasks, each with one call at a time."""
     done_s, cpu_s = min([await _waiting(url, count, tasks) for _ in range(_TRIES)])
     return {"durable/s": count / done_s, "CPU us": 1e6 * cpu_s / count}
 

@@ -68,7 +68,7 @@ class Reader:
         """Read until all records were seen."""
         async with session.get(url, headers={"Accept": "text/event-stream"}) as answer:
             answer.raise_for_status()
-            await answer.content.readline()  # `retry:`
+            await answer.content.readline()  # skip the line `retry:`
             ready()
             async for chunk in answer.content.iter_any():
                 self._take(chunk, clock_ns())

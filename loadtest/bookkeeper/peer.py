@@ -185,7 +185,7 @@ class BookKeeper:
 
     @property
     def client_pid(self) -> int:
-        """The process id of the present client."""
+        """The process id of the current client."""
         assert self._client is not None
         return self._client.pid
 

@@ -31,7 +31,7 @@ ROLES: Final = ("gateway", "bookie", "metadata", "autorecovery", "operator", "mo
 AUTHORITY_DAYS: Final = 3650
 """Default validity of an authority: ten years, because a new one must be copied to every host (chosen by judgement)."""
 DAYS: Final = 365
-"""Default validity of a certificate: a year, for a yearly renewal. The alert comes 14 days before the end."""
+"""Default validity of a certificate: a year, for yearly renewals (chosen by judgement). Alerts fire 14 days before."""
 
 _AUTHORITY: Final = "ca"
 _ISSUED: Final = "issued.txt"
@@ -100,7 +100,9 @@ class Description:
 
 def create_authority(folder: Path, cluster: str, *, days: int = AUTHORITY_DAYS) -> Path:
     """Create an authority for a cluster and return its certificate's file. Raises: FileExistsError, CertificateRefused."""
-    Subject(cluster, "operator", "authority")  # a cluster's name is checked as in its certificates
+    Subject(
+        cluster, "operator", "authority"
+    )  # raises if no certificate may contain the cluster's name
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([
         x509.NameAttribute(NameOID.ORGANIZATION_NAME, SCHEME),

@@ -181,7 +181,7 @@ def by_code(code: str) -> type[QuorumLogError]:
     return _BY_CODE.get(code, QuorumLogError)
 
 
-# The families.
+# Families of errors, which are never raised themselves.
 
 
 class Invalid(QuorumLogError, status=400, outcome=NOT_DONE):
@@ -327,7 +327,7 @@ class CodingUnknown(Invalid, status=501, title="The transfer coding is not suppo
     """The only supported `Transfer-Encoding` of a request is `chunked` (RFC 9112, 6.1)."""
 
 
-# 409, 410, 412: the request conflicts with the present state.
+# 409, 410, 412: the request conflicts with the current state.
 
 
 class CopyLost(Superseded, title="Bookies have ledger metadata that the database lacks"):
@@ -337,7 +337,7 @@ class CopyLost(Superseded, title="Bookies have ledger metadata that the database
 
 
 class StaleMember(Superseded, title="A member is not the registered incarnation of its bookie"):
-    """A change would add a member to a ledger that is not the registered incarnation of its bookie. `present` has the
+    """A change would add to a ledger a member that is not the registered incarnation of its bookie. `present` has the
     registered incarnation of each such bookie, or null if none is registered. If `is_final` is true, all these
     members are older incarnations, so this change can never succeed.
     """
@@ -350,7 +350,7 @@ class IncarnationUsed(Superseded, title="The incarnation belongs to another dire
 
 
 class LedgerClosed(Superseded, title="The ledger is closed"):
-    """The ledger is closed: it accepts no more entries, and its last entry is final (`last_entry`)."""
+    """The ledger is closed: it accepts no further entries, and its last entry is final (`last_entry`)."""
 
 
 class LedgerFenced(Superseded, title="The ledger is fenced"):
@@ -364,7 +364,7 @@ class LedgerExists(Superseded, title="The ledger's id is taken"):
 
 
 class OwnedByLog(Superseded, title="The ledger belongs to a log"):
-    """The ledger belongs to a log; append, close and delete through the log."""
+    """The ledger belongs to a log. Append to, close or delete the log instead of the ledger."""
 
 
 class WriterLost(Superseded, title="The ledger's writer is gone", outcome=UNKNOWN):
@@ -394,7 +394,7 @@ class LogProtected(Superseded, title="The log is protected from deletion"):
 
 
 class LogClosed(Superseded, title="The log is closed"):
-    """The log is closed for good: it accepts no more records."""
+    """The log is closed for good: it accepts no further records."""
 
 
 class LogFenced(Superseded, title="A newer writer opened the log"):
@@ -493,11 +493,11 @@ class LossNotProven(Superseded, title="It is not proven that the entries are los
 
 
 class VersionConflict(Superseded, status=412, title="The version has changed"):
-    """The object was changed: its version is not the one in `If-Match`. `current` has its present state."""
+    """The object was changed: its version is not the one in `If-Match`. `current` has its current state."""
 
 
 class AlreadyDone(Superseded, title="An earlier copy of the request was carried out"):
-    """A request with this `Idempotency-Key` was carried out before (rule 6a). `current` has the present metadata. Only
+    """A request with this `Idempotency-Key` was carried out before (rule 6a). `current` has the current metadata. Only
     services get this error: a gateway returns the metadata to its client instead.
     """
 
@@ -582,10 +582,10 @@ class ShuttingDown(ReadOnly, title="The process is shutting down"):
 class QuorumTimeout(
     QuorumLogError, status=504, title="The ack quorum did not answer in time", outcome=UNKNOWN
 ):
-    """Too few bookies acknowledged the entries in time. The entries may exist, or come into existence later."""
+    """Too few bookies acknowledged the entries in time. The entries may exist, or appear later."""
 
 
-# The client's own.
+# Errors that only the client raises.
 
 
 class ConnectionLost(

@@ -3,7 +3,7 @@
 from typing import Final
 
 REQUEST_ID: Final = "X-Request-Id"
-"""On every response: the request's id, which the client chose, or else the service."""
+"""On every response: the request's id, chosen by the client or otherwise by the service."""
 RETRY_AFTER: Final = "Retry-After"
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 """Identifies a request that its sender may retry: copies with the same key are carried out once (rule 6a)."""

@@ -16,7 +16,7 @@ _EXTRA: Final = ("typer", "rich")
 
 def main() -> None:
     """Run the command line."""
-    for name in ("stdout", "stderr"):  # absent where the shell closed them (`>&-`)
+    for name in ("stdout", "stderr"):  # the stream is None if the shell closed it (`>&-`)
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     try:

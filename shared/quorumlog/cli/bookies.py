@@ -98,7 +98,7 @@ def _ask_cookie(method: str, name: str, metadata: str, body: dict[str, Any] | No
 
 
 def _is_own_marker(directory: Path, local: Any) -> bool:
-    """Whether the cookie was written for this very directory, and not for one that it is a copy of (rule 15a)."""
+    """Whether the cookie was written for this very directory, and not copied from another one (rule 15a)."""
     identity = local.get("identity")
     try:
         return identity is None or bool((directory / "marker").stat().st_ino == identity["inode"])

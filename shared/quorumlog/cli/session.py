@@ -222,7 +222,7 @@ def _token_of(token: str | None, file: Path | None) -> str | Callable[[], str] |
         raise typer.BadParameter(f"{file}: is empty")
 
     def present() -> str:
-        """The file's present token: a JWT that expires soon is replaced in the file while a command runs."""
+        """The file's current token: a JWT that expires soon is replaced in the file while a command runs."""
         nonlocal last
         with contextlib.suppress(OSError, UnicodeDecodeError):
             last = file.read_text("ascii").strip() or last

@@ -69,13 +69,13 @@ AppendFuture = asyncio.Future[R] | futures.Future[R]
 
 
 class Submission(NamedTuple, Generic[P, R]):
-    """An append in the queue or under way. A tuple, which is made in half the time of a dataclass."""
+    """An append in the queue or under way. It is a tuple, because a dataclass takes twice as long to create."""
 
     payloads: Sequence[P]
     size: int
     expect: int | None
     is_alone: bool
-    """Whether its request carries no other submission."""
+    """Whether the submission must be sent in a request of its own."""
     end: float
     done: AppendFuture[R]
 
@@ -363,7 +363,8 @@ class Batcher(Generic[P, A, R]):
                 self._give(taken, answer)
             except Exception as error:  # noqa: BLE001 - a defect, which must not leave a caller waiting
                 self._broke(taken, error)
-            # Only now: a thread's callback may end the loop's thread, which then ends the other submissions.
+            # Removed only now: a thread's callback may end the loop's thread, which then ends the remaining
+            # submissions.
             self._answers.popleft()
 
     def _give(self, taken: Sequence[Submission[P, R]], answer: A) -> None:

@@ -75,10 +75,10 @@ class Consumer:
         self._lost: errors.QuorumLogError | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._is_told = False
-        """Whether the present wait for the lease was logged."""
+        """Whether the current wait for the lease was logged."""
 
     def __repr__(self) -> str:
-        """The name."""
+        """The class and the name, for log lines."""
         return f"Consumer({self.name!r})"
 
     async def __aenter__(self) -> Self:

@@ -50,7 +50,7 @@ class Ledger:
         self.batcher = Batcher(self._send, _share, _size_of, transport, batching)
 
     def __repr__(self) -> str:
-        """The id."""
+        """The class and the id, for log lines."""
         return f"Ledger({self.ledger_id})"
 
     async def append(self, payload: bytes, *, expect: int | None = None) -> int:

@@ -54,7 +54,7 @@ class Log:
         self.batcher = Batcher(self._send, share, size_of, transport, batching)
 
     def __repr__(self) -> str:
-        """The name."""
+        """The class and the name, for log lines."""
         return f"Log({self.name!r})"
 
     async def append(self, *records: bytes | Record, expect: int | None = None) -> LogAppended:
@@ -160,10 +160,10 @@ class Log:
     ) -> LogPage:
         """Read records from `start` on, as many as one response holds.
 
-        `start`: an offset; -10: ten offsets before the end; a datetime: the first record that was appended then or
-        later. A negative offset or a time before the first record means the log's beginning, a time after the last
-        record its end. `wait_ms`: how long the server may wait for a new record at the tail. `created_at`: from the
-        previous page, to continue in the same log.
+        `start`: an offset; -N for N offsets before the end; or a datetime, for the first record that was appended then
+        or later. If -N or the datetime lies before the first record, the read begins with the first record; if the
+        datetime lies after the last record, at the log's end. `wait_ms`: how long the server may wait for a new record
+        at the tail. `created_at`: from the previous page, to continue in the same log.
 
         Raises: LogReplaced if the log was deleted and created again since; OffsetBeyondEnd; OffsetTruncated.
         """
@@ -255,7 +255,7 @@ class Log:
         return cast("ConsumerInfo", await self._transport.call("GET", self._consumer(name)))
 
     async def reset_consumer(self, name: str, to: Start) -> dict[str, Any]:
-        """Set a consumer's committed offset. Its worker loses the lease. `to`: as `start` of `read`.
+        """Set a consumer's committed offset. Its worker loses the lease. `to`: like `start` of `read`.
 
         Raises: NoSuchConsumer.
         """
@@ -302,7 +302,7 @@ class Log:
     ) -> dict[str, Any]:
         """Record that all records below an offset are archived elsewhere; retention keeps the others.
 
-        `expect`: the present `archived_through`, else VersionConflict; `created_at`: as for `truncate`.
+        `expect`: the current `archived_through`, or else VersionConflict is raised; `created_at`: as for `truncate`.
         Raises: VersionConflict, InvalidRequest, LogReplaced.
         """
         wanted = {

@@ -22,7 +22,7 @@ P = TypeVar("P")
 
 
 class _Submitted(Future[T]):
-    """The future of an append, for the process that submitted it. A forked child has no thread that could set it."""
+    """The future of an append, for the process that submitted it. A forked child has no thread that could set the result."""
 
     def __init__(self) -> None:
         super().__init__()

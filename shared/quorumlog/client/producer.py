@@ -88,8 +88,8 @@ class Producer:
         await self.batcher.flush()
 
     async def settle(self) -> LogAppended | None:
-        """Retry the request whose outcome is unknown, and return the offsets of all its records, which have
-        the order of the calls. Returns None if there is no such request.
+        """Retry the request whose outcome is unknown, and return the offsets of all its records, in the
+        order of the calls. Returns None if there is no such request.
         """
         await self.batcher.flush()
         asked = self._open

@@ -22,8 +22,8 @@ _RECORD_BYTES: Final = 64
 """Bytes that each record counts in addition to its key and value, so that a queue of empty records is bounded too."""
 
 Start = int | Literal["earliest", "latest"] | datetime
-"""Where a read begins. An offset from 0 on; -N, for N offsets before the end; `earliest` or `latest`; or a time with its
-time zone, for the first record that was appended then or later (by the log's append times).
+"""Where a read begins: at an offset from 0 on, at N offsets before the end (-N), at `earliest` or `latest`, or at a time
+with its time zone, which means the first record that was appended then or later (by the log's append times).
 """
 
 

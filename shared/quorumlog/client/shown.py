@@ -40,7 +40,7 @@ class LogLedgerInfo(TypedDict):
 
 
 class LogInfo(TypedDict):
-    """The present state of a log. All records below `next_offset` are durable. Times are RFC 3339."""
+    """The current state of a log. All records below `next_offset` are durable. Times are RFC 3339."""
 
     name: str
     settings: LogSettingsInfo
@@ -63,7 +63,7 @@ class FragmentInfo(TypedDict):
 
 
 class LedgerInfo(TypedDict):
-    """The present state of a ledger. `last_entry` and `length` (bytes) are None until the ledger is closed."""
+    """The current state of a ledger. `last_entry` and `length` (bytes) are None until the ledger is closed."""
 
     ledger_id: int
     state: Literal["OPEN", "IN_RECOVERY", "CLOSED"]
@@ -104,7 +104,7 @@ class LagInfo(TypedDict):
 
 
 class ConsumerInfo(TypedDict):
-    """The present state of a consumer. `offset` is the first record that is not processed yet."""
+    """The current state of a consumer. `offset` is the first record that is not processed yet."""
 
     log: str
     consumer: str

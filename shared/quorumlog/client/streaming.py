@@ -40,7 +40,7 @@ class AppendStream:
         self._transport, self._path = transport, path
         self._loop: asyncio.AbstractEventLoop
         self._way: Way
-        """The URL, token and headers of the present socket."""
+        """The URL, token and headers of the current socket."""
         self._work: asyncio.Task[None] | None = None
         """The task that opens the socket and reads from it."""
         self._socket: aiohttp.ClientWebSocketResponse | None = None

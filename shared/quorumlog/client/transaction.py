@@ -29,7 +29,7 @@ class TransactionLedger:
         self._path = f"/v1/ledgers/{ledger_id}"
 
     def __repr__(self) -> str:
-        """The id."""
+        """The class and the id, for log lines."""
         return f"TransactionLedger({self.ledger_id})"
 
     async def append(self, *records: bytes | Record) -> int:
@@ -75,7 +75,7 @@ class Transaction:
         self._path = f"/v1/transactions/{quote(transaction_id, safe='')}"
 
     def __repr__(self) -> str:
-        """The id."""
+        """The class and the id, for log lines."""
         return f"Transaction({self.transaction_id!r})"
 
     async def info(self) -> dict[str, Any]:

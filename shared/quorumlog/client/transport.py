@@ -88,7 +88,7 @@ class GatewayAnswer:
     body: bytes
 
     def json(self) -> dict[str, Any]:
-        """The body, a JSON object; {} for 204 No Content."""
+        """The JSON object in the body; {} for 204 No Content."""
         parsed: dict[str, Any] = {} if self.status == 204 else orjson.loads(self.body)
         return parsed
 
@@ -328,7 +328,7 @@ class Transport:
             end = loop.time() + self.deadline_s + wait_s
         pause_s = _BACKOFF_FIRST_S
         may_be_done, level = False, logging.WARNING
-        rests_until: dict[int, float] = {}  # by gateway, from the header Retry-After
+        rests_until: dict[int, float] = {}  # when each gateway may get a retry (Retry-After)
         while True:
             until = min(end, loop.time() + _ATTEMPT_S + wait_s) if is_repeatable else end
             asked = self._current
