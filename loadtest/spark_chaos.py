@@ -6,8 +6,8 @@ the answer. The job runs again, and must add nothing. Then a stream copies the l
 RESTARTS times: at random points, or between a commit and the entry in Spark's own commit log. Meanwhile gateways are
 killed and answers are lost.
 
-In the end each number must be on both logs exactly once, and every ledger must belong to a log. After TIME there are no
-more kills: the stream runs to its end, and the records are counted. Another round begins if there is time for one more.
+In the end each number must be on both logs exactly once, and every ledger must belong to a log. The kills end after
+TIME. Then the stream runs to its end, and the records are counted. Another round begins if there is time for one more.
 """
 
 import argparse

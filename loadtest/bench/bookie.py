@@ -1,4 +1,4 @@
-"""One bookie, without a gateway, filled with interleaved ledgers: ENTRIES=.
+"""One bookie, without a gateway, filled with the entries of interleaved ledgers. ENTRIES= sets their number.
 
 Runs of 100 entries arrive over the channel, for thousands of ledgers in turn. One long ledger gets every
 twentieth run, so its entries are scattered over the whole log. The benchmark measures the rate of appends,

@@ -1,4 +1,4 @@
-"""The cost of deleted ledgers' ids at a bookie, which keeps these ids (rule 16a): IDS=.
+"""The cost of deleted ledgers' ids at a bookie, which keeps these ids (rule 16a). IDS= sets their number.
 
 Callers may choose ids, so the ids here are random and form no ranges. Each step opens the directory in its
 own process, whose memory is then that of a bookie's store after a start. The last ids are deleted one by

@@ -1,4 +1,4 @@
-"""The rates of the metadata service with few and with many ledgers: LEDGERS=.
+"""The rates of the metadata service with few and with many ledgers. LEDGERS= sets the numbers.
 
 Its Postgres is a separate server on the clone's disk, and syncs. All ledgers are copies of one closed ledger, inserted
 by SQL in bulk, with members on a hundred bookies in turn and two tokens of changes each. If the cost of a request grows

@@ -1,4 +1,4 @@
-"""Rows per second that Spark writes to a log in each possible way, and reads back, on one machine: ROWS=.
+"""Rows per second that Spark writes to a log in each possible way, and reads back, on one machine. ROWS= sets the number.
 
 The same Parquet file is written by a row writer, the Arrow writer and `append_batches`, and read back. It is
 also written to a sink that drops all rows in Python, whose rate is an upper bound for the other writers. If

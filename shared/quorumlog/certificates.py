@@ -165,7 +165,7 @@ def renew(folder: Path, certificate: Path, *, days: int = DAYS) -> Path:
             f"{certificate} is of cluster {subject.cluster}, and {folder} of {authority}"
         )
     if certificate.name != f"{subject.file}.pem":
-        raise CertificateRefused(f"{certificate} is not called {subject.file}.pem")
+        raise CertificateRefused(f"{certificate} must be called {subject.file}.pem")
     given = (subject.role, subject.name, subject.hosts)
     return issue(folder, *given, days=days, into=certificate.parent, replaces=True)
 
@@ -194,7 +194,9 @@ def read_revoked(file: Path) -> frozenset[tuple[bytes, int]]:
     try:
         return _revoked_of(file.read_bytes())
     except ValueError as error:
-        raise CertificateRefused(f"{file} has a broken list of revoked ones: {error}") from None
+        raise CertificateRefused(
+            f"{file} has a broken list of revoked certificates: {error}"
+        ) from None
 
 
 def issuer_and_serial(der: bytes) -> tuple[bytes, int]:
@@ -231,7 +233,7 @@ def _builder(
 ) -> x509.CertificateBuilder:
     """Build an unsigned certificate. `path_length` is set only for an authority's own certificate."""
     if days < 1:
-        raise CertificateRefused("a certificate lives for a day at least")
+        raise CertificateRefused("a certificate must be valid for at least one day")
     now = datetime.now(UTC)
     ends = now + timedelta(days=days)
     is_authority, public = path_length is not None, key.public_key()

@@ -274,10 +274,10 @@ def _print_report(report: dict[str, Any]) -> None:
         )
     if report["sealed_passwords"]:
         print_line(
-            f"ledgers with a password: {report['sealed_passwords']}; only their passwords give their keys"
+            f"ledgers with a password: {report['sealed_passwords']}; only the passwords can recover their keys"
         )
     if report["holes"]:
-        print_line(f"holes in logs: {report['holes']} ledgers without rows; reads fail there")
+        print_line(f"holes in logs: {report['holes']} ledgers without metadata; reads fail there")
     if any(report[kind].get("write") for kind in ("ledgers", "logs")):
         print_line(f"on no bookie, and not rebuilt: {', '.join(report['not_rebuilt'])}")
     print_line(f"new ledgers have ids from {report['next_ledger_id']} on")

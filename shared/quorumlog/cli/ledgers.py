@@ -120,7 +120,7 @@ def read(
         await pipes.write_items(found, framing, pipes.ENTRIES, count)
 
     if follow and last is not None:
-        raise typer.BadParameter("--to and --follow exclude each other")
+        raise typer.BadParameter("give either --to or --follow, not both")
     run(work)
 
 
@@ -225,7 +225,7 @@ def accept_loss(
     if first > last:
         raise typer.BadParameter("--from is above --to")
     if not yes and not sys.stdin.isatty():
-        raise typer.BadParameter("this can't be undone: pass --yes where there is no terminal")
+        raise typer.BadParameter("this can't be undone: without a terminal, confirm it by --yes")
     question = f"Give up entries {first} to {last} of ledger {ledger_id} for ever?"
     confirm_on_terminal(question, yes=yes)
 

@@ -142,7 +142,7 @@ def _start(text: str, option: str = "--from") -> Start:
     except ValueError:
         at = None
     if at is None or at.tzinfo is None:
-        raise typer.BadParameter(f"{option} is {_STARTS}, with its time zone")
+        raise typer.BadParameter(f"{option} is {_STARTS}; a time needs a time zone")
     return at
 
 
@@ -248,7 +248,7 @@ def set_log(
         "retention_seconds": retention_seconds,
     }
     if all(value is None for value in limits.values()):
-        raise typer.BadParameter("name a limit to change")
+        raise typer.BadParameter("give at least one limit to change")
     print_object(run(lambda client: client.log(name).change(**limits, if_version=if_version)))
 
 

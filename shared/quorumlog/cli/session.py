@@ -60,7 +60,7 @@ def _unseen(context: typer.Context, token: str | None) -> str | None:
     """Accept a token from the environment only: every user of the machine can see a process's arguments."""
     source = context.get_parameter_source("token")
     if source is not None and source.name == "COMMANDLINE":
-        raise typer.BadParameter("everyone sees arguments: use QUORUMLOG_TOKEN or --token-file")
+        raise typer.BadParameter("all users can see arguments: use QUORUMLOG_TOKEN or --token-file")
     return token
 
 

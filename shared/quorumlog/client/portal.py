@@ -29,12 +29,12 @@ class _Submitted(Future[T]):
         self._pid = os.getpid()
 
     def result(self, timeout: float | None = None) -> T:
-        """Like `Future.result`. Raises: also ClientClosed in a forked child."""
+        """Like `Future.result`, but raises ClientClosed in a forked child."""
         check_process(self._pid)
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Like `Future.exception`. Raises: also ClientClosed in a forked child."""
+        """Like `Future.exception`, but raises ClientClosed in a forked child."""
         check_process(self._pid)
         return super().exception(timeout)
 
@@ -91,7 +91,7 @@ class Portal:
         try:
             return future.result()
         except CancelledError:
-            raise ClientClosed("the client was closed under this call", outcome=UNKNOWN) from None
+            raise ClientClosed("the client was closed during this call", outcome=UNKNOWN) from None
         except BaseException:
             future.cancel()
             raise
@@ -162,7 +162,7 @@ class Portal:
 
     def _check_callable(self) -> None:
         if not self._is_open or self._thread is None or not self._thread.is_alive():
-            raise ClientClosed("the client is used inside `with` only")
+            raise ClientClosed("the client is not open: use it inside `with`")
         if threading.current_thread() is self._thread:
             raise RuntimeError("a callback of the client's own thread can't wait for the client")
 

@@ -99,7 +99,9 @@ class Producer:
 
     async def _send(self, call: Call[bytes | Record]) -> LogAppended:
         if self._open is not None and not _is_same(self._open, call):
-            raise Unsettled(f"what became of request {self.seq} is not known")
+            raise Unsettled(
+                f"the outcome of request {self.seq} is unknown: append its records again, or call settle"
+            )
         if self.since is None and self._read_since is not None:
             try:
                 self.since, self._created_at = await self._read_since(call.end)
@@ -124,7 +126,9 @@ class Producer:
                 raise
             self._open = call
             unknown = error.with_outcome(UNKNOWN)
-            unknown.add_note(f"request {self.seq} is open: append the same again, or settle")
+            unknown.add_note(
+                f"request {self.seq} may have been done: append the same records again, or call settle"
+            )
             raise unknown from error
         except BaseException:
             # The task was cancelled, or the client has a defect: the request may have been sent.

@@ -188,7 +188,7 @@ def checked_start(start: Start) -> Start:
 
 
 def shown_start(start: Start) -> int | str:
-    """Where a read begins, as a request's parameter."""
+    """Format where a read begins as a request's parameter."""
     return start.isoformat() if isinstance(start, datetime) else start
 
 

@@ -163,13 +163,13 @@ class AppendStream:
 def _shown(told: str | None) -> dict[str, Any]:
     """Parse an answer of a socket. Raises: QuorumLogError if it is an error or malformed."""
     if told is None:
-        raise ConnectionLost("the socket was closed under an append", outcome=UNKNOWN)
+        raise ConnectionLost("the socket was closed during an append", outcome=UNKNOWN)
     try:
         shown = orjson.loads(told)
     except orjson.JSONDecodeError:
         shown = None
     if not isinstance(shown, dict):
-        raise ConnectionLost("a socket answered what is no answer", outcome=UNKNOWN)
+        raise ConnectionLost("a socket's answer is not a JSON object", outcome=UNKNOWN)
     if "code" in shown:
         raise problems.from_document(shown)
     return shown

@@ -180,7 +180,9 @@ class Transport:
     def check_open(self) -> None:
         """Raise ClientClosed outside of the `async with` block, and in a forked child."""
         if self._session is None:
-            raise errors.ClientClosed("the client is used inside `with` or `async with` only")
+            raise errors.ClientClosed(
+                "the client is not open: use it inside `with` or `async with`"
+            )
         checks.check_process(self._pid)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -421,7 +423,7 @@ class Transport:
             # Every response of a gateway has a request id. A proxy's blank page or login form has
             # none, and must not make a delete count as done.
             raise errors.ConnectionLost(
-                f"{url}: something else answers there", outcome=errors.UNKNOWN
+                f"{url}: the response does not come from a gateway", outcome=errors.UNKNOWN
             )
         return GatewayAnswer(response.status, response.headers, content)
 
