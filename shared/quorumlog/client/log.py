@@ -342,7 +342,7 @@ class Log:
             name: checks.offset(name, value) for name, value in limits.items() if value is not None
         }
         if not given:
-            raise ValueError("give at least one limit to change")
+            raise ValueError("no limit is given: name at least one to change")
         headers = {}
         if if_version is not None:
             headers["If-Match"] = f'"{checks.offset("if_version", if_version)}"'
