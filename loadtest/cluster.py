@@ -101,8 +101,8 @@ class Cluster:
         return process.pid
 
     def pids(self, roles: Mapping[str, str], others: str = "") -> dict[str, list[int]]:
-        """The process ids by role. `roles`: maps a kind of process (`bookie`) to a role. `others`: the role of all
-        other kinds; if empty, they are left out.
+        """The process ids by role. `roles`: maps a kind of process (`bookie`) to a role. `others`:
+        the role of all other kinds; if empty, they are left out.
         """
         found: dict[str, list[int]] = {}
         for name in self.names:
@@ -222,12 +222,13 @@ async def running(
     around: Surroundings | None = None,
     **settings: Any,
 ) -> AsyncIterator[Cluster]:
-    """Run a cluster until the end of the block. Without `stores` the cluster starts its own databases.
+    """Run a cluster until the end of the block. Without `stores` the cluster starts its own
+    databases.
 
     `data`: the cluster's folder, which can be used again later; by default a temporary folder.
-    `environment`: further settings of the services. `around`: further surroundings, whose settings replace `environment`.
-    If the block fails, the last lines of all logs are written to standard error.
-    Raises: DeadlineMissed when the cluster is not ready in time.
+    `environment`: further settings of the services. `around`: further surroundings, whose settings
+    replace `environment`. If the block fails, the last lines of all logs are written to standard
+    error. Raises: DeadlineMissed when the cluster is not ready in time.
     """
     with ExitStack() as stack:
         folder = data or stack.enter_context(scratch("ql-cluster-"))

@@ -1,7 +1,7 @@
 """The journals of consumers' workers, and the checks of these journals, for `make produce`.
 
-A worker writes a line to its journal for each event before it continues, so that a SIGKILL loses none. Times are of
-CLOCK_MONOTONIC, which all processes of a machine share. The checks require:
+A worker writes a line to its journal for each event before it continues, so that a SIGKILL loses
+none. Times are of CLOCK_MONOTONIC, which all processes of a machine share. The checks require:
 
 - Each record has at least one `done` line.
 - The records of a lease are in order and without a gap, from the lease's offset on.
@@ -155,8 +155,8 @@ def judge_consumer(
     *,
     commit_every: int,
 ) -> Consumed:
-    """Compare the leases of one consumer with the log's records. `looks`: committed offsets that others observed.
-    `commit_every`: the most records that a worker processes before it commits.
+    """Compare the leases of one consumer with the log's records. `looks`: committed offsets that
+    others observed. `commit_every`: the most records that a worker processes before it commits.
     """
     leases = sorted(leases, key=lambda lease: lease.token)
     problems = [*_of_tokens(leases), *_of_records(leases, records, commit_every)]

@@ -1,7 +1,8 @@
 """A worker of a consumer in its own process, which `make produce` kills, pauses and replaces.
 
-The worker follows the log, writes each record to its journal (`consumed.py`), and commits. A worker that has lost its
-lease still sends one more commit, to every gateway, and writes the outcome to its journal.
+The worker follows the log, writes each record to its journal (`consumed.py`), and commits. A worker
+that has lost its lease still sends one more commit, to every gateway, and writes the outcome to its
+journal.
 """
 
 import asyncio

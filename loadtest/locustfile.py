@@ -1,7 +1,7 @@
 """Users for locust: each appends to its own ledger, and reads the acknowledged entries back.
 
-`make load` (loadtest/load.py) starts locust with this file. An acknowledged entry that is missing or has
-different bytes counts as a failure of the request `verify`, and locust ends with status 1.
+`make load` (loadtest/load.py) starts locust with this file. An acknowledged entry that is missing
+or has different bytes counts as a failure of the request `verify`, and locust ends with status 1.
 """
 
 import base64

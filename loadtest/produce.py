@@ -1,10 +1,12 @@
-"""`make produce`: numbered records go to a log and through its consumers while all kinds of processes are killed.
+"""`make produce`: numbered records go to a log and through its consumers while all kinds of
+processes are killed.
 
-Producers append with retries. Gateways and bookies are killed (SIGKILL) and restarted in turn, while a reader follows
-the log. The workers of consumers are processes too (`crowd.py`): the active one is killed and replaced, or suspended
-for longer than its lease. In the end the log is read back through every gateway. Exit status 0 only if each sent
-record is in the log once, in its producer's order and at the acknowledged offset, the follower saw the same
-records, and the checks of the consumers succeed (`consumed.py`).
+Producers append with retries. Gateways and bookies are killed (SIGKILL) and restarted in turn,
+while a reader follows the log. The workers of consumers are processes too (`crowd.py`): the active
+one is killed and replaced, or suspended for longer than its lease. In the end the log is read back
+through every gateway. Exit status 0 only if each sent record is in the log once, in its producer's
+order and at the acknowledged offset, the follower saw the same records, and the checks of the
+consumers succeed (`consumed.py`).
 """
 
 import asyncio

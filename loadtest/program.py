@@ -13,7 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from services.local.config import ROOT
 
 Options = Mapping[str, tuple[Any, str]]
-"""The options of a program by name: the default value, which determines the type, and the help text.
+"""The options of a program by name: the default value, which determines the type, and the help
+text.
 
 A bool makes a switch, and a tuple an option with any number of integers.
 """

@@ -1,8 +1,10 @@
-"""`make scaling`: estimates the load that a cluster of a given size can carry, and its first bottleneck.
+"""`make scaling`: estimates the load that a cluster of a given size can carry, and its first
+bottleneck.
 
-This is a model, not a measurement. It compares the CPU per entry and per request, measured on one machine
-(docs/benchmarks/scaling.json has the source of each figure), with the cores, disks and networks of a cluster. It assumes
-even load, and one core for each bookie and gateway, since one process can't use more. docs/scaling.md has the table.
+This is a model, not a measurement. It compares the CPU per entry and per request, measured on one
+machine (docs/benchmarks/scaling.json has the source of each figure), with the cores, disks and
+networks of a cluster. It assumes even load, and one core for each bookie and gateway, since one
+process can't use more. docs/scaling.md has the table.
 """
 
 import math

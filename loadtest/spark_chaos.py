@@ -1,13 +1,16 @@
-"""`make chaos-spark TIME=…`: Spark writes and copies logs while its drivers and the gateways are killed.
+"""`make chaos-spark TIME=…`: Spark writes and copies logs while its drivers and the gateways are
+killed.
 
-Each round writes ROWS numbers to a log, with tasks that fail. A gateway is killed while rows are being written. The
-first successful answer to the commit is lost; the second one is held back, and the driver is killed before it gets
-the answer. The job runs again, and must add nothing. Then a stream copies the log to another log. Its driver is killed
-RESTARTS times: at random points, or between a commit and the entry in Spark's own commit log. Meanwhile gateways are
-killed and answers are lost.
+Each round writes ROWS numbers to a log, with tasks that fail. A gateway is killed while rows are
+being written. The first successful answer to the commit is lost; the second one is held back, and
+the driver is killed before it gets the answer. The job runs again, and must add nothing. Then a
+stream copies the log to another log. Its driver is killed RESTARTS times: at random points, or
+between a commit and the entry in Spark's own commit log. Meanwhile gateways are killed and answers
+are lost.
 
-In the end each number must be on both logs exactly once, and every ledger must belong to a log. The kills end after
-TIME. Then the stream runs to its end, and the records are counted. Another round begins if there is time for one more.
+In the end each number must be on both logs exactly once, and every ledger must belong to a log. The
+kills end after TIME. Then the stream runs to its end, and the records are counted. Another round
+begins if there is time for one more.
 """
 
 import argparse
@@ -46,8 +49,8 @@ _WAIT_S: Final = 900.0
 """Deadline of a driver that is not killed, on a machine that may be shared and slow."""
 
 _SETTLED_S: Final = 600.0
-"""Deadline for the deletion of unpublished ledgers: the transaction must expire, or a ledger that its log does not
-name must reach ORPHAN_AGE_S. Then the next sweep deletes the ledger."""
+"""Deadline for the deletion of unpublished ledgers: the transaction must expire, or a ledger that
+its log does not name must reach ORPHAN_AGE_S. Then the next sweep deletes the ledger."""
 
 _ORPHAN_AGE_S: Final = 60
 """Shorter than the default of five minutes, so that a run ends soon, but longer than a roll takes here."""
@@ -403,10 +406,11 @@ class Chaos:
         self.counts.lost += seen.count(0)
 
     async def settle(self, *, all_ledgers: bool) -> None:
-        """Wait until all unpublished ledgers are deleted. Ledgers that remain are counted as orphans.
+        """Wait until all unpublished ledgers are deleted. Ledgers that remain are counted as
+        orphans.
 
-        `all_ledgers`: include ledgers that a log has dropped, which are kept as long as a roll might still name
-        them (rule 22). Otherwise only ledgers of transactions count.
+        `all_ledgers`: include ledgers that a log has dropped, which are kept as long as a roll
+        might still name them (rule 22). Otherwise only ledgers of transactions count.
         """
 
         async def is_clean() -> bool:
@@ -450,8 +454,8 @@ async def storm(
 ) -> None:
     """Run rounds while there is time for one more, but at least one.
 
-    `waits_for_all`: also wait until ledgers that a log dropped are deleted. If the run is cancelled, it ends the
-    cluster and sets `counts.broken_off`.
+    `waits_for_all`: also wait until ledgers that a log dropped are deleted. If the run is
+    cancelled, it ends the cluster and sets `counts.broken_off`.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()

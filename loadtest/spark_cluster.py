@@ -1,8 +1,9 @@
 """A cluster in its own process, for programs with a JVM: the Spark tests, chaos test and benchmark.
 
-A fork from any thread but the main one ends py4j's connection of the main thread, and Spark then forgets its
-active session. So the process that has the session must not start the cluster's processes. It sends
-commands as lines of JSON to the standard input of this process; the end of the input ends the cluster.
+A fork from any thread but the main one ends py4j's connection of the main thread, and Spark then
+forgets its active session. So the process that has the session must not start the cluster's
+processes. It sends commands as lines of JSON to the standard input of this process; the end of the
+input ends the cluster.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""A Spark driver for chaos tests, which kill it: it writes numbers to a log, and copies that log with a stream.
+"""A Spark driver for chaos tests, which kill it: it writes numbers to a log, and copies that log
+with a stream.
 
-`loadtest/spark_chaos.py` runs it with a JSON object as its only argument. After a kill it runs the driver again from
-the start, as a scheduler would. The result must be the same.
+`loadtest/spark_chaos.py` runs it with a JSON object as its only argument. After a kill it runs the
+driver again from the start, as a scheduler would. The result must be the same.
 """
 
 import json

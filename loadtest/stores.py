@@ -18,8 +18,8 @@ from services.local.process import Program, start, stop
 
 _SHM: Final = Path("/dev/shm")  # noqa: S108
 _SHM_BYTES_MIN: Final = 8 << 30
-"""Free memory that a test session needs: two workers of a whole run fill more than 2 GiB, since a database takes 7 MB
-and is never dropped."""
+"""Free memory that a test session needs: two workers of a whole run fill more than 2 GiB, since a
+database takes 7 MB and is never dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class StoreServers:
         self._numbers = itertools.count(1)
 
     def fresh(self, *, like: str = "") -> Stores:
-        """Create a new database in both servers. `like`: the DSN of a database to copy in Postgres, which must have no
-        connections.
+        """Create a new database in both servers. `like`: the DSN of a database to copy in Postgres,
+        which must have no connections.
         """
         number = next(self._numbers)
         template = like and f" TEMPLATE {like.rpartition('/')[2]} STRATEGY FILE_COPY"
@@ -52,7 +52,8 @@ class StoreServers:
 def store_servers(durable: Path | None = None) -> Iterator[StoreServers]:
     """Run both servers until the end of the block. Must be called in the main thread.
 
-    `durable`: a folder on a disk for the data, to which Postgres then syncs. The default is a folder of `scratch`.
+    `durable`: a folder on a disk for the data, to which Postgres then syncs. The default is a
+    folder of `scratch`.
     """
     with ExitStack() as stack:
         folder = durable or stack.enter_context(scratch("ql-stores-"))

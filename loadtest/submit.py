@@ -1,7 +1,7 @@
 """`make spark FILE=x.py`: runs a Spark job with spark-submit, against the local cluster.
 
-If no gateway responds at PORT, a cluster is started like `make run` does, and ends with the job. The job
-finds the gateways by the environment: QUORUMLOG_GATEWAY and CLUSTER_SECRET_FILE are set.
+If no gateway responds at PORT, a cluster is started like `make run` does, and ends with the job.
+The job finds the gateways by the environment: QUORUMLOG_GATEWAY and CLUSTER_SECRET_FILE are set.
 """
 
 import asyncio

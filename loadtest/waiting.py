@@ -51,8 +51,8 @@ async def until(
 ) -> Any:
     """Call `predicate` until its result is true, and return the result. Raises: DeadlineMissed.
 
-    `predicate` may be a coroutine function. A call that hangs counts as false, and so do exceptions of the
-    types in `passing`. All other exceptions end the wait.
+    `predicate` may be a coroutine function. A call that hangs counts as false, and so do exceptions
+    of the types in `passing`. All other exceptions end the wait.
     """
     last: object = None
     loop = asyncio.get_running_loop()

@@ -1,8 +1,10 @@
-"""`make bench`: one program for all benchmarks, which `--list` names. Without ONLY= it runs `compare`.
+"""`make bench`: one program for all benchmarks, which `--list` names. Without ONLY= it runs
+`compare`.
 
-A benchmark starts its systems, runs its measurements in rounds, and reports the medians as tables, JSON and SVG. By
-default, the data is in the clone's build folder, and so on the clone's disk. Systems that this machine lacks are left
-out, and the report names them. Ctrl-C or SIGTERM ends the run with a report of the measurements until then.
+A benchmark starts its systems, runs its measurements in rounds, and reports the medians as tables,
+JSON and SVG. By default, the data is in the clone's build folder, and so on the clone's disk.
+Systems that this machine lacks are left out, and the report names them. Ctrl-C or SIGTERM ends the
+run with a report of the measurements until then.
 """
 
 import argparse

@@ -1,13 +1,16 @@
-"""One bookie, without a gateway, filled with the entries of interleaved ledgers. ENTRIES= sets their number.
+"""One bookie, without a gateway, filled with the entries of interleaved ledgers. ENTRIES= sets
+their number.
 
-Runs of 100 entries arrive over the channel, for thousands of ledgers in turn. One long ledger gets every
-twentieth run, so its entries are scattered over the whole log. The benchmark measures the rate of appends,
-the resident memory during appends, and a restart after SIGKILL until the bookie is ready. It also measures
-reads from the disk, not from its cache, at a small size and at the full size, with the disk's own rate.
+Runs of 100 entries arrive over the channel, for thousands of ledgers in turn. One long ledger gets
+every twentieth run, so its entries are scattered over the whole log. The benchmark measures the
+rate of appends, the resident memory during appends, and a restart after SIGKILL until the bookie is
+ready. It also measures reads from the disk, not from its cache, at a small size and at the full
+size, with the disk's own rate.
 
-Then further bookies get entries of 100 B, 1 KiB and 10 KiB. The long ledger is read through the channel and
-from the store alone, before and after a compaction, which sorts by ledger. The report has the share of the
-disk's rate and the CPU time per MB, which depends less on other work of the machine.
+Then further bookies get entries of 100 B, 1 KiB and 10 KiB. The long ledger is read through the
+channel and from the store alone, before and after a compaction, which sorts by ledger. The report
+has the share of the disk's rate and the CPU time per MB, which depends less on other work of the
+machine.
 """
 
 import argparse
@@ -211,8 +214,8 @@ class Filled:
         return await self._places()
 
     async def _places(self) -> Figures:
-        """Measure reads through the channel and from the store alone, in rounds, with the disk's rate in each round.
-        Returns the medians. Stops the bookie.
+        """Measure reads through the channel and from the store alone, in rounds, with the disk's
+        rate in each round. Returns the medians. Stops the bookie.
         """
         filler, bookie = self.filler, self.bookie
 

@@ -1,8 +1,9 @@
 """The rates of quorumlog, JetStream and BookKeeper in one run.
 
-Each round runs all measurements of all systems on one machine, and the medians of the rounds are reported. Entries have
-1 KiB by default and three copies, and a majority acknowledges them after fsync. If a measurement of JetStream or
-BookKeeper fails in a round, the round goes on without it. Compared measurements run one after the other.
+Each round runs all measurements of all systems on one machine, and the medians of the rounds are
+reported. Entries have 1 KiB by default and three copies, and a majority acknowledges them after
+fsync. If a measurement of JetStream or BookKeeper fails in a round, the round goes on without it.
+Compared measurements run one after the other.
 """
 
 import argparse

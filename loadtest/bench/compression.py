@@ -1,9 +1,10 @@
 """The bytes that compression saves on the wire and on disk, and its CPU cost in each process.
 
-The SDK appends the same JSON records in batches and reads them back in pages. Each round runs all variants, plain and
-compressed, so that other work on the machine affects them equally; the medians of the rounds are reported. A relay in
-front of the gateway counts bytes on the wire in separate runs. In the end the benchmark measures how long single calls
-of the compressors block the event loop.
+The SDK appends the same JSON records in batches and reads them back in pages. Each round runs all
+variants, plain and compressed, so that other work on the machine affects them equally; the medians
+of the rounds are reported. A relay in front of the gateway counts bytes on the wire in separate
+runs. In the end the benchmark measures how long single calls of the compressors block the event
+loop.
 """
 
 import argparse

@@ -1,10 +1,11 @@
 """The cost of a commit and of an idle consumer, compared with JetStream's durable pull consumers.
 
-Each round measures both systems in turn: one consumer commits one offset after another, then 64 and 1,000 consumers
-concurrently. A commit is acknowledged when two of three bookies have synced it, and a double ack of JetStream when two
-of three servers have (R3, `sync_interval: always`). Both clients are Python libraries, with one call for each commit.
-Then quorumlog alone is measured with 10,000 consumers that hold a lease, and that commit once per second, including
-the metadata service and Postgres. All clients and servers share one machine and the clone's disk.
+Each round measures both systems in turn: one consumer commits one offset after another, then 64 and
+1,000 consumers concurrently. A commit is acknowledged when two of three bookies have synced it, and
+a double ack of JetStream when two of three servers have (R3, `sync_interval: always`). Both clients
+are Python libraries, with one call for each commit. Then quorumlog alone is measured with 10,000
+consumers that hold a lease, and that commit once per second, including the metadata service and
+Postgres. All clients and servers share one machine and the clone's disk.
 """
 
 import argparse

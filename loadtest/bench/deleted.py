@@ -1,9 +1,10 @@
-"""The cost of deleted ledgers' ids at a bookie, which keeps these ids (rule 16a). IDS= sets their number.
+"""The cost of deleted ledgers' ids at a bookie, which keeps these ids (rule 16a). IDS= sets their
+number.
 
-Callers may choose ids, so the ids here are random and form no ranges. Each step opens the directory in its
-own process, whose memory is then that of a bookie's store after a start. The last ids are deleted one by
-one, as a collector does, and then compacted. All other ids are written as compactions write them. On a
-machine with other work, CPU times are more reliable than other times.
+Callers may choose ids, so the ids here are random and form no ranges. Each step opens the directory
+in its own process, whose memory is then that of a bookie's store after a start. The last ids are
+deleted one by one, as a collector does, and then compacted. All other ids are written as
+compactions write them. On a machine with other work, CPU times are more reliable than other times.
 """
 
 import argparse

@@ -1,9 +1,11 @@
-"""Streams of a gateway with three synced copies, and of the Durable Streams server from npm with one, in one run.
+"""Streams of a gateway with three synced copies, and of the Durable Streams server from npm with
+one, in one run.
 
-Both systems get the same requests from the same client. Each round runs every measurement of both, and the medians of
-the rounds are reported. The client is wrk for appends, and plain sockets without compression for reads. Times in
-seconds say little on a shared machine; the servers' CPU per record depends least on other work. The server from npm
-is left out if this machine has no Node, or can't reach npm's registry.
+Both systems get the same requests from the same client. Each round runs every measurement of both,
+and the medians of the rounds are reported. The client is wrk for appends, and plain sockets without
+compression for reads. Times in seconds say little on a shared machine; the servers' CPU per record
+depends least on other work. The server from npm is left out if this machine has no Node, or can't
+reach npm's registry.
 """
 
 import argparse
@@ -72,8 +74,8 @@ async def ours(folder: Path) -> AsyncIterator[tuple[str, Pids]]:
 
 @asynccontextmanager
 async def theirs(folder: Path) -> AsyncIterator[tuple[str, Pids]]:
-    """Run the Durable Streams server in Node, with its file-backed store and default settings. An append is
-    acknowledged when its file is synced (`fdatasync` for each append). Raises: Absent.
+    """Run the Durable Streams server in Node, with its file-backed store and default settings. An
+    append is acknowledged when its file is synced (`fdatasync` for each append). Raises: Absent.
     """
     packages = npm.installed(SERVER)
     program = packages / "server.mjs"
@@ -253,8 +255,8 @@ def _future() -> "asyncio.Future[None]":
 
 @dataclass(eq=False)
 class Reader(asyncio.Protocol):
-    """A reader that follows a stream from its tail and checks each record. If the server ends the events, which it may do
-    after a minute, the reader connects again at its last offset.
+    """A reader that follows a stream from its tail and checks each record. If the server ends the
+    events, which it may do after a minute, the reader connects again at its last offset.
     """
 
     path: str

@@ -1,7 +1,8 @@
 """The goals of a benchmark, and their outcomes in a run.
 
-A goal relative to another system is the ratio of two figures of the same round; the median of the ratios over the
-rounds is compared with the bound. So a machine that is slow for a minute affects both systems.
+A goal relative to another system is the ratio of two figures of the same round; the median of the
+ratios over the rounds is compared with the bound. So a machine that is slow for a minute affects
+both systems.
 """
 
 import statistics

@@ -1,8 +1,10 @@
-"""The cost of an audit and of `cluster status` with many ledgers in the metadata. LEDGERS= sets the numbers.
+"""The cost of an audit and of `cluster status` with many ledgers in the metadata. LEDGERS= sets the
+numbers.
 
-The processes are real. The ledgers are copies of the metadata of one empty, closed ledger. The bookies have no
-entries of these ledgers, so the benchmark measures the metadata's part of the cost. Each number of ledgers gets a new
-cluster. The cost per ledger should not grow with the number of ledgers.
+The processes are real. The ledgers are copies of the metadata of one empty, closed ledger. The
+bookies have no entries of these ledgers, so the benchmark measures the metadata's part of the cost.
+Each number of ledgers gets a new cluster. The cost per ledger should not grow with the number of
+ledgers.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Measurements: a rate, latencies, and the CPU and memory of each process.
 
-A time in seconds says little on a shared machine. The CPU per entry of each process depends least on other work of the
-machine.
+A time in seconds says little on a shared machine. The CPU per entry of each process depends least
+on other work of the machine.
 """
 
 import asyncio

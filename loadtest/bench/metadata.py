@@ -1,8 +1,9 @@
 """The rates of the metadata service with few and with many ledgers. LEDGERS= sets the numbers.
 
-Its Postgres is a separate server on the clone's disk, and syncs. All ledgers are copies of one closed ledger, inserted
-by SQL in bulk, with members on a hundred bookies in turn and two tokens of changes each. If the cost of a request grows
-with the number of ledgers, it lacks an index or reads too much, and does not reach its goal.
+Its Postgres is a separate server on the clone's disk, and syncs. All ledgers are copies of one
+closed ledger, inserted by SQL in bulk, with members on a hundred bookies in turn and two tokens of
+changes each. If the cost of a request grows with the number of ledgers, it lacks an index or reads
+too much, and does not reach its goal.
 """
 
 import argparse
@@ -38,8 +39,8 @@ _STEP: Final = 100_000
 _IN_FLIGHT: Final = 8
 _PAGE: Final = 100
 _GROWS: Final = 3.0
-"""Highest ratio of a request's CPU with the most ledgers to that with the fewest: above 1, since caches are colder
-(chosen by judgement)."""
+"""Highest ratio of a request's CPU with the most ledgers to that with the fewest: above 1, since
+caches are colder (chosen by judgement)."""
 _BY_ID: Final = "lpad(to_hex({n}), 32, '0')::uuid"
 
 _BEFORE: Final = """

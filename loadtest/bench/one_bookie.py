@@ -262,7 +262,8 @@ class Filler:
 async def read_in_order(
     read: Callable[[int, int], Awaitable[Run]], end: int, entry_bytes: int
 ) -> tuple[int, int]:
-    """Read a ledger with `end` entries from its beginning, up to ORDERED_BYTES_MAX. Returns entries and bytes of runs.
+    """Read a ledger with `end` entries from its beginning, up to ORDERED_BYTES_MAX. Returns entries
+    and bytes of runs.
 
     Concurrent reads request consecutive ranges of the ledger, as a gateway's readers do.
     """

@@ -1,7 +1,8 @@
-"""The measurements of a quorumlog cluster with three bookies, two gateways, and three copies of each entry.
+"""The measurements of a quorumlog cluster with three bookies, two gateways, and three copies of
+each entry.
 
-All load goes to the first gateway. The second gateway recovers ledgers that the first one still writes, and is idle
-otherwise.
+All load goes to the first gateway. The second gateway recovers ledgers that the first one still
+writes, and is idle otherwise.
 """
 
 import asyncio
@@ -162,7 +163,8 @@ class Ours:
         return await self._requests(body, FRAMES, _BATCHES_IN_FLIGHT, size, count)
 
     async def largest_load(self) -> Figures:
-        """Measure whether memory grows: raw batches of 1000, one ledger after another, for longer than other measurements.
+        """Measure whether memory grows: raw batches of 1000, one ledger after another, for longer
+        than other measurements.
 
         The bookies' and the gateway's caches are filled before the measurement.
         """

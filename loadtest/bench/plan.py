@@ -1,6 +1,7 @@
 """The plan of a benchmark: the systems that it starts, and the measurements that it runs in rounds.
 
-The module of a benchmark has `OPTIONS` and a function `plan(asked, teller)`, which makes a plan from the options.
+The module of a benchmark has `OPTIONS` and a function `plan(asked, teller)`, which makes a plan
+from the options.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """The cost of a rebuild of the metadata's database with many ledgers. LEDGERS= sets the numbers.
 
-The processes are real. The bookies get copies of ledger metadata that the database never had: three copies of each
-ledger, as after a close. All ledgers are variants of one closed ledger. The rebuild must find and write all of them.
+The processes are real. The bookies get copies of ledger metadata that the database never had: three
+copies of each ledger, as after a close. All ledgers are variants of one closed ledger. The rebuild
+must find and write all of them.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""Rows per second that Spark writes to a log in each possible way, and reads back, on one machine. ROWS= sets the number.
+"""Rows per second that Spark writes to a log in each possible way, and reads back, on one machine.
+ROWS= sets the number.
 
-The same Parquet file is written by a row writer, the Arrow writer and `append_batches`, and read back. It is
-also written to a sink that drops all rows in Python, whose rate is an upper bound for the other writers. If
-this rate is far above the others, the cluster is the bottleneck, not Spark. The report has the rates, and the
-CPU of each kind of process per million rows.
+The same Parquet file is written by a row writer, the Arrow writer and `append_batches`, and read
+back. It is also written to a sink that drops all rows in Python, whose rate is an upper bound for
+the other writers. If this rate is far above the others, the cluster is the bottleneck, not Spark.
+The report has the rates, and the CPU of each kind of process per million rows.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Many readers follow one ledger (LOG=1: one log) through one gateway.
 
-Every reader checks that its records have consecutive offsets, and the same bytes as a later read of the
-whole ledger. Latency is measured from just before an append is sent until a reader has the record. If
-records arrive together, the latency of the oldest one is used. The client and all servers share one
-machine.
+Every reader checks that its records have consecutive offsets, and the same bytes as a later read of
+the whole ledger. Latency is measured from just before an append is sent until a reader has the
+record. If records arrive together, the latency of the oldest one is used. The client and all
+servers share one machine.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """The cost of checking a token at the gateway's edge, in microseconds per request.
 
-The benchmark times only the check, in this process and without sockets. A whole request takes some hundred microseconds
-more, which vary between runs by more than the check takes. The best of three tries is reported.
+The benchmark times only the check, in this process and without sockets. A whole request takes some
+hundred microseconds more, which vary between runs by more than the check takes. The best of three
+tries is reported.
 """
 
 import argparse

@@ -1,8 +1,9 @@
-"""A system to compare with: Apache BookKeeper, with ZooKeeper, three bookies and its own client in Java.
+"""A system to compare with: Apache BookKeeper, with ZooKeeper, three bookies and its own client in
+Java.
 
-Each process is a JVM. BookKeeper is as durable here as quorumlog: three copies, and a bookie syncs its journal before
-it answers. The other settings are the ones that gave BookKeeper the best results. `make bench` builds the client, and
-fetches BookKeeper with Maven.
+Each process is a JVM. BookKeeper is as durable here as quorumlog: three copies, and a bookie syncs
+its journal before it answers. The other settings are the ones that gave BookKeeper the best
+results. `make bench` builds the client, and fetches BookKeeper with Maven.
 """
 
 import asyncio
@@ -278,8 +279,8 @@ class BookKeeper:
         await until(are_there, f"{count} bookies are registered")
 
     async def _ask(self, *words: object) -> Figures:
-        """Send a command to the client and return its answer. If the client does not answer, it is killed, and the next
-        command starts another client. Raises: Failed.
+        """Send a command to the client and return its answer. If the client does not answer, it is
+        killed, and the next command starts another client. Raises: Failed.
         """
         question = " ".join(map(str, words))
         deadline_s = _ANSWER_S + _WARM_UP * self._seconds

@@ -1,12 +1,15 @@
-"""Certificates of a cluster: a small certificate authority in a folder, and descriptions of certificates.
+"""Certificates of a cluster: a small certificate authority in a folder, and descriptions of
+certificates.
 
-A service's certificate contains a URI with its cluster, role and name, `quorumlog://CLUSTER/ROLE/NAME`, and the
-hosts at which the service listens. `net/tls.py` reads the URI when a process connects. An operator may use
-another authority, if its certificates contain that URI.
+A service's certificate contains a URI with its cluster, role and name,
+`quorumlog://CLUSTER/ROLE/NAME`, and the hosts at which the service listens. `net/tls.py` reads the
+URI when a process connects. An operator may use another authority, if its certificates contain that
+URI.
 
-The command line and the local cluster make certificates with this module. It needs `cryptography` (extra
-`certificates`) and nothing of quorumlog. The authority's file has the list of revoked certificates (CRL, RFC 5280)
-behind the authority's own certificate, so every process that has the file has the list.
+The command line and the local cluster make certificates with this module. It needs `cryptography`
+(extra `certificates`) and nothing of quorumlog. The authority's file has the list of revoked
+certificates (CRL, RFC 5280) behind the authority's own certificate, so every process that has the
+file has the list.
 """
 
 import os
@@ -35,8 +38,8 @@ DAYS: Final = 365
 
 _AUTHORITY: Final = "ca"
 _ISSUED: Final = "issued.txt"
-"""File with a line for each issued certificate: serial number and URI. It is needed to revoke certificates whose file
-a renewal has replaced, since they stay valid until their end.
+"""File with a line for each issued certificate: serial number and URI. It is needed to revoke
+certificates whose file a renewal has replaced, since they stay valid until their end.
 """
 _LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----\n?", re.DOTALL)
 _PEM: Final = serialization.Encoding.PEM
@@ -125,9 +128,11 @@ def issue(
     into: Path | None = None,
     replaces: bool = False,
 ) -> Path:
-    """Make a key and a certificate, signed by the authority in a folder, and return the certificate's file.
+    """Make a key and a certificate, signed by the authority in a folder, and return the
+    certificate's file.
 
-    Raises: FileExistsError unless `replaces`, FileNotFoundError without an authority, CertificateRefused.
+    Raises: FileExistsError unless `replaces`, FileNotFoundError without an authority,
+    CertificateRefused.
     """
     authority = _read_certificate(folder / f"{_AUTHORITY}.pem")
     signer = _read_key(folder / f"{_AUTHORITY}-key.pem")
@@ -171,7 +176,8 @@ def renew(folder: Path, certificate: Path, *, days: int = DAYS) -> Path:
 
 
 def revoke(folder: Path, role: str, name: str) -> int:
-    """Revoke all certificates that the authority in a folder has issued to a process, and return their number.
+    """Revoke all certificates that the authority in a folder has issued to a process, and return
+    their number.
 
     The process's later certificates are valid. Raises: OSError, CertificateRefused.
     """

@@ -1,13 +1,14 @@
 """Every error that a caller of quorumlog can get: one class for each code of the HTTP API.
 
 A server raises a class, `wire/problems.py` turns the error into `application/problem+json`, and the
-client raises the same class again. Three questions decide the class: may the same request be sent again
-(`retryable`), was the request done (`outcome`), and who caused the failure (the family and its `status`).
-`/problems/<code>` shows a class's docstring to people. The class's name gives the code, which is a promise to
-clients: `tests/unit/wire/test_problems.py` lists all codes. Pure: no IO, no clock.
+client raises the same class again. Three questions decide the class: may the same request be sent
+again (`retryable`), was the request done (`outcome`), and who caused the failure (the family and
+its `status`). `/problems/<code>` shows a class's docstring to people. The class's name gives the
+code, which is a promise to clients: `tests/unit/wire/test_problems.py` lists all codes. Pure: no
+IO, no clock.
 
-A more precise class is a subclass of the broader one, with a code of its own: callers that catch the
-broader class, or decide by `retryable` and `outcome`, need not know the subclass.
+A more precise class is a subclass of the broader one, with a code of its own: callers that catch
+the broader class, or decide by `retryable` and `outcome`, need not know the subclass.
 """
 
 import re
@@ -68,8 +69,9 @@ class QuorumLogError(Exception):
     ) -> None:
         """Set the given attributes of a class, and register the class if it has a code.
 
-        The default `code` of a class with a title is its name in lower case with hyphens. A family has neither code nor
-        title, and is never raised. `travels=False` marks a class of the client that is no code of the HTTP API.
+        The default `code` of a class with a title is its name in lower case with hyphens. A family
+        has neither code nor title, and is never raised. `travels=False` marks a class of the client
+        that is no code of the HTTP API.
         """
         if code is None and title is not None:
             code = _CAPITAL.sub("-", cls.__name__).lower()
@@ -104,7 +106,8 @@ class QuorumLogError(Exception):
         headers: Mapping[str, str] | None = None,
         **members: Any,
     ) -> None:
-        """`detail` describes this occurrence; `members` are further members of the problem document.
+        """`detail` describes this occurrence; `members` are further members of the problem
+        document.
 
         `outcome`, `retryable` and `retry_after_s` replace the defaults of the class.
         """
@@ -212,8 +215,8 @@ class BadRequest(Invalid, title="The request can't be parsed"):
 
 
 class InvalidRequest(Invalid, code="invalid", status=422, title="The request is not valid"):
-    """The request was parsed, but a value in it is not allowed. `errors` lists each such value with a
-    JSON pointer into the body, or with the name of the parameter or header.
+    """The request was parsed, but a value in it is not allowed. `errors` lists each such value with
+    a JSON pointer into the body, or with the name of the parameter or header.
     """
 
 
@@ -231,15 +234,16 @@ class Forbidden(Refused, title="Not allowed"):
 
 
 class CallerRefused(Refused, title="The caller's certificate does not allow this"):
-    """A service's request names a process or a host that its certificate does not name. A bookie may register and
-    act under its own name only, at a host of its certificate, and only if `ALLOWED_BOOKIES` lists its name.
+    """A service's request names a process or a host that its certificate does not name. A bookie
+    may register and act under its own name only, at a host of its certificate, and only if
+    `ALLOWED_BOOKIES` lists its name.
     """
 
 
 class ForeignHost(Refused, status=421, title="The request is for another host"):
-    """The header `Host` does not name this process. This check stops web pages whose host name resolves to the
-    address of the process (DNS rebinding). A process accepts loopback names, IP addresses, the host of
-    `ADVERTISED_URL`, and `ALLOWED_HOSTS`.
+    """The header `Host` does not name this process. This check stops web pages whose host name
+    resolves to the address of the process (DNS rebinding). A process accepts loopback names, IP
+    addresses, the host of `ADVERTISED_URL`, and `ALLOWED_HOSTS`.
     """
 
 
@@ -331,21 +335,23 @@ class CodingUnknown(Invalid, status=501, title="The transfer coding is not suppo
 
 
 class CopyLost(Superseded, title="Bookies have ledger metadata that the database lacks"):
-    """Bookies hold copies of a ledger's metadata from changes (`attempts`) that the database lacks, or whose
-    loss an operator accepted. No deletion or recovery may rely on the database's older metadata.
+    """Bookies hold copies of a ledger's metadata from changes (`attempts`) that the database lacks,
+    or whose loss an operator accepted. No deletion or recovery may rely on the database's older
+    metadata.
     """
 
 
 class StaleMember(Superseded, title="A member is not the registered incarnation of its bookie"):
-    """A change would add to a ledger a member that is not the registered incarnation of its bookie. `present` has the
-    registered incarnation of each such bookie, or null if none is registered. If `is_final` is true, all these
-    members are older incarnations, so this change can never succeed.
+    """A change would add to a ledger a member that is not the registered incarnation of its bookie.
+    `present` has the registered incarnation of each such bookie, or null if none is registered. If
+    `is_final` is true, all these members are older incarnations, so this change can never succeed.
     """
 
 
 class IncarnationUsed(Superseded, title="The incarnation belongs to another directory"):
-    """A bookie with a new directory registers as an incarnation that ledgers already name (`named` is the highest one).
-    The bookie may have acknowledged entries under that incarnation, and the new directory lacks these entries.
+    """A bookie with a new directory registers as an incarnation that ledgers already name (`named`
+    is the highest one). The bookie may have acknowledged entries under that incarnation, and the
+    new directory lacks these entries.
     """
 
 
@@ -374,8 +380,8 @@ class WriterLost(Superseded, title="The ledger's writer is gone", outcome=UNKNOW
 class NotTheOwner(
     WriterLost, title="This gateway does not own the log", retryable=True, outcome=NOT_DONE
 ):
-    """The gateway that got the request does not own the log, or is shutting down. Nothing was appended.
-    A retry finds the owner.
+    """The gateway that got the request does not own the log, or is shutting down. Nothing was
+    appended. A retry finds the owner.
     """
 
 
@@ -402,8 +408,9 @@ class LogFenced(Superseded, title="A newer writer opened the log"):
 
 
 class LogReplaced(Superseded, title="The log was deleted and created again"):
-    """The request is for a log that was deleted, and another log was created under the same name. Nothing was done.
-    Offsets of the old log mean nothing in the new log. Read the new log from `earliest`, or reset the consumer to it.
+    """The request is for a log that was deleted, and another log was created under the same name.
+    Nothing was done. Offsets of the old log mean nothing in the new log. Read the new log from
+    `earliest`, or reset the consumer to it.
     """
 
 
@@ -412,8 +419,8 @@ class LeaseHeld(Superseded, title="Another holder has the lease"):
 
 
 class LeaseLost(Superseded, title="The lease was lost"):
-    """The fencing token is not the newest one (`fencing_token`), or the lease was released. Another worker may be
-    reading as this consumer: stop, and acquire the lease again.
+    """The fencing token is not the newest one (`fencing_token`), or the lease was released. Another
+    worker may be reading as this consumer: stop, and acquire the lease again.
     """
 
 
@@ -422,24 +429,25 @@ class PositionBehind(Superseded, title="The committed offset is already higher")
 
 
 class RequestOutdated(Superseded, title="The request may be an old retry", outcome=UNKNOWN):
-    """The header `Consumers-Version` is too old or missing. With outcome `unknown`, the cluster may have carried out
-    another copy of this change and forgotten it. Read the consumer. If the change was not made, send it with a new
-    `Idempotency-Key`, and with the `version` of this problem as the header. With outcome `not-done`, the header was 0 or
-    missing: send the same request with that `version` as the header.
+    """The header `Consumers-Version` is too old or missing. With outcome `unknown`, the cluster may
+    have carried out another copy of this change and forgotten it. Read the consumer. If the change
+    was not made, send it with a new `Idempotency-Key`, and with the `version` of this problem as
+    the header. With outcome `not-done`, the header was 0 or missing: send the same request with
+    that `version` as the header.
     """
 
 
 class TooManyConsumers(Superseded, title="There are too many consumers"):
-    """The cluster, the log or this access token has reached its limit of consumers. No consumer was created.
-    Delete consumers that are no longer used.
+    """The cluster, the log or this access token has reached its limit of consumers. No consumer was
+    created. Delete consumers that are no longer used.
     """
 
 
 class SequenceGap(
     Superseded, title="A request of this producer is missing before this one", retryable=True
 ):
-    """A request of this producer with a lower sequence number is missing. The header `Producer-Expected-Seq`
-    has the missing number.
+    """A request of this producer with a lower sequence number is missing. The header
+    `Producer-Expected-Seq` has the missing number.
     """
 
     member_headers = MappingProxyType({"producer_expected_seq": header.PRODUCER_EXPECTED_SEQ})
@@ -450,15 +458,15 @@ class StreamSeqRegression(Superseded, title="A later stream sequence was appende
 
 
 class StreamConflict(Superseded, title="The stream exists with other settings"):
-    """The stream exists, but its content type, its expiry or its closed state differs from the request. Or a creation
-    of the stream did not finish.
+    """The stream exists, but its content type, its expiry or its closed state differs from the
+    request. Or a creation of the stream did not finish.
     """
 
 
 class ExpiredProducer(Superseded, title="The producer is no longer known", outcome=UNKNOWN):
-    """The log has forgotten this producer or this request, so it can't decide whether the request is a
-    retry. The request appended nothing now. A new producer sends the header `Producer-Since`: the log's
-    `next_offset`, read before the producer's first request.
+    """The log has forgotten this producer or this request, so it can't decide whether the request
+    is a retry. The request appended nothing now. A new producer sends the header `Producer-Since`:
+    the log's `next_offset`, read before the producer's first request.
     """
 
 
@@ -475,20 +483,20 @@ class OffsetTruncated(Superseded, status=410, title="The records at this offset 
 
 
 class OffsetBeyondEnd(Invalid, status=416, title="The log ends before this offset"):
-    """The log has had no record with this offset. `next_offset` is the log's end, where a reader may wait for the
-    next record.
+    """The log has had no record with this offset. `next_offset` is the log's end, where a reader
+    may wait for the next record.
     """
 
 
 class EntryLost(Superseded, status=410, title="The entry is lost"):
-    """The entry was acknowledged and is lost for ever: no bookie has the entry, and an operator has accepted
-    the loss. Continue reading a ledger at the entry `next`, and a log at `next_offset`.
+    """The entry was acknowledged and is lost for ever: no bookie has the entry, and an operator has
+    accepted the loss. Continue reading a ledger at the entry `next`, and a log at `next_offset`.
     """
 
 
 class LossNotProven(Superseded, title="It is not proven that the entries are lost"):
-    """A loss is accepted only if the ledger is CLOSED and every bookie that could hold the entries answers
-    that it does not. `answers` has the answer of each bookie.
+    """A loss is accepted only if the ledger is CLOSED and every bookie that could hold the entries
+    answers that it does not. `answers` has the answer of each bookie.
     """
 
 
@@ -497,14 +505,16 @@ class VersionConflict(Superseded, status=412, title="The version has changed"):
 
 
 class AlreadyDone(Superseded, title="An earlier copy of the request was carried out"):
-    """A request with this `Idempotency-Key` was carried out before (rule 6a). `current` has the current metadata. Only
-    services get this error: a gateway returns the metadata to its client instead.
+    """A request with this `Idempotency-Key` was carried out before (rule 6a). `current` has the
+    current metadata. Only services get this error: a gateway returns the metadata to its client
+    instead.
     """
 
 
 class PreconditionRequired(Superseded, status=428, title="The request needs a precondition"):
-    """A consumer's committed offset changes by compare-and-swap. Send `If-Match` with the consumer's version,
-    `If-None-Match: *` to create the consumer, or `Fencing-Token` with the token of its lease.
+    """A consumer's committed offset changes by compare-and-swap. Send `If-Match` with the
+    consumer's version, `If-None-Match: *` to create the consumer, or `Fencing-Token` with the token
+    of its lease.
     """
 
 
@@ -525,8 +535,9 @@ class UnexpectedOffset(Superseded, status=412, title="The next record has anothe
 
 
 class LogFull(Superseded, title="The log has too many ledgers"):
-    """The log has reached its limit of ledgers, so it can't roll, and no transaction can be committed to it. A retry
-    succeeds only after a truncation or the log's retention has dropped ledgers.
+    """The log has reached its limit of ledgers, so it can't roll, and no transaction can be
+    committed to it. A retry succeeds only after a truncation or the log's retention has dropped
+    ledgers.
     """
 
 
@@ -538,8 +549,8 @@ class Overloaded(Unavailable, status=429, title="Too many requests at once"):
 
 
 class NotEnoughBookies(Unavailable, title="Not enough bookies"):
-    """Too few bookies accept entries for the ledger's ensemble, because the others are lost or read-only. Or too few
-    bookies answer for an operator's command.
+    """Too few bookies accept entries for the ledger's ensemble, because the others are lost or
+    read-only. Or too few bookies answer for an operator's command.
     """
 
 
@@ -558,10 +569,10 @@ class MetadataBusy(MetadataUnavailable, title="Too many listings at once"):
 class DatabaseWentBack(
     MetadataUnavailable, title="The database lost acknowledged changes", retryable=False
 ):
-    """The metadata's database lacks an acknowledged change: the database was restored from a backup, or
-    failed over to a standby that lagged. Nothing is changed or deleted until the right database is back,
-    or an operator accepts the loss. Reads continue, unless a deletion would rely on them.
-    `witnesses` lists the missing changes. See the runbook.
+    """The metadata's database lacks an acknowledged change: the database was restored from a
+    backup, or failed over to a standby that lagged. Nothing is changed or deleted until the right
+    database is back, or an operator accepts the loss. Reads continue, unless a deletion would rely
+    on them. `witnesses` lists the missing changes. See the runbook.
     """
 
 
@@ -595,16 +606,17 @@ class ConnectionLost(
     title="The connection to the gateway is lost",
     retryable=True,
 ):
-    """No gateway could be reached (not-done), or the connection broke during a request (unknown), or a load balancer
-    responded with an error of its own (unknown).
+    """No gateway could be reached (not-done), or the connection broke during a request (unknown),
+    or a load balancer responded with an error of its own (unknown).
     """
 
 
 class NotAGateway(
     QuorumLogError, travels=False, status=502, title="The URL does not lead to a gateway"
 ):
-    """The response does not come from a gateway. It is a redirect, which the client never follows because the request
-    carries credentials, or an error without a problem document. A gateway behind a proxy may have received the request.
+    """The response does not come from a gateway. It is a redirect, which the client never follows
+    because the request carries credentials, or an error without a problem document. A gateway
+    behind a proxy may have received the request.
     """
 
 
@@ -629,6 +641,6 @@ class ClientClosed(
 
 
 class ClientBroke(QuorumLogError, travels=False, title="The client failed"):
-    """A defect of the client ended a call; the exception is the error's cause. The outcome of requests
-    under way is unknown. Appends that were queued behind these requests were not sent.
+    """A defect of the client ended a call; the exception is the error's cause. The outcome of
+    requests under way is unknown. Appends that were queued behind these requests were not sent.
     """

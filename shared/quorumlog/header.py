@@ -35,5 +35,6 @@ AUDITED: Final = "Quorumlog-Audited"
 FORWARDED_WRITER: Final = "X-Forwarded-Writer"
 """Between processes: the instance that the sender considers to be the writer of the ledger or log (rule 11)."""
 WITNESSES: Final = "Quorumlog-Witnesses"
-"""Between processes: a request lists witnesses that the database must contain, checked in the request's transaction
-or snapshot. The response lists the witnesses that the sender keeps in their place from then on."""
+"""Between processes: a request lists witnesses that the database must contain, checked in the
+request's transaction or snapshot. The response lists the witnesses that the sender keeps in their
+place from then on."""

@@ -69,8 +69,9 @@ def show(
 
 @cookie_app.command()
 def fix(name: BookieArgument, metadata: MetadataOption) -> None:
-    """Permit a bookie's next start, and only that start, to continue without the entries that it lost. The bookie comes
-    back as a new incarnation, which denies no entry until other bookies have refilled it.
+    """Permit a bookie's next start, and only that start, to continue without the entries that it
+    lost. The bookie comes back as a new incarnation, which denies no entry until other bookies have
+    refilled it.
     """
     row = _ask_cookie("GET", name, metadata)
     if not row["cookie"]["may_fix"]:
@@ -86,8 +87,8 @@ def fix(name: BookieArgument, metadata: MetadataOption) -> None:
 
 @cookie_app.command()
 def delete(name: BookieArgument, metadata: MetadataOption) -> None:
-    """Remove a bookie from the list. Refused while the bookie is alive or any ledger names it. Afterwards an
-    empty directory may register under the name, as a later incarnation.
+    """Remove a bookie from the list. Refused while the bookie is alive or any ledger names it.
+    Afterwards an empty directory may register under the name, as a later incarnation.
     """
     _ask_cookie("DELETE", name, metadata)
     print_answer({"deleted": bare(name)}, f"{bare(name)} is removed from the list")
@@ -151,8 +152,8 @@ def info(name: BookieArgument) -> None:
 
 @app.command()
 def damage(name: BookieArgument) -> None:
-    """Print the damaged entries of a bookie's log, and where they are in its files. Status 1 if there are any.
-    The bookie replaces them by copies from other members of the ledgers.
+    """Print the damaged entries of a bookie's log, and where they are in its files. Status 1 if
+    there are any. The bookie replaces them by copies from other members of the ledgers.
     """
     found = run(lambda client: _ask_bookie(client, name, "GET", "/v1/damage"))
     print_value(found, _print_damage)
@@ -178,8 +179,8 @@ def drain(
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
 ) -> None:
-    """Drain a live bookie: it accepts no new entries, and its entries move to other bookies. Repeat the
-    command to see the progress.
+    """Drain a live bookie: it accepts no new entries, and its entries move to other bookies. Repeat
+    the command to see the progress.
     """
 
     async def work(client: Client) -> dict[str, Any]:
@@ -300,8 +301,8 @@ def _print_damage(found: dict[str, Any]) -> None:
 
 @repair_app.command()
 def status(watch: WatchOption = None) -> None:
-    """Print the status of each process of autorecovery, the state of the queue of repairs, and the queue's first
-    items with their reasons.
+    """Print the status of each process of autorecovery, the state of the queue of repairs, and the
+    queue's first items with their reasons.
     """
 
     async def work(client: Client) -> dict[str, Any]:
@@ -340,8 +341,8 @@ def check() -> None:
 
 @repair_app.command(name="pause")
 def pause_repairs() -> None:
-    """Pause copying in all processes of autorecovery until `resume`, even across restarts. New repairs are
-    still queued.
+    """Pause copying in all processes of autorecovery until `resume`, even across restarts. New
+    repairs are still queued.
     """
     _send_change("PATCH", "/v1/settings", {"paused": True})
 
@@ -375,8 +376,8 @@ def limit(
 
 @repair_app.command()
 def delay(seconds: Annotated[float, typer.Argument(min=0, max=86_400)]) -> None:
-    """Set how long a bookie may be away before its ledgers are copied, in seconds. The delay survives restarts.
-    Repeating the command with the same value starts an audit now.
+    """Set how long a bookie may be away before its ledgers are copied, in seconds. The delay
+    survives restarts. Repeating the command with the same value starts an audit now.
     """
     _send_change("PUT", "/v1/lost-bookie-delay", {"seconds": seconds})
 

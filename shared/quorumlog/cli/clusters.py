@@ -93,9 +93,10 @@ def witnesses(
         int, typer.Option(min=1, max=10_000, help="Print at most this many kept ledgers.")
     ] = 20,
 ) -> None:
-    """Print whether the database lacks acknowledged changes: the witnesses that the metadata service checks, the
-    missing witnesses with their holders, and the ledgers whose metadata only bookies have, which therefore keep
-    their entries. Status 1 if any witness is missing or any ledger is kept.
+    """Print whether the database lacks acknowledged changes: the witnesses that the metadata
+    service checks, the missing witnesses with their holders, and the ledgers whose metadata only
+    bookies have, which therefore keep their entries. Status 1 if any witness is missing or any
+    ledger is kept.
     """
     state = ask_metadata("GET", metadata, "/v1/witnesses")
     kept = ask_metadata("GET", metadata, f"/v1/kept-ledgers?limit={limit}")
@@ -140,9 +141,10 @@ def accept(
         ),
     ] = None,
 ) -> None:
-    """Continue with a database that went back, and accept that the changes of these witnesses are lost. Read the runbook
-    first. Every registered bookie must answer, except those named with --lost. Run `quorumlog metadata rebuild`
-    before: the loss is not accepted while bookies hold copies of metadata that a rebuild would write.
+    """Continue with a database that went back, and accept that the changes of these witnesses are
+    lost. Read the runbook first. Every registered bookie must answer, except those named with
+    --lost. Run `quorumlog metadata rebuild` before: the loss is not accepted while bookies hold
+    copies of metadata that a rebuild would write.
     """
     given, names = witnesses or [], [bare(name) for name in lost or ()]
     body = {"witnesses": given, "lost": names, "ledgers": ledger or []}

@@ -1,8 +1,9 @@
-"""The commands `quorumlog token …`, for access tokens of gateways, and `quorumlog certificates …`, a small certificate
-authority for the services of a cluster. The authority sends no requests to servers.
+"""The commands `quorumlog token …`, for access tokens of gateways, and `quorumlog certificates …`,
+a small certificate authority for the services of a cluster. The authority sends no requests to
+servers.
 
-`quorumlog.certificates` implements the authority. It needs the package `cryptography`, which only the extra
-`certificates` installs, since few machines make certificates.
+`quorumlog.certificates` implements the authority. It needs the package `cryptography`, which only
+the extra `certificates` installs, since few machines make certificates.
 """
 
 import base64
@@ -161,8 +162,8 @@ def init(
     folder: FolderOption = _FOLDER,
     days: Annotated[int, typer.Option(min=1, help="How many days the authority is valid.")] = 3650,
 ) -> None:
-    """Create a certificate authority for a cluster. Whoever has its key, ca-key.pem, can join the cluster:
-    keep the key away from the services' hosts.
+    """Create a certificate authority for a cluster. Whoever has its key, ca-key.pem, can join the
+    cluster: keep the key away from the services' hosts.
     """
     _print_written(lambda library: library.create_authority(folder, cluster, days=days))
 
@@ -199,8 +200,8 @@ def renew(
         int, typer.Option(min=1, help="How many days the new certificate is valid.")
     ] = 365,
 ) -> None:
-    """Replace a certificate and its key by new ones for the same process and hosts. A running service uses the
-    new files within seconds, and keeps its connections.
+    """Replace a certificate and its key by new ones for the same process and hosts. A running
+    service uses the new files within seconds, and keeps its connections.
     """
     _print_written(lambda library: library.renew(folder, certificate, days=days))
 
@@ -211,8 +212,9 @@ def revoke(
     name: Annotated[str, typer.Argument(help="The name of the process.")],
     folder: FolderOption = _FOLDER,
 ) -> None:
-    """Revoke all certificates that were issued to a process so far, including certificates that were renewed since. The
-    revocations are written to ca.pem. Services read a new ca.pem within seconds and close the process's connections.
+    """Revoke all certificates that were issued to a process so far, including certificates that
+    were renewed since. The revocations are written to ca.pem. Services read a new ca.pem within
+    seconds and close the process's connections.
     """
     count = _run(lambda library: library.revoke(folder, role, name))
     told = {"role": role, "name": name, "revoked": count, "file": str(folder / "ca.pem")}

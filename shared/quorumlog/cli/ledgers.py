@@ -219,8 +219,8 @@ def accept_loss(
     ] = None,
     yes: YesOption = False,
 ) -> None:
-    """Give up lost entries of a closed ledger for ever. Refused unless every bookie that could hold the
-    entries answers that it does not. `ledger verify` lists lost entries.
+    """Give up lost entries of a closed ledger for ever. Refused unless every bookie that could hold
+    the entries answers that it does not. `ledger verify` lists lost entries.
     """
     if first > last:
         raise typer.BadParameter("--from is above --to")
@@ -251,9 +251,9 @@ def verify(
     ledger_id: LedgerArgument,
     repair: Annotated[bool, typer.Option("--repair", help="Repair missing copies.")] = False,
 ) -> None:
-    """Compare a ledger's copies by digests that the bookies compute. Status 1 if copies are missing.
-    `lost` lists the entries that no bookie has. Entries from `open_from` on are still being written, and
-    are not compared.
+    """Compare a ledger's copies by digests that the bookies compute. Status 1 if copies are
+    missing. `lost` lists the entries that no bookie has. Entries from `open_from` on are still
+    being written, and are not compared.
     """
     method = "POST" if repair else "GET"
     found = run(lambda client: ask_autorecovery(client, method, f"/v1/checks/{ledger_id}"))

@@ -263,8 +263,8 @@ def protect_log(
 
 @app.command(name="delete")
 def delete_log(name: NameArgument, yes: YesOption = False) -> None:
-    """Delete a log with its records. On a terminal, the command asks for confirmation, and deletes only the log that
-    had the name at that time.
+    """Delete a log with its records. On a terminal, the command asks for confirmation, and deletes
+    only the log that had the name at that time.
     """
     created_at = None
     if not yes and sys.stdin.isatty():

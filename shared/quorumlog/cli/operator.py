@@ -46,10 +46,11 @@ async def ask(
     body: dict[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Any:
-    """Send a request to a service's own endpoint, with retries, and return the JSON of the answer, or None.
+    """Send a request to a service's own endpoint, with retries, and return the JSON of the answer,
+    or None.
 
-    `url`: one URL, or several URLs of equivalent services with commas between them. `headers`: replace the
-    headers with the command's credentials.
+    `url`: one URL, or several URLs of equivalent services with commas between them. `headers`:
+    replace the headers with the command's credentials.
     """
     bases, _, path = url.partition("/v1/")
     options = common_options()
@@ -77,8 +78,9 @@ def ask_metadata(method: str, urls: str, path: str, body: dict[str, Any] | None 
 async def read_lines(
     urls: Sequence[str], path: str, body: dict[str, Any]
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Send a request to the first service that accepts a connection, and yield each line of the answer as it arrives.
-    The answer has no timeout. Raises: ConnectionLost; WorkEnded if the answer breaks off.
+    """Send a request to the first service that accepts a connection, and yield each line of the
+    answer as it arrives. The answer has no timeout. Raises: ConnectionLost; WorkEnded if the answer
+    breaks off.
     """
     options = common_options()
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.timeout_s)
@@ -117,8 +119,9 @@ async def follow_work(
     body: dict[str, Any],
     note: Callable[[dict[str, Any]], None] = lambda _line: None,
 ) -> dict[str, Any]:
-    """Run work on all ledgers at a metadata service, and return the last line of its answer. Progress is shown on
-    standard error, and `note` gets each line that reports progress. Raises: as `read_lines`.
+    """Run work on all ledgers at a metadata service, and return the last line of its answer.
+    Progress is shown on standard error, and `note` gets each line that reports progress. Raises: as
+    `read_lines`.
     """
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with bar_of(*columns) as bar:

@@ -1,7 +1,8 @@
 """Output of all commands (lines, tables and JSON), their errors and exit statuses.
 
-With --json every error is one line of JSON on standard error. All errors have the same members (`_print`), whether
-the arguments, the input, the network or a server caused them. Standard output has results only.
+With --json every error is one line of JSON on standard error. All errors have the same members
+(`_print`), whether the arguments, the input, the network or a server caused them. Standard output
+has results only.
 """
 
 import contextlib
@@ -271,8 +272,8 @@ def print_answer(value: Any, text: str | None = None) -> None:
 
 
 def text_of(name: str, value: Any) -> str:
-    """Format a member of the API for people: sizes, durations and times in short form, and "" for null. The member's
-    `name` determines its unit.
+    """Format a member of the API for people: sizes, durations and times in short form, and "" for
+    null. The member's `name` determines its unit.
     """
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {text_of(key, item)}" for key, item in value.items())

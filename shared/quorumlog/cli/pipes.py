@@ -1,7 +1,8 @@
 """Records between standard input or output and a ledger or log: their framing and their flow.
 
-Input records are sent as they arrive, even from a slow `tail -f`, in batches of the waiting records. Records
-that are read are written page by page. Standard output contains nothing but the records.
+Input records are sent as they arrive, even from a slow `tail -f`, in batches of the waiting
+records. Records that are read are written page by page. Standard output contains nothing but the
+records.
 """
 
 import asyncio
@@ -110,7 +111,8 @@ def joined(payloads: Sequence[bytes], framing: Framing) -> bytes:
 async def records(
     texts: Sequence[str] | None, file: Path | None, framing: Framing
 ) -> AsyncGenerator[list[bytes], None]:
-    """Yield the records to append: the arguments, or else the records of a file or of standard input as they arrive.
+    """Yield the records to append: the arguments, or else the records of a file or of standard
+    input as they arrive.
 
     Raises: CutShort if the input ends within a frame, or a record is too long.
     """
@@ -135,8 +137,8 @@ async def records(
 
 
 async def _chunks(file: Path | None) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of a file or of standard input, as they arrive. A daemon thread reads them, because a read from a
-    terminal may block for ever, and must not delay Ctrl-C.
+    """Yield the bytes of a file or of standard input, as they arrive. A daemon thread reads them,
+    because a read from a terminal may block for ever, and must not delay Ctrl-C.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
@@ -181,8 +183,8 @@ SubmitPayloads = Callable[[Sequence[bytes]], Awaitable[asyncio.Future[Places]]]
 
 @dataclass(slots=True)
 class _Sending:
-    """The groups of records under way, in order, and the answers so far. Records are counted separately, because
-    records of other writers may lie between two groups.
+    """The groups of records under way, in order, and the answers so far. Records are counted
+    separately, because records of other writers may lie between two groups.
     """
 
     under_way: deque[tuple[asyncio.Future[Places], int, int]] = field(default_factory=deque)
@@ -230,11 +232,12 @@ async def send(
     words: tuple[str, str],
     size: int | None,
 ) -> Places | None:
-    """Append all payloads in order, and return the first and last id or offset, or None without payloads.
+    """Append all payloads in order, and return the first and last id or offset, or None without
+    payloads.
 
-    `words`: ENTRIES or RECORDS. `size`: bytes of the input, if known.
-    Raises: EndedEarly, which says what was appended until then. After Ctrl-C no more input is read, and outstanding
-    answers are awaited briefly.
+    `words`: ENTRIES or RECORDS. `size`: bytes of the input, if known. Raises: EndedEarly, which
+    says what was appended until then. After Ctrl-C no more input is read, and outstanding answers
+    are awaited briefly.
     """
     sending = _Sending()
     try:

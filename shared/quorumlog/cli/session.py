@@ -1,7 +1,8 @@
 """The common parts of all commands: their options, a client, and notices.
 
-`with_common_options` adds --gateway, --json, --timeout, --quiet and further options to every command; functions that
-ask servers or print get their values from `common_options`. Notices on standard error say what a command retries.
+`with_common_options` adds --gateway, --json, --timeout, --quiet and further options to every
+command; functions that ask servers or print get their values from `common_options`. Notices on
+standard error say what a command retries.
 """
 
 import asyncio
@@ -171,8 +172,8 @@ def with_common_options(
 def _with_options(
     command: Callable[..., Any], options: Callable[..., CommonOptions]
 ) -> Callable[..., Any]:
-    """Add the common options to one command. If the command has its own --timeout, that option also limits requests.
-    A command that asks the metadata service gets no --gateway.
+    """Add the common options to one command. If the command has its own --timeout, that option also
+    limits requests. A command that asks the metadata service gets no --gateway.
     """
     own = inspect.signature(command).parameters
     absent = _OF_GATEWAYS if "metadata" in own else ()

@@ -18,7 +18,8 @@ async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
 
 `quorumlog.client.sync` has the same names for programs without an event loop.
 
-This folder belongs to the base package, so it may use aiohttp, orjson, `errors`, `header` and problem documents only.
+This folder belongs to the base package, so it may use aiohttp, orjson, `errors`, `header` and
+problem documents only.
 """
 
 from quorumlog.client.batching import Batching

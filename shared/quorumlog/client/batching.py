@@ -1,10 +1,10 @@
 """Batches of appends: the next request carries all appends submitted while a request is under way.
 
-One request is under way at a time, so entries have the order of the submissions. A single append is sent
-at once. Two concurrent requests could overtake each other on two connections, and no request can name its
-predecessor: `expect` of the second request would match too if another client had appended as many entries
-in between. The client overlaps its own work instead: it sends the next request before the callers of the
-previous request continue.
+One request is under way at a time, so entries have the order of the submissions. A single append is
+sent at once. Two concurrent requests could overtake each other on two connections, and no request
+can name its predecessor: `expect` of the second request would match too if another client had
+appended as many entries in between. The client overlaps its own work instead: it sends the next
+request before the callers of the previous request continue.
 """
 
 import asyncio
@@ -94,9 +94,10 @@ Share = Callable[[A, int, int], R]
 class Batcher(Generic[P, A, R]):
     """The queue of submissions, and the one request that is under way.
 
-    Invariants: submissions are sent in the order of the calls, one request at a time. After a failed request,
-    no submission that was queued behind it is sent, so that no gap stays unnoticed. Each submission ends with
-    its request, or with the task that sends requests, however that task ends.
+    Invariants: submissions are sent in the order of the calls, one request at a time. After a
+    failed request, no submission that was queued behind it is sent, so that no gap stays unnoticed.
+    Each submission ends with its request, or with the task that sends requests, however that task
+    ends.
     """
 
     def __init__(
@@ -150,8 +151,9 @@ class Batcher(Generic[P, A, R]):
         return given, sum(map(self._size_of, given))
 
     def has_room(self, size: int) -> bool:
-        """Whether `size` more bytes may be queued now. An empty queue accepts any size. While an append
-        waits for room, later appends wait too, so that small appends do not overtake large ones.
+        """Whether `size` more bytes may be queued now. An empty queue accepts any size. While an
+        append waits for room, later appends wait too, so that small appends do not overtake large
+        ones.
         """
         return not self._waiting_count and self._fits(size)
 
@@ -178,7 +180,8 @@ class Batcher(Generic[P, A, R]):
     async def submit(
         self, payloads: Sequence[P], expect: int | None = None, *, is_alone: bool = False
     ) -> asyncio.Future[R]:
-        """Queue an append; the future is done once the append is durable. Waits while the queue is full.
+        """Queue an append; the future is done once the append is durable. Waits while the queue is
+        full.
 
         An append with `expect` or `is_alone` is sent alone.
         """
@@ -344,9 +347,9 @@ class Batcher(Generic[P, A, R]):
         return None
 
     async def _answered(self, taken: Sequence[Submission[P, R]], answer: A, count: int) -> None:
-        """End submissions with their shares of an answer. If at least half as many payloads are queued, the next
-        request is sent first, and the callers continue while the gateway works. Otherwise the callers
-        continue first, and may append more to the next request.
+        """End submissions with their shares of an answer. If at least half as many payloads are
+        queued, the next request is sent first, and the callers continue while the gateway works.
+        Otherwise the callers continue first, and may append more to the next request.
         """
         self._answers.append((taken, answer))
         if 2 * self._count >= count:

@@ -30,12 +30,14 @@ class Client:
         batching: Batching | None = None,
         compression: str | None = None,
     ) -> None:
-        """`urls`: one or more gateways, as http://host:port. When a gateway fails, the client uses the next one.
+        """`urls`: one or more gateways, as http://host:port. When a gateway fails, the client uses
+        the next one.
 
-        `token`: an access token, where the gateways require one. For tokens that expire soon, pass a function
-        that returns the current token: it is called for each request, and must not block. `deadline_s`: seconds for
-        one call with all its retries. `batching`: how appends are batched. `compression`: `gzip` or `zstd` (which
-        needs the extra `zstd`) compresses requests and responses, which pays off on a slow network.
+        `token`: an access token, where the gateways require one. For tokens that expire soon, pass
+        a function that returns the current token: it is called for each request, and must not
+        block. `deadline_s`: seconds for one call with all its retries. `batching`: how appends are
+        batched. `compression`: `gzip` or `zstd` (which needs the extra `zstd`) compresses requests
+        and responses, which pays off on a slow network.
         """
         self._transport = Transport(
             urls, deadline_s=deadline_s, token=token, compression=compression
@@ -128,8 +130,9 @@ class Client:
         batch_compression: str | None = None,
         deletion_protection: bool | None = None,
     ) -> Log:
-        """Create a log, or return an existing log with the same settings. The server chooses the values
-        of arguments that are None. `batch_compression`: `zstd` stores record batches compressed.
+        """Create a log, or return an existing log with the same settings. The server chooses the
+        values of arguments that are None. `batch_compression`: `zstd` stores record batches
+        compressed.
 
         Raises: LogExists if the log exists with other settings.
         """
@@ -163,8 +166,9 @@ class Client:
         version: int | None = None,
         expires_in_s: int | None = None,
     ) -> Transaction:
-        """Begin a transaction on a log. With `app` and `version`, all processes of that version share one
-        transaction. If the shared transaction is COMMITTED (`info`), nothing is left to do.
+        """Begin a transaction on a log. With `app` and `version`, all processes of that version
+        share one transaction. If the shared transaction is COMMITTED (`info`), nothing is left to
+        do.
         """
         wanted = {"log": log, "app": app, "version": version, "expires_in_s": expires_in_s}
         # Without an app, a retry may begin a second transaction. The first one then expires.
@@ -196,10 +200,11 @@ class Client:
         expires_in_s: int | None = None,
         quotas: Mapping[str, int] | None = None,
     ) -> Shown:
-        """Create an access token. The secret is the member `token` of the result, and is never shown again.
+        """Create an access token. The secret is the member `token` of the result, and is never
+        shown again.
 
-        `quotas`: limits of the token at each gateway: `requests_per_s`, `bytes_per_s`, `connections`,
-        `open_ledgers`.
+        `quotas`: limits of the token at each gateway: `requests_per_s`, `bytes_per_s`,
+        `connections`, `open_ledgers`.
         """
         wanted = {
             "name": checks.text("name", name),
@@ -225,8 +230,9 @@ class Client:
         return self._paged("audit", since=since, target=target)
 
     def consumers(self, *, log: str | None = None, prefix: str | None = None) -> Paged[Shown]:
-        """The consumers of all logs, ordered by log and name, without their lags. `log`: return only this log's
-        consumers, even if the log was deleted. `prefix`: return only names that begin with this text.
+        """The consumers of all logs, ordered by log and name, without their lags. `log`: return
+        only this log's consumers, even if the log was deleted. `prefix`: return only names that
+        begin with this text.
         """
         return self._paged("consumers", log=log, prefix=prefix)
 

@@ -35,11 +35,13 @@ os.register_at_fork(after_in_child=_start)
 
 
 class Consumer:
-    """A worker that reads a log as the consumer `name`, from the committed offset on, while it holds the lease.
+    """A worker that reads a log as the consumer `name`, from the committed offset on, while it
+    holds the lease.
 
-    Inside `with` or `async with` the worker holds the lease and renews it in the background. Iteration yields each
-    record from the committed offset on, and waits for new records at the log's end. `commit` marks the records that
-    the loop has received as processed. Uncommitted records are delivered again, to this worker or to the next one.
+    Inside `with` or `async with` the worker holds the lease and renews it in the background.
+    Iteration yields each record from the committed offset on, and waits for new records at the
+    log's end. `commit` marks the records that the loop has received as processed. Uncommitted
+    records are delivered again, to this worker or to the next one.
 
     Invariant: a record is delivered only while the worker holds the lease by this process's clock.
     """
@@ -142,8 +144,8 @@ class Consumer:
                     yield record
 
     def records(self, *, follow: bool = True) -> Paged[LogRecord]:
-        """The records after the last record passed to `taken`, until the log is closed, or without `follow` until
-        the log's end. Before `commit`, call `taken` with the last processed record.
+        """The records after the last record passed to `taken`, until the log is closed, or without
+        `follow` until the log's end. Before `commit`, call `taken` with the last processed record.
         """
         return Paged(self._pages(follow=follow))
 
@@ -177,8 +179,8 @@ class Consumer:
             raise self._lost.replace()
 
     async def commit(self, offset: int | None = None) -> int:
-        """Commit all records that the loop has received, or all below `offset`, and return the new committed offset.
-        No worker gets these records again.
+        """Commit all records that the loop has received, or all below `offset`, and return the new
+        committed offset. No worker gets these records again.
 
         Raises: LeaseLost if another worker may have taken over; LogReplaced; PositionBehind.
         """

@@ -23,8 +23,8 @@ from quorumlog.client.transport import Transport
 
 _OCTETS: Final = "application/octet-stream"
 PAGE: Final = 10_000
-"""Entries per page that an iterator requests: the API's maximum. The server limits the bytes of a page too.
-Pages of 1,000 short lines took twice as long (measured)."""
+"""Entries per page that an iterator requests: the API's maximum. The server limits the bytes of a
+page too. Pages of 1,000 short lines took twice as long (measured)."""
 WAIT_MS: Final = 30_000
 """How long one request waits at a tail for new entries, in milliseconds."""
 
@@ -56,10 +56,11 @@ class Ledger:
     async def append(self, payload: bytes, *, expect: int | None = None) -> int:
         """Append one entry and return the entry's id once the entry is durable.
 
-        Appends that are made while a request is under way share the next request, in the order of the calls.
-        After an error whose `outcome` is unknown the entry may have been appended. The client does not retry
-        it, and does not send the appends that were queued behind it.
-        `expect`: the id that the entry must get; otherwise UnexpectedEntryId is raised, and nothing is written.
+        Appends that are made while a request is under way share the next request, in the order of
+        the calls. After an error whose `outcome` is unknown the entry may have been appended. The
+        client does not retry it, and does not send the appends that were queued behind it.
+        `expect`: the id that the entry must get; otherwise UnexpectedEntryId is raised, and nothing
+        is written.
         """
         return (await self.batcher.append((payload,), expect)).first_entry
 
@@ -170,8 +171,8 @@ class Ledger:
         return await self._call("POST", "/close")
 
     async def recover(self, *, declare_lost: Sequence[str] = ()) -> dict[str, Any]:
-        """Recover the ledger, whose writer may be gone: fence, read forward, close. Every caller gets
-        the same last entry. `declare_lost`: bookies that never come back. If it names any, the
+        """Recover the ledger, whose writer may be gone: fence, read forward, close. Every caller
+        gets the same last entry. `declare_lost`: bookies that never come back. If it names any, the
         recovered ledger may lack entries.
         """
         named = checks.names("declare_lost", declare_lost)
@@ -190,10 +191,11 @@ class Ledger:
     async def accept_loss(
         self, first: int, last: int, *, declare_lost: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """Give up entries first..last of a closed ledger for ever: reads of these entries raise EntryLost.
+        """Give up entries first..last of a closed ledger for ever: reads of these entries raise
+        EntryLost.
 
-        Raises: LossNotProven unless every bookie that could hold the entries answers that it does not.
-        Bookies in `declare_lost` are gone for ever, and need not answer.
+        Raises: LossNotProven unless every bookie that could hold the entries answers that it does
+        not. Bookies in `declare_lost` are gone for ever, and need not answer.
         """
         wanted = {
             "first": checks.offset("first", first),

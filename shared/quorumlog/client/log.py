@@ -60,11 +60,11 @@ class Log:
     async def append(self, *records: bytes | Record, expect: int | None = None) -> LogAppended:
         """Append records at consecutive offsets, all or none; return once the records are durable.
 
-        Appends that are made while a request is under way share the next request, in the order of the calls.
-        After an error whose `outcome` is unknown the records may have been appended. The client does not retry
-        them, and does not send the appends that were queued behind them. Use a `producer` to append exactly once.
-        `expect`: the offset that the first record must get; otherwise UnexpectedOffset is raised, and nothing
-        is written.
+        Appends that are made while a request is under way share the next request, in the order of
+        the calls. After an error whose `outcome` is unknown the records may have been appended. The
+        client does not retry them, and does not send the appends that were queued behind them. Use
+        a `producer` to append exactly once. `expect`: the offset that the first record must get;
+        otherwise UnexpectedOffset is raised, and nothing is written.
         """
         return await self.batcher.append(records, expect)
 
@@ -86,14 +86,16 @@ class Log:
         epoch: int | None = None,
         since: int | None = None,
     ) -> Producer:
-        """A producer, which appends exactly once whatever process dies. A producer with a higher epoch fences
-        older producers with the same id. The default epoch is the wall clock's time in ms, but at least one more than
-        the epoch that fenced a producer of this client, in case the clock was set back.
+        """A producer, which appends exactly once whatever process dies. A producer with a higher
+        epoch fences older producers with the same id. The default epoch is the wall clock's time in
+        ms, but at least one more than the epoch that fenced a producer of this client, in case the
+        clock was set back.
 
-        `since`: the log's `next_offset` before the producer with this id and epoch sent its first request.
-        With the default epoch, the first append reads `since` from the log. A caller that passes an epoch may
-        have used that epoch before, so it must also pass the `since` of that time. Without `since`, a log that
-        has forgotten any producer rejects unknown producers with ExpiredProducer: begin a new epoch then.
+        `since`: the log's `next_offset` before the producer with this id and epoch sent its first
+        request. With the default epoch, the first append reads `since` from the log. A caller that
+        passes an epoch may have used that epoch before, so it must also pass the `since` of that
+        time. Without `since`, a log that has forgotten any producer rejects unknown producers with
+        ExpiredProducer: begin a new epoch then.
         """
         name = uuid.uuid4().hex if producer_id is None else producer_id
         now_ms = int(datetime.now(UTC).timestamp() * 1000)
@@ -160,12 +162,14 @@ class Log:
     ) -> LogPage:
         """Read records from `start` on, as many as one response holds.
 
-        `start`: an offset; -N for N offsets before the end; or a datetime, for the first record that was appended then
-        or later. If -N or the datetime lies before the first record, the read begins with the first record; if the
-        datetime lies after the last record, at the log's end. `wait_ms`: how long the server may wait for a new record
-        at the tail. `created_at`: from the previous page, to continue in the same log.
+        `start`: an offset; -N for N offsets before the end; or a datetime, for the first record
+        that was appended then or later. If -N or the datetime lies before the first record, the
+        read begins with the first record; if the datetime lies after the last record, at the log's
+        end. `wait_ms`: how long the server may wait for a new record at the tail. `created_at`:
+        from the previous page, to continue in the same log.
 
-        Raises: LogReplaced if the log was deleted and created again since; OffsetBeyondEnd; OffsetTruncated.
+        Raises: LogReplaced if the log was deleted and created again since; OffsetBeyondEnd;
+        OffsetTruncated.
         """
         is_offset = isinstance(start, int) and start >= 0
         if wait_ms and not is_offset and start != "earliest":
@@ -213,8 +217,9 @@ class Log:
             start = page.next
 
     def tail(self, start: Start = "earliest") -> Paged[LogRecord]:
-        """Follow the log: all records in order, and new records as they are confirmed, until the log is
-        closed. Never fences. Raises: as `read`; LogReplaced before any record of a log created later.
+        """Follow the log: all records in order, and new records as they are confirmed, until the
+        log is closed. Never fences. Raises: as `read`; LogReplaced before any record of a log
+        created later.
         """
         return Paged(self._tail(checked_start(start)))
 
@@ -236,11 +241,13 @@ class Log:
         lease_s: float = 30.0,
         wait_s: float | None = None,
     ) -> Consumer:
-        """A worker of the consumer `name`, for `with` or `async with`. It continues at the committed offset.
+        """A worker of the consumer `name`, for `with` or `async with`. It continues at the
+        committed offset.
 
-        `start`: where a consumer without a committed offset begins. `holder`: this worker's name. A later process with
-        the same name takes over the lease at once; other workers get it after `lease_s` of silence. `wait_s`: how long
-        to wait for the lease; None waits as long as it takes, 0 does not wait.
+        `start`: where a consumer without a committed offset begins. `holder`: this worker's name. A
+        later process with the same name takes over the lease at once; other workers get it after
+        `lease_s` of silence. `wait_s`: how long to wait for the lease; None waits as long as it
+        takes, 0 does not wait.
         """
         path = self._consumer(name)
         return Consumer(self._transport, path, self.read, name, start, holder, lease_s, wait_s)
@@ -255,7 +262,8 @@ class Log:
         return cast("ConsumerInfo", await self._transport.call("GET", self._consumer(name)))
 
     async def reset_consumer(self, name: str, to: Start) -> dict[str, Any]:
-        """Set a consumer's committed offset. Its worker loses the lease. `to`: like `start` of `read`.
+        """Set a consumer's committed offset. Its worker loses the lease. `to`: like `start` of
+        `read`.
 
         Raises: NoSuchConsumer.
         """
@@ -272,7 +280,8 @@ class Log:
 
     async def open(self, owner: str, *, created_at: str | None = None) -> int:
         """Become the log's only writer: fence earlier writers, and send the writer token with this
-        handle's appends. Returns the offset that the next record gets. `created_at`: as for `truncate`.
+        handle's appends. Returns the offset that the next record gets. `created_at`: as for
+        `truncate`.
         """
         wanted = {"owner": checks.text("owner", owner)}
         shown = await self._call(
@@ -292,7 +301,8 @@ class Log:
     async def truncate(self, before: int, *, created_at: str | None = None) -> dict[str, Any]:
         """Drop whole ledgers that end below an offset; `first_offset` of `info` shows the result.
 
-        `created_at`: the log's time of creation, from `info` or a page. Raises: LogReplaced if the log now has another.
+        `created_at`: the log's time of creation, from `info` or a page. Raises: LogReplaced if the
+        log now has another.
         """
         wanted = {"before": checks.offset("before", before)}
         return await self._call("POST", "/truncate", wanted, created_at=created_at)
@@ -300,10 +310,11 @@ class Log:
     async def archived(
         self, through: int, *, expect: int | None = None, created_at: str | None = None
     ) -> dict[str, Any]:
-        """Record that all records below an offset are archived elsewhere; retention keeps the others.
+        """Record that all records below an offset are archived elsewhere; retention keeps the
+        others.
 
-        `expect`: the current `archived_through`, or else VersionConflict is raised; `created_at`: as for `truncate`.
-        Raises: VersionConflict, InvalidRequest, LogReplaced.
+        `expect`: the current `archived_through`, or else VersionConflict is raised; `created_at`:
+        as for `truncate`. Raises: VersionConflict, InvalidRequest, LogReplaced.
         """
         wanted = {
             "through": checks.offset("through", through),
@@ -328,8 +339,8 @@ class Log:
     ) -> dict[str, Any]:
         """Change the given limits; 0 removes a limit. The new limits take effect within seconds.
 
-        `if_version`: raise VersionConflict unless the log still has this `version` (of `info`), which a roll or a new
-        owner changes too. `created_at`: as for `truncate`.
+        `if_version`: raise VersionConflict unless the log still has this `version` (of `info`),
+        which a roll or a new owner changes too. `created_at`: as for `truncate`.
         """
         limits = {
             "roll_bytes": roll_bytes,

@@ -42,9 +42,9 @@ class _Submitted(Future[T]):
 class Portal:
     """Runs coroutines for other threads and returns the results. Any thread may call.
 
-    Invariants: however the portal's thread ends, it ends all its work. Once `_is_open` is False, the event loop gets
-    no more work, and every task is cancelled. A forked child has no portal thread, and its copy of the lock may be
-    locked for ever, so it never takes the lock.
+    Invariants: however the portal's thread ends, it ends all its work. Once `_is_open` is False,
+    the event loop gets no more work, and every task is cancelled. A forked child has no portal
+    thread, and its copy of the lock may be locked for ever, so it never takes the lock.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,8 @@ class Portal:
         """Run a coroutine and return its result. If the wait is interrupted (Ctrl-C), cancel the
         coroutine.
 
-        Raises: what the coroutine raises; ClientClosed before `open`, after `close`, and in a forked child.
+        Raises: what the coroutine raises; ClientClosed before `open`, after `close`, and in a
+        forked child.
         """
         try:
             self._check_process()
@@ -97,8 +98,9 @@ class Portal:
             raise
 
     def submit(self, batcher: Batcher[P, Any, T], payloads: Sequence[P]) -> Future[T]:
-        """Submit an append: `Batcher.submit` for threads. It waits for the event loop only while the queue is
-        full. One wake-up of the loop serves all submissions that threads post until the loop runs.
+        """Submit an append: `Batcher.submit` for threads. It waits for the event loop only while
+        the queue is full. One wake-up of the loop serves all submissions that threads post until
+        the loop runs.
         """
         given, size = batcher.checked(payloads)
         self._check_process()

@@ -34,10 +34,11 @@ class Producer:
     """Appends to a log exactly once: a retried request gets the first request's answer.
 
     Invariants: `seq` is the sequence number of the next request. A request whose outcome is unknown
-    keeps its number, and no other records are sent under that number. `since` is the log's end before this
-    producer's first request. With `since`, a log that has forgotten producers can distinguish a new producer from a
-    forgotten one. Once known, `since` never changes; while it is None, requests do not carry it. A producer that
-    has read `since` appends only to the log of that time, not to a later log with the same name.
+    keeps its number, and no other records are sent under that number. `since` is the log's end
+    before this producer's first request. With `since`, a log that has forgotten producers can
+    distinguish a new producer from a forgotten one. Once known, `since` never changes; while it is
+    None, requests do not carry it. A producer that has read `since` appends only to the log of that
+    time, not to a later log with the same name.
     """
 
     producer_id: str
@@ -68,11 +69,12 @@ class Producer:
     async def append(self, *records: bytes | Record, expect: int | None = None) -> LogAppended:
         """Append records at consecutive offsets, all or none, exactly once.
 
-        Appends that are made while a request is under way share the next request, in the order of the calls.
-        After an error whose outcome is unknown, repeat the same call. If its records shared a request with
-        other appends, the repeated call raises Unsettled, and `settle` returns where the records are.
-        `expect`: the offset that the first record must get, unless an earlier request appended the records.
-        Otherwise UnexpectedOffset is raised, and nothing is written.
+        Appends that are made while a request is under way share the next request, in the order of
+        the calls. After an error whose outcome is unknown, repeat the same call. If its records
+        shared a request with other appends, the repeated call raises Unsettled, and `settle`
+        returns where the records are. `expect`: the offset that the first record must get, unless
+        an earlier request appended the records. Otherwise UnexpectedOffset is raised, and nothing
+        is written.
         """
         return await self.batcher.append(records, expect)
 
@@ -88,8 +90,8 @@ class Producer:
         await self.batcher.flush()
 
     async def settle(self) -> LogAppended | None:
-        """Retry the request whose outcome is unknown, and return the offsets of all its records, in the
-        order of the calls. Returns None if there is no such request.
+        """Retry the request whose outcome is unknown, and return the offsets of all its records, in
+        the order of the calls. Returns None if there is no such request.
         """
         await self.batcher.flush()
         asked = self._open

@@ -22,8 +22,9 @@ _RECORD_BYTES: Final = 64
 """Bytes that each record counts in addition to its key and value, so that a queue of empty records is bounded too."""
 
 Start = int | Literal["earliest", "latest"] | datetime
-"""Where a read begins: at an offset from 0 on, at N offsets before the end (-N), at `earliest` or `latest`, or at a time
-with its time zone, which means the first record that was appended then or later (by the log's append times).
+"""Where a read begins: at an offset from 0 on, at N offsets before the end (-N), at `earliest` or
+`latest`, or at a time with its time zone, which means the first record that was appended then or
+later (by the log's append times).
 """
 
 
@@ -107,8 +108,8 @@ class LogAppended:
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """A page of the log that was created at `created_at`: records in order. The next page begins at `next`.
-    `closed`: no record will ever follow.
+    """A page of the log that was created at `created_at`: records in order. The next page begins at
+    `next`. `closed`: no record will ever follow.
     """
 
     records: tuple[LogRecord, ...]
@@ -119,7 +120,8 @@ class LogPage:
 
 
 def encoded(records: Sequence[bytes | Record], noun: str = "records") -> tuple[str, bytes]:
-    """The content type and the body of an append: frames for records of only values, else JSON with the member `noun`.
+    """The content type and the body of an append: frames for records of only values, else JSON with
+    the member `noun`.
 
     The caller has checked the records with `size_of`.
     """

@@ -1,4 +1,5 @@
-"""Types of the JSON objects that `info()` and similar methods return for logs, ledgers, consumers and the cluster.
+"""Types of the JSON objects that `info()` and similar methods return for logs, ledgers, consumers
+and the cluster.
 
 The objects are plain dicts at run time, so they also contain the members that a newer server adds.
 """

@@ -1,8 +1,9 @@
 """Appends of a busy handle over one WebSocket, which costs less per request than HTTP.
 
-The socket carries the one request that a handle has under way: the next request waits for the answer, and no message
-is sent twice. A request that certainly was not done is sent again over HTTP, which handles errors, retries and
-fail-over. If no socket can be opened (because of a proxy, an older gateway or a limit), the handle uses HTTP.
+The socket carries the one request that a handle has under way: the next request waits for the
+answer, and no message is sent twice. A request that certainly was not done is sent again over HTTP,
+which handles errors, retries and fail-over. If no socket can be opened (because of a proxy, an
+older gateway or a limit), the handle uses HTTP.
 """
 
 import asyncio
@@ -31,8 +32,8 @@ _REST_S: Final = 10.0
 class AppendStream:
     """The socket of one handle, while the handle is busy.
 
-    Invariants: one message is under way at a time. A socket carries no further message after a message was given up,
-    or after the socket received anything but the expected answer.
+    Invariants: one message is under way at a time. A socket carries no further message after a
+    message was given up, or after the socket received anything but the expected answer.
     """
 
     def __init__(self, transport: Transport, path: str) -> None:
@@ -51,8 +52,8 @@ class AppendStream:
         """Number of requests in close succession."""
 
     def is_ready(self, headers: Mapping[str, str]) -> bool:
-        """Whether `send` can send a message that HTTP would send with these headers. Call this before each request:
-        it begins to open a socket if the handle is busy.
+        """Whether `send` can send a message that HTTP would send with these headers. Call this
+        before each request: it begins to open a socket if the handle is busy.
         """
         now = self._transport.loop.time()
         gap_s, self._used_at = now - self._used_at, now
@@ -77,9 +78,11 @@ class AppendStream:
     async def send(
         self, message: bytes, end: float, *, is_text: bool = False
     ) -> dict[str, Any] | None:
-        """Send an append and return its answer, as HTTP would. None means: nothing was done, send the append over HTTP.
+        """Send an append and return its answer, as HTTP would. None means: nothing was done, send
+        the append over HTTP.
 
-        `end`: the end of the deadline, in the event loop's time. Raises: QuorumLogError, with the outcome unknown.
+        `end`: the end of the deadline, in the event loop's time. Raises: QuorumLogError, with the
+        outcome unknown.
         """
         assert self._socket is not None, "it is ready"
         if len(message) > MESSAGE_BYTES_MAX:

@@ -14,8 +14,8 @@ from quorumlog.errors import UnexpectedEntryId
 class TransactionLedger:
     """A ledger of a transaction. One task attempt writes and closes it.
 
-    Invariant: one append is under way at a time, and `entries` is the id of the next entry. So the server
-    recognizes a retried append by `expect`, and the entry exists once.
+    Invariant: one append is under way at a time, and `entries` is the id of the next entry. So the
+    server recognizes a retried append by `expect`, and the entry exists once.
     """
 
     ledger_id: int
@@ -35,8 +35,8 @@ class TransactionLedger:
     async def append(self, *records: bytes | Record) -> int:
         """Append records as one entry and return the entry's id once the entry is durable.
 
-        Raises: TransactionAborted, TransactionCommitted, LedgerClosed, LedgerFenced, WriterLost. After
-        these errors the task attempt has failed, and the next attempt needs a new ledger.
+        Raises: TransactionAborted, TransactionCommitted, LedgerClosed, LedgerFenced, WriterLost.
+        After these errors the task attempt has failed, and the next attempt needs a new ledger.
         """
         for record in records:
             size_of(record)
@@ -94,8 +94,8 @@ class Transaction:
     ) -> dict[str, Any]:
         """Publish these closed ledgers to the log in this order, atomically and once.
 
-        `overwrite`: drop the log's earlier records. `writer_token`: required for a log that was opened.
-        Raises: TransactionAborted; TransactionCommitted if other ledgers were published;
+        `overwrite`: drop the log's earlier records. `writer_token`: required for a log that was
+        opened. Raises: TransactionAborted; TransactionCommitted if other ledgers were published;
         InvalidRequest.
         """
         for ledger_id in ledger_ids:

@@ -1,11 +1,12 @@
 """Requests to whichever gateway responds, with retries where a retry is safe.
 
-A retry is safe for one of two reasons only: the request certainly was not done (`outcome`), or doing it
-twice has the same effect as doing it once (`is_repeatable`). A connection that breaks after a request was
-sent says nothing about the request's outcome.
+A retry is safe for one of two reasons only: the request certainly was not done (`outcome`), or
+doing it twice has the same effect as doing it once (`is_repeatable`). A connection that breaks
+after a request was sent says nothing about the request's outcome.
 
-A gateway that hangs may carry out a request long after another gateway has answered its retry. So all attempts of
-one call share an `Idempotency-Key`, by which the cluster recognises the late copy and drops it (rule 6a).
+A gateway that hangs may carry out a request long after another gateway has answered its retry. So
+all attempts of one call share an `Idempotency-Key`, by which the cluster recognises the late copy
+and drops it (rule 6a).
 """
 
 import asyncio
@@ -96,7 +97,8 @@ class GatewayAnswer:
 class Transport:
     """Connections to the gateways of one cluster.
 
-    Invariant: the gateway `_current` has not failed since it was chosen; the client stays with a healthy gateway.
+    Invariant: the gateway `_current` has not failed since it was chosen; the client stays with a
+    healthy gateway.
     """
 
     def __init__(
@@ -108,8 +110,9 @@ class Transport:
         context: ssl.SSLContext | None = None,
         compression: str | None = None,
     ) -> None:
-        """`deadline_s`: seconds for one call with all its retries. `token`: an access token, or a function that is called
-        for each request. `context`: replaces the system's TLS context. `compression`: content coding of all bodies.
+        """`deadline_s`: seconds for one call with all its retries. `token`: an access token, or a
+        function that is called for each request. `context`: replaces the system's TLS context.
+        `compression`: content coding of all bodies.
         """
         if not urls:
             raise ValueError("a client needs the URL of at least one gateway")
@@ -171,8 +174,8 @@ class Transport:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the `async with`, cached: in Python 3.11 `asyncio.get_running_loop` makes a system call, which
-        costs more than the rest of an append. Raises: ClientClosed.
+        """The event loop of the `async with`, cached: in Python 3.11 `asyncio.get_running_loop`
+        makes a system call, which costs more than the rest of an append. Raises: ClientClosed.
         """
         self.check_open()
         return self._loop
@@ -193,8 +196,9 @@ class Transport:
         return task
 
     def has_room(self, now: float) -> bool:
-        """Whether sockets may be open now. They may not for a while after a gateway rejected a request as overload, since
-        each socket takes a connection; and never with compression, which sockets do not support.
+        """Whether sockets may be open now. They may not for a while after a gateway rejected a
+        request as overload, since each socket takes a connection; and never with compression, which
+        sockets do not support.
         """
         return self._pack is None and now >= self._crowded_until
 
@@ -313,10 +317,10 @@ class Transport:
     ) -> GatewayAnswer:
         """Send a request, with safe retries, until there is a final answer.
 
-        `params`: parameters that are None are left out. `wait_s`: how long the server may wait at a tail, in
-        addition to the deadline. `end`: the end of a deadline that began before this call, in the event loop's
-        time.
-        Raises: a class of `quorumlog.errors`: the server's error or ConnectionLost.
+        `params`: parameters that are None are left out. `wait_s`: how long the server may wait at a
+        tail, in addition to the deadline. `end`: the end of a deadline that began before this call,
+        in the event loop's time. Raises: a class of `quorumlog.errors`: the server's error or
+        ConnectionLost.
         """
         sent = {**(headers or {})}
         given = {name: value for name, value in (params or {}).items() if value is not None}
@@ -434,9 +438,9 @@ def _authorization(token: object) -> dict[str, str]:
 
 
 def _watched() -> aiohttp.TraceConfig:
-    """Mark a request's outcome as unknown just before its first byte is sent: a request whose deadline ends
-    while it waits for a connection is not done. Also reject redirects of sockets, which would get the password and
-    token. aiohttp has no other switch for these redirects.
+    """Mark a request's outcome as unknown just before its first byte is sent: a request whose
+    deadline ends while it waits for a connection is not done. Also reject redirects of sockets,
+    which would get the password and token. aiohttp has no other switch for these redirects.
     """
     config = aiohttp.TraceConfig()
 
