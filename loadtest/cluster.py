@@ -70,7 +70,7 @@ class Cluster:
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """The TLS context for requests to internal listeners, or None if the cluster has no certificates."""
+        """The TLS context for internal listeners; None without certificates."""
         return self._local.context
 
     def session(self) -> aiohttp.ClientSession:
@@ -115,7 +115,7 @@ class Cluster:
         return self._service(name).program
 
     def status(self, name: str) -> int | None:
-        """The exit status of a process, or the negative number of the signal that ended it; None while it runs."""
+        """The exit status of a process, or minus the signal that ended it; None while it runs."""
         process = self._service(name).process
         assert process is not None
         return process.poll()
@@ -125,7 +125,7 @@ class Cluster:
         return self._service(name).is_alive
 
     async def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal that ends a process, and wait until it is gone. Only `start` or `restart` starts it again."""
+        """End a process by a signal and wait for its end. Only `start` or `restart` revive it."""
         service = self._service(name)
         service.is_expected = False
         assert service.process is not None

@@ -53,7 +53,7 @@ class Journal:
         self._write("left", token)
 
     def zombie(self, token: int, what: str) -> None:
-        """Note the outcome of a commit after the lease was lost: TAKEN if it was accepted, else the error code."""
+        """Note the outcome of a commit without the lease: TAKEN if accepted, or an error code."""
         self._write("zombie", token, what)
 
     def _write(self, *words: object) -> None:
@@ -62,7 +62,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A committed offset that the cluster returned, with the times of the request and of its response."""
+    """A committed offset from the cluster, with the times of the request and the response."""
 
     asked_ns: int
     told_ns: int
@@ -176,7 +176,7 @@ def judge_consumer(
 
 
 def _of_tokens(leases: Sequence[Lease]) -> Iterator[str]:
-    """Check that fencing tokens are unique and rise, and that none commits after a higher token was granted."""
+    """Check that fencing tokens are unique and rise, and that none commits after a higher one."""
     asked_ns = 0
     for lease in leases:
         if lease.granted.told_ns < asked_ns:
@@ -197,7 +197,7 @@ def _of_tokens(leases: Sequence[Lease]) -> Iterator[str]:
 def _of_records(
     leases: Sequence[Lease], records: Sequence[bytes], commit_every: int
 ) -> Iterator[str]:
-    """Check that each lease has the log's records from its offset on, and not too many uncommitted ones."""
+    """Check that each lease has the log's records from its offset on, with few uncommitted ones."""
     for lease in leases:
         start = lease.granted.offset
         expected = list(enumerate(records[start : start + len(lease.done)], start))
@@ -211,7 +211,7 @@ def _of_records(
 
 
 def _back(leases: Sequence[Lease], looks: Sequence[Known]) -> int:
-    """Count how often an offset was returned below one that was known earlier, by order of tokens and by time."""
+    """Count returned offsets below one that was known earlier, by order of tokens and by time."""
     back = known = 0
     for lease in leases:
         back += lease.granted.offset < known

@@ -93,7 +93,7 @@ async def _hold(consumer: Consumer, task: Task, journal: Journal) -> None:
 
 
 async def _process(consumer: Consumer, task: Task, journal: Journal, left: int) -> int:
-    """Process records until `left` commits are acknowledged. Returns how many commits are still left."""
+    """Process records until `left` commits are acknowledged. Returns the remaining commits."""
     async with aclosing(consumer.records().pages()) as pages:
         async for page in pages:
             for at in range(0, len(page), task.commit_every):
@@ -115,7 +115,7 @@ async def _commit(consumer: Consumer, journal: Journal) -> None:
 
 
 async def _insist(consumer: Consumer, task: Task, journal: Journal) -> None:
-    """Send a commit without the lease to each gateway in turn, until one has rejected or accepted it."""
+    """Send a commit without the lease to each gateway, until one rejects or accepts it."""
     token, offset = consumer.fencing_token, max(consumer.position, journal.next)
     path = f"/v1/logs/{task.log}/consumers/{task.consumer}"
     headers = {header.FENCING_TOKEN: str(token)}

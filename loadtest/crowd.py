@@ -1,4 +1,4 @@
-"""Workers of consumers as processes, which are killed and replaced, or suspended for longer than their lease."""
+"""Workers of consumers as processes, which are killed, or suspended beyond their lease."""
 
 import asyncio
 import contextlib
@@ -69,7 +69,7 @@ class Crowd:
 
     @contextlib.asynccontextmanager
     async def at_work(self, client: Client) -> AsyncIterator[None]:
-        """Run the workers, and kill and suspend them, until the end of the block. The block must call `settle` last."""
+        """Run, kill and suspend workers until the end of the block, which calls `settle` last."""
         try:
             for name in self.names:
                 self._looks[name] = []
@@ -145,7 +145,7 @@ class Crowd:
                 self._start(worker.task.consumer)
 
     async def _hurt(self, client: Client) -> None:
-        """Repeatedly kill a worker, or suspend one for longer than its lease; both at least once."""
+        """Repeatedly kill a worker, or suspend one beyond its lease; both at least once."""
         while not (self._over.is_set() and self.replaced and self.stopped):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.plan.every_s):
@@ -165,7 +165,7 @@ class Crowd:
         self.say(f"{holder} was killed")
 
     async def _stop(self, client: Client, consumer: str) -> None:
-        """Suspend the active worker (SIGSTOP) until another one is active. Then resume it, so that it notices the lost lease."""
+        """Suspend the active worker (SIGSTOP) until another one is active, and then resume it."""
         holder, worker = await self._active(client, consumer)
         journal = worker.task.journal
         zombies, ends = _counted(journal)
@@ -189,7 +189,7 @@ class Crowd:
             self.say(f"{holder} was suspended for longer than its lease")
 
     async def _active(self, client: Client, consumer: str) -> tuple[str, _Worker]:
-        """The worker that the API shows as the holder of the lease, which may change at any moment."""
+        """The worker that the API shows as the lease's holder, which may change any time."""
 
         async def active() -> tuple[str, _Worker] | None:
             self._check_alive()

@@ -172,7 +172,7 @@ async def _payloads(client: Client, ledgers: list[int]) -> AsyncIterator[bytes]:
 
 
 def batches(path: Path, skipped: int = 0, lines_max: int = _BATCH_LINES) -> Iterator[list[bytes]]:
-    """Split the file into batches of entries, one entry per line, without the first `skipped` entries."""
+    """Split the file into batches of one entry per line, without the first `skipped` entries."""
     batch: list[bytes] = []
     size = 0
     with path.open("rb") as file:

@@ -34,7 +34,7 @@ _PRELOADED: Final = (
 
 
 def start(program: Program, log: Path) -> Process:
-    """Start a program with its output appended to `log`: fork a service, and start others by `process.start`."""
+    """Start a program that writes to `log`: fork a service, start others by `process.start`."""
     python, *module = program.argv
     if python != sys.executable or module[:1] != ["-m"] or program.become is not Become.SELF:
         return process.start(program, log)
@@ -49,7 +49,7 @@ def start(program: Program, log: Path) -> Process:
 def _server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
-    # Kill the children before multiprocessing waits for them: a child that a test has suspended would never end.
+    # Kill the children before multiprocessing waits for them: suspended ones would never end.
     atexit.register(_kill_all)
     return context
 
@@ -93,7 +93,7 @@ class _Forked:
 def _run(program: Program, log: Path) -> None:
     """In the child: set the process up like `process.start` does, and run the module."""
     gc.freeze()  # modules are never freed, so the collector need not scan them
-    # One of the open files keeps the fork server alive, so that it would outlive the process that uses it.
+    # One of the open files would keep the fork server alive beyond the process that uses it.
     os.closerange(3, 1 + max(int(each.name) for each in Path("/proc/self/fd").iterdir()))
     os.setsid()
     with log.open("ab") as out, Path(os.devnull).open("rb") as nothing:

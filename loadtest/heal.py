@@ -34,7 +34,7 @@ PATIENT: Final = {
     "SILENT_S": "3600",
     "IN_RECOVERY_S": "3600",
 }
-"""Settings with which no gateway ever counts as gone, however slow it is. A fenced ledger is then a defect."""
+"""Settings with which no slow gateway counts as gone, so that a fenced ledger is a defect."""
 _RUN_BYTES: Final = 2 << 20
 """Bytes that each process may send at once beyond the rate limit: one run."""
 
@@ -115,7 +115,7 @@ class Load:
             await asyncio.sleep(self.plan.pause_s)
 
     async def read(self) -> None:
-        """Run a reader, which compares random ranges of all ledgers with the acknowledged entries."""
+        """Run a reader that compares random ranges of ledgers with acknowledged entries."""
         chance = random.Random(self.plan.seed)
         while not self.is_over:
             book = chance.choice(self.books)
@@ -197,7 +197,7 @@ class Rate:
     """Samples of the copied bytes, which show whether copying ever exceeded the rate limit."""
 
     samples: list[tuple[float, float, int]] = field(default_factory=list)
-    """Each sample: the times of the request and of its answer, and the bytes copied so far (-1: no answer)."""
+    """Samples: times of request and answer, and bytes copied so far (-1: no answer)."""
 
     async def watch(self, healers: Healers) -> None:
         """Take samples until cancelled. When a process dies, a new series begins."""
@@ -211,7 +211,7 @@ class Rate:
             await asyncio.sleep(0.25)
 
     def excess(self, bytes_per_s: int) -> int:
-        """The most bytes copied beyond the limit in any period. Each process may exceed the limit by one run."""
+        """Most bytes beyond the limit in any period. Each process may exceed it by a run."""
         worst = 0
         for series in _series(self.samples):
             for index, (begun, _, before) in enumerate(series):
@@ -334,7 +334,7 @@ async def heal(
         victim = others[0] if killed == "worker" else str(auditor)
         await cluster.kill(victim)
         story.say(f"{victim} ({killed}) is killed during the repair")
-    # A new auditor waits for the previous auditor's lease to expire, and then for the whole delay again.
+    # A new auditor waits for the lease of the previous one, and then for the whole delay again.
     waits = plan.delay_s + 15 if killed == "auditor" else 0
     await until_healed(cluster, clients[0], member, plan.delay_s + waits + plan.heal_s)
     took_s = time.monotonic() - begun - plan.delay_s
@@ -401,7 +401,7 @@ async def bookies_die(plan: Plan, story: Story) -> Load:
 async def roll(
     cluster: Cluster, load: Load, client: Client, story: Story, bookies: Sequence[str]
 ) -> None:
-    """Restart bookies in turn, under load. The first one stays down until the cluster shows it as lost."""
+    """Restart bookies in turn, under load. The first one stays down until it counts as lost."""
     closed = load.books[: len(load.books) // 2]
     before = [await book.ledger.info() for book in closed]
     healers = Healers(cluster)

@@ -42,7 +42,7 @@ _SUBJECT: Final = "bench.entries"
 _NATS: Final = ROOT / "build" / "nats"
 _RATE_OF_ONE: Final = 1000
 _RATE_OF_MANY: Final = 15_000
-"""Entries per second of a measurement, since `nats bench` is given a number of entries instead of a time."""
+"""Entries per second of a measurement, since `nats bench` needs a number of entries."""
 _READ_STREAM: Final = "to-read"
 _READ_SUBJECT: Final = "to-read.entries"
 _ACKED_STREAM: Final = "acked"
@@ -126,7 +126,7 @@ class JetStream:
         return True
 
     async def publish(self, in_flight: int, size: int = KIB) -> Figures:
-        """Append entries with `in_flight` concurrent calls, each of which waits for its acknowledgement."""
+        """Append with `in_flight` concurrent calls that wait for their acknowledgements."""
         payload = payload_of(size)
         figures = await appends(
             Meter(self._pids),
@@ -230,7 +230,7 @@ class JetStream:
     # JetStream's own load generator, since nats-py itself limits the rate.
 
     async def nats_bench(self, in_flight: int) -> Figures:
-        """Append with `nats bench`. If more than one entry is in flight, it appends in batches of `in_flight`."""
+        """Append with `nats bench`: one entry at a time, or batches of `in_flight`."""
         rate = _RATE_OF_ONE if in_flight == 1 else _RATE_OF_MANY
         count = max(in_flight, round(rate * self._seconds))
         how = ("sync",) if in_flight == 1 else ("async", "--batch", str(in_flight))
@@ -254,7 +254,7 @@ class JetStream:
         return meter.figures(self._total, KIB)
 
     async def _nats(self, *words: str, count: int) -> tuple[Meter, dict[str, str]]:
-        """Run `nats bench`. Returns the CPU and time that it took, and the figures that it printed. Raises: Absent."""
+        """Run `nats bench`. Returns its CPU and time, and its printed figures. Raises: Absent."""
         if not _NATS.exists():
             raise Absent("nats bench is not built: `make bench` does that with Go")
         table = self._folder / "nats.csv"

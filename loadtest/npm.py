@@ -1,4 +1,4 @@
-"""Packages of npm for tests and benchmarks: the packages of a lock file are installed once, in a folder of `build/`."""
+"""Packages of npm for tests and benchmarks, installed from a lock file once, below `build/`."""
 
 import fcntl
 import hashlib
@@ -16,7 +16,7 @@ _DEADLINE_S: Final = 600.0
 _NO_WAY: Final = re.compile(
     r"code (?:ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|EHOSTUNREACH|ERR_SOCKET_TIMEOUT)"
 )
-"""Error codes of npm if it can't reach its registry. Other errors are defects, for example of the lock file."""
+"""Error codes of npm if it can't reach its registry. Other errors count as defects."""
 
 
 __all__ = ["Absent", "installed", "needs"]
@@ -30,7 +30,7 @@ def needs(*programs: str) -> None:
 
 
 def installed(source: Path) -> Path:
-    """Install the packages of the lock file in `source`. Returns the folder with `node_modules`. Raises: Absent."""
+    """Install the lock file in `source`. Returns the folder of `node_modules`. Raises: Absent."""
     needs("node", "npm")
     room = ROOM / source.name
     room.mkdir(parents=True, exist_ok=True)

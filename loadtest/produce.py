@@ -32,7 +32,7 @@ from services.local.cluster import START_S, StartTimeout
 
 _NAME: Final = "produce"
 _PATIENCE_S: Final = 120.0
-"""Deadline of one request, including kills and takeovers. After it, the producer sends the same request again."""
+"""Deadline of one request, with kills and takeovers. Then the producer sends it again."""
 _CAUGHT_UP_S: Final = 300.0
 _SHOWN_EVERY_S: Final = 0.5
 
@@ -84,7 +84,7 @@ class Result:
 
     @property
     def is_good(self) -> bool:
-        """Whether all records are where they must be, and the consumers processed them correctly."""
+        """Whether all records are in place, and the consumers processed them correctly."""
         is_there = not (self.lost or self.duplicated or self.misplaced or self.problems)
         return is_there and self.consumed.is_good
 
@@ -105,7 +105,7 @@ def value_of(name: str, number: int) -> bytes:
 
 
 async def _settled(producer: Producer, values: Sequence[bytes]) -> LogAppended:
-    """Append and retry until the append is acknowledged. A repeated request of a producer is harmless."""
+    """Retry an append until it is acknowledged. A producer's repeated request is harmless."""
     while True:
         try:
             return await producer.append(*values)
@@ -142,11 +142,11 @@ async def _follow(client: Client, seen: list[tuple[int, bytes]]) -> None:
 async def kill_in_turn(
     cluster: Cluster, plan: Plan, say: Callable[[str], None], kills: list[str], over: asyncio.Event
 ) -> None:
-    """Kill and restart one process after another, until `over` is set. Returns after the last restart."""
+    """Kill and restart processes in turn until `over` is set. Returns after the last restart."""
     names = [name for name in cluster.names if name.startswith(("gateway", "bookie"))]
     gateways = [name for name in names if name.startswith("gateway")]
     bookies = [name for name in names if name.startswith("bookie")]
-    # Every other victim is a gateway: there are fewer gateways than bookies, and a log depends on one of them.
+    # Every other victim is a gateway: there are fewer of them, and a log depends on one of them.
     turns = zip(itertools.cycle(gateways), itertools.cycle(bookies), strict=False)
     for name in itertools.chain.from_iterable(turns):
         await asyncio.sleep(plan.every_s)
@@ -262,7 +262,7 @@ async def _run(plan: Plan, cluster: Cluster, crowd: Crowd, say: Say, show: Show)
                     group.create_task(_produce_alone(turned, one, plan))
                 group.create_task(_tell(sent, plan, show))
             say(f"all were answered after {time.monotonic() - began:.1f} s")
-            # The killer is not cancelled: a victim that has got the signal but not yet ended would count as alive.
+            # The killer is not cancelled: a victim that has not ended yet would count as alive.
             over.set()
             await killer
             await crowd.settle(client, plan.records)
@@ -315,7 +315,7 @@ def _plan(given: list[str] | None) -> Plan:
 
 
 def main(given: list[str] | None = None) -> int:
-    """Run a plan from the command line, and print a summary as the last line. Returns the status: 130 after Ctrl-C."""
+    """Run a plan from the command line, and print a summary. Returns 130 after Ctrl-C."""
     plan = _plan(given)
     teller = Teller()
     try:

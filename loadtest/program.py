@@ -51,7 +51,7 @@ def build_folder() -> Path:
 
 
 class Teller:
-    """Prints lines with the elapsed time, and shows progress: a bar on a terminal, otherwise an occasional line."""
+    """Prints lines with the elapsed time, and progress: a bar, or lines without a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
         """The bar is shown only within the `with` block."""

@@ -23,7 +23,7 @@ WRITES: Final = ("one at a time", "64 in flight", "raw batches of 1,000")
 _MEASURED_BYTES: Final = 1024
 _MB: Final = 1e6
 _CHANGES: Final = 4
-"""Changes of a ledger's metadata in its life: it is created, named in its log, closed and deleted."""
+"""Changes of a ledger's metadata: it is created, named in its log, closed and deleted."""
 _LOOKS: Final = 3
 """How often the collector of each member reads the metadata of a deleted ledger."""
 _LEDGERS_A_PAGE: Final = 100
@@ -112,7 +112,7 @@ def _idle(cluster: Cluster, metadata: Mapping[str, float]) -> tuple[float, float
 
 
 def table(cluster: Cluster) -> str:
-    """The Markdown table: a row for each resource, a column for each way of writing, and the bottleneck in bold."""
+    """The Markdown table: rows are resources, columns ways of writing; bottlenecks are bold."""
     known = figures()
     columns = {write: carried(cluster, write, known) for write in WRITES}
     lines = [

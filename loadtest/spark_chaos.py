@@ -53,7 +53,7 @@ _SETTLED_S: Final = 600.0
 its log does not name must reach ORPHAN_AGE_S. Then the next sweep deletes the ledger."""
 
 _ORPHAN_AGE_S: Final = 60
-"""Shorter than the default of five minutes, so that a run ends soon, but longer than a roll takes here."""
+"""Shorter than the default of five minutes, to end a run soon, but longer than a roll."""
 
 _ASK_S: Final = 5.0
 """Deadline of a request of this program, which repeats requests anyway."""
@@ -135,13 +135,13 @@ class Counts:
 
 
 class Answers:
-    """The plan for the next answers of any gateway that confirm a commit: pass, lose or hold them."""
+    """The plan for the next answers that confirm a commit: pass, lose or hold them."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._plan: list[What] = []
         self.held = asyncio.Event()
-        """Set while an answer is held back: the commit is done, and its driver waits for the answer."""
+        """Set while an answer is held back: the commit is done, and its driver waits."""
 
     def plan(self, *what: What) -> None:
         """Lose or hold the next answers, in this order. Replaces the earlier plan."""
@@ -187,7 +187,7 @@ class LossyProxy:
             back = asyncio.ensure_future(self._back(up_reader, writer, state))
             try:
                 while chunk := await reader.read(1 << 16):
-                    # Each request begins at the start of a chunk, because clients wait for each answer.
+                    # Each request begins a chunk, because clients wait for each answer.
                     state["commits"] |= _COMMIT.match(chunk) is not None
                     up_writer.write(chunk)
                     await up_writer.drain()
@@ -282,7 +282,7 @@ class Chaos:
         )
 
     async def _stream(self, asked: dict[str, Any], log: str) -> None:
-        """Kill the driver repeatedly, each time after one or two more batches. Then let it run to its end."""
+        """Kill the driver repeatedly, after one or two more batches. Then let it finish."""
         loop = asyncio.get_running_loop()
         self._at = 0
         for number in range(self.restarts):

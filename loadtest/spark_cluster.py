@@ -111,7 +111,7 @@ class SparkCluster:
             at = page["next"]
 
     def offset(self, plain: dict[str, int]) -> dict[str, dict[str, Any]]:
-        """The offset of a Spark stream, from the offset in each log. `plain`: offsets by name of the log."""
+        """The offset of a Spark stream. `plain`: the offset in each log, by name."""
         return {
             name: {"0": at, "created_at": self.http.get(f"/v1/logs/{name}")["created_at"]}
             for name, at in plain.items()

@@ -18,7 +18,7 @@ from quorumlog.spark import config
 from quorumlog.spark.source import QuorumLogSource
 
 EXPIRES_IN_S: Final = 60
-"""Expiry of an abandoned transaction: short, so that the test can wait for the deletion of its ledgers."""
+"""Expiry of an abandoned transaction: short, since the test waits for its cleanup."""
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ def _command(name: str) -> list[str]:
 
 @asynccontextmanager
 async def _cluster(settings: LocalSettings) -> AsyncIterator[list[str]]:
-    """Yield the URLs of the running cluster's gateways, or start a cluster that ends with the block."""
+    """Yield the URLs of a running cluster's gateways, or of a new cluster for the block."""
     urls = [f"http://127.0.0.1:{settings.port + n}" for n in range(settings.gateways)]
     running = [url for url in urls if await asyncio.to_thread(_is_ready, url)]
     if running:

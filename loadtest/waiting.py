@@ -13,12 +13,12 @@ from typing import Any, Final, TypeVar, overload
 T = TypeVar("T")
 
 DEADLINE_S: Final = 120.0
-"""Far longer than any operation takes that does not hang. A long deadline costs nothing in a run without errors."""
+"""Far longer than any operation takes that does not hang. It costs nothing without errors."""
 _POLL_S: Final = 0.05
 
 
 class DeadlineMissed(Exception):
-    """A condition did not become true in time. The message has the condition and the last result."""
+    """A condition did not become true in time. The message has its last result."""
 
     def __init__(self, what: str, last: object, deadline_s: float) -> None:
         super().__init__(f"not within {deadline_s:g} s: {what}; seen last: {last!r}")

@@ -44,7 +44,7 @@ BENCHMARKS: Final = {
     "tail": ("loadtest.bench.tail", "many readers that follow one ledger or log: completeness, latency, memory"),
     "tokens": ("loadtest.bench.tokens", "the cost of checking an access token per request at a gateway"),
 }  # fmt: skip
-"""Module and description of each benchmark. A module is imported only for its own run, because imports take memory."""
+"""Module and description of each benchmark. Modules are imported only when they run, to save memory."""
 _WIDTH: Final = 160
 """Columns of tables if the output is not a terminal."""
 _COMMON: Final = {
@@ -115,7 +115,7 @@ async def _measure(work: Work, system: Any, report: Report) -> None:
 
 
 def _chosen(given: list[str] | None) -> tuple[str, list[str], list[str]]:
-    """Parse --only. Returns the benchmark ("" if none is chosen), words that select measurements, and other arguments."""
+    """Returns the benchmark in --only (or ""), the other words in --only, and other arguments."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--only", action="append", default=[])
     asked, rest = parser.parse_known_args(given)
@@ -133,7 +133,7 @@ def _listed() -> str:
 
 
 def main(given: list[str] | None = None) -> int:
-    """Measure and report. Returns the status: 130 after Ctrl-C, 143 after SIGTERM, 1 if nothing was measured."""
+    """Run a benchmark. Returns the status: 130 for Ctrl-C, 143 for SIGTERM, 1 without results."""
     name, words, rest = _chosen(given)
     if not name and rest == ["--list"]:
         print(_listed())

@@ -55,7 +55,7 @@ SMALL_ENTRIES: Final = 1_000_000
 
 ORDERED_BYTES_LEAST: Final = 64 * MB
 ORDERED_ROUNDS_MAX: Final = 10
-"""A short ledger is read repeatedly from the disk, so that the start of a read does not distort the result."""
+"""A short ledger is read repeatedly, so that the start of a read does not distort the result."""
 
 SIZES: Final = (100, 1024, 10 * 1024)
 """Sizes of the entries that are read before and after a compaction."""
@@ -66,7 +66,7 @@ SIZES_BYTES: Final = 200 * MB
 SIZES_ROUNDS: Final = 5
 
 ENTRY_OVERHEAD: Final = 34
-"""Bytes of an entry in the log in addition to its payload, with its share of the overhead of runs and batches."""
+"""Bytes of an entry in the log beyond its payload, including its share of runs and batches."""
 
 INDEX_SHARE: Final = 0.02
 SPARE_BYTES: Final = 2 * 10**9
@@ -103,14 +103,14 @@ class Filled:
     teller: Teller
     appending_s: float = 0.0
     samples: list[tuple[int, float]] = field(default_factory=list)
-    """Samples of each second of appending: the number of acknowledged entries, and the resident memory in MB."""
+    """Samples, one per second of appending: acknowledged entries, and resident memory in MB."""
 
     @classmethod
     @asynccontextmanager
     async def running(
         cls, folder: Path, _seconds: float, *, scale: Scale, entry_bytes: int, teller: Teller
     ) -> AsyncIterator["Filled"]:
-        """Run an empty bookie until the end of the block. Raises: Absent, if the disk is too small."""
+        """Run an empty bookie during the block. Raises: Absent if the disk is too small."""
         needed, free = scale.needed_bytes, shutil.disk_usage(folder).free
         if free < needed:
             raise Absent(f"it takes {needed:,} bytes in {folder}, where {free:,} are free")
@@ -250,7 +250,7 @@ class Filled:
     async def _rounds(
         self, name: str, once: Callable[[], Awaitable[tuple[int, float, float]]]
     ) -> list[Figures]:
-        """Measure the disk and the read in turn, because the load of a shared machine may change."""
+        """Measure the disk and the read in turn, because a shared machine's load may change."""
         found = []
         for _ in range(SIZES_ROUNDS):
             disk = await asyncio.to_thread(disk_mb_s, self.bookie.data)
@@ -271,7 +271,7 @@ def _tenths(samples: list[tuple[int, float]], entries: int) -> Figures:
 
 
 def _rate(name: str, disk_mb_s: float, size: int, took_s: float, cpu_s: float) -> Figures:
-    """The rate of a read, its share of the disk's rate, and the CPU time per MB of the process that reads."""
+    """The rate of a read, its share of the disk's rate, and the reader's CPU time per MB."""
     mb_s = size / MB / took_s
     return {
         f"{name} MB/s": mb_s,

@@ -1,4 +1,4 @@
-"""An SVG of a run: the goals with the figures measured for them, and the entries per second of each measurement."""
+"""An SVG of a run: the goals with their figures, and each measurement's entries per second."""
 
 import statistics
 from collections.abc import Sequence

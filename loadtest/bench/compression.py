@@ -81,7 +81,7 @@ class Relay:
 
     @contextlib.asynccontextmanager
     async def to(self, url: str) -> AsyncIterator[None]:
-        """Relay connections to the gateway at `url` until the end of the block. Sets the relay's own `url`."""
+        """Relay connections to the gateway at `url` during the block. Sets `self.url`."""
         host, port = url.removeprefix("http://").split(":")
 
         async def carry(
@@ -233,7 +233,7 @@ _CPU: Final = (
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """Plan rounds of all variants, then the bytes on the wire, and the calls that block the event loop."""
+    """Plan rounds of all variants, the bytes on the wire, and calls that block the event loop."""
     values = records(asked.records, 1)
     payload = sum(map(len, values)) / len(values)
     return Plan(

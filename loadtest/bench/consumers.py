@@ -175,7 +175,7 @@ class Ours:
     async def _periodic(
         self, below: str, body: Callable[[], bytes], every_s: float, connections: int
     ) -> Figures:
-        """Send a request of each consumer every `every_s` seconds, over a few connections, and measure the load."""
+        """Send each consumer's request every `every_s` seconds, and measure the load."""
         at = urlsplit(self.cluster.gateways[0])
         host, port = at.hostname, at.port
         assert host is not None
@@ -219,7 +219,7 @@ class Ours:
         return figures | answers | {"requests/s": len(times_s) / figures["s"]}
 
     async def _load(self, work: Callable[[], Awaitable[None]]) -> Figures:
-        """Run `work`, and measure the share of a core of each role and the requests to the metadata service."""
+        """Run `work`, and measure each role's share of a core, and the metadata requests."""
         before = await self._metadata_requests()
         with (meter := self._meter()):
             await work()
@@ -245,7 +245,7 @@ class Ours:
 
 
 class _Connection(asyncio.Protocol):
-    """A minimal HTTP/1.1 client for load: one request at a time, whose response must have a Content-Length."""
+    """A minimal HTTP/1.1 client: one request at a time. Responses need a Content-Length."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -300,7 +300,7 @@ _SHARES: Final = (
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """Plan commits and acks in rounds, and then consumers with periodic requests and without requests."""
+    """Plan rounds of commits and acks, then consumers with periodic requests and without any."""
     commits = []
     for count in asked.counts:
         commits.append(Work(_OURS, f"{count} commit", Ours.commits, (count,)))

@@ -30,7 +30,7 @@ class Disk:
         yield cls(folder, seconds)
 
     async def write(self, size: int, writers: int = _COPIES) -> Figures:
-        """Let each writer repeatedly write `size` bytes to its own file and sync them. MB/s are those of one writer."""
+        """Let each writer write and sync `size` bytes repeatedly. MB/s are those of one writer."""
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(asyncio.to_thread(self._write, self.folder / f"writer-{number}", size))

@@ -64,7 +64,7 @@ _PAD: Final = "x" * 60
 
 @asynccontextmanager
 async def ours(folder: Path) -> AsyncIterator[tuple[str, Pids]]:
-    """Run a gateway and three bookies. An append is acknowledged when two of the three bookies have synced it."""
+    """Run a gateway and three bookies, two of which sync an append before its acknowledgement."""
     data = folder / "cluster"
     data.mkdir()
     async with running(None, bookies=3, gateways=1, data=data, environment=_SETTINGS) as cluster:
@@ -117,7 +117,7 @@ class Scale:
     """Records per second that these readers get."""
 
     def count(self, size: int) -> int:
-        """Records of a stream that is read. The count is bounded, since each record needs an append to fill the stream."""
+        """Number of records in a stream to read. It is bounded, since each needs an append."""
         return min(self.read_bytes // size, _RECORDS_MAX)
 
 
@@ -296,7 +296,7 @@ class Reader(asyncio.Protocol):
         for record in _RECORD.finditer(whole):
             number = int(record[1])
             if number < self.seen:
-                continue  # the last connection broke before the reader got the offset after this record
+                continue  # seen before the last connection broke
             self.is_wrong |= number != self.seen
             self.seen = number + 1
             self.times_s.append(now - int(record[2]) / 1e9)

@@ -63,7 +63,7 @@ class Log:
             answer.raise_for_status()
 
     async def append(self, gateway: int, in_flight: int, count: int) -> Figures:
-        """Measure appends of `count` entries to the owner (gateway 0) or to the other gateway (1)."""
+        """Measure appends of `count` entries at the owner (gateway 0) or at gateway 1."""
         pids = {
             "owner": [self.cluster.pid("gateway-1")],
             "other": [self.cluster.pid("gateway-2")],

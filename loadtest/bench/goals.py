@@ -13,7 +13,7 @@ from typing import Final
 from loadtest.bench.measure import Figures
 
 Rounds = Mapping[str, Sequence[Figures]]
-"""The figures of each measurement, round by round; empty in a round in which the measurement failed."""
+"""The figures of each measurement, round by round; empty for a round that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Goal:
     """The comparison with the bound: `<=` or `>=`."""
     bound: float
     beside: tuple[str, ...] = ()
-    """Measurements to compare with, of which the best is used. If empty, `bound` is an absolute value."""
+    """Measurements to compare with; the best one is used. If empty, `bound` is absolute."""
     beside_figure: str = ""
     """The figure of these measurements, if it is not `figure`."""
     per: float = 1
@@ -100,7 +100,7 @@ def _ours(work: str) -> str:
 LOAD: Final = _ours("the largest load")
 """The measurement before and after which memory is compared."""
 FLAT: Final = 1.1
-"""Highest ratio of the memory after the load to the memory before it. The allocators' noise is below a tenth."""
+"""Highest ratio of memory after and before the load. Allocators' noise is below a tenth."""
 _PUBLISHES: Final = tuple(f"JetStream: publish, {count}" for count in (1, 64, 256, 2000))
 _ADD_ENTRY: Final = "BookKeeper: asyncAddEntry, "
 _NATS_64: Final = "JetStream: publish, 64"

@@ -36,7 +36,7 @@ TABLES: Final = (
 async def opened(
     cluster: Cluster, seconds: float, count: int, begin: Callable[[int], Awaitable[object]]
 ) -> Figures:
-    """Call `begin` with each number below `count`, a few at a time. Measures the added memory, and an idle time after it."""
+    """Call `begin` `count` times, a few at once. Measures the added memory, and an idle time."""
     meter = Meter(cluster.pids({kind: kind for kind in KINDS}))
     before, began = meter.memory(sum), clock()
     await for_each(range(count), begin, _OPENED_IN_FLIGHT)
@@ -119,7 +119,7 @@ OPTIONS: Final = {
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """Plan the measurements of an empty gateway, ledgers, logs and connections, one after the other."""
+    """Plan measurements without anything open, and then of ledgers, logs and connections."""
     return Plan(
         (
             Work("gateway", "nothing is open", Gateway.nothing),

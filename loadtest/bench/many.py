@@ -44,7 +44,7 @@ ANALYZE;
 _HOURS_S: Final = 3600.0
 _STATUS_ASKED: Final = 20
 _GROWS: Final = 2.0
-"""Highest ratio of the cost per ledger with the most ledgers to that with the fewest (chosen by judgement)."""
+"""Highest ratio of the cost per ledger with most and with fewest ledgers (chosen by judgement)."""
 
 
 @asynccontextmanager
@@ -112,7 +112,7 @@ OPTIONS: Final = {"ledgers": ((10_000, 100_000), "numbers of ledgers")}
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """Plan each number of ledgers. Goals compare the cost per ledger of the largest number with the smallest."""
+    """Plan each number of ledgers. Goals compare the cost per ledger of the last and the first."""
     names = {f"{count:,} ledgers": count for count in asked.ledgers}
     first, *_, last = (*names, *names)
     return Plan(

@@ -33,7 +33,9 @@ R = TypeVar("R")
 
 KIB: Final = 1024
 ROLES: Final = ("client", "gateway", "servers", "others")
-"""Roles of processes. Bookies and JetStream's servers are `servers`; metadata, databases and ZooKeeper are `others`."""
+"""Roles of processes. `servers` are bookies and servers of JetStream; `others` are metadata
+services, databases and ZooKeeper.
+"""
 
 Figures = dict[str, float]
 """The figures of one round of a measurement, by name; empty if the round failed."""
@@ -52,7 +54,7 @@ class Meter:
     """Measures the time of a `with` block, and the CPU and memory of each role during the block."""
 
     def __init__(self, pids: Pids, *, families: Collection[str] = ()) -> None:
-        """`families`: roles whose processes include all their children, even those that end in the block."""
+        """`families`: roles whose processes include their children, even ended ones."""
         self._roles = {role: [psutil.Process(pid) for pid in own] for role, own in pids.items()}
         self._families = families
         self._began = 0.0
@@ -96,7 +98,7 @@ class Meter:
         }
 
     def figures(self, entries: int, size: int, times_s: Sequence[float] = ()) -> Figures:
-        """The figures of a block with `entries` entries of `size` bytes. `times_s`: the latencies of the calls."""
+        """Figures of a block with `entries` entries of `size` bytes. `times_s`: latencies."""
         megabytes = entries * size / 1e6
         found = {"entries/s": entries / self.seconds, "MB/s": megabytes / self.seconds}
         found |= percentiles(times_s)
@@ -114,7 +116,7 @@ class Meter:
         return {f"{role} %": 100 * taken / self.seconds for role, taken in self.cpu_s.items()}
 
     def memory(self, of: Callable[[Iterable[float]], float]) -> Figures:
-        """The resident memory of each role in MB: of the largest process (`max`), or of all processes (`sum`)."""
+        """Resident MB of each role: of the largest process (`max`), or of all (`sum`)."""
         return {
             role: of(self._ask(role, lambda each: each.memory_info().rss / 1e6))
             for role in self._roles
@@ -154,7 +156,7 @@ def during(seconds: float) -> Iterator[float]:
 
 
 async def at_a_rate(count: int, rate: float, begin_s: float = 0.0) -> AsyncIterator[int]:
-    """Yield the numbers below `count`, `rate` per second. After a delay, late numbers follow at once."""
+    """Yield the numbers below `count`, `rate` per second. Late numbers follow at once."""
     loop = asyncio.get_running_loop()
     start = loop.time() + begin_s
     for number in range(count):
@@ -163,7 +165,7 @@ async def at_a_rate(count: int, rate: float, begin_s: float = 0.0) -> AsyncItera
 
 
 async def for_each(items: Iterable[T], call: Callable[[T], Awaitable[R]], at_once: int) -> list[R]:
-    """Call with each item, with `at_once` concurrent calls. Returns the results in the order of the items."""
+    """Call with each item, `at_once` calls at a time. Returns the results in the items' order."""
     left = enumerate(items)
     found: dict[int, R] = {}
 
@@ -194,7 +196,7 @@ async def appends(
 async def repeated(
     meter: Meter, steps: Sequence[Step], seconds: float, *, size: int = 1, count: int = 1
 ) -> Figures:
-    """Call all steps concurrently, each repeatedly, until the time is over or one of them has no work left."""
+    """Repeat all steps concurrently, until the time is over or one step has no work left."""
     times_s: list[float] = []
     is_over = False
 

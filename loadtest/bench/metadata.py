@@ -52,7 +52,7 @@ _INDEXES: Final = """
 SELECT indexname, indexdef FROM pg_indexes
     WHERE tablename IN ('ledgers', 'ledger_members') AND indexname NOT LIKE '%_pkey'
 """
-"""Indexes to drop before the inserts and to create afterwards, which is faster than updating them."""
+"""Indexes to drop before the inserts and create again, which is faster than updating them."""
 _LEDGERS: Final = """
 INSERT INTO ledgers (ledger_id, version, body, attempt)
     SELECT n, l.version, jsonb_set(l.body, '{{fragments,0,bookies}}', jsonb_build_array(
@@ -209,7 +209,7 @@ _FIGURES: Final = ("entries/s", "p50 ms", "service us", "database us", "all us")
 
 
 def plan(asked: argparse.Namespace, teller: Teller) -> Plan:
-    """Plan all requests with each number of ledgers. `service us` is the CPU per request, valid on a busy machine too."""
+    """Plan all requests with each number of ledgers. `service us` is the CPU per request."""
     names = {f"{count:,} ledgers": count for count in asked.ledgers}
     first, *_, last = (*names, *names)
     return Plan(

@@ -72,7 +72,7 @@ class LoneBookie:
 
     @property
     def cpu_s(self) -> float:
-        """CPU time of the bookie's threads in seconds, from the scheduler (more precise than clock ticks)."""
+        """CPU seconds of the bookie's threads, from the scheduler, not from clock ticks."""
         tasks = Path(f"/proc/{self._cluster.pid(self.name)}/task").glob("*/schedstat")
         return sum(int(task.read_text(encoding="ascii").split()[0]) for task in tasks) / 1e9
 
@@ -84,7 +84,7 @@ class LoneBookie:
 
 @asynccontextmanager
 async def lone_bookie(folder: Path) -> AsyncIterator[LoneBookie]:
-    """Run a bookie and a metadata service, without gateways and autorecovery. The data is deleted after the block."""
+    """Run a bookie without gateways and autorecovery. Deletes the data after the block."""
     # The metadata does not have the bookie's ledgers, so the bookie must not ask for them.
     environment = {"COLLECT_S": "86400"}
     with (
@@ -118,7 +118,7 @@ def drop_cache(data: Path) -> None:
 
 
 def disk_mb_s(data: Path) -> float:
-    """The rate of reading the bookie's log files directly, one after another, in calls of READ_BYTES."""
+    """The rate of reading the bookie's log files in order, in calls of READ_BYTES."""
     drop_cache(data)
     began, size = clock(), 0
     buffer = bytearray(READ_BYTES)
@@ -216,7 +216,7 @@ class Filler:
         )
 
     async def ordered(self) -> tuple[int, int, float]:
-        """Read the long ledger from its beginning. Returns the number of entries, the bytes of runs, and the seconds."""
+        """Read the long ledger from its beginning. Returns entries, bytes of runs, and seconds."""
         end, long = self.next[self.long], self.long
         began = clock()
 
@@ -227,7 +227,7 @@ class Filler:
         return count, size, clock() - began
 
     async def random(self, chance: random.Random) -> tuple[float, list[float]]:
-        """Read single random entries. Returns the reads per second, and the seconds of each read."""
+        """Read single random entries. Returns reads per second, and seconds of each read."""
         filled = [ledger for ledger in self._ledgers if self.next[ledger]]
         places = [
             (ledger, chance.randrange(self.next[ledger]))

@@ -104,7 +104,7 @@ class Ours:
         return figures
 
     async def submit(self) -> Figures:
-        """Measure `Ledger.submit` of the sync client in one thread, which waits only while the queue is full."""
+        """Measure `Ledger.submit` of the sync client in one thread."""
         return await asyncio.to_thread(self._submit)
 
     def _submit(self) -> Figures:
@@ -128,13 +128,13 @@ class Ours:
         return await self._requests(payload_of(KIB), _OCTETS, in_flight, KIB)
 
     async def ledgers(self, count: int) -> Figures:
-        """Measure 64 concurrent requests with one entry each, to `count` open ledgers in turn, so nothing is batched."""
+        """Measure 64 concurrent requests, to `count` ledgers in turn, so nothing is batched."""
         following = cycle([self._url(ledger) for ledger in await self._open(count)])
         payload = payload_of(KIB)
         return await self._appends(lambda: self._post(next(following), payload, _OCTETS), 64)
 
     async def _open(self, count: int) -> Sequence[Ledger]:
-        """Create `count` ledgers with one entry each, which stay open from the first round to the last."""
+        """Create `count` ledgers with one entry each, which stay open in all rounds."""
         if count not in self._open_ledgers:
 
             async def opened(_number: int) -> Ledger:
@@ -146,7 +146,7 @@ class Ours:
         return self._open_ledgers[count]
 
     async def wrk(self, connections: int) -> Figures:
-        """Measure requests with one entry each, sent by wrk, which takes less CPU than a client in Python."""
+        """Measure requests with one entry each, sent by wrk, which takes little CPU."""
         async with self._new_ledger() as ledger:
             await ledger.append(b"open")
             return await wrk.appends(Meter(self.pids), self._url(ledger), connections, self.seconds)
@@ -248,7 +248,7 @@ class Ours:
         return meter.figures(window.sent, KIB)
 
     async def tail(self) -> Figures:
-        """Measure the latency from just before an append until a reader that follows the ledger has the entry."""
+        """Measure the latency from before an append until a following reader has the entry."""
         records = max(1, round(_TAIL_RATE * self.seconds))
         scale = tail.Scale(1, 1, records, _TAIL_RATE, is_log=False)
         followed = await tail.run(scale, self.cluster)
@@ -301,7 +301,7 @@ class Ours:
         return {"ms": (ended - began) * 1e3}
 
     async def death(self) -> Figures:
-        """Measure 64 concurrent appends while a bookie of the ledger is killed, and a fourth bookie replaces it."""
+        """Measure 64 concurrent appends while a bookie is killed, and a fourth one replaces it."""
         ends: list[float] = []
         failed, payload = 0, payload_of(KIB)
 

@@ -51,7 +51,7 @@ class Columns:
 
     title: str
     figures: Sequence[str] = ()
-    """Names of the figures; empty for all. `least` and `most` are the extremes of `entries/s` over the rounds."""
+    """Names of figures; empty for all. `least` and `most` are extremes of `entries/s`."""
     system: str = ""
     """Shows only measurements of systems whose names begin with this."""
     is_turned: bool = False
@@ -74,7 +74,7 @@ class Plan:
     """Text for the report about the run, in addition to its time and its rounds."""
     goals: Sequence[Goal] = ()
     may_fail: Collection[str] = ()
-    """Systems that may fail. If a measurement of such a system fails, the round goes on without it."""
+    """Systems that may fail. If their measurement fails, the round goes on without it."""
     is_apart: bool = False
     """Whether systems run one after another. Otherwise all systems run until the end."""
     takes_turns: bool = False

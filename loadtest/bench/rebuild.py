@@ -45,7 +45,7 @@ async def _started(_folder: Path, _seconds: float) -> AsyncIterator[Cluster]:
 
 
 async def _measured(cluster: Cluster, count: int) -> Figures:
-    """Measure a rebuild with `count` ledgers in this cluster. The time of storing the copies is reported separately."""
+    """Measure a rebuild with `count` ledgers. The time of storing the copies is separate."""
     async with aiohttp.ClientSession(headers=cluster.headers) as session:
         row = await _closed_row(cluster)
         began = time.perf_counter()

@@ -117,7 +117,7 @@ class RowSource(DataSource):
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """A Spark session, a cluster, and rows to write. Its methods block, because Spark must run in the main thread."""
+    """A Spark session, a cluster, and rows. Methods block, since Spark needs the main thread."""
 
     spark: SparkSession
     cluster: SparkCluster
@@ -158,7 +158,7 @@ class Ways:
             self.cluster.create(log)
 
     async def measure(self, name: str) -> Figures:
-        """Measure one way: rows per second, and CPU seconds of each kind of process per million rows."""
+        """Measure one way: rows per second, and CPU seconds by kind per million rows."""
         before, began = _cpu_s(self.cluster), time.perf_counter()
         WAYS[name](self)
         seconds, after = time.perf_counter() - began, _cpu_s(self.cluster)
@@ -196,7 +196,7 @@ WAYS: Final[dict[str, Callable[[Ways], None]]] = {
 
 
 def _cpu_s(cluster: SparkCluster) -> dict[str, float]:
-    """CPU seconds so far by kind of process: this process and its descendants, even those that have ended."""
+    """CPU seconds by kind of process: this process and its descendants, even ended ones."""
     me, theirs = psutil.Process(), psutil.Process(cluster.pid)
     servers = {theirs, *theirs.children(recursive=True)}
     spent = dict.fromkeys(_KINDS, 0.0)
@@ -215,7 +215,7 @@ def _kind(server: psutil.Process) -> str:
 
 
 def _frame(spark: SparkSession, path: Path, rows: int) -> DataFrame:
-    """Write rows of 39 bytes to a Parquet file, as in the design's measurements, and return its frame."""
+    """Write rows of 39 bytes, as in the design's measurements, to Parquet and return the frame."""
     made = spark.range(rows, numPartitions=_PARTITIONS)
     made.selectExpr("lpad(CAST(id AS string), 39, '0') AS value").write.parquet(str(path))
     return spark.read.parquet(str(path)).coalesce(_PARTITIONS)

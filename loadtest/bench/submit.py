@@ -79,7 +79,7 @@ async def _async(url: str, count: int) -> tuple[float, float]:
 
 
 async def _waiting(url: str, count: int, tasks: int) -> tuple[float, float]:
-    """Run tasks that wait for each append before the next one. Returns the seconds, and the CPU seconds."""
+    """Run tasks that wait for each append before the next. Returns seconds, and CPU seconds."""
     async with client.Client(url) as opened:
         log, left = opened.log("bench"), repeat(_LARGER, count)
 

@@ -213,7 +213,7 @@ async def run(scale: Scale, cluster: Cluster) -> Followed:
 
 
 async def _follow(cluster: Cluster, scale: Scale) -> Figures:
-    """Measure readers that follow the tail. Raises: Wrong if a reader missed a record or saw a wrong one."""
+    """Measure readers that follow the tail. Raises: Wrong if a reader saw wrong records."""
     followed = await run(scale, cluster)
     if followed.wrong:
         raise Wrong(f"{followed.wrong} of {scale.readers} readers were wrong: {followed.figures}")

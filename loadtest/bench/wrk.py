@@ -18,7 +18,7 @@ async def appends(meter: Meter, url: str, connections: int, seconds: float) -> F
         raise Absent("wrk is not installed (apt-get install wrk)")
     # wrk accepts only whole seconds, at least one.
     duration = f"-d{max(1, round(seconds))}s"
-    # On a busy disk an answer may take seconds. The timeout makes it count as a latency, not as an error.
+    # An answer that takes seconds on a busy disk counts as a latency, not as an error.
     argv = [
         wrk, "-t1", f"-c{connections}", duration, "--timeout", "30s", "-s", str(_SCRIPT), url, "--", str(KIB),
     ]  # fmt: skip

@@ -36,7 +36,7 @@ _STOP_S: Final = 20.0
 _ANSWER_S: Final = 60.0
 """Deadline for an answer of the client, in addition to the time of the measurement."""
 _WARM_UP: Final = 2.0
-"""Duration of the appends before the first measurement, in measurements. Meanwhile the JVMs compile their code."""
+"""Duration of the appends that let the JVMs compile their code first, in measurements."""
 
 _ZOOKEEPER: Final = """
 tickTime=1000
@@ -126,7 +126,7 @@ class BookKeeper:
         return figures
 
     async def read(self, how: str, limit: int) -> Figures:
-        """Measure reads of a ledger in order. `how`: `batched` or `ranges`; `limit`: entries per request."""
+        """Measure reads in order. `how`: `batched` or `ranges`; `limit`: entries per request."""
         if self._filled is None:
             self._filled = await self._create()
             await self._ask("fill", self._filled, to_read(self._seconds))
@@ -142,7 +142,7 @@ class BookKeeper:
         return {"ms": told["s"] * 1e3}
 
     async def death(self) -> Figures:
-        """Measure 64 concurrent appends while a bookie of the ledger is killed, and a fourth bookie replaces it."""
+        """Measure 64 concurrent appends while a bookie is killed, and a fourth one replaces it."""
         ledger = await self._create()
         self._start_bookie(4)
         try:
@@ -299,7 +299,7 @@ class BookKeeper:
             ) from error
         finally:
             if told is None and self._client is not None:
-                # Kill the client: a late answer would be mistaken for the answer to the next command.
+                # A late answer would be mistaken for the answer to the next command.
                 self._client.kill()
                 await self._end_client()
         if (why := told.pop("error", None)) is not None:
@@ -317,7 +317,7 @@ class BookKeeper:
 
 
 def _figures(meter: Meter, told: Figures, size: int = KIB) -> Figures:
-    """The figures of a measurement, by the client's own time: the command also includes communication."""
+    """The figures of a measurement, by the client's own time, without communication."""
     meter.seconds = told["s"]
     latencies = {name: value for name, value in told.items() if name.startswith("p")}
     return meter.figures(round(told["entries"]), size) | latencies

@@ -32,9 +32,9 @@ ROLES: Final = ("gateway", "bookie", "metadata", "autorecovery", "operator", "mo
 """The roles of processes. `net/identity.py` defines what each role may do."""
 
 AUTHORITY_DAYS: Final = 3650
-"""Default validity of an authority: ten years, because a new one must be copied to every host (chosen by judgement)."""
+"""Default validity of an authority: ten years, since every host needs a copy (by judgement)."""
 DAYS: Final = 365
-"""Default validity of a certificate: a year, for yearly renewals (chosen by judgement). Alerts fire 14 days before."""
+"""Default validity of a certificate: a year, for yearly renewals (chosen by judgement)."""
 
 _AUTHORITY: Final = "ca"
 _ISSUED: Final = "issued.txt"
@@ -50,7 +50,7 @@ _LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re
 
 
 class CertificateRefused(ValueError):
-    """A certificate can't be made as requested, or a file is not a certificate; the message says why."""
+    """A certificate can't be made as requested, or a file is not a certificate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Description:
 
 
 def create_authority(folder: Path, cluster: str, *, days: int = AUTHORITY_DAYS) -> Path:
-    """Create an authority for a cluster and return its certificate's file. Raises: FileExistsError, CertificateRefused."""
+    """Create an authority; returns its file. Raises: FileExistsError, CertificateRefused."""
     Subject(
         cluster, "operator", "authority"
     )  # raises if no certificate may contain the cluster's name
@@ -196,7 +196,7 @@ def revoke(folder: Path, role: str, name: str) -> int:
 
 
 def read_revoked(file: Path) -> frozenset[tuple[bytes, int]]:
-    """Issuer and serial number of the certificates that a file's lists revoke. Raises: OSError, CertificateRefused."""
+    """Issuers and serial numbers of revoked certificates. Raises: OSError, CertificateRefused."""
     try:
         return _revoked_of(file.read_bytes())
     except ValueError as error:
@@ -237,7 +237,7 @@ def _builder(
     latest: datetime | None = None,
     path_length: int | None = None,
 ) -> x509.CertificateBuilder:
-    """Build an unsigned certificate. `path_length` is set only for an authority's own certificate."""
+    """Build an unsigned certificate. `path_length` is set only for an authority itself."""
     if days < 1:
         raise CertificateRefused("a certificate must be valid for at least one day")
     now = datetime.now(UTC)
@@ -370,7 +370,7 @@ def _write(
     *,
     replaces: bool,
 ) -> Path:
-    """Write the key, which only its owner can read, and then the certificate. Returns the certificate's file."""
+    """Write the key, readable only by its owner, and the certificate, whose file it returns."""
     file = folder / f"{name}.pem"
     for path in (file, key_file(file)):
         if not replaces and path.exists():

@@ -29,10 +29,10 @@ _BY_CODE: dict[str, type["QuorumLogError"]] = {}
 
 
 class QuorumLogError(Exception):
-    """A defect of quorumlog, or a state that should never occur. The service's log has the details."""
+    """A defect of quorumlog, or a state that should not occur. The service's log has details."""
 
-    # Invariant: an error never changes after its construction, because one task may raise the error while
-    # another task reads it. Code that knows more about what happened raises a new error (`replace`).
+    # Invariant: an error never changes after its construction: one task may raise it while
+    # another task reads it. Code that knows more about it raises a new error (`replace`).
 
     code: str = "internal-error"
     status: int = 500
@@ -54,7 +54,7 @@ class QuorumLogError(Exception):
     extra_headers: Mapping[str, str]
 
     member_headers: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Members of the problem document that the response repeats as headers: member name to header name."""
+    """Members of the problem document that are headers too: names of members and headers."""
 
     def __init_subclass__(
         cls,
@@ -126,7 +126,7 @@ class QuorumLogError(Exception):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Reject all attributes except those that Python itself sets, such as the traceback and the cause."""
+        """Reject all attributes except those that Python sets, such as the traceback."""
         if not name.startswith("__"):
             raise AttributeError(f"{name}: an error is not changed; raise another one")
         super().__setattr__(name, value)
@@ -136,7 +136,7 @@ class QuorumLogError(Exception):
         return f"{type(self).__name__}({self.code}: {self.detail})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the class and all fields, so that errors can cross processes (multiprocessing, Spark)."""
+        """Pickle class and fields: errors cross processes (multiprocessing, Spark)."""
         return (_rebuild, (type(self), self.detail, self.__dict__))
 
     @property
@@ -200,7 +200,7 @@ class NotFound(QuorumLogError, status=404, outcome=NOT_DONE):
 
 
 class Superseded(QuorumLogError, status=409, outcome=NOT_DONE):
-    """Another client or process changed the state; the caller must read the new state before a retry."""
+    """Another client or process changed the state: read the new state before a retry."""
 
 
 class Unavailable(QuorumLogError, status=503, retryable=True, outcome=NOT_DONE, retry_after_s=1):
@@ -230,7 +230,7 @@ class Unauthenticated(Refused, status=401, title="The caller is not known"):
 
 
 class Forbidden(Refused, title="Not allowed"):
-    """The caller may not do this: its token lacks a grant, or its web page's origin is not in `CORS_ORIGINS`."""
+    """The caller's token lacks a grant, or its web page's origin is not in `CORS_ORIGINS`."""
 
 
 class CallerRefused(Refused, title="The caller's certificate does not allow this"):
@@ -252,7 +252,7 @@ class WrongPassword(Refused, title="The ledger's password is missing or wrong"):
 
 
 class StaleProducer(Refused, title="A newer epoch of this producer exists"):
-    """A producer with the same id has written under a higher epoch, which the header `Producer-Epoch` names."""
+    """A producer with this id has written under a higher epoch, which `Producer-Epoch` names."""
 
     member_headers = MappingProxyType({"producer_epoch": header.PRODUCER_EPOCH})
 
@@ -270,7 +270,7 @@ class NoSuchEntry(NotFound, title="The ledger ends before this entry"):
 
 
 class NotYetConfirmed(NotFound, title="The entry is not confirmed yet", retryable=True):
-    """The entry is beyond the last-add-confirmed of a ledger that is not closed. The entry may exist later."""
+    """The entry is not confirmed yet, and the ledger is not closed. The entry may exist later."""
 
 
 class NoSuchLog(NotFound, title="No such log"):
@@ -278,7 +278,7 @@ class NoSuchLog(NotFound, title="No such log"):
 
 
 class LogDeleted(NoSuchLog, status=410, title="The log is deleted, and forks of it are not"):
-    """The log was deleted, but forks of it exist. The log's name is free once the last fork is deleted."""
+    """The log was deleted, but has forks. Its name is free again once the last fork is deleted."""
 
 
 class NoSuchConsumer(NotFound, title="No such consumer"):
@@ -298,7 +298,7 @@ class NoSuchTransaction(NotFound, title="No such transaction"):
 
 
 class NoSuchToken(NotFound, title="No such access token"):
-    """There is no access token with this id: it never existed, it was revoked, or it expired long ago."""
+    """No access token has this id: it never existed, was revoked, or expired long ago."""
 
 
 class MethodNotAllowed(Invalid, status=405, title="The route does not have this method"):
@@ -356,7 +356,7 @@ class IncarnationUsed(Superseded, title="The incarnation belongs to another dire
 
 
 class LedgerClosed(Superseded, title="The ledger is closed"):
-    """The ledger is closed: it accepts no further entries, and its last entry is final (`last_entry`)."""
+    """The ledger is closed: it accepts no further entries after its last one (`last_entry`)."""
 
 
 class LedgerFenced(Superseded, title="The ledger is fenced"):
@@ -374,7 +374,7 @@ class OwnedByLog(Superseded, title="The ledger belongs to a log"):
 
 
 class WriterLost(Superseded, title="The ledger's writer is gone", outcome=UNKNOWN):
-    """The only process that could write to this ledger is gone or silent. Recover the ledger to learn its end."""
+    """The ledger's only writer is gone or silent. Recover the ledger to learn its end."""
 
 
 class NotTheOwner(
@@ -388,7 +388,7 @@ class NotTheOwner(
 class EntryConflict(
     Superseded, title="Other bytes are stored under the entry's id", outcome=UNKNOWN
 ):
-    """A bookie stores different bytes under the id of an entry that the writer sent. The writer can't continue."""
+    """A bookie has other bytes under the id of an entry, so the ledger's writer can't continue."""
 
 
 class LogExists(Superseded, title="The log exists with other settings"):
@@ -396,7 +396,7 @@ class LogExists(Superseded, title="The log exists with other settings"):
 
 
 class LogProtected(Superseded, title="The log is protected from deletion"):
-    """The log has `deletion_protection`. Switch the protection off to delete, truncate or overwrite the log."""
+    """The log has `deletion_protection`. Switch it off to delete, truncate or overwrite the log."""
 
 
 class LogClosed(Superseded, title="The log is closed"):
@@ -415,7 +415,7 @@ class LogReplaced(Superseded, title="The log was deleted and created again"):
 
 
 class LeaseHeld(Superseded, title="Another holder has the lease"):
-    """`holder` has this consumer's lease for another `expires_in_ms` milliseconds, and may renew the lease."""
+    """`holder` has the consumer's lease for another `expires_in_ms` ms, and may renew the lease."""
 
 
 class LeaseLost(Superseded, title="The lease was lost"):
@@ -425,7 +425,7 @@ class LeaseLost(Superseded, title="The lease was lost"):
 
 
 class PositionBehind(Superseded, title="The committed offset is already higher"):
-    """The consumer's committed offset (`offset`) is above the requested one. Only a reset can lower it."""
+    """The committed offset (`offset`) is above the requested one. Only a reset can lower it."""
 
 
 class RequestOutdated(Superseded, title="The request may be an old retry", outcome=UNKNOWN):
@@ -454,7 +454,7 @@ class SequenceGap(
 
 
 class StreamSeqRegression(Superseded, title="A later stream sequence was appended before"):
-    """`Stream-Seq` is not above the stream's last sequence, compared byte by byte. Nothing was appended."""
+    """`Stream-Seq` is not above the stream's last one, byte by byte. Nothing was appended."""
 
 
 class StreamConflict(Superseded, title="The stream exists with other settings"):
@@ -479,7 +479,7 @@ class TransactionAborted(Superseded, title="The transaction is aborted"):
 
 
 class OffsetTruncated(Superseded, status=410, title="The records at this offset were dropped"):
-    """The offset is below the log's first offset (`first_offset`): the records at this offset were dropped."""
+    """The offset is below `first_offset`: the log has dropped its records before that offset."""
 
 
 class OffsetBeyondEnd(Invalid, status=416, title="The log ends before this offset"):
@@ -501,7 +501,7 @@ class LossNotProven(Superseded, title="It is not proven that the entries are los
 
 
 class VersionConflict(Superseded, status=412, title="The version has changed"):
-    """The object was changed: its version is not the one in `If-Match`. `current` has its current state."""
+    """The version is not the one in `If-Match`. `current` has the object's current state."""
 
 
 class AlreadyDone(Superseded, title="An earlier copy of the request was carried out"):
@@ -563,7 +563,7 @@ class MetadataUnavailable(Unavailable, title="The metadata can't be reached"):
 
 
 class MetadataBusy(MetadataUnavailable, title="Too many listings at once"):
-    """The metadata service has reached its limit of concurrent listings. It still serves other requests."""
+    """The metadata service has too many concurrent listings. It serves other requests."""
 
 
 class DatabaseWentBack(
@@ -587,7 +587,7 @@ class ReadOnly(Unavailable, title="Bookies are read-only"):
 
 
 class ShuttingDown(ReadOnly, title="The process is shutting down"):
-    """The process is shutting down and accepts no new requests. Send the request to another process."""
+    """The process is shutting down. Send the request to another process."""
 
 
 class QuorumTimeout(

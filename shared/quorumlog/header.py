@@ -19,7 +19,7 @@ WRITER_TOKEN: Final = "Writer-Token"  # noqa: S105
 FENCING_TOKEN: Final = "Fencing-Token"  # noqa: S105
 """The fencing token of a consumer's lease."""
 CONSUMERS_VERSION: Final = "Consumers-Version"
-"""In a response about consumers: a version that grows with their changes. In a request: the highest version seen."""
+"""A version that grows with changes of consumers. Requests send the highest one seen."""
 PRODUCER_ID: Final = "Producer-Id"
 PRODUCER_EPOCH: Final = "Producer-Epoch"
 PRODUCER_SEQ: Final = "Producer-Seq"
@@ -28,12 +28,12 @@ PRODUCER_SINCE: Final = "Producer-Since"
 PRODUCER_DUPLICATE: Final = "Producer-Duplicate"
 
 APPENDS_PROTOCOL: Final = "quorumlog.appends"
-"""WebSocket subprotocol (`Sec-WebSocket-Protocol`) in which each message is one append and gets one answer."""
+"""WebSocket subprotocol in which each message is one append and gets one answer."""
 
 AUDITED: Final = "Quorumlog-Audited"
 """Between processes: the client's audited request that caused this change."""
 FORWARDED_WRITER: Final = "X-Forwarded-Writer"
-"""Between processes: the instance that the sender considers to be the writer of the ledger or log (rule 11)."""
+"""Between processes: the instance that the sender considers to be the writer (rule 11)."""
 WITNESSES: Final = "Quorumlog-Witnesses"
 """Between processes: a request lists witnesses that the database must contain, checked in the
 request's transaction or snapshot. The response lists the witnesses that the sender keeps in their

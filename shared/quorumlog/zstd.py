@@ -1,4 +1,4 @@
-"""The module `zstd`: from the standard library (Python 3.14 or later), otherwise from the package `backports.zstd`."""
+"""The module `zstd` of the standard library (Python 3.14 or later) or of `backports.zstd`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The commands `quorumlog bookie …`, and `quorumlog repair …`, which control the repair of missing copies."""
+"""The commands `quorumlog bookie …`, and `quorumlog repair …` for missing copies."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -99,7 +99,7 @@ def _ask_cookie(method: str, name: str, metadata: str, body: dict[str, Any] | No
 
 
 def _is_own_marker(directory: Path, local: Any) -> bool:
-    """Whether the cookie was written for this very directory, and not copied from another one (rule 15a)."""
+    """Whether the cookie was written for this directory, and not copied (rule 15a)."""
     identity = local.get("identity")
     try:
         return identity is None or bool((directory / "marker").stat().st_ino == identity["inode"])
@@ -211,7 +211,7 @@ def decommission(
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
 ) -> None:
-    """Remove a dead bookie from the list. Refused while the bookie is alive, or a ledger or repair names it."""
+    """Remove a dead bookie from the list. Refused while it is alive or any ledger names it."""
 
     async def work(client: Client) -> dict[str, Any]:
         path = f"/v1/bookies/{quote(bare(name))}"
@@ -255,7 +255,7 @@ async def _set_state(client: Client, name: str, state: str) -> dict[str, Any]:
 async def _follow_drain(
     look: Callable[[], Awaitable[dict[str, Any]]], timeout_s: float | None
 ) -> dict[str, Any]:
-    """Call `look` until the drain is done or the timeout ends. Shows a progress bar on standard error."""
+    """Call `look` until the drain is done or times out. Shows a bar on standard error."""
     end = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with bar_of(*columns, TimeElapsedColumn()) as progress:
@@ -331,7 +331,7 @@ def trigger() -> None:
 
 @repair_app.command()
 def check() -> None:
-    """Compare all copies of all ledgers now, and repair missing copies; `status` shows the progress."""
+    """Compare all copies of all ledgers now, and repair missing ones; see `repair status`."""
 
     async def work(client: Client) -> Any:
         return await ask("POST", f"{await auditor(client)}/v1/checks")

@@ -1,4 +1,4 @@
-"""The commands `quorumlog cluster …`, and `quorumlog metadata …`, which send requests to the metadata service."""
+"""The commands `quorumlog cluster …`, and `quorumlog metadata …` for the metadata service."""
 
 import asyncio
 import base64
@@ -167,7 +167,7 @@ def accept(
 def new_key(
     file: Annotated[Path, typer.Argument(help="The key file. It is created if it does not exist.")],
 ) -> None:
-    """Append a new key to a key file. The first key of the file is the one that encrypts (docs/guides/keys.md)."""
+    """Append a new key to a key file, whose first key encrypts (docs/guides/keys.md)."""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as keys:
         keys.write(base64.b64encode(secrets.token_bytes(32)).decode() + "\n")
 
@@ -180,7 +180,7 @@ def reseal(
         typer.Option(min=-1, help="Continue an earlier run: only ledgers with ids above this one."),
     ] = -1,
 ) -> None:
-    """Encrypt the keys of all ledgers with the first key of KEY_FILE. Afterwards its other keys are no longer needed."""
+    """Encrypt all ledgers' keys with the first key of KEY_FILE. Then it needs no other keys."""
     count, above = 0, after
     while above is not None:
         query = "" if above < 0 else f"?after={above}"
@@ -224,7 +224,7 @@ def rebuild(
         ),
     ] = None,
 ) -> None:
-    """Rebuild the metadata that the database lacks from the copies on bookies (docs/guides/rebuild.md)."""
+    """Rebuild the database's missing metadata from copies on bookies (docs/guides/rebuild.md)."""
     asked = {
         "dry_run": dry_run,
         "take_over": take_over,
@@ -237,7 +237,7 @@ def rebuild(
 
 
 async def _rebuild(url: str, ask: dict[str, Any]) -> dict[str, Any]:
-    """Run a rebuild and return its report. Progress goes to standard error. Raises: EndedEarly, QuorumLogError."""
+    """Run a rebuild, show its progress, return its report. Raises: EndedEarly, QuorumLogError."""
     through: int | None = None
 
     def note(line: dict[str, Any]) -> None:

@@ -244,7 +244,7 @@ def show(
 
 
 def _run(work: Callable[[Any], T]) -> T:
-    """Run work with the library and return its result. An error ends the command with the error's exit status."""
+    """Run work with the library. An error ends the command with the error's exit status."""
 
     def called() -> T:
         library: Any = _import_library()

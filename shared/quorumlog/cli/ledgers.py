@@ -78,7 +78,7 @@ def append(
     file: pipes.FileOption = None,
     framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
-    """Append entries: the arguments, or else the records of a file or of standard input as they arrive."""
+    """Append entries: the arguments, or the records of a file or standard input as they arrive."""
 
     async def work(client: Client) -> pipes.Places | None:
         ledger = client.ledger(ledger_id, password=password)
@@ -173,7 +173,7 @@ def change_password(
         typer.Option("--new-password", envvar="QUORUMLOG_NEW_PASSWORD", help="The new password."),
     ] = "",
 ) -> None:
-    """Change a ledger's password. Pass both passwords in the environment: all users of a machine can see arguments."""
+    """Change a ledger's password. Pass both in the environment: all users can see arguments."""
     print_object(
         run(
             lambda client: client.ledger(ledger_id, password=password).change_password(new_password)

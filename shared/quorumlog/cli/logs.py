@@ -94,7 +94,7 @@ def append_to_log(
         typer.Option(metavar="NAME=VALUE", help="A header of each record; repeatable."),
     ] = None,
 ) -> None:
-    """Append records exactly once: the arguments, or else the records of a file or of standard input."""
+    """Append records exactly once: the arguments, or the records of a file or standard input."""
     headers = _headers(header or [])
 
     def made(value: bytes) -> bytes | Record:
@@ -239,7 +239,7 @@ def set_log(
         typer.Option(min=1, help="Change only if the log has this version (`log show`)."),
     ] = None,
 ) -> None:
-    """Change the given limits of a log; 0 removes a limit. The change takes effect within seconds."""
+    """Change the given limits of a log within seconds; 0 removes a limit."""
     limits: dict[str, Any] = {
         "roll_bytes": roll_bytes,
         "roll_entries": roll_entries,

@@ -37,7 +37,7 @@ class NoAutorecovery(errors.NotFound, title="No process of autorecovery is alive
 class WorkEnded(
     errors.QuorumLogError, code="rebuild-ended", title="The rebuild ended early", travels=False
 ):
-    """Work that reports its progress ended without a result. Its changes stay, and the work may be repeated."""
+    """Work ended without a result. Its changes stay, and the work may be repeated."""
 
 
 async def ask(
@@ -100,7 +100,7 @@ async def read_lines(
                         async for line in answer.content:
                             yield orjson.loads(line)
                     finally:
-                        # Abort the connection after the last line: TLS would wait for the service's close.
+                        # Abort the connection: TLS would wait for the service's close.
                         if (held := answer.connection) is not None and held.transport is not None:
                             held.transport.abort()
                     return
@@ -160,7 +160,7 @@ async def autorecoveries(client: Client) -> Sequence[str]:
 async def ask_autorecovery(
     client: Client, method: str, path: str, body: dict[str, Any] | None = None
 ) -> Any:
-    """Like `ask`, for one process of autorecovery. The others learn of a change from the metadata service."""
+    """Like `ask`, for one process of autorecovery. Others see its change in the metadata."""
     return await ask(method, f"{(await autorecoveries(client))[0]}{path}", body)
 
 

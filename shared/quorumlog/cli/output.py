@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 GATEWAY: Final = "http://127.0.0.1:8080"
 TIMEOUT_S: Final = 30.0
-"""Default timeout: longer than a log's takeover after a gateway died, but not too long for a person to wait."""
+"""Default timeout: longer than a log's takeover, but not too long for a person to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ class EndedEarly(Exception):
 
 
 _WRONG_USAGE: Final[type[Exception]] = typer.BadParameter.__mro__[2]
-"""click's base class for wrong usage. Some versions of typer bundle click, and export only its subclass BadParameter."""
+"""click's base class for wrong usage. Some versions of typer export only BadParameter."""
 
 
 def is_json(arguments: Sequence[str]) -> bool:
-    """Whether errors are printed as JSON. Reads the unparsed arguments, since parsing them may be what fails."""
+    """Whether errors are printed as JSON. Reads unparsed arguments, since parsing may fail."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in options
 
@@ -152,13 +152,13 @@ def tell_interrupted() -> int:
 
 
 def pipe_closed() -> int:
-    """The exit status after the reader of standard output closed it. Discards output that is not flushed yet."""
+    """Discard unflushed output, and return the status for a closed standard output."""
     _drop_output()
     return ExitStatus.PIPE_CLOSED
 
 
 def flush_output() -> None:
-    """Flush standard output at exit. A failure was reported before, so Python must not report it again."""
+    """Flush standard output at exit. A failure was reported before and is ignored."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -189,7 +189,7 @@ def _tell(error: Exception) -> int:
 
 
 def _named(why: Exception | None) -> tuple[ExitStatus, str, str]:
-    """The exit status, code and detail of the error that ended a command. `why` is None for Ctrl-C."""
+    """The exit status, code and detail of a command's error. `why` is None for Ctrl-C."""
     if why is None:
         return ExitStatus.INTERRUPTED, "interrupted", "interrupted"
     if not isinstance(why, QuorumLogError):
@@ -228,7 +228,7 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmat
 
 
 def confirm_on_terminal(question: str, *, yes: bool) -> None:
-    """Ask a person to confirm what can't be undone. Scripts have no terminal, and are not asked. Raises: typer.Abort."""
+    """Ask for confirmation on a terminal; scripts are not asked. Raises: typer.Abort."""
     if not yes and sys.stdin.isatty():
         typer.confirm(question, abort=True, err=True)
 

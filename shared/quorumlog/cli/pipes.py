@@ -37,9 +37,9 @@ from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
 
 _CHUNK: Final = 1 << 18
 _GROUP: Final = 1000
-"""Records that are submitted with one future: a future per record took half of the time of an append."""
+"""Records per future: one future per record took half of the time of an append."""
 _SETTLE_S: Final = 2.0
-"""How long the first Ctrl-C waits for outstanding answers (chosen by judgement). A second Ctrl-C does not wait."""
+"""How long the first Ctrl-C waits for answers; a second one does not (chosen by judgement)."""
 _CHUNKS_AHEAD: Final = 8
 _LENGTH: Final = struct.Struct(">I")
 _RECORD_BYTES_MAX: Final = 64 << 20
@@ -196,7 +196,7 @@ class _Sending:
     last: int | None = None
 
     def take(self) -> None:
-        """Add the oldest group, whose future is done, to the totals. Raises what the future raises."""
+        """Add the oldest group, which is done, to the totals. Raises what its future raises."""
         future, count, size = self.under_way.popleft()
         self.queued_bytes -= size
         done = future.result()
@@ -287,7 +287,7 @@ async def _settled(sending: _Sending) -> BaseException | None:
 async def _stopped(
     sending: _Sending, words: tuple[str, str], why: Exception | None, failed: BaseException | None
 ) -> EndedEarly:
-    """Make the error that says which records were or may have been appended. `failed`: the error of a group, if any."""
+    """The error that says which records were appended. `failed`: a group's error, if any."""
     rest = [future for future, _, _ in sending.under_way]
     if rest and not isinstance(failed, TimeoutError):
         await asyncio.wait(rest, timeout=_SETTLE_S)
@@ -378,7 +378,7 @@ async def write_items(
 def _write_all(data: bytes) -> None:
     left = memoryview(data)
     while left:
-        # Without a buffer (PYTHONUNBUFFERED), a write that a signal interrupts (Ctrl-Z and fg, for example) writes only
-        # a part of the data.
+        # Without a buffer (PYTHONUNBUFFERED), a write that a signal interrupts (Ctrl-Z and fg, for
+        # example) writes only a part of the data.
         left = left[sys.stdout.buffer.write(left) :]
     sys.stdout.buffer.flush()

@@ -33,8 +33,8 @@ def serve(
         )
     if home is None or not all(map(importlib.util.find_spec, _NEEDED)):
         _fail("`quorumlog serve` needs the services: pip install 'quorumlog[server]'")
-    # Replace PYTHONPATH and ignore the working directory (-P): both may contain another folder `services`. An installed
-    # package needs no PYTHONPATH, whose folders would come before the standard library.
+    # Replace PYTHONPATH and ignore the working directory (-P): both may contain another folder
+    # `services`. An installed package needs no PYTHONPATH, which precedes the standard library.
     installed = Path(quorumlog.__file__).parents[1]
     paths = [] if home == installed else [str(home), str(installed)]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -49,7 +49,7 @@ def _fail(why: str) -> Never:
 
 
 def _home() -> Path | None:
-    """The folder that contains the package `services`: `site-packages` of a wheel, or the root of a clone."""
+    """The folder of the package `services`: `site-packages` of a wheel, or a clone's root."""
     installed = Path(quorumlog.__file__).parents[1]
     folders = (installed, installed.parent)
     return next((each for each in folders if (each / "services" / "local").is_dir()), None)

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 BATCHING: Final = Batching(count_max=5000, linger_ms=2, queued_bytes_max=8 << 20)
 _MOMENT_S: Final = 2.0
-"""A notice names a gateway that has not answered for this long. Normally an answer takes milliseconds."""
+"""A notice names a gateway that has not answered for this long (normal: milliseconds)."""
 
 
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print results and errors as JSON.")]
@@ -58,7 +58,7 @@ _OF_GATEWAYS: Final = ("gateway", "token", "token_file", "compression")
 
 
 def _unseen(context: typer.Context, token: str | None) -> str | None:
-    """Accept a token from the environment only: every user of the machine can see a process's arguments."""
+    """Accept a token from the environment only, because all users can see arguments."""
     source = context.get_parameter_source("token")
     if source is not None and source.name == "COMMANDLINE":
         raise typer.BadParameter("all users can see arguments: use QUORUMLOG_TOKEN or --token-file")
@@ -159,7 +159,7 @@ def offline_options(*, as_json: _JsonOption = False, quiet: _QuietOption = False
 def with_common_options(
     app: typer.Typer, options: Callable[..., CommonOptions] = online_options
 ) -> typer.Typer:
-    """Add the common options (the parameters of the function `options`) to each command of a tree."""
+    """Add the common options (the parameters of `options`) to each command of a tree."""
     for command in app.registered_commands:
         assert command.callback is not None
         command.callback = _with_options(command.callback, options)
@@ -203,7 +203,7 @@ def _with_options(
 
 
 def _local_gateways() -> str:
-    """The gateways of the cluster that `make run` started in this folder, or else the default gateway."""
+    """The gateways of the cluster that `make run` started here, or the default gateway."""
     try:
         return ",".join(LOCAL_GATEWAYS.read_text("ascii").split()) or GATEWAY
     except (OSError, UnicodeDecodeError):
@@ -223,7 +223,7 @@ def _token_of(token: str | None, file: Path | None) -> str | Callable[[], str] |
         raise typer.BadParameter(f"{file}: is empty")
 
     def present() -> str:
-        """The file's current token: a JWT that expires soon is replaced in the file while a command runs."""
+        """The file's current token. The file may get a new JWT while a command runs."""
         nonlocal last
         with contextlib.suppress(OSError, UnicodeDecodeError):
             last = file.read_text("ascii").strip() or last
@@ -233,7 +233,7 @@ def _token_of(token: str | None, file: Path | None) -> str | Callable[[], str] |
 
 
 def run(work: Callable[[Client], Awaitable[T]]) -> T:
-    """Run work with a client and return its result. An error ends the process with the error's exit status."""
+    """Run work with a client. An error ends the process with the error's exit status."""
     options = common_options()
     urls = parse_urls(options.gateway)
 
@@ -255,7 +255,7 @@ def run(work: Callable[[Client], Awaitable[T]]) -> T:
 
 
 def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run work in an event loop and return its result. An error ends the process with the error's exit status."""
+    """Run work in an event loop. An error ends the process with the error's exit status."""
     with _retries_noticed():
         return finished(lambda: asyncio.run(work()))
 
@@ -278,7 +278,7 @@ WatchOption = Annotated[
 def show_repeatedly(
     work: Callable[[Client], Awaitable[T]], show: Callable[[T], None], every_s: float | None
 ) -> None:
-    """Print the result of `work` with `show` or as JSON: once, or every `every_s` seconds until Ctrl-C."""
+    """Print the result of `work`, once or every `every_s` seconds until Ctrl-C."""
     while True:
         found = run(work)
         if every_s is not None and sys.stdout.isatty():
@@ -290,7 +290,7 @@ def show_repeatedly(
 
 
 def parse_urls(urls: str) -> list[str]:
-    """Parse URLs that are separated by commas. Raises: typer.BadParameter for a malformed URL or an empty list."""
+    """Parse URLs separated by commas. Raises: typer.BadParameter for malformed or no URLs."""
     found = [url.strip() for url in urls.split(",") if url.strip()]
     for url in found:
         if not re.match(r"https?://[^/]", url):
@@ -333,7 +333,7 @@ class _Notices(logging.Handler):
 
 @contextlib.asynccontextmanager
 async def _silence_noticed(urls: Sequence[str]) -> AsyncIterator[None]:
-    """While the block runs, print a notice for each gateway that accepts a connection but does not answer."""
+    """During the block, print a notice for each gateway that connects but does not answer."""
     looking = [
         asyncio.create_task(_notice_silence(url)) for url in urls if common_options().shows_notices
     ]

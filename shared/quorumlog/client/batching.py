@@ -41,7 +41,7 @@ class Batching:
     linger_ms: float = 0.0
     """How long the first append of a batch waits for more appends, unless the batch is full."""
     queued_bytes_max: int = 64 << 20
-    """Most bytes that may wait to be sent. While more would wait, `submit` and `append` wait for room."""
+    """Most bytes that may wait to be sent; `submit` and `append` wait for room."""
 
     def __post_init__(self) -> None:
         for name in ("bytes_max", "count_max", "queued_bytes_max"):
@@ -69,7 +69,7 @@ AppendFuture = asyncio.Future[R] | futures.Future[R]
 
 
 class Submission(NamedTuple, Generic[P, R]):
-    """An append in the queue or under way. It is a tuple, because a dataclass takes twice as long to create."""
+    """An append in the queue or under way. A dataclass would take twice as long to create."""
 
     payloads: Sequence[P]
     size: int
@@ -80,7 +80,7 @@ class Submission(NamedTuple, Generic[P, R]):
     done: AppendFuture[R]
 
     def is_wanted(self) -> bool:
-        """Whether the caller still waits. After this call, another thread can no longer cancel its future."""
+        """Whether the caller still waits. From now on, other threads can't cancel the future."""
         if isinstance(self.done, asyncio.Future):
             return not self.done.done()
         return self.done.set_running_or_notify_cancel()
@@ -88,7 +88,7 @@ class Submission(NamedTuple, Generic[P, R]):
 
 Send = Callable[[Call[P]], Awaitable[A]]
 Share = Callable[[A, int, int], R]
-"""Computes a submission's share of an answer from the answer, the first payload's index, and the count of payloads."""
+"""Computes a submission's share of an answer from its first payload's index and its count."""
 
 
 class Batcher(Generic[P, A, R]):
@@ -119,7 +119,7 @@ class Batcher(Generic[P, A, R]):
         self._bytes = 0
         self._count = 0
         self._turn = asyncio.Lock()
-        """The first append that waits for room holds this lock; the other appends wait for it in their order."""
+        """The first append that waits for room holds this lock; others wait for it in order."""
         self._waiting_count = 0
         self._posted: list[Submission[P, R]] = []
         """Submissions of other threads that are not queued yet."""
@@ -162,13 +162,13 @@ class Batcher(Generic[P, A, R]):
         return not queued or queued + size <= self._limits.queued_bytes_max
 
     def post(self, submission: Submission[P, R]) -> bool:
-        """Keep a submission for `collect`, and return whether it is the first one since the last `collect`."""
+        """Keep a submission for `collect`. Returns whether it is the only one kept."""
         self._posted.append(submission)
         self._posted_bytes += submission.size
         return len(self._posted) == 1
 
     def collect(self) -> Sequence[Submission[P, R]]:
-        """Remove and return the posted submissions, in the order of the calls. Their sizes count as queued from now on."""
+        """Remove and return the posted submissions, in order. They count as queued from now on."""
         posted, self._posted = self._posted, []
         self._bytes += self._posted_bytes
         self._posted_bytes = 0
@@ -195,7 +195,7 @@ class Batcher(Generic[P, A, R]):
     def append(
         self, payloads: Sequence[P], expect: int | None = None, *, is_alone: bool = False
     ) -> Awaitable[R]:
-        """Queue an append; the awaitable ends once the append is durable. If the queue has room, no coroutine is made."""
+        """Queue an append; the awaitable ends once it is durable. Avoids coroutines if possible."""
         submission, done = self._submission(payloads, expect, is_alone=is_alone)
         if not self.has_room(submission.size):
             return self._append_with_room(submission, done)
@@ -366,8 +366,8 @@ class Batcher(Generic[P, A, R]):
                 self._give(taken, answer)
             except Exception as error:  # noqa: BLE001 - a defect, which must not leave a caller waiting
                 self._broke(taken, error)
-            # Removed only now: a thread's callback may end the loop's thread, which then ends the remaining
-            # submissions.
+            # Removed only now: a thread's callback may end the loop's thread, which then ends the
+            # remaining submissions.
             self._answers.popleft()
 
     def _give(self, taken: Sequence[Submission[P, R]], answer: A) -> None:

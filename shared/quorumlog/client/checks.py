@@ -23,7 +23,7 @@ def check_process(pid: int) -> None:
 
 
 def text(name: str, value: object) -> str:
-    """Check for a str that UTF-8 can encode, and return it. Raises: TypeError, ValueError, like all checks of this module."""
+    """Check for a str that UTF-8 can encode. Raises: TypeError, ValueError, as all checks here."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is a str, not {type(value).__name__}")
     if not value.isascii():

@@ -155,7 +155,7 @@ class Client:
         return self.log(name)
 
     def log(self, name: str, *, writer_token: int | None = None) -> Log:
-        """A handle of an existing log. Sends no request. `writer_token`: from a `Log.open` in another process."""
+        """A handle of an existing log. Sends no request. `writer_token`: from `Log.open`."""
         return Log(self._transport, name, writer_token, self._batching)
 
     async def begin(
@@ -212,7 +212,7 @@ class Client:
             "expires_in_s": expires_in_s,
             "quotas": quotas,
         }
-        # If the response is lost, the token is listed, but its secret is unknown, so the token is useless.
+        # If the response is lost, the token is listed, but useless: its secret is unknown.
         return await self._transport.call("POST", "/v1/tokens", wanted)
 
     async def tokens(self) -> Sequence[Shown]:
@@ -226,7 +226,7 @@ class Client:
         await self._transport.request("DELETE", path, is_repeatable=False)
 
     def audit(self, *, since: str | None = None, target: str | None = None) -> Paged[Shown]:
-        """The audit trail: who changed what, in order. `since`: a time in RFC 3339; `target`: such as `logs/events`."""
+        """The audit trail, in order. `since`: a time in RFC 3339; `target`: like `logs/events`."""
         return self._paged("audit", since=since, target=target)
 
     def consumers(self, *, log: str | None = None, prefix: str | None = None) -> Paged[Shown]:

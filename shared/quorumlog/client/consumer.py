@@ -1,4 +1,4 @@
-"""Consumers: workers that share a committed offset in a log. One worker at a time holds the lease and reads."""
+"""Consumers: workers that share a committed offset. One at a time holds the lease and reads."""
 
 import asyncio
 import contextlib
@@ -19,10 +19,10 @@ from quorumlog.client.transport import Transport
 _log = logging.getLogger(__name__)
 
 _ASK_S: Final = 1.0
-"""Longest interval at which a waiting worker requests the lease, in seconds (chosen by judgement)."""
+"""Longest interval at which a waiting worker requests the lease (chosen by judgement)."""
 _LOST: Final = (errors.LeaseLost, errors.LogReplaced, errors.NoSuchConsumer)
 _started_us: int
-"""When this process was started or forked. If two processes have one `holder`, the later process gets the lease."""
+"""When this process was started or forked. The later process with a `holder` gets the lease."""
 
 
 def _start() -> None:
@@ -62,7 +62,7 @@ class Consumer:
         lease_s: float,
         wait_s: float | None,
     ) -> None:
-        """Use `Log.consumer`. `path`: the consumer's path in the API; `read`: the method `read` of the log."""
+        """Use `Log.consumer`. `path`: the path in the API; `read`: the log's method `read`."""
         self.name = checks.text("a consumer's name", name)
         self.holder = uuid.uuid4().hex if holder is None else checks.text("holder", holder)
         self.position = self.fencing_token = 0
@@ -84,7 +84,7 @@ class Consumer:
         return f"Consumer({self.name!r})"
 
     async def __aenter__(self) -> Self:
-        """Wait for the lease and acquire it. Raises: LeaseHeld after `wait_s`; LogReplaced, OffsetTruncated."""
+        """Wait for the lease. Raises: LeaseHeld after `wait_s`; LogReplaced, OffsetTruncated."""
         end = None if self._wait_s is None else time.monotonic() + self._wait_s
         self._is_told = False
         while (held := await self._try_acquire(end)) is None:
@@ -97,7 +97,7 @@ class Consumer:
         return self
 
     async def _try_acquire(self, end: float | None) -> dict[str, Any] | None:
-        """Request the lease. Returns the response that grants it, or None after a pause if another worker holds it."""
+        """Request the lease. Returns the granted lease, or None after a pause if it is held."""
         wanted = {
             "holder": self.holder,
             "started": _started_us,
@@ -134,7 +134,7 @@ class Consumer:
         self._lost = errors.LeaseLost(f"{self.name} has let its lease go")
 
     async def __aiter__(self) -> AsyncIterator[LogRecord]:
-        """Yield each record from the committed offset on, in order, and wait for new records. Raises: LeaseLost."""
+        """Yield each record from the committed offset on, and wait for more. Raises: LeaseLost."""
         async with contextlib.aclosing(self.records().pages()) as pages:
             async for page in pages:
                 for record in page:

@@ -74,7 +74,7 @@ class Ledger:
     async def append_batch(
         self, payloads: Sequence[bytes], *, expect: int | None = None
     ) -> Appended:
-        """Append entries under consecutive ids. If the outcome is unknown, a prefix of the entries may have been appended."""
+        """Append entries under consecutive ids. An unknown outcome may leave a prefix of them."""
         return await self.batcher.append(checks.several("payloads", payloads), expect)
 
     async def flush(self) -> None:
@@ -146,7 +146,7 @@ class Ledger:
             first = page.next
 
     def tail(self, first: int = 0) -> Paged[Entry]:
-        """Follow the ledger: all entries, and new entries once they are confirmed, until it is closed. Never fences."""
+        """Follow the ledger, with new entries once confirmed, until it is closed. Never fences."""
         return Paged(self._tail(checks.offset("first", first)))
 
     async def _tail(self, first: int) -> AsyncGenerator[Sequence[Entry], None]:

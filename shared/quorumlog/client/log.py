@@ -36,7 +36,7 @@ from quorumlog.errors import StaleProducer
 
 
 class Log:
-    """A handle of a log. It keeps the log's name, the appends under way and, after `open`, the writer token."""
+    """A handle of a log, with its name, appends under way and, after `open`, a writer token."""
 
     name: str
     writer_token: int | None
@@ -110,7 +110,7 @@ class Log:
         )
 
     async def _end(self, end: float | None = None) -> tuple[int, str]:
-        """The log's next offset and time of creation. `end`: the deadline, in the event loop's time."""
+        """The log's next offset and time of creation. `end`: deadline, in the loop's time."""
         answer = await self._transport.request("GET", self._path, is_repeatable=True, end=end)
         shown = answer.json()
         return int(shown["next_offset"]), str(shown["created_at"])
@@ -132,7 +132,7 @@ class Log:
         headers: Mapping[str, str],
         created_at: str | None = None,
     ) -> LogAppended:
-        """Send one append request of this handle or of a producer. Only a producer's request may be retried."""
+        """Send an append of this handle or of a producer. Only a producer's may be retried."""
         content_type, body = encoded(call.payloads)
         try:
             answer = await self._transport.request(
@@ -173,7 +173,7 @@ class Log:
         """
         is_offset = isinstance(start, int) and start >= 0
         if wait_ms and not is_offset and start != "earliest":
-            # A retry of a waiting request would resolve `start` again, and miss records appended in between.
+            # A retry of a waiting request would resolve `start` again, and miss new records.
             page = await self.read(start, limit=limit, created_at=created_at)
             if page.records or page.closed:
                 return page
@@ -253,7 +253,7 @@ class Log:
         return Consumer(self._transport, path, self.read, name, start, holder, lease_s, wait_s)
 
     def consumers(self, *, prefix: str | None = None) -> Paged[dict[str, Any]]:
-        """All consumers with their lags, ordered by name. `prefix`: return only names that begin with this text."""
+        """All consumers with their lags, ordered by name. `prefix`: the beginning of the names."""
         path, only = f"{self._path}/consumers", {"prefix": checks.maybe_text("prefix", prefix)}
         return Paged(self._transport.pages(path, "consumers", only))
 
@@ -271,7 +271,7 @@ class Log:
         return await self._transport.change_consumer("POST", path, wanted)
 
     async def delete_consumer(self, name: str) -> None:
-        """Delete a consumer and its committed offset. Raises: NoSuchConsumer; LeaseHeld while a worker is active."""
+        """Delete a consumer with its offset. Raises: NoSuchConsumer; LeaseHeld if it is active."""
         await self._transport.change_consumer("DELETE", self._consumer(name))
 
     def _consumer(self, name: str) -> str:
@@ -362,12 +362,15 @@ class Log:
     async def protect(
         self, *, deletion_protection: bool = True, created_at: str | None = None
     ) -> dict[str, Any]:
-        """Start or end the protection from deletion, truncation and overwriting. `created_at`: as for `truncate`."""
+        """Set the protection from deletion, truncation and overwriting.
+
+        `created_at`: as for `truncate`.
+        """
         wanted = {"deletion_protection": deletion_protection}
         return await self._call("PATCH", "", wanted, created_at=created_at)
 
     async def delete(self, *, created_at: str | None = None) -> None:
-        """Delete the log with its records. Raises: LogProtected; NoSuchLog, also if the log has another `created_at`."""
+        """Delete the log. Raises: LogProtected; NoSuchLog, also for another `created_at`."""
         await self._call("DELETE", "", is_repeatable=False, created_at=created_at)
 
     async def _call(
@@ -379,7 +382,7 @@ class Log:
         created_at: str | None = None,
         **more: Any,
     ) -> dict[str, Any]:
-        """Like `Transport.call`. With `created_at`, a log that was created at another time rejects the request."""
+        """Like `Transport.call`. A log with another `created_at` rejects the request."""
         url, params = self._path + path, _meant(created_at)
         return await self._transport.call(method, url, value, params=params, **more)
 

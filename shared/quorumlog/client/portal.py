@@ -22,7 +22,7 @@ P = TypeVar("P")
 
 
 class _Submitted(Future[T]):
-    """The future of an append, for the process that submitted it. A forked child has no thread that could set the result."""
+    """The future of an append. A forked child has no thread that could set the result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Portal:
         """The batchers to which threads have posted submissions."""
 
     def open(self, inner: AbstractAsyncContextManager[object]) -> None:
-        """Start the thread, which enters `inner`. As a daemon, the thread does not keep the process alive."""
+        """Start the thread, which enters `inner`. The thread does not keep the process alive."""
         if self._is_open:
             self._check_process()
             raise RuntimeError("the client is open already")
@@ -142,7 +142,7 @@ class Portal:
                 self.run(_closed(pages))
 
     def close(self, *reason: Any) -> None:
-        """Leave the context that `open` entered, cancel all tasks, and end the thread. Does nothing in a forked child."""
+        """Leave `inner`, cancel all tasks, and end the thread. Does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         try:
@@ -169,7 +169,7 @@ class Portal:
             raise RuntimeError("a callback of the client's own thread can't wait for the client")
 
     def _work(self) -> None:
-        """The body of the thread: run the event loop, and end all waiting tasks however the loop ends."""
+        """The thread's body: run the event loop, and end all tasks however the loop ends."""
         loop = self._loop
         try:
             loop.run_forever()

@@ -27,7 +27,7 @@ class Unsettled(
 AppendRequest = Callable[
     [Call[bytes | Record], Mapping[str, str], str | None], Awaitable[LogAppended]
 ]
-"""Sends an append request. Arguments: the request, its headers, and `created_at` of the log that it is for."""
+"""Sends an append request. Arguments: the request, its headers, and the log's `created_at`."""
 
 
 class Producer:

@@ -1,4 +1,4 @@
-"""Entries and records as callers append them and read them page by page, and their formats on the wire."""
+"""Entries and records as callers append and read them, and their formats on the wire."""
 
 import asyncio
 import base64
@@ -19,7 +19,7 @@ FRAMES: Final = "application/vnd.quorumlog.frames"
 _LENGTH: Final = struct.Struct(">I")
 _HEAD: Final = struct.Struct(">QI")
 _RECORD_BYTES: Final = 64
-"""Bytes that each record counts in addition to its key and value, so that a queue of empty records is bounded too."""
+"""Bytes that a record counts beyond key and value, so that queued empty records are bounded."""
 
 Start = int | Literal["earliest", "latest"] | datetime
 """Where a read begins: at an offset from 0 on, at N offsets before the end (-N), at `earliest` or
@@ -30,7 +30,7 @@ later (by the log's append times).
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The result of an append: the entries from `first_entry` to `last_entry` are durable on an ack quorum."""
+    """The result of an append: `first_entry` to `last_entry` are durable on an ack quorum."""
 
     first_entry: int
     last_entry: int
@@ -97,7 +97,10 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True)
 class LogAppended:
-    """The result of an append: all its records are durable. `is_duplicate`: an earlier request appended them."""
+    """The result of an append: its records are durable.
+
+    `is_duplicate`: an earlier request appended them.
+    """
 
     first_offset: int
     last_offset: int
@@ -143,7 +146,7 @@ def size_of(record: bytes | Record) -> int:
 
 
 def share(done: LogAppended, index: int, count: int) -> LogAppended:
-    """The result for `count` records of a batch, from the record at `index` on. `done`: the result of the batch."""
+    """The result for `count` records of a batch from `index` on. `done`: the batch's result."""
     first = done.first_offset + index
     return LogAppended(first, first + count - 1, done.ledger_id, done.entry_id, done.is_duplicate)
 
@@ -233,7 +236,7 @@ async def ahead(
 
 
 def _passed_over(reading: asyncio.Task[Sequence[T] | None]) -> None:
-    """Retrieve the error of a page that the caller may never request; otherwise asyncio would log the error."""
+    """Retrieve the error of a page that is never requested, so that asyncio does not log it."""
     if not reading.cancelled():
         reading.exception()
 

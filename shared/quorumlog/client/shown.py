@@ -41,7 +41,7 @@ class LogLedgerInfo(TypedDict):
 
 
 class LogInfo(TypedDict):
-    """The current state of a log. All records below `next_offset` are durable. Times are RFC 3339."""
+    """The current state of a log. Records below `next_offset` are durable. Times are RFC 3339."""
 
     name: str
     settings: LogSettingsInfo
@@ -57,14 +57,14 @@ class LogInfo(TypedDict):
 
 
 class FragmentInfo(TypedDict):
-    """A fragment of a ledger: `bookies` store the entries from `first_entry` to the next fragment."""
+    """A fragment of a ledger: `bookies` store its entries, from `first_entry` on."""
 
     first_entry: int
     bookies: list[str]
 
 
 class LedgerInfo(TypedDict):
-    """The current state of a ledger. `last_entry` and `length` (bytes) are None until the ledger is closed."""
+    """The current state of a ledger. `last_entry` and `length` (bytes) are None until its close."""
 
     ledger_id: int
     state: Literal["OPEN", "IN_RECOVERY", "CLOSED"]

@@ -19,14 +19,14 @@ from quorumlog.errors import NOT_DONE, UNKNOWN, ConnectionLost, QuorumLogError
 from quorumlog.wire import problems
 
 MESSAGE_BYTES_MAX: Final = 1 << 19
-"""Larger messages go over HTTP, which needs less CPU (measured), because a WebSocket masks each byte."""
+"""Larger messages go over HTTP with less CPU (measured), since a WebSocket masks each byte."""
 _BUSY_GAP_S: Final = 0.25
 _BUSY_REQUESTS: Final = 16
-"""A handle is busy after this many requests with gaps of at most `_BUSY_GAP_S` (chosen by judgement)."""
+"""A handle is busy after this many requests with gaps up to `_BUSY_GAP_S` (by judgement)."""
 _IDLE_S: Final = 5.0
-"""A socket that was unused for this long is closed (chosen by judgement). Gateways ping after 20 s."""
+"""A socket unused for this long is closed (chosen by judgement). Gateways ping after 20 s."""
 _REST_S: Final = 10.0
-"""How long a handle uses HTTP only, after a socket could not be opened or broke (chosen by judgement)."""
+"""How long a handle uses HTTP only after a failure of a socket (chosen by judgement)."""
 
 
 class AppendStream:
@@ -46,7 +46,7 @@ class AppendStream:
         """The task that opens the socket and reads from it."""
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._answer: asyncio.Future[str | None] | None = None
-        """The answer to the message under way. The result None means that the connection is lost."""
+        """The answer to the message under way. None means that the connection is lost."""
         self._used_at = self._rests_until = 0.0
         self._count = 0
         """Number of requests in close succession."""
@@ -71,7 +71,7 @@ class AppendStream:
         self._loop, self._way = self._transport.loop, self._transport.way(headers)
         self._work = self._transport.stream(self._serve(self._way))
         if self._work is not None:
-            # A callback, since a task that is cancelled before its first step runs none of its code.
+            # A callback: a task that is cancelled before its first step runs none of its code.
             self._work.add_done_callback(self._ended)
             self._watch(self._work)
 

@@ -52,7 +52,7 @@ class TransactionLedger:
                 is_repeatable=True,
             )
         except UnexpectedEntryId as error:
-            # An earlier attempt of this call appended the entry, since the ledger has no other writer.
+            # An earlier attempt of this call appended the entry: no other writer exists.
             if error.members.get("next_entry_id") != entry_id + 1:
                 raise
         self.entries = entry_id + 1
@@ -107,5 +107,5 @@ class Transaction:
         return await self._transport.call("POST", f"{self._path}/commit", wanted, headers=token)
 
     async def abort(self) -> dict[str, Any]:
-        """Abort the transaction, so that none of its records is published. Raises: TransactionCommitted."""
+        """Abort the transaction without publishing anything. Raises: TransactionCommitted."""
         return await self._transport.call("POST", f"{self._path}/abort")

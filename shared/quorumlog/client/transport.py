@@ -31,11 +31,11 @@ from quorumlog.wire import problems
 from quorumlog.wire.outgoing import outgoing
 
 _LEVEL: Final = 1
-"""Compression level of gzip and zstd: level 2 takes half as much CPU again and saves a tenth (docs/performance.md)."""
+"""Level of gzip and zstd: level 2 takes 50 % more CPU to save a tenth (docs/performance.md)."""
 _SHORT_BYTES: Final = 1024
 """Shorter bodies are sent uncompressed, because they fit into one packet anyway."""
 _LONG_BYTES: Final = 1 << 20
-"""A thread compresses longer bodies, so that the event loop does not block for some milliseconds."""
+"""A thread compresses longer bodies, which would block the event loop for milliseconds."""
 
 
 def _packing(coding: object) -> Callable[[bytes], bytes]:
@@ -58,22 +58,22 @@ _log = logging.getLogger(__name__)
 _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 2.0
 _CONNECT_S: Final = 5.0
-"""Timeout of a connection attempt: a dead machine must not use up the whole deadline (chosen by judgement)."""
+"""Timeout of connecting: a dead machine must not use up the deadline (chosen by judgement)."""
 _ATTEMPT_S: Final = 20.0
-"""How long one gateway may take for a repeatable request. Then the client tries the next one: the first may hang."""
+"""How long one gateway may take for a repeatable request, before the next one is tried."""
 
 STREAMS_MAX: Final = 32
-"""Most WebSockets of one client, because all clients of a gateway share its limit of connections."""
+"""Most WebSockets of one client, since clients share a gateway's limit of connections."""
 _SEEN_S: Final = 5.0
-"""How long a `Consumers-Version` is sent after it was read: much shorter than the cluster remembers changes."""
+"""How long a received `Consumers-Version` is sent: much shorter than changes are remembered."""
 _CROWDED_S: Final = 10.0
-"""How long the client opens no sockets after a gateway rejected a request as overload (chosen by judgement)."""
+"""How long the client opens no sockets after an overload error (chosen by judgement)."""
 _CLOSE_S: Final = 1.0
 """How long a gateway may take for the closing handshake of a socket (chosen by judgement)."""
 
 
 class Way(NamedTuple):
-    """The URL, token and headers with which a socket is opened. Other values need another socket."""
+    """The URL, token and headers of a socket. Other values need another socket."""
 
     url: str
     token: str | None
@@ -148,7 +148,7 @@ class Transport:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
-        """Wait for the work that is under way, or cancel it after an exception. Does nothing in a forked child."""
+        """Wait for work under way, or cancel it after an exception. No effect in a forked child."""
         if os.getpid() != self._pid:
             return
         try:
@@ -203,7 +203,7 @@ class Transport:
         return self._pack is None and now >= self._crowded_until
 
     def stream(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-        """Run work that holds a socket, until the client ends. Returns None if the client has too many sockets."""
+        """Run work that holds a socket. Returns None if the client has too many sockets."""
         if len(self._streams) >= STREAMS_MAX:
             work.close()
             return None
@@ -213,7 +213,7 @@ class Transport:
         return task
 
     def way(self, headers: Mapping[str, str]) -> Way:
-        """The way in which a socket would be opened now. Raises: TypeError, ValueError for a token that can't be sent."""
+        """The way to open a socket now. Raises: TypeError, ValueError for an unusable token."""
         token = None if self._present_token is None else checks.token(self._present_token())
         return Way(self._urls[self._current], token, headers)
 
@@ -221,7 +221,7 @@ class Transport:
     async def socket(
         self, path: str, way: Way, protocols: Sequence[str]
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """Open a socket, and close it at the end of the block. Raises: aiohttp.ClientError, OSError, TimeoutError."""
+        """Open a socket for the block. Raises: aiohttp.ClientError, OSError, TimeoutError."""
         assert self._session is not None, "the client is open"
         headers = {**way.headers, **({} if way.token is None else _authorization(way.token))}
         async with asyncio.timeout(_CONNECT_S):
@@ -247,7 +247,10 @@ class Transport:
         *,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Like `call`, for a change of a consumer, which is carried out only once (rule 32). Raises: as `request`."""
+        """Like `call`, for a change of a consumer, which is done only once (rule 32).
+
+        Raises: as `request`.
+        """
         body = None if value is None else checks.json_of(value)
         end = self.loop.time() + self.deadline_s
         while True:
@@ -279,7 +282,10 @@ class Transport:
         params: Mapping[str, str | int | None] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Send a request and return the JSON object of the response. `value`: the body; None fields are left out."""
+        """Send a request and return the JSON object of the response.
+
+        `value`: the body; fields that are None are left out.
+        """
         answer = await self.request(
             method,
             path,
@@ -293,7 +299,7 @@ class Transport:
     async def pages(
         self, path: str, kind: str, params: Mapping[str, str | int | None]
     ) -> AsyncGenerator[Sequence[dict[str, Any]], None]:
-        """Read a list page by page, and yield the items of each page: the member `kind` of the response."""
+        """Read a list page by page, and yield each page's items (its member `kind`)."""
         after: str | int | None = None
         while True:
             page = await self.call("GET", path, params={**params, "after": after})
@@ -371,7 +377,7 @@ class Transport:
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
 
     async def _packed(self, body: bytes, headers: dict[str, str]) -> bytes:
-        """Compress a body and add the header Content-Encoding. Returns a body that does not shrink unchanged."""
+        """Compress a body and add Content-Encoding, unless the body would not shrink."""
         if self._pack is None or len(body) < _SHORT_BYTES:
             return body
         is_long = len(body) > _LONG_BYTES
