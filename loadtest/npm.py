@@ -30,7 +30,7 @@ def needs(*programs: str) -> None:
 
 
 def installed(source: Path) -> Path:
-    """Install the lock file in `source`. Returns the folder of `node_modules`. Raises: Absent."""
+    """Install the packages of the lock file in `source`; returns their folder. Raises: Absent."""
     needs("node", "npm")
     room = ROOM / source.name
     room.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, overload
 T = TypeVar("T")
 
 DEADLINE_S: Final = 120.0
-"""Far longer than any operation takes that does not hang. It costs nothing without errors."""
+"""Far longer than any operation that does not hang. A long deadline normally costs nothing."""
 _POLL_S: Final = 0.05
 
 

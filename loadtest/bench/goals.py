@@ -100,7 +100,7 @@ def _ours(work: str) -> str:
 LOAD: Final = _ours("the largest load")
 """The measurement before and after which memory is compared."""
 FLAT: Final = 1.1
-"""Highest ratio of memory after and before the load. Allocators' noise is below a tenth."""
+"""Highest growth of memory during the load, as a ratio. Allocators' noise is below a tenth."""
 _PUBLISHES: Final = tuple(f"JetStream: publish, {count}" for count in (1, 64, 256, 2000))
 _ADD_ENTRY: Final = "BookKeeper: asyncAddEntry, "
 _NATS_64: Final = "JetStream: publish, 64"

@@ -36,7 +36,7 @@ TABLES: Final = (
 async def opened(
     cluster: Cluster, seconds: float, count: int, begin: Callable[[int], Awaitable[object]]
 ) -> Figures:
-    """Call `begin` `count` times, a few at once. Measures the added memory, and an idle time."""
+    """Call `begin` with 0 to `count` - 1, a few at once. Measures memory, and an idle time."""
     meter = Meter(cluster.pids({kind: kind for kind in KINDS}))
     before, began = meter.memory(sum), clock()
     await for_each(range(count), begin, _OPENED_IN_FLIGHT)

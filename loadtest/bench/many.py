@@ -44,7 +44,7 @@ ANALYZE;
 _HOURS_S: Final = 3600.0
 _STATUS_ASKED: Final = 20
 _GROWS: Final = 2.0
-"""Highest ratio of the cost per ledger with most and with fewest ledgers (chosen by judgement)."""
+"""How many times higher the cost per ledger may be with the most ledgers (by judgement)."""
 
 
 @asynccontextmanager

@@ -36,7 +36,7 @@ _STOP_S: Final = 20.0
 _ANSWER_S: Final = 60.0
 """Deadline for an answer of the client, in addition to the time of the measurement."""
 _WARM_UP: Final = 2.0
-"""Duration of the appends that let the JVMs compile their code first, in measurements."""
+"""How many measurements the first appends last, in which the JVMs compile their code."""
 
 _ZOOKEEPER: Final = """
 tickTime=1000

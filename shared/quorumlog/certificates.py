@@ -102,7 +102,7 @@ class Description:
 
 
 def create_authority(folder: Path, cluster: str, *, days: int = AUTHORITY_DAYS) -> Path:
-    """Create an authority; returns its file. Raises: FileExistsError, CertificateRefused."""
+    """Create an authority; returns its certificate. Raises: FileExistsError, CertificateRefused."""
     Subject(
         cluster, "operator", "authority"
     )  # raises if no certificate may contain the cluster's name

@@ -54,7 +54,7 @@ class QuorumLogError(Exception):
     extra_headers: Mapping[str, str]
 
     member_headers: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Members of the problem document that are headers too: names of members and headers."""
+    """Members that are response headers too, as a map from member to header name."""
 
     def __init_subclass__(
         cls,
@@ -454,7 +454,7 @@ class SequenceGap(
 
 
 class StreamSeqRegression(Superseded, title="A later stream sequence was appended before"):
-    """`Stream-Seq` is not above the stream's last one, byte by byte. Nothing was appended."""
+    """`Stream-Seq` is not above the stream's last one (compared by bytes). Nothing was appended."""
 
 
 class StreamConflict(Superseded, title="The stream exists with other settings"):

@@ -180,7 +180,7 @@ def reseal(
         typer.Option(min=-1, help="Continue an earlier run: only ledgers with ids above this one."),
     ] = -1,
 ) -> None:
-    """Encrypt all ledgers' keys with the first key of KEY_FILE. Then it needs no other keys."""
+    """Encrypt all ledgers' keys with KEY_FILE's first key. Its other keys are then not needed."""
     count, above = 0, after
     while above is not None:
         query = "" if above < 0 else f"?after={above}"

@@ -74,7 +74,7 @@ class Ledger:
     async def append_batch(
         self, payloads: Sequence[bytes], *, expect: int | None = None
     ) -> Appended:
-        """Append entries under consecutive ids. An unknown outcome may leave a prefix of them."""
+        """Append entries under consecutive ids. After an unknown outcome, a prefix may exist."""
         return await self.batcher.append(checks.several("payloads", payloads), expect)
 
     async def flush(self) -> None:

@@ -132,7 +132,7 @@ class Log:
         headers: Mapping[str, str],
         created_at: str | None = None,
     ) -> LogAppended:
-        """Send an append of this handle or of a producer. Only a producer's may be retried."""
+        """Send an append of this handle or of a producer. Only producers' appends are retried."""
         content_type, body = encoded(call.payloads)
         try:
             answer = await self._transport.request(
@@ -253,7 +253,7 @@ class Log:
         return Consumer(self._transport, path, self.read, name, start, holder, lease_s, wait_s)
 
     def consumers(self, *, prefix: str | None = None) -> Paged[dict[str, Any]]:
-        """All consumers with their lags, ordered by name. `prefix`: the beginning of the names."""
+        """All consumers with their lags, by name. `prefix`: only names that begin with this text."""
         path, only = f"{self._path}/consumers", {"prefix": checks.maybe_text("prefix", prefix)}
         return Paged(self._transport.pages(path, "consumers", only))
 
@@ -370,7 +370,7 @@ class Log:
         return await self._call("PATCH", "", wanted, created_at=created_at)
 
     async def delete(self, *, created_at: str | None = None) -> None:
-        """Delete the log. Raises: LogProtected; NoSuchLog, also for another `created_at`."""
+        """Delete the log. Raises: LogProtected; NoSuchLog, also if `created_at` differs."""
         await self._call("DELETE", "", is_repeatable=False, created_at=created_at)
 
     async def _call(

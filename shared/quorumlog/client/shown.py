@@ -64,7 +64,10 @@ class FragmentInfo(TypedDict):
 
 
 class LedgerInfo(TypedDict):
-    """The current state of a ledger. `last_entry` and `length` (bytes) are None until its close."""
+    """The current state of a ledger.
+
+    `last_entry` and `length` (bytes) are None until the ledger is closed.
+    """
 
     ledger_id: int
     state: Literal["OPEN", "IN_RECOVERY", "CLOSED"]
