@@ -32,9 +32,11 @@ ROLES: Final = ("gateway", "bookie", "metadata", "autorecovery", "operator", "mo
 """The roles of processes. `net/identity.py` defines what each role may do."""
 
 AUTHORITY_DAYS: Final = 3650
-"""Default validity of an authority: ten years, since every host needs a copy (by judgement)."""
+"""Default validity of an authority: ten years, because a new authority's certificate must be copied
+to every host (chosen by judgement)."""
 DAYS: Final = 365
-"""Default validity of a certificate: a year, for yearly renewals (chosen by judgement)."""
+"""Default validity of a certificate: a year, so that a yearly routine renews it in time (chosen by
+judgement). An alert fires 14 days before the end."""
 
 _AUTHORITY: Final = "ca"
 _ISSUED: Final = "issued.txt"

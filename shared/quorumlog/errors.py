@@ -230,7 +230,9 @@ class Unauthenticated(Refused, status=401, title="The caller is not known"):
 
 
 class Forbidden(Refused, title="Not allowed"):
-    """The caller's token lacks a grant, or its web page's origin is not in `CORS_ORIGINS`."""
+    """The caller may not do this. For example, its token lacks a grant, or its web page's origin is
+    not in `CORS_ORIGINS`.
+    """
 
 
 class CallerRefused(Refused, title="The caller's certificate does not allow this"):
@@ -356,7 +358,7 @@ class IncarnationUsed(Superseded, title="The incarnation belongs to another dire
 
 
 class LedgerClosed(Superseded, title="The ledger is closed"):
-    """The ledger is closed: it accepts no further entries after its last one (`last_entry`)."""
+    """The ledger is closed: it accepts no entries, and its last entry (`last_entry`) is final."""
 
 
 class LedgerFenced(Superseded, title="The ledger is fenced"):

@@ -28,12 +28,12 @@ PRODUCER_SINCE: Final = "Producer-Since"
 PRODUCER_DUPLICATE: Final = "Producer-Duplicate"
 
 APPENDS_PROTOCOL: Final = "quorumlog.appends"
-"""WebSocket subprotocol in which each message is one append and gets one answer."""
+"""WebSocket subprotocol (`Sec-WebSocket-Protocol`): each message is one append with one answer."""
 
 AUDITED: Final = "Quorumlog-Audited"
 """Between processes: the client's audited request that caused this change."""
 FORWARDED_WRITER: Final = "X-Forwarded-Writer"
-"""Between processes: the instance that the sender considers to be the writer (rule 11)."""
+"""Between processes: the instance that should be the writer of the ledger or log (rule 11)."""
 WITNESSES: Final = "Quorumlog-Witnesses"
 """Between processes: a request lists witnesses that the database must contain, checked in the
 request's transaction or snapshot. The response lists the witnesses that the sender keeps in their

@@ -57,7 +57,7 @@ class LogInfo(TypedDict):
 
 
 class FragmentInfo(TypedDict):
-    """A fragment of a ledger: `bookies` store its entries, from `first_entry` on."""
+    """A fragment: `bookies` store the entries from `first_entry` to the next fragment."""
 
     first_entry: int
     bookies: list[str]

@@ -203,7 +203,7 @@ class Transport:
         return self._pack is None and now >= self._crowded_until
 
     def stream(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-        """Run work that holds a socket. Returns None if the client has too many sockets."""
+        """Run work that holds a socket until the client ends; None if it has too many sockets."""
         if len(self._streams) >= STREAMS_MAX:
             work.close()
             return None
