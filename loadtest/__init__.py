@@ -1,1 +1,1 @@
-"""Benchmarks, load and the cluster of the tests."""
+"""Benchmarks, load generators, and the cluster that tests run against."""

@@ -1,6 +1,6 @@
 """A whole cluster for tests and load: real processes under a temporary folder, on leased ports.
 
-What happens to a process is asked by its name (`bookie-2`), as in the local cluster.
+Methods address a process by its name (`bookie-2`), as the local cluster does.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from services.local.config import LocalSettings
 from services.local.process import Program, Start, start
 
 started: Start = start
-"""How `running` starts processes. Tests put `forked.start` there."""
+"""The function with which `running` starts processes. Tests replace it by `forked.start`."""
 
 
 class Cluster:
-    """A running cluster, and the hands that hurt it."""
+    """A running cluster, with methods that kill, pause and restart its processes."""
 
     def __init__(self, local: LocalCluster) -> None:
         self._local = local
@@ -42,49 +42,49 @@ class Cluster:
 
     @property
     def names(self) -> list[str]:
-        """All processes, in the order in which they start."""
+        """The names of all processes, in the order in which they start."""
         return list(self._local.services)
 
     @property
     def data(self) -> Path:
-        """The folder that holds everything."""
+        """The folder that contains all data and logs of the cluster."""
         return self._local.settings.data
 
     def url(self, name: str) -> str:
-        """Where a process listens."""
+        """The URL at which a process listens."""
         return self._service(name).url
 
     def internal_url(self, name: str) -> str:
-        """Where the other processes ask a gateway."""
+        """The URL of a process's internal listener."""
         return self._service(name).internal_url
 
     @property
     def secret_file(self) -> Path:
-        """What the processes show to each other, and an operator to them."""
+        """The file of the cluster's secret, with which processes and operators authenticate."""
         return self._local.settings.secret_file
 
     @property
     def headers(self) -> dict[str, str]:
-        """What a request to an internal listener needs."""
+        """The headers that requests to internal listeners need."""
         return self._local.headers
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """With which an internal listener is asked where the cluster has certificates."""
+        """The TLS context for internal listeners; None without certificates."""
         return self._local.context
 
     def session(self) -> aiohttp.ClientSession:
-        """A session for requests to internal listeners, as an operator's."""
+        """A session for requests to internal listeners, with an operator's credentials."""
         return self._local.session(None)
 
     @property
     def certificates(self) -> Path:
-        """The folder of certificates."""
+        """The folder of the cluster's certificates."""
         return self._local.settings.certificates
 
     @property
     def operator_settings(self) -> dict[str, str]:
-        """The environment with which the command line shows what an operator has."""
+        """The environment variables that give the command line an operator's credentials."""
         if self.context is None:
             return {"CLUSTER_SECRET_FILE": str(self.secret_file)}
         folder = self.certificates
@@ -95,13 +95,15 @@ class Cluster:
         }
 
     def pid(self, name: str) -> int:
-        """Of the process that runs, or ran last."""
+        """The process id of a process, or of its last run."""
         process = self._service(name).process
         assert process is not None
         return process.pid
 
     def pids(self, roles: Mapping[str, str], others: str = "") -> dict[str, list[int]]:
-        """The processes by role. `roles`: by what a process is (`bookie`). `others`: the role of all else, if any."""
+        """The process ids by role. `roles`: maps a kind of process (`bookie`) to a role. `others`:
+        the role of all other kinds; if empty, they are left out.
+        """
         found: dict[str, list[int]] = {}
         for name in self.names:
             if role := roles.get(name.partition("-")[0], others):
@@ -109,21 +111,21 @@ class Cluster:
         return found
 
     def program(self, name: str) -> Program:
-        """What it is started as."""
+        """The command and environment with which a process starts."""
         return self._service(name).program
 
     def status(self, name: str) -> int | None:
-        """How it ended: its exit status, or minus the signal; None while it runs."""
+        """The exit status of a process, or minus the signal that ended it; None while it runs."""
         process = self._service(name).process
         assert process is not None
         return process.poll()
 
     def is_alive(self, name: str) -> bool:
-        """Whether a process runs."""
+        """Whether a process is running."""
         return self._service(name).is_alive
 
     async def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """End a process and wait until it is gone. Nobody starts it again but `restart`."""
+        """End a process by a signal and wait for its end. Only `start` or `restart` revive it."""
         service = self._service(name)
         service.is_expected = False
         assert service.process is not None
@@ -136,38 +138,38 @@ class Cluster:
         await until(lambda: not service.is_alive, f"{name} is gone", 90)
 
     async def stop(self, name: str) -> None:
-        """End a process as an operator does (SIGTERM), and wait until it is gone."""
+        """Shut a process down as an operator does (SIGTERM), and wait until it is gone."""
         await self.kill(name, signal.SIGTERM)
 
     def pause(self, name: str) -> None:
-        """Stop a process in its tracks: it keeps its connections and answers nothing."""
+        """Suspend a process (SIGSTOP): it keeps its connections, but answers nothing."""
         self._signal(name, signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
-        """Let a paused process go on."""
+        """Let a paused process continue (SIGCONT)."""
         self._signal(name, signal.SIGCONT)
 
     def start(self, name: str, *, prefix: tuple[str, ...] = ()) -> None:
-        """Start a process that was killed, with its settings and port; does not wait.
+        """Start a killed process with its settings and port. Does not wait until it is ready.
 
-        `prefix`: a command that runs it, this time only, as the same process.
+        `prefix`: a command that runs the process, for this start only.
         """
         self._local.launch(name, prefix=prefix)
 
     def tell(self, name: str, **settings: str) -> None:
-        """Give a process further settings, from its next start on."""
+        """Add settings to a process. They take effect at its next start."""
         service = self._service(name)
         service.program = replace(service.program, env={**service.program.env, **settings})
 
     def run_by(self, name: str, *prefix: str) -> None:
-        """Have a process run behind other words of a command (none: as itself), from its next start on."""
+        """Run a process by the command `prefix` (none: directly), from its next start on."""
         service = self._service(name)
         argv = service.program.argv
         own = argv[argv.index(sys.executable) :]
         service.program = replace(service.program, argv=(*prefix, *own))
 
     async def kill_all(self) -> None:
-        """End every process at once, as a machine that loses power does (its disk stays)."""
+        """Kill every process at once, as if the machine lost power but kept its disk."""
         services = list(self._local.services.values())
         for service in services:
             service.is_expected = False
@@ -176,20 +178,20 @@ class Cluster:
         await until(lambda: not any(s.is_alive for s in services), "every process is gone")
 
     async def restart(self, name: str) -> None:
-        """Start a process that was killed, and wait until it is ready."""
+        """Start a killed process, and wait until it is ready."""
         self._local.launch(name)
         await self._local.until_up(name)
 
     async def is_up(self, name: str) -> bool:
-        """Whether a process can do its work now."""
+        """Whether a process is ready now."""
         return await self._service(name).is_up()
 
     async def until_up(self, name: str) -> None:
-        """Wait until a process, a database among them, answers."""
+        """Wait until a process is ready. The databases are processes too."""
         await self._local.until_up(name)
 
     def log(self, name: str) -> str:
-        """All that a process has written."""
+        """The whole log of a process."""
         return self._service(name).log.read_text(errors="replace")
 
     def log_ends(self, lines: int = 15) -> str:
@@ -220,12 +222,13 @@ async def running(
     around: Surroundings | None = None,
     **settings: Any,
 ) -> AsyncIterator[Cluster]:
-    """Run a cluster until the end of the block. Without `stores` it starts its own.
+    """Run a cluster until the end of the block. Without `stores` the cluster starts its own
+    databases.
 
-    `data`: where it keeps everything, for a cluster that is to come back; else a temporary folder.
-    `environment`: further settings of the services. `around` is more than that, and in its place.
-    A block that fails has the ends of all logs written to standard error.
-    Raises: DeadlineMissed when it is not ready in time.
+    `data`: the cluster's folder, which can be used again later; by default a temporary folder.
+    `environment`: further settings of the services. `around`: further surroundings, whose settings
+    replace `environment`. If the block fails, the last lines of all logs are written to standard
+    error. Raises: DeadlineMissed when the cluster is not ready in time.
     """
     with ExitStack() as stack:
         folder = data or stack.enter_context(scratch("ql-cluster-"))
@@ -248,7 +251,7 @@ async def running(
             except StartTimeout as error:
                 raise DeadlineMissed("the cluster is ready", str(error), START_S) from error
             yield cluster
-        except asyncio.CancelledError:  # by Ctrl-C, which is no failure
+        except asyncio.CancelledError:  # Ctrl-C is not a failure
             raise
         except BaseException:
             sys.stderr.write(cluster.log_ends() + "\n")

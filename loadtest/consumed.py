@@ -1,11 +1,13 @@
-"""What workers of a consumer wrote down, and the judge of it: `make produce`.
+"""The journals of consumers' workers, and the checks of these journals, for `make produce`.
 
-A worker has a journal: a line for each thing that happened, written before it goes on, so that a SIGKILL takes nothing
-of it. Times are of CLOCK_MONOTONIC, which all processes of a machine share.
+A worker writes a line to its journal for each event before it continues, so that a SIGKILL loses
+none. Times are of CLOCK_MONOTONIC, which all processes of a machine share. The checks require:
 
-Each record has at least one `done` line; the records of a lease are in order and without a gap from its position on; an
-acknowledged commit is never missing at a later lease or look; a record comes again only if its lease ended before it was
-committed; and once a lease was given to another worker, no commit of the earlier holder was taken.
+- Each record has at least one `done` line.
+- The records of a lease are in order and without a gap, from the lease's offset on.
+- A later lease or observation never shows an offset below an acknowledged commit.
+- A record is delivered again only if its lease ended before the record was committed.
+- After a lease was granted to another worker, no commit of an earlier holder is accepted.
 """
 
 import itertools
@@ -22,36 +24,36 @@ TAKEN: Final = "taken"
 
 
 class Journal:
-    """One worker's, which it appends to."""
+    """The journal of one worker, opened for appending."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
         self.next = 0
-        """Behind the last record that was processed."""
+        """The offset after the last processed record."""
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
         self._file.close()
 
     def held(self, token: int, asked_ns: int, position: int) -> None:
-        """The lease is granted."""
+        """Note that a lease was granted, with the committed offset."""
         self._write("held", token, asked_ns, time.monotonic_ns(), position)
 
     def done(self, token: int, offset: int, value: bytes) -> None:
-        """A record is processed."""
+        """Note that a record was processed."""
         self._write("done", token, offset, value.decode())
         self.next = offset + 1
 
     def told(self, token: int, asked_ns: int, offset: int) -> None:
-        """A commit is acknowledged."""
+        """Note that a commit was acknowledged."""
         self._write("told", token, asked_ns, time.monotonic_ns(), offset)
 
     def left(self, token: int) -> None:
-        """The lease was let go."""
+        """Note that the lease was released."""
         self._write("left", token)
 
     def zombie(self, token: int, what: str) -> None:
-        """A commit was sent although the lease was lost: TAKEN, or the code of the refusal."""
+        """Note the outcome of a commit without the lease: TAKEN if accepted, or an error code."""
         self._write("zombie", token, what)
 
     def _write(self, *words: object) -> None:
@@ -60,7 +62,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """An offset that the cluster told, and between which times."""
+    """A committed offset from the cluster, with the times of the request and the response."""
 
     asked_ns: int
     told_ns: int
@@ -69,29 +71,29 @@ class Known:
 
 @dataclass(slots=True)
 class Lease:
-    """What one worker did with one fencing token."""
+    """The actions of one worker under one fencing token."""
 
     token: int
     granted: Known
-    """Its position is the offset."""
+    """The committed offset when the lease was granted."""
     done: list[tuple[int, bytes]] = field(default_factory=list)
     commits: list[Known] = field(default_factory=list)
     zombies: list[str] = field(default_factory=list)
-    """What became of commits that were sent after the lease was lost."""
+    """Outcomes of commits that were sent after the lease was lost."""
 
     @property
     def committed(self) -> int:
-        """The position, as far as the worker knows."""
+        """The highest committed offset that the worker knows."""
         return max((each.offset for each in self.commits), default=self.granted.offset)
 
     @property
     def uncommitted(self) -> int:
-        """Records that it processed and did not commit, as far as it knows."""
+        """Number of processed records that the worker does not know to be committed."""
         return sum(offset >= self.committed for offset, _ in self.done)
 
 
 def read_leases(path: Path) -> Iterator[Lease]:
-    """The leases of a worker by its journal. A last line that is cut off did not happen."""
+    """Yield the leases in a worker's journal. An incomplete last line is ignored."""
     lease: Lease | None = None
     for line in path.read_bytes().split(b"\n")[:-1]:
         kind, token, *words = line.split(b" ")
@@ -119,29 +121,29 @@ def read_leases(path: Path) -> Iterator[Lease]:
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What came of the consumers of a run."""
+    """The results of a run's consumers."""
 
     leases: int = 0
     lost: int = 0
     """Records that no worker has processed."""
     again: int = 0
-    """How often a record was processed that was processed before."""
+    """How many times records were processed again."""
     bound: int = 0
-    """The most that this may be: what was uncommitted at each end of a lease."""
+    """The most that `again` may be: the sum of uncommitted records at the ends of leases."""
     back: int = 0
-    """Leases and looks that were told less than an acknowledged commit."""
+    """Leases and observations that got an offset below an acknowledged commit."""
     zombies: int = 0
-    """Commits of workers that had lost their lease, which were refused."""
+    """Rejected commits of workers that had lost their lease."""
     problems: tuple[str, ...] = ()
 
     def __add__(self, other: "Consumed") -> "Consumed":
-        """Of the consumers of both."""
+        """The sum of two results."""
         pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
         return Consumed(*(mine + its for mine, its in pairs))
 
     @property
     def is_good(self) -> bool:
-        """Whether every promise was kept."""
+        """Whether all requirements of this module hold."""
         return not (self.lost or self.back or self.problems or self.again > self.bound)
 
 
@@ -153,8 +155,8 @@ def judge_consumer(
     *,
     commit_every: int,
 ) -> Consumed:
-    """Compare what workers wrote down with the log. `looks`: positions that others were told; `commit_every`: the most
-    records that a worker processes before it commits.
+    """Compare the leases of one consumer with the log's records. `looks`: committed offsets that
+    others observed. `commit_every`: the most records that a worker processes before it commits.
     """
     leases = sorted(leases, key=lambda lease: lease.token)
     problems = [*_of_tokens(leases), *_of_records(leases, records, commit_every)]
@@ -174,7 +176,7 @@ def judge_consumer(
 
 
 def _of_tokens(leases: Sequence[Lease]) -> Iterator[str]:
-    """Tokens are given out once and rise, and nobody commits once a higher one is out."""
+    """Check that fencing tokens are unique and rise, and that none commits after a higher one."""
     asked_ns = 0
     for lease in leases:
         if lease.granted.told_ns < asked_ns:
@@ -195,7 +197,7 @@ def _of_tokens(leases: Sequence[Lease]) -> Iterator[str]:
 def _of_records(
     leases: Sequence[Lease], records: Sequence[bytes], commit_every: int
 ) -> Iterator[str]:
-    """Each lease has the log's records from its position on, and few of them uncommitted."""
+    """Check that each lease has the log's records from its offset on, with few uncommitted ones."""
     for lease in leases:
         start = lease.granted.offset
         expected = list(enumerate(records[start : start + len(lease.done)], start))
@@ -209,7 +211,7 @@ def _of_records(
 
 
 def _back(leases: Sequence[Lease], looks: Sequence[Known]) -> int:
-    """How often a lower position was told than one that was known before: by tokens, and by time."""
+    """Count returned offsets below one that was known earlier, by order of tokens and by time."""
     back = known = 0
     for lease in leases:
         back += lease.granted.offset < known

@@ -1,7 +1,8 @@
-"""A worker of a consumer, as a process of its own: `make produce` kills, pauses and replaces it.
+"""A worker of a consumer in its own process, which `make produce` kills, pauses and replaces.
 
-It follows the log, writes down each record (`consumed.py`), and commits. A worker that has lost its lease does not believe
-it at first: it sends its commit all the same, to every gateway, and writes down what it was told.
+The worker follows the log, writes each record to its journal (`consumed.py`), and commits. A worker
+that has lost its lease still sends one more commit, to every gateway, and writes the outcome to its
+journal.
 """
 
 import asyncio
@@ -24,15 +25,15 @@ from quorumlog.errors import UNKNOWN, LeaseLost, QuorumLogError
 
 _PAUSE_S: Final = 0.1
 _DEADLINE_S: Final = 30.0
-"""Of one request; then it is sent again."""
+"""Deadline of one request, after which the worker sends it again."""
 _INSIST_S: Final = 5.0
 _COMMITS: Final = (20, 200)
-"""After so many a worker lets the lease go of itself."""
+"""Least and most commits after which a worker releases its lease voluntarily."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a worker is told."""
+    """The parameters of a worker."""
 
     gateways: Sequence[str]
     log: str
@@ -49,13 +50,13 @@ class Task:
 
     @classmethod
     def of(cls, argument: str) -> Self:
-        """The task of this process."""
+        """Parse the argument of the process."""
         told = json.loads(argument)
         return cls(**told | {"journal": Path(told["journal"])})
 
 
 async def work(task: Task) -> None:
-    """Take the lease, process records, and begin again, until the process is killed."""
+    """Acquire the lease and process records, again and again until the process is killed."""
     async with Client(*task.gateways, deadline_s=_DEADLINE_S) as client:
         journal = Journal(task.journal)
         while True:
@@ -72,14 +73,14 @@ async def work(task: Task) -> None:
 
 
 async def _hold(consumer: Consumer, task: Task, journal: Journal) -> None:
-    """One lease. Raises: LeaseLost."""
+    """Hold the lease once, and process records. Raises: LeaseLost."""
     asked_ns = time.monotonic_ns()
     async with consumer:
         journal.held(consumer.fencing_token, asked_ns, consumer.position)
         left = random.randint(*_COMMITS)
         while left > 0:
             try:
-                # What was processed before an error is committed before anything else.
+                # First commit the records that were processed before an error.
                 await _commit(consumer, journal)
                 left = await _process(consumer, task, journal, left)
             except LeaseLost:
@@ -88,11 +89,11 @@ async def _hold(consumer: Consumer, task: Task, journal: Journal) -> None:
                 _require_temporary(error)
                 await asyncio.sleep(_PAUSE_S)
     journal.left(consumer.fencing_token)
-    await asyncio.sleep(task.lease_s)  # the others have their turn
+    await asyncio.sleep(task.lease_s)  # let another worker acquire the lease
 
 
 async def _process(consumer: Consumer, task: Task, journal: Journal, left: int) -> int:
-    """Process records until so many commits are acknowledged; how many are left."""
+    """Process records until `left` commits are acknowledged. Returns the remaining commits."""
     async with aclosing(consumer.records().pages()) as pages:
         async for page in pages:
             for at in range(0, len(page), task.commit_every):
@@ -114,7 +115,7 @@ async def _commit(consumer: Consumer, journal: Journal) -> None:
 
 
 async def _insist(consumer: Consumer, task: Task, journal: Journal) -> None:
-    """Send a commit without the lease to each gateway, until one that runs has refused it, or taken it."""
+    """Send a commit without the lease to each gateway, until one rejects or accepts it."""
     token, offset = consumer.fencing_token, max(consumer.position, journal.next)
     path = f"/v1/logs/{task.log}/consumers/{task.consumer}"
     headers = {header.FENCING_TOKEN: str(token)}
@@ -139,7 +140,7 @@ async def _insist(consumer: Consumer, task: Task, journal: Journal) -> None:
 
 
 def _require_temporary(error: QuorumLogError) -> None:
-    """Raise an error that the next try would get too."""
+    """Raise the error if a retry would fail with it too."""
     if not error.retryable and error.outcome != UNKNOWN:
         raise error
 

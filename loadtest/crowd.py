@@ -1,4 +1,4 @@
-"""Workers of consumers as processes, which are killed, stopped in their tracks beyond their lease, and replaced."""
+"""Workers of consumers as processes, which are killed, or suspended beyond their lease."""
 
 import asyncio
 import contextlib
@@ -33,12 +33,12 @@ class CrowdPlan:
 
     consumers: int = 2
     workers: int = 3
-    """Of each consumer: at least two, so that one can take over."""
+    """Workers of each consumer: at least two, so that one can take over."""
     lease_s: float = 2.0
     commit_every: int = 50
-    """Records, at most."""
+    """Most records that a worker processes before it commits."""
     every_s: float = 2.0
-    """Between a worker that is back and the next one that is hurt."""
+    """Seconds between the recovery of one worker and the next kill or suspension."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _Worker:
 
 @dataclass(slots=True)
 class Crowd:
-    """All workers, and what the log's consumers were seen at."""
+    """All workers of a log's consumers, and the committed offsets that were observed."""
 
     plan: CrowdPlan
     gateways: Sequence[str]
@@ -60,7 +60,7 @@ class Crowd:
     stopped: int = 0
     problems: list[str] = field(default_factory=list)
     _workers: dict[str, _Worker] = field(default_factory=dict)
-    """By holder: those that live."""
+    """The running workers by holder."""
     _looks: dict[str, list[Known]] = field(default_factory=dict)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     _dice: random.Random = field(default_factory=random.Random)
@@ -69,7 +69,7 @@ class Crowd:
 
     @contextlib.asynccontextmanager
     async def at_work(self, client: Client) -> AsyncIterator[None]:
-        """Run the workers and hurt them until the end of the block, which calls `settle` last."""
+        """Run, kill and suspend workers until the end of the block, which calls `settle` last."""
         try:
             for name in self.names:
                 self._looks[name] = []
@@ -86,8 +86,8 @@ class Crowd:
                 worker.process.wait()
 
     async def settle(self, client: Client, end: int) -> None:
-        """Hurt nobody any more, once a worker was killed and one was stopped beyond its lease; then wait until every
-        consumer has committed all records below an offset.
+        """End the kills and suspensions, once there was at least one of each. Then wait until every
+        consumer has committed all records below the offset `end`.
         """
         assert self._hurting is not None, "they are at work"
         self._over.set()
@@ -102,11 +102,11 @@ class Crowd:
 
     @property
     def names(self) -> list[str]:
-        """The consumers."""
+        """The names of the consumers."""
         return [f"consumer-{number}" for number in range(self.plan.consumers)]
 
     def judged(self, records: Sequence[bytes]) -> Consumed:
-        """What came of all consumers, by their workers' journals."""
+        """The result of all consumers, from their workers' journals."""
         total = Consumed(problems=tuple(self.problems))
         for name in self.names:
             leases: list[Lease] = []
@@ -136,7 +136,7 @@ class Crowd:
         self._workers[holder] = _Worker(task, process)
 
     def _check_alive(self) -> None:
-        """Note workers that have ended of themselves."""
+        """Note workers that ended without being killed as problems, and replace them."""
         for holder, worker in list(self._workers.items()):
             if (status := worker.process.poll()) is not None:
                 del self._workers[holder]
@@ -145,7 +145,7 @@ class Crowd:
                 self._start(worker.task.consumer)
 
     async def _hurt(self, client: Client) -> None:
-        """Kill a worker, or stop one beyond its lease, again and again; each at least once."""
+        """Repeatedly kill a worker, or suspend one beyond its lease; both at least once."""
         while not (self._over.is_set() and self.replaced and self.stopped):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.plan.every_s):
@@ -155,7 +155,7 @@ class Crowd:
             await (self._kill if is_kill else self._stop)(client, consumer)
 
     async def _kill(self, client: Client, consumer: str) -> None:
-        """SIGKILL for the active worker; another process takes its place."""
+        """Kill the active worker (SIGKILL), and start another process in its place."""
         holder, worker = await self._active(client, consumer)
         worker.process.kill()
         await until(lambda: worker.process.poll() is not None, f"{holder} is gone")
@@ -165,7 +165,7 @@ class Crowd:
         self.say(f"{holder} was killed")
 
     async def _stop(self, client: Client, consumer: str) -> None:
-        """SIGSTOP for the active worker until another one is active; then it goes on, and is told."""
+        """Suspend the active worker (SIGSTOP) until another one is active, and then resume it."""
         holder, worker = await self._active(client, consumer)
         journal = worker.task.journal
         zombies, ends = _counted(journal)
@@ -180,16 +180,16 @@ class Crowd:
             worker.process.send_signal(signal.SIGCONT)
         await until(
             lambda: _counted(journal)[1] > ends,
-            f"{holder} is told that it has lost its lease",
+            f"{holder} notices that it has lost its lease",
             _PATIENCE_S,
         )
-        # It may have been about to let go.
+        # Not counted if the worker was about to release its lease.
         if _counted(journal)[0] > zombies:
             self.stopped += 1
-            self.say(f"{holder} stood still beyond its lease")
+            self.say(f"{holder} was suspended for longer than its lease")
 
     async def _active(self, client: Client, consumer: str) -> tuple[str, _Worker]:
-        """The active worker, as far as one can see."""
+        """The worker that the API shows as the lease's holder, which may change any time."""
 
         async def active() -> tuple[str, _Worker] | None:
             self._check_alive()
@@ -215,7 +215,7 @@ class Crowd:
         return offset
 
     async def _look(self, client: Client) -> None:
-        """Look at the positions, as a monitor does."""
+        """Observe the committed offsets until cancelled, as a monitor does."""
         while True:
             for name in self.names:
                 with contextlib.suppress(*_PASSING):
@@ -224,7 +224,7 @@ class Crowd:
 
 
 def _counted(journal: Path) -> tuple[int, int]:
-    """Leases of a worker that were lost, and that have ended in any way."""
+    """Count a worker's leases that were lost, and those that have ended in any way."""
     if not journal.exists():
         return 0, 0
     text = journal.read_bytes()

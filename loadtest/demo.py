@@ -1,8 +1,10 @@
-"""`make demo [FILE=<file>]`: every line of a file through a cluster in which processes are killed.
+"""`make demo [FILE=<file>]`: sends every line of a file through a cluster in which processes are
+killed.
 
-A bookie of the ledger's ensemble is killed after a third of the file, the gateway that writes the
-ledger after two thirds. The other gateway recovers the ledger, a new ledger takes the rest, and
-everything is read back. Exit status 0 only if the bytes read are the bytes of the file.
+After a third of the file, a bookie of the ledger's ensemble is killed; after two thirds, the
+gateway that writes the ledger. The other gateway recovers the ledger, appends the rest to a new
+ledger, and reads both ledgers back. Exit status 0 only if the bytes that are read are the bytes of
+the file.
 """
 
 import asyncio
@@ -24,7 +26,7 @@ _BATCH_LINES: Final = 100
 _BATCH_BYTES: Final = 4 << 20
 _ENTRY_BYTES: Final = (
     1 << 20
-)  # docs/reference/http.md: the largest entry; a longer line becomes several
+)  # the largest entry (docs/guides/http.md); a longer line becomes several entries
 
 _LOGS: Final = Path("/var/log")
 _LOG_BYTES_MIN: Final = 64 << 10
@@ -34,7 +36,7 @@ _LOG_LINES_MIN: Final = 100
 
 @dataclass(slots=True)
 class Story:
-    """What happened, for the end of the demo."""
+    """The progress of the demo, and its output."""
 
     console: Console
     acknowledged: int = 0
@@ -42,21 +44,21 @@ class Story:
     ledgers: list[int] = field(default_factory=list)
 
     def tell(self, line: str) -> None:
-        """Say what happened, where in the file it did."""
+        """Print an event, with the line of the file at which it happened."""
         self.console.print(f"[dim]line {self.acknowledged + 1:>9,}[/] {line}")
 
 
 def main() -> None:
-    """Run the demo on FILE, or on a log of this machine."""
+    """Run the demo with FILE, or else with a log file of this machine."""
     name = os.environ.get("FILE", "")
     path = Path(name) if name else _log_of_this_machine()
     if not path.is_file():
-        raise SystemExit(f"make demo FILE=<a file with lines>; {name!r} is none")
+        raise SystemExit(f"run make demo FILE=<a file with lines>: {name!r} is not a file")
     raise SystemExit(asyncio.run(run(path, Console(highlight=False))))
 
 
 def _log_of_this_machine() -> Path:
-    """The largest log that can be read here; README.md where there is none with enough lines."""
+    """The largest readable log file of this machine, or README.md if no log has enough lines."""
     sizes = {}
     for path in sorted(_LOGS.rglob("*.log")):
         try:
@@ -64,14 +66,14 @@ def _log_of_this_machine() -> Path:
                 head = file.read(_LOG_BYTES_MIN)
             size = path.stat().st_size
         except OSError:
-            continue  # not ours to read
+            continue  # not readable by this user
         if head.count(b"\n") >= _LOG_LINES_MIN and b"\0" not in head and size <= _LOG_BYTES_MAX:
             sizes[path] = size
     return max(sizes, key=lambda path: sizes[path], default=Path("README.md"))
 
 
 async def run(path: Path, console: Console) -> int:
-    """Send a file through a cluster of its own; 0 when every byte came back."""
+    """Send a file through a new cluster. Returns the exit status, 0 if every byte was read back."""
     total = sum(len(batch) for batch in batches(path))
     if total == 0:
         raise SystemExit(f"{path} is empty")
@@ -103,7 +105,7 @@ async def run(path: Path, console: Console) -> int:
 async def _send(
     path: Path, cluster: Cluster, story: Story, total: int, show: Callable[[], None]
 ) -> None:
-    """Append the file; kill what is to be killed on the way."""
+    """Append the file, and kill the bookie and the gateway on the way."""
     first, second = cluster.gateways
     async with Client(first, deadline_s=20) as client:
         ledger = await client.create_ledger()
@@ -111,11 +113,11 @@ async def _send(
         story.tell(f"ledger {ledger.ledger_id} is created; its writer is gateway-1")
         victims = [(total // 3, await _bookie_of(ledger)), (2 * total // 3, "gateway-1")]
         try:
-            # A short file is sent in small steps, so that something is left after each death.
+            # A short file is sent in small batches, so that batches are left after each kill.
             for batch in batches(path, lines_max=min(_BATCH_LINES, 1 + total // 20)):
                 appending = asyncio.ensure_future(ledger.append_batch(batch))
                 while victims and story.acknowledged + len(batch) > victims[0][0]:
-                    # Under an append that is on its way.
+                    # Kill while an append is in flight.
                     name = victims.pop(0)[1]
                     await cluster.kill(name)
                     story.tell(f"{name} is killed (SIGKILL)")
@@ -132,8 +134,8 @@ async def _send(
             story.tell(f"[bold red]recovery ended at {end}: acknowledged entries are lost[/]")
             return
         story.tell(f"it is CLOSED with {end:,} entries, all that were acknowledged among them")
-        # What recovery found beyond was sent and not acknowledged: it is there, so it is not sent
-        # again.
+        # Entries beyond the acknowledged ones were sent, and recovery kept them: they must not be
+        # sent again.
         story.acknowledged = end
         rest = await client.create_ledger()
         story.ledgers.append(rest.ledger_id)
@@ -150,7 +152,7 @@ async def _bookie_of(ledger: Ledger) -> str:
 
 
 async def _compare(path: Path, cluster: Cluster, story: Story) -> str:
-    """Read all ledgers back and compare with the file; what is wrong, or ''."""
+    """Read all ledgers back and compare them with the file. Returns the first difference, or ''."""
     expected = (entry for batch in batches(path) for entry in batch)
     count = 0
     async with Client(cluster.gateways[1]) as client:
@@ -170,7 +172,7 @@ async def _payloads(client: Client, ledgers: list[int]) -> AsyncIterator[bytes]:
 
 
 def batches(path: Path, skipped: int = 0, lines_max: int = _BATCH_LINES) -> Iterator[list[bytes]]:
-    """The file as batches of entries, a line each, without the first `skipped` entries."""
+    """Split the file into batches of one entry per line, without the first `skipped` entries."""
     batch: list[bytes] = []
     size = 0
     with path.open("rb") as file:

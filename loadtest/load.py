@@ -1,6 +1,6 @@
-"""`make load USERS= TIME=`: locust against a cluster, with a report to look at.
+"""`make load USERS= TIME=`: runs locust against a cluster, and writes a report in HTML.
 
-Against a cluster of its own, or against the one whose gateway is named by GATEWAY.
+The load goes to the gateway in GATEWAY, or to a new cluster if GATEWAY is not set.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from services.local.config import ROOT
 
 
 def main() -> None:
-    """Run the load; locust's exit status is ours."""
+    """Run the load, and end with locust's exit status."""
     gateway = os.environ.get("GATEWAY", "")
     raise SystemExit(_locust(gateway) if gateway else asyncio.run(_with_cluster()))
 

@@ -1,7 +1,7 @@
-"""Users for locust: each appends to a ledger of its own and reads back what was acknowledged.
+"""Users for locust: each appends to its own ledger, and reads the acknowledged entries back.
 
-Start it with `make load` (loadtest/load.py). Whatever was acknowledged and is not there, or is
-other bytes, counts as a failure of the request `verify`, and locust ends with status 1.
+`make load` (loadtest/load.py) starts locust with this file. An acknowledged entry that is missing
+or has different bytes counts as a failure of the request `verify`, and locust ends with status 1.
 """
 
 import base64
@@ -13,7 +13,7 @@ from locust import FastHttpUser, constant_throughput, task
 
 
 class LedgerUser(FastHttpUser):
-    """One writer with its ledger, ten requests a second at most."""
+    """A writer with its own ledger, which sends at most ten requests per second."""
 
     wait_time = constant_throughput(10)
 
@@ -24,13 +24,13 @@ class LedgerUser(FastHttpUser):
         self._create()
 
     def on_stop(self) -> None:
-        """Read everything back."""
+        """Read the whole ledger back."""
         if self.digests:
             self._verify(0, max(self.digests))
 
     @task(10)
     def append(self) -> None:
-        """One entry."""
+        """Append one entry."""
         payload = random.randbytes(random.randrange(1, 4096))
         answer = self._post({"data": base64.b64encode(payload).decode()}, "append")
         if answer is not None:
@@ -38,7 +38,7 @@ class LedgerUser(FastHttpUser):
 
     @task(3)
     def append_batch(self) -> None:
-        """A hundred entries."""
+        """Append a hundred entries in one request."""
         payloads = [random.randbytes(512) for _ in range(100)]
         entries = [{"data": base64.b64encode(payload).decode()} for payload in payloads]
         answer = self._post({"entries": entries}, "append 100")
@@ -48,7 +48,7 @@ class LedgerUser(FastHttpUser):
 
     @task(3)
     def read_some(self) -> None:
-        """Entries from anywhere in the ledger."""
+        """Read up to 101 entries from a random one on."""
         if self.digests:
             first = random.randrange(max(self.digests) + 1)
             self._verify(first, min(first + 100, max(self.digests)))
@@ -62,7 +62,7 @@ class LedgerUser(FastHttpUser):
                 answer.failure(answer.text)
 
     def _post(self, body: dict[str, Any], name: str) -> Any:
-        """Append; an error that says so ends this ledger, and the next request has a new one."""
+        """Append. After an error, read the ledger back and continue with a new ledger."""
         with self.client.post(self.path, json=body, name=name, catch_response=True) as answer:
             if answer.status_code == 201:
                 return answer.json()
@@ -73,7 +73,7 @@ class LedgerUser(FastHttpUser):
         return None
 
     def _verify(self, first: int, last: int) -> None:
-        """Read first..last and compare with what was acknowledged."""
+        """Read entries first..last and compare them with the acknowledged ones."""
         while first <= last:
             params = f"?from={first}&to={last}&limit=1000"
             with self.client.get(self.path + params, name="verify", catch_response=True) as answer:

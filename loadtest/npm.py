@@ -1,4 +1,4 @@
-"""Packages of npm for tests and benchmarks: those of a lock file, in a folder below `build/`, installed once for all."""
+"""Packages of npm for tests and benchmarks, installed from a lock file once, below `build/`."""
 
 import fcntl
 import hashlib
@@ -16,21 +16,21 @@ _DEADLINE_S: Final = 600.0
 _NO_WAY: Final = re.compile(
     r"code (?:ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|EHOSTUNREACH|ERR_SOCKET_TIMEOUT)"
 )
-"""What npm says where it can't reach its registry. Anything else is a defect of the lock file, say."""
+"""Error codes of npm if it can't reach its registry. Other errors count as defects."""
 
 
 __all__ = ["Absent", "installed", "needs"]
 
 
 def needs(*programs: str) -> None:
-    """Raises: Absent, for the first program that is not here."""
+    """Raise Absent for the first program that is not installed."""
     for program in programs:
         if shutil.which(program) is None:
-            raise Absent(f"there is no {program} here")
+            raise Absent(f"there is no {program} on this machine")
 
 
 def installed(source: Path) -> Path:
-    """A folder whose `node_modules` has the packages of the lock file in `source`. Raises: Absent."""
+    """Install the packages of the lock file in `source`; returns their folder. Raises: Absent."""
     needs("node", "npm")
     room = ROOM / source.name
     room.mkdir(parents=True, exist_ok=True)

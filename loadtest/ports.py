@@ -1,4 +1,4 @@
-"""Ports for tests and load: see services.local.process for why they are leased."""
+"""Ports for tests and load. `services.local.process` explains why ports are leased."""
 
 from services.local.process import free_ports
 

@@ -1,10 +1,12 @@
-"""`make produce`: numbered records go to a log and through its consumers while all kinds of processes are killed.
+"""`make produce`: numbered records go to a log and through its consumers while all kinds of
+processes are killed.
 
-Producers append with retries on; one gateway or bookie after another gets SIGKILL, and is started again; a
-reader follows the log all the while. Consumers have workers that are processes (`crowd.py`): the active one is killed
-and replaced, or stopped in its tracks beyond its lease. In the end the log is read back through every gateway. Exit
-status 0 only if each record that was sent is there once, in its producer's order, at the offset
-that was answered, the follower saw the same, and the consumers kept their promises (`consumed.py`).
+Producers append with retries. Gateways and bookies are killed (SIGKILL) and restarted in turn,
+while a reader follows the log. The workers of consumers are processes too (`crowd.py`): the active
+one is killed and replaced, or suspended for longer than its lease. In the end the log is read back
+through every gateway. Exit status 0 only if each sent record is in the log once, in its producer's
+order and at the acknowledged offset, the follower saw the same records, and the checks of the
+consumers succeed (`consumed.py`).
 """
 
 import asyncio
@@ -30,24 +32,24 @@ from services.local.cluster import START_S, StartTimeout
 
 _NAME: Final = "produce"
 _PATIENCE_S: Final = 120.0
-"""For one request, deaths and takeovers included; then it is sent again, as the same one."""
+"""Deadline of one request, with kills and takeovers. Then the producer sends it again."""
 _CAUGHT_UP_S: Final = 300.0
 _SHOWN_EVERY_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run."""
+    """The parameters of one run."""
 
     records: int = 100_000
     producers: int = 8
     batch: int = 10
     """Records of one request."""
     every_s: float = 3.0
-    """Between a process that is back and the next death."""
+    """Seconds between the restart of a process and the next kill."""
     down_s: float = 1.0
     pause_s: float = 0.0
-    """Of each producer, between two requests."""
+    """Pause of each producer between two requests."""
     bookies: int = 4
     gateways: int = 2
     crowd: CrowdPlan = field(default_factory=CrowdPlan)
@@ -55,19 +57,19 @@ class Plan:
 
 @dataclass(slots=True)
 class Sent:
-    """What one producer has sent, and what it was answered."""
+    """The records that one producer sends, and their acknowledged offsets."""
 
     name: str
     count: int
     offsets: dict[int, int] = field(default_factory=dict)
-    """Number of a record: its offset."""
+    """The offset of each acknowledged record, by the record's number."""
     duplicates: int = 0
-    """Requests that were answered as repeats."""
+    """Requests that were acknowledged as duplicates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a run."""
+    """The result of a run."""
 
     records: int
     kills: int
@@ -77,17 +79,17 @@ class Result:
     misplaced: int
     problems: tuple[str, ...]
     replaced: int = 0
-    """Workers of consumers that were killed, and whose place another one took."""
+    """Workers of consumers that were killed and replaced."""
     consumed: Consumed = field(default_factory=Consumed)
 
     @property
     def is_good(self) -> bool:
-        """Whether everything is where it must be, and was processed."""
+        """Whether all records are in place, and the consumers processed them correctly."""
         is_there = not (self.lost or self.duplicated or self.misplaced or self.problems)
         return is_there and self.consumed.is_good
 
     def line(self) -> str:
-        """The last line."""
+        """The summary, which is the last line of output."""
         found = self.consumed
         return (
             f"produce: {self.records} records, {self.kills} deaths, {self.replaced} consumers replaced,"
@@ -98,17 +100,17 @@ class Result:
 
 
 def value_of(name: str, number: int) -> bytes:
-    """A record says who sent it, and which it is."""
+    """The value of a record, which names its producer and its number."""
     return f"{name}:{number}".encode()
 
 
 async def _settled(producer: Producer, values: Sequence[bytes]) -> LogAppended:
-    """Append until it is answered; the same request again is harmless."""
+    """Retry an append until it is acknowledged. A producer's repeated request is harmless."""
     while True:
         try:
             return await producer.append(*values)
         except ExpiredProducer:
-            raise  # for good
+            raise  # a retry can't succeed
         except QuorumLogError as error:
             if not error.retryable and error.outcome != "unknown":
                 raise
@@ -127,7 +129,7 @@ async def _produce(client: Client, sent: Sent, plan: Plan) -> None:
 
 
 async def _follow(client: Client, seen: list[tuple[int, bytes]]) -> None:
-    """Follow the log from its first record on, through whatever happens."""
+    """Follow the log from its first record on, and continue after errors."""
     while True:
         start = seen[-1][0] + 1 if seen else 0
         try:
@@ -140,11 +142,11 @@ async def _follow(client: Client, seen: list[tuple[int, bytes]]) -> None:
 async def kill_in_turn(
     cluster: Cluster, plan: Plan, say: Callable[[str], None], kills: list[str], over: asyncio.Event
 ) -> None:
-    """Kill one process after another, and start it again, until it is over; who was killed last is back then."""
+    """Kill and restart processes in turn until `over` is set. Returns after the last restart."""
     names = [name for name in cluster.names if name.startswith(("gateway", "bookie"))]
     gateways = [name for name in names if name.startswith("gateway")]
     bookies = [name for name in names if name.startswith("bookie")]
-    # A gateway every other time: there are fewer of them, and they are what a log depends on.
+    # Every other victim is a gateway: there are fewer of them, and a log depends on one of them.
     turns = zip(itertools.cycle(gateways), itertools.cycle(bookies), strict=False)
     for name in itertools.chain.from_iterable(turns):
         await asyncio.sleep(plan.every_s)
@@ -185,7 +187,7 @@ def judge(
     kills: int,
     problems: Sequence[str] = (),
 ) -> Result:
-    """Compare what was answered with what is there."""
+    """Compare the acknowledged records with the records that were read back."""
     told = list(problems)
     if [offset for offset, _ in found] != list(range(len(found))):
         told.append("offsets are not dense")
@@ -229,7 +231,7 @@ async def produce(
     say: Say = lambda _line: None,
     show: Show = _show_nobody,
 ) -> Result:
-    """Run a plan on a cluster of its own; `show` gets how many records are acknowledged.
+    """Run a plan on a new cluster. `show` is called with the number of acknowledged records.
 
     Raises: DeadlineMissed when something hangs.
     """
@@ -260,7 +262,7 @@ async def _run(plan: Plan, cluster: Cluster, crowd: Crowd, say: Say, show: Show)
                     group.create_task(_produce_alone(turned, one, plan))
                 group.create_task(_tell(sent, plan, show))
             say(f"all were answered after {time.monotonic() - began:.1f} s")
-            # Not cancelled: between a signal and a death its victim would count as alive.
+            # The killer is not cancelled: a victim that has not ended yet would count as alive.
             over.set()
             await killer
             await crowd.settle(client, plan.records)
@@ -273,7 +275,7 @@ async def _run(plan: Plan, cluster: Cluster, crowd: Crowd, say: Say, show: Show)
     if any([await _read_back(url) != found for url in urls[1:]]):
         problems.append("two gateways read different logs")
     if seen != found:
-        problems.append("the follower saw another log than who read it back")
+        problems.append("the follower saw other records than the ones that were read back")
     consumed = crowd.judged([value for _, value in found])
     result = judge(sent, found, len(kills), problems)
     return replace(result, replaced=crowd.replaced, consumed=consumed)
@@ -285,7 +287,7 @@ async def _produce_alone(urls: Sequence[str], sent: Sent, plan: Plan) -> None:
 
 
 async def _tell(sent: Sequence[Sent], plan: Plan, show: Show) -> None:
-    """Show how far it is, until all is acknowledged."""
+    """Show the progress until all records are acknowledged."""
     while (done := sum(len(one.offsets) for one in sent)) < plan.records:
         show(done)
         await asyncio.sleep(_SHOWN_EVERY_S)
@@ -295,17 +297,17 @@ async def _tell(sent: Sequence[Sent], plan: Plan, show: Show) -> None:
 def _plan(given: list[str] | None) -> Plan:
     plan, crowd = Plan(), CrowdPlan()
     options = {
-        "records": (plan.records, "records of all producers"),
-        "producers": (plan.producers, "producers"),
-        "batch": (plan.batch, "records of a request"),
-        "every": (plan.every_s, "seconds between deaths"),
-        "consumers": (crowd.consumers, "names; at least 1"),
-        "workers": (crowd.workers, "workers of each; at least 2"),
+        "records": (plan.records, "records of all producers together"),
+        "producers": (plan.producers, "number of producers"),
+        "batch": (plan.batch, "records of one request"),
+        "every": (plan.every_s, "seconds between a restart and the next kill"),
+        "consumers": (crowd.consumers, "number of consumers; at least 1"),
+        "workers": (crowd.workers, "workers of each consumer; at least 2"),
     }
     asked = arguments("make produce", __doc__, options, given)
     if asked.consumers < 1 or asked.workers < 2:
         sys.stderr.write(
-            "make produce: each consumer needs two workers, so that one can take over\n"
+            "make produce: give at least one consumer, and two workers for each, so that one can take over\n"
         )
         raise SystemExit(2)
     crowd = replace(crowd, consumers=asked.consumers, workers=asked.workers, every_s=asked.every)
@@ -313,7 +315,7 @@ def _plan(given: list[str] | None) -> Plan:
 
 
 def main(given: list[str] | None = None) -> int:
-    """Run as the arguments say; the last line tells what came of it. Status 130 after Ctrl-C."""
+    """Run a plan from the command line, and print a summary. Returns 130 after Ctrl-C."""
     plan = _plan(given)
     teller = Teller()
     try:
@@ -321,12 +323,12 @@ def main(given: list[str] | None = None) -> int:
             show = partial(teller.show, "acknowledged", total=plan.records)
             result = asyncio.run(produce(plan, say=teller.say, show=show))
     except KeyboardInterrupt:
-        teller.say("ended before all was judged")
+        teller.say("ended before the records were checked")
         return 128 + signal.SIGINT
     for problem in (*result.problems, *result.consumed.problems):
         teller.say(problem)
     teller.say(
-        f"{result.repeats} requests were answered as repeats, {result.consumed.leases} leases"
+        f"{result.repeats} requests were acknowledged as duplicates, {result.consumed.leases} leases"
     )
     sys.stdout.write(result.line() + "\n")
     return 0 if result.is_good else 1

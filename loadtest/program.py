@@ -1,4 +1,4 @@
-"""What the programs of this folder share: their options, and how they tell what they do."""
+"""Common parts of the programs in this folder: their options and their output."""
 
 import argparse
 import os
@@ -13,18 +13,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from services.local.config import ROOT
 
 Options = Mapping[str, tuple[Any, str]]
-"""The options of a program by name: the default, which has the option's type, and the help text.
+"""The options of a program by name: the default value, which determines the type, and the help
+text.
 
-A bool is a switch, a tuple takes any number of integers.
+A bool makes a switch, and a tuple an option with any number of integers.
 """
 _LINE_EVERY_S: Final = 5.0
-"""Between lines of progress where there is no terminal."""
+"""Seconds between lines of progress if the output is not a terminal."""
 
 
 def arguments(
     program: str, about: str | None, options: Options, given: list[str] | None = None
 ) -> argparse.Namespace:
-    """Parse the command line, or `given`."""
+    """Parse the command line, or the arguments `given`."""
     parser = argparse.ArgumentParser(prog=program, description=about)
     for name, (default, text) in options.items():
         more: dict[str, Any] = {"type": type(default)}
@@ -38,22 +39,22 @@ def arguments(
 
 
 def is_set(variable: str) -> bool:
-    """Whether a make variable is set, and not to 0."""
+    """Whether a make variable is set to a value other than 0."""
     return os.environ.get(variable, "") not in ("", "0")
 
 
 def build_folder() -> Path:
-    """The folder for what programs make, which is on the disk of the clone."""
+    """Create and return the folder for the output of programs, which is in the clone."""
     folder = ROOT / "build"
     folder.mkdir(exist_ok=True)
     return folder
 
 
 class Teller:
-    """Prints lines with the time, and shows the work in progress: a bar on a terminal, else a line now and then."""
+    """Prints lines with the elapsed time, and progress: a bar, or lines without a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
-        """The bar is shown within the context."""
+        """The bar is shown only within the `with` block."""
         self.console = console or Console(highlight=False)
         self._began = self._shown = clock()
         self._bar = Progress(
@@ -68,22 +69,22 @@ class Teller:
         self._task = self._bar.add_task("", total=1)
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Start to show the bar."""
         self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar."""
         self._bar.stop()
 
     def say(self, line: str) -> None:
-        """Print a line."""
+        """Print a line with the elapsed time."""
         self._shown = clock()
         took = f"{self._shown - self._began:7.1f} s  "
         self.console.print(took + line, soft_wrap=True, markup=False, highlight=False)
 
     def show(self, what: str, done: int = 0, total: int = 1) -> None:
-        """Show the work in progress."""
+        """Show what is being done, and how much of it is done."""
         self._bar.update(self._task, description=what, completed=done, total=total)
         if done and self._bar.disable and clock() - self._shown >= _LINE_EVERY_S:
             self.say(f"{what}: {done:,} of {total:,}")

@@ -1,8 +1,10 @@
-"""`make scaling`: what so many bookies and gateways carry, and what gives first.
+"""`make scaling`: estimates the load that a cluster of a given size can carry, and its first
+bottleneck.
 
-A model, not a measurement: CPU per entry and per question, as measured on one machine (docs/internals/journal/scaling.json says
-where each figure is from), against the cores, disks and networks of a cluster. It takes load to be even, and bookies and
-gateways to be a core each, which is what one process of them can use. docs/internals/scaling.md has its table.
+This is a model, not a measurement. It compares the CPU per entry and per request, measured on one
+machine (docs/benchmarks/scaling.json has the source of each figure), with the cores, disks and
+networks of a cluster. It assumes even load, and one core for each bookie and gateway, since one
+process can't use more. docs/scaling.md has the table.
 """
 
 import math
@@ -21,52 +23,52 @@ WRITES: Final = ("one at a time", "64 in flight", "raw batches of 1,000")
 _MEASURED_BYTES: Final = 1024
 _MB: Final = 1e6
 _CHANGES: Final = 4
-"""Of a ledger's row in its life: create, name in its log, close, delete."""
+"""Changes of a ledger's metadata: it is created, named in its log, closed and deleted."""
 _LOOKS: Final = 3
-"""Of each member's collector at a deleted ledger."""
+"""How often the collector of each member reads the metadata of a deleted ledger."""
 _LEDGERS_A_PAGE: Final = 100
 _IDS_A_PAGE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What there is, and what it is to do. All but the counts are assumptions that options change."""
+    """The size and the load of a cluster. Each value can be set by an option."""
 
     bookies: int = 100
     gateways: int = 20
     metadata: int = 3
-    """Processes of the metadata service, a core each."""
+    """Processes of the metadata service, with one core each."""
     database_cores: int = 4
     copies: int = 3
     entry: int = 1024
     """Bytes of an entry."""
     readers: float = 1.0
-    """How often each entry is read, from bookies."""
+    """How often each entry is read from bookies."""
     disk: float = 300.0
-    """MB/s that a bookie's disk syncs."""
+    """MB/s that a bookie's disk can write and sync."""
     network: float = 1250.0
-    """MB/s of each host, each way."""
+    """MB/s of each host in each direction."""
     roll: float = 1024.0
-    """MB after which a log begins its next ledger; each ledger is deleted in the end."""
+    """MB after which a log rolls to its next ledger. Each ledger is deleted eventually."""
     ledgers: int = 10_000_000
-    """In the database."""
+    """Number of ledgers in the database."""
     collect_s: float = 60.0
-    """How often each bookie asks which ledgers name it (COLLECT_S)."""
+    """Interval at which each bookie lists the ledgers that name it (COLLECT_S)."""
     used: float = 0.7
-    """The share of each resource that is planned with."""
+    """The share of each resource that the cluster may use."""
 
 
 Figures = Mapping[str, Mapping[str, float]]
 
 
 def figures() -> Figures:
-    """What was measured."""
+    """The measured figures, without their sources."""
     told: dict[str, dict[str, list[Any]]] = orjson.loads(FIGURES.read_bytes())
     return {kind: {name: each[0] for name, each in own.items()} for kind, own in told.items()}
 
 
 def carried(cluster: Cluster, write: str, known: Figures) -> Mapping[str, float]:
-    """The entries a second that each resource carries; nothing is left of one whose fixed part is too much."""
+    """Entries per second that each resource can carry; 0 if its fixed load already exceeds it."""
     megabytes = cluster.entry / _MB
     more = (cluster.entry - _MEASURED_BYTES) / _MEASURED_BYTES
     batch, reads = known[WRITES[-1]], known["reads"]
@@ -93,7 +95,7 @@ def carried(cluster: Cluster, write: str, known: Figures) -> Mapping[str, float]
 
 
 def _of_a_ledger(cluster: Cluster, metadata: Mapping[str, float]) -> tuple[float, float]:
-    """CPU seconds of the metadata service and of Postgres for a ledger's life."""
+    """CPU seconds of the metadata service and of Postgres for the whole life of a ledger."""
     looks = cluster.copies * _LOOKS / _LEDGERS_A_PAGE
     service = _CHANGES * metadata["change_ms"] + looks * metadata["proofs_ms"]
     database = _CHANGES * metadata["change_database_ms"] + looks * metadata["proofs_database_ms"]
@@ -101,7 +103,7 @@ def _of_a_ledger(cluster: Cluster, metadata: Mapping[str, float]) -> tuple[float
 
 
 def _idle(cluster: Cluster, metadata: Mapping[str, float]) -> tuple[float, float]:
-    """Cores of the metadata service and of Postgres while nobody writes."""
+    """Cores that the metadata service and Postgres use without any writes."""
     processes = cluster.bookies + cluster.gateways
     of_a_bookie = cluster.ledgers * cluster.copies / cluster.bookies
     pages = cluster.bookies * math.ceil(of_a_bookie / _IDS_A_PAGE) / cluster.collect_s
@@ -110,7 +112,7 @@ def _idle(cluster: Cluster, metadata: Mapping[str, float]) -> tuple[float, float
 
 
 def table(cluster: Cluster) -> str:
-    """For people and for the page: a row for each resource, a column for each way of writing, what gives first in bold."""
+    """The Markdown table: rows are resources, columns ways of writing; bottlenecks are bold."""
     known = figures()
     columns = {write: carried(cluster, write, known) for write in WRITES}
     lines = [
@@ -135,13 +137,13 @@ def table(cluster: Cluster) -> str:
 
 
 def _rounded(value: float) -> str:
-    """Two digits that count: the model knows no more."""
+    """Round to two significant digits, which is the accuracy of the model."""
     digits = 0 if value < 1 else 1 - math.floor(math.log10(value))
     return f"{round(value, digits):,.0f}"
 
 
 def main(given: list[str] | None = None) -> None:
-    """Print the table of a cluster."""
+    """Print the table for a cluster that the options describe."""
     options = {each.name: (each.default, "") for each in fields(Cluster)}
     cluster = Cluster(**vars(arguments("make scaling", __doc__, options, given)))
     sys.stdout.write(table(cluster))

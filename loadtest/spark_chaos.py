@@ -1,14 +1,16 @@
-"""`make chaos-spark TIME=…`: Spark writes and copies while it, and the gateways, are killed.
+"""`make chaos-spark TIME=…`: Spark writes and copies logs while its drivers and the gateways are
+killed.
 
-Each round writes ROWS numbers onto a log, by tasks that fail; a gateway is killed while the rows
-are on their way. Of the commit one answer is lost, and at the next one, which says that it is done,
-the driver is killed before it hears of it. The job runs again, and adds nothing. Then a stream
-copies that log onto another one, and its driver is killed RESTARTS times: at random points, or
-between a commit and Spark's own log of it; gateways are killed and answers lost on the way.
+Each round writes ROWS numbers to a log, with tasks that fail. A gateway is killed while rows are
+being written. The first successful answer to the commit is lost; the second one is held back, and
+the driver is killed before it gets the answer. The job runs again, and must add nothing. Then a
+stream copies the log to another log. Its driver is killed RESTARTS times: at random points, or
+between a commit and the entry in Spark's own commit log. Meanwhile gateways are killed and answers
+are lost.
 
-In the end each number is on both logs exactly once, and no ledger is left that is on no log. TIME
-limits the kills: when it is over the stream runs to its end, and what came of it is counted. Another
-round begins if there is time for one more.
+In the end each number must be on both logs exactly once, and every ledger must belong to a log. The
+kills end after TIME. Then the stream runs to its end, and the records are counted. Another round
+begins if there is time for one more.
 """
 
 import argparse
@@ -44,20 +46,20 @@ from services.local.config import ROOT
 from services.local.process import Program, start
 
 _WAIT_S: Final = 900.0
-"""For a driver that nobody kills, on a machine that may be shared and slow."""
+"""Deadline of a driver that is not killed, on a machine that may be shared and slow."""
 
 _SETTLED_S: Final = 600.0
-"""For what was not published to go: a transaction's expiry, the age of a log's own ledgers that it
-does not name, then the sweep."""
+"""Deadline for the deletion of unpublished ledgers: the transaction must expire, or a ledger that
+its log does not name must reach ORPHAN_AGE_S. Then the next sweep deletes the ledger."""
 
 _ORPHAN_AGE_S: Final = 60
-"""Instead of five minutes, so that a run ends: still longer than a roll here takes."""
+"""Shorter than the default of five minutes, to end a run soon, but longer than a roll."""
 
 _ASK_S: Final = 5.0
-"""For a question of ours, which is asked again anyway."""
+"""Deadline of a request of this program, which repeats requests anyway."""
 
 _TELL_EVERY_S: Final = 15.0
-"""How often a line tells how far it is."""
+"""Interval between two lines of progress."""
 
 _COMMIT: Final = re.compile(rb"POST /v1/transactions/[^ /]+/commit ")
 _DONE: Final = re.compile(rb"HTTP/1\.1 2\d\d ")
@@ -69,7 +71,7 @@ _LOSES: Final[tuple[What, ...]] = ("lose",)
 
 @dataclass(slots=True)
 class Counts:
-    """What was done, and what is wrong."""
+    """Counters of what the run did, and of the errors that it found."""
 
     rows: int = 0
     lost: int = 0
@@ -78,23 +80,23 @@ class Counts:
     gateway_kills: int = 0
     driver_kills: int = 0
     kills_after_commit: int = 0
-    """Of the drivers: those that never heard that their commit was done."""
+    """Kills of drivers that had not yet received the answer to their commit."""
     answers_lost: int = 0
     stage: str = "a cluster starts"
-    """What goes on now."""
+    """The current stage of the run."""
     spent: dict[str, float] = field(default_factory=dict)
-    """Seconds by what they went into."""
+    """Seconds spent in each stage."""
     broken_off: str = ""
-    """Why it did not come to its end."""
+    """Why the run ended early; empty if it did not."""
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing is wrong, as far as it came."""
+        """Whether the run found no error and did not end early."""
         return not (self.lost or self.doubled or self.orphans or self.broken_off)
 
     @contextlib.contextmanager
     def timed(self, what: str) -> Iterator[None]:
-        """Add the time that the block takes."""
+        """Make `what` the current stage, and add the time that the block takes to it."""
         began = time.monotonic()
         self.stage = what
         try:
@@ -104,7 +106,7 @@ class Counts:
 
     @property
     def progress(self) -> str:
-        """How far it is, in a line."""
+        """The progress of the run, in one line."""
         return (
             f"{self.stage}: {self.driver_kills} driver kills, {self.gateway_kills} gateway kills, "
             f"{self.answers_lost} answers lost"
@@ -112,19 +114,19 @@ class Counts:
 
     @property
     def page(self) -> str:
-        """All of it."""
+        """The details of the result, in several lines."""
         spent = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in self.spent.items())
         return "\n".join(
             [
                 spent,
                 f"answers of commits that were lost: {self.answers_lost}",
-                f"drivers killed before they heard of a commit: {self.kills_after_commit}",
+                f"drivers killed before they got the answer to a commit: {self.kills_after_commit}",
                 *([f"BROKEN OFF: {self.broken_off}"] if self.broken_off else []),
             ]
         )
 
     def __str__(self) -> str:
-        """The last line."""
+        """The summary, which is the last line of output."""
         return (
             f"chaos-spark: {self.rows} rows, {self.lost} lost, {self.doubled} doubled, "
             f"{self.orphans} orphans, {self.gateway_kills} gateway kills, "
@@ -133,21 +135,21 @@ class Counts:
 
 
 class Answers:
-    """What becomes of the next answers that say that a commit is done, at whichever gateway."""
+    """The plan for the next answers that confirm a commit: pass, lose or hold them."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._plan: list[What] = []
         self.held = asyncio.Event()
-        """An answer is held back: the commit is done, and its driver waits to hear of it."""
+        """Set while an answer is held back: the commit is done, and its driver waits."""
 
     def plan(self, *what: What) -> None:
-        """Lose or hold the next ones, in this order, instead of what was planned before."""
+        """Lose or hold the next answers, in this order. Replaces the earlier plan."""
         self._plan = list(what)
         self.held.clear()
 
     def next(self) -> What | None:
-        """What to do with the answer that has come."""
+        """Return what to do with an answer that has arrived."""
         if not self._plan:
             return None
         what = self._plan.pop(0)
@@ -159,7 +161,7 @@ class Answers:
 
 
 class LossyProxy:
-    """Stands before a gateway and does to answers what is planned."""
+    """A proxy in front of a gateway, which passes, loses or holds answers as planned."""
 
     def __init__(self, url: str, answers: Answers) -> None:
         self._host, port = url.removeprefix("http://").split(":")
@@ -167,7 +169,7 @@ class LossyProxy:
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
-        """Its URL, until the end of the block."""
+        """Listen until the end of the block. Yields the proxy's URL."""
         port = free_ports(1)[0]
         server = await asyncio.start_server(self._serve, "127.0.0.1", port)
         try:
@@ -185,7 +187,7 @@ class LossyProxy:
             back = asyncio.ensure_future(self._back(up_reader, writer, state))
             try:
                 while chunk := await reader.read(1 << 16):
-                    # A request begins a piece: clients wait for each answer.
+                    # Each request begins a chunk, because clients wait for each answer.
                     state["commits"] |= _COMMIT.match(chunk) is not None
                     up_writer.write(chunk)
                     await up_writer.drain()
@@ -214,38 +216,38 @@ class LossyProxy:
 
 @dataclass(slots=True)
 class Chaos:
-    """One run over one cluster."""
+    """One run against one cluster."""
 
     cluster: Cluster
     answers: Answers
     urls: str
-    """Of the proxies."""
+    """URLs of the proxies, separated by commas."""
     folder: Path
     rows: int
     partitions: int
     restarts: int
     end: float
-    """No kills after it, by the event loop's clock."""
+    """When the kills end, in the event loop's time."""
     chance: random.Random
     counts: Counts
     say: Callable[[str], None]
     http: Gateways = field(init=False)
     _at: int = 0
-    """Where the log ends that is written now."""
+    """The last known end of the log that is being written."""
 
     def __post_init__(self) -> None:
-        """Ask the gateways themselves, not the proxies."""
+        """Send this program's own requests to the gateways directly, not through the proxies."""
         self.http = Gateways(",".join(self.cluster.gateways), deadline_s=_ASK_S)
 
     async def round(self, number: int) -> None:
-        """Write, copy, and count what came of it."""
+        """Write a log, copy it, and count the records of both logs."""
         source, target = f"source-{number}", f"target-{number}"
         for log in (source, target):
             await self._ask("PUT", f"/v1/logs/{log}", {"roll_bytes": 8 << 20})
         asked = {
             "urls": self.urls,
             "rows": self.rows,
-            # So that the stream has batches left when the last driver is killed.
+            # Small enough that the stream has batches left when the last driver is killed.
             "rows_per_batch": max(1, self.rows // (4 * self.restarts + 4)),
             "partitions": self.partitions,
             "seed": self.chance.randrange(1 << 30),
@@ -266,7 +268,7 @@ class Chaos:
         self.say(f"round {number}: {self.counts}")
 
     async def _batch(self, asked: dict[str, Any], log: str) -> None:
-        """Kill a gateway while rows are on their way, and the driver once its commit is done."""
+        """Kill a gateway while rows are being written, and the driver once its commit is done."""
         before = await self._ledgers()
         self.answers.plan("lose", "hold")
         async with self._driver(asked) as driver:
@@ -280,7 +282,7 @@ class Chaos:
         )
 
     async def _stream(self, asked: dict[str, Any], log: str) -> None:
-        """Kill the driver again and again after one to three more batches, then let it end."""
+        """Kill the driver repeatedly, after one or two more batches. Then let it finish."""
         loop = asyncio.get_running_loop()
         self._at = 0
         for number in range(self.restarts):
@@ -288,7 +290,7 @@ class Chaos:
                 self.say(f"the time is over after {number} of {self.restarts} restarts")
                 break
             self.counts.stage = f"the stream, until kill {number + 1} of {self.restarts}"
-            # The first one runs the job again whose driver was killed.
+            # The first driver also runs the batch job again whose driver was killed.
             async with self._driver(asked | {"writes": number == 0}) as driver:
                 at = self._at + asked["rows_per_batch"] * self.chance.randrange(1, 3)
                 self.answers.plan(*_LOSES if number % 4 == 2 else ())
@@ -314,7 +316,7 @@ class Chaos:
                 raise RuntimeError(f"the driver failed:\n{self._log().read_text()[-3000:]}")
 
     async def _kill_after_commit(self, driver: "subprocess.Popen[bytes]") -> None:
-        """Kill the driver when its commit is done and it has not heard of it."""
+        """Kill the driver when its commit is done, but the driver has not received the answer."""
 
         def is_held() -> bool:
             self._check_alive(driver)
@@ -340,7 +342,7 @@ class Chaos:
             process.wait()
 
     def _kill(self, driver: "subprocess.Popen[bytes]") -> None:
-        """SIGKILL to all of it: driver, JVM and Python workers."""
+        """Kill the driver with its JVM and Python workers (SIGKILL)."""
         if driver.poll() is None:
             os.killpg(driver.pid, signal.SIGKILL)
             self.counts.driver_kills += 1
@@ -349,7 +351,7 @@ class Chaos:
         return self.folder / "driver.log"
 
     async def _hurt_a_gateway(self) -> None:
-        """Kill one and start it again. The other one is asked meanwhile."""
+        """Kill a gateway and start it again. Meanwhile clients use the other gateway."""
         name = f"gateway-{self.chance.randrange(1, 3)}"
         await self.cluster.kill(name)
         self.counts.gateway_kills += 1
@@ -382,7 +384,7 @@ class Chaos:
         return {int(ledger["ledger_id"]) for ledger in found}
 
     def _count(self, log: str) -> None:
-        """Compare a log with the numbers that should be on it."""
+        """Count the numbers that a log lacks, and those that it has twice."""
         seen = bytearray(self.rows)
         at, is_end = 0, False
         http = Gateways(",".join(self.cluster.gateways))
@@ -404,29 +406,30 @@ class Chaos:
         self.counts.lost += seen.count(0)
 
     async def settle(self, *, all_ledgers: bool) -> None:
-        """Wait until what was not published is gone; what stays is counted.
+        """Wait until all unpublished ledgers are deleted. Ledgers that remain are counted as
+        orphans.
 
-        `all_ledgers`: those too that a log has dropped, which wait for a roll that might still name
-        them (rule 22); else those of transactions.
+        `all_ledgers`: include ledgers that a log has dropped, which are kept as long as a roll
+        might still name them (rule 22). Otherwise only ledgers of transactions count.
         """
 
         async def is_clean() -> bool:
             left = await self._left(all_ledgers=all_ledgers)
-            self.counts.stage = f"waiting for {len(left)} ledgers that no log names to go"
+            self.counts.stage = f"waiting for the deletion of {len(left)} ledgers that no log names"
             return not left
 
         with self.counts.timed("cleaning up"):
             with contextlib.suppress(DeadlineMissed):
                 await until(
                     is_clean,
-                    "nothing is left of what was not published",
+                    "all unpublished ledgers are deleted",
                     _SETTLED_S,
                     passing=_PASSING,
                 )
             self.counts.orphans += len(await self._left(all_ledgers=all_ledgers))
 
     async def _left(self, *, all_ledgers: bool) -> set[int]:
-        """Ledgers that are on no log."""
+        """The ids of ledgers that no log names."""
         found = await asyncio.to_thread(self.http.pages, "/v1/ledgers", "ledgers")
         logs = await asyncio.to_thread(self.http.pages, "/v1/logs", "logs")
         named = {int(item["ledger_id"]) for log in logs for item in log["ledgers"]}
@@ -449,10 +452,10 @@ async def storm(
     waits_for_all: bool = False,
     say: Callable[[str], None] = lambda _line: None,
 ) -> None:
-    """Rounds while there is time for one more, at least one.
+    """Run rounds while there is time for one more, but at least one.
 
-    `waits_for_all`: until ledgers that a log dropped are gone too. Cancelled, it ends the cluster
-    and says so in `counts`.
+    `waits_for_all`: also wait until ledgers that a log dropped are deleted. If the run is
+    cancelled, it ends the cluster and sets `counts.broken_off`.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -488,12 +491,12 @@ async def storm(
                 number += 1
             await chaos.settle(all_ledgers=waits_for_all)
         except asyncio.CancelledError:
-            # Here, so that the cluster ends as it should, without its logs on the screen.
+            # Handled here, so that the cluster shuts down in order, without printing its logs.
             counts.broken_off = f"interrupted in {counts.stage}"
 
 
 async def _told(counts: Counts, teller: Teller) -> None:
-    """Tell how far it is for ever."""
+    """Print the progress at an interval until cancelled."""
     while True:
         teller.say(counts.progress)
         await asyncio.sleep(_TELL_EVERY_S)
@@ -525,17 +528,17 @@ async def _run(asked: argparse.Namespace, counts: Counts) -> None:
 def _seconds(text: str) -> float:
     found = re.fullmatch(r"(\d+)([smh]?)", text)
     if found is None:
-        raise SystemExit(f"{text!r} is no time: 90s, 2m, 1h")
+        raise SystemExit(f"{text!r} is not a time: write 90s, 2m or 1h")
     return int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def main() -> None:
-    """Run it and print what came of it, last."""
+    """Run the chaos test from the command line, and print a summary as the last line."""
     options = {
-        "time": ("60s", "kills until then: 90s, 2m, 1h"),
-        "rows": (1_000_000, "rows of a round"),
-        "restarts": (20, "deaths of the stream's driver in a round"),
-        "seed": (1, "of all that is drawn"),
+        "time": ("60s", "how long processes are killed: 90s, 2m, 1h"),
+        "rows": (1_000_000, "rows of each round"),
+        "restarts": (20, "how often the stream's driver is killed in each round"),
+        "seed": (1, "seed of all random choices"),
     }
     asked = arguments("make chaos-spark", __doc__, options)
     print(f"seed {asked.seed}, {asked.rows} rows, {asked.restarts} restarts a round", flush=True)
@@ -543,7 +546,7 @@ def main() -> None:
     try:
         asyncio.run(_run(asked, counts))
     except asyncio.CancelledError:
-        # Before the cluster was up.
+        # Cancelled before the cluster was ready.
         counts.broken_off = f"interrupted while {counts.stage}"
     except DeadlineMissed as error:
         counts.broken_off = str(error)

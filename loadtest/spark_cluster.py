@@ -1,8 +1,9 @@
-"""A cluster in a process of its own, for whoever holds a JVM: Spark's tests, chaos and benchmark.
+"""A cluster in its own process, for programs with a JVM: the Spark tests, chaos test and benchmark.
 
-A fork from any thread but the main one ends py4j's connection of the main thread, and with it what
-Spark knows of the active session. So nothing is started from the process that has the session.
-Commands are lines of JSON on standard input; the end of the input ends the cluster.
+A fork from any thread but the main one ends py4j's connection of the main thread, and Spark then
+forgets its active session. So the process that has the session must not start the cluster's
+processes. It sends commands as lines of JSON to the standard input of this process; the end of the
+input ends the cluster.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ _WAIT_S: Final = 300.0
 
 
 class SparkCluster:
-    """A running cluster, for callers that block."""
+    """A running cluster in another process, with a blocking interface."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -34,26 +35,26 @@ class SparkCluster:
         self._urls: dict[str, str] = told["urls"]
         self.data = Path(told["data"])
         self.headers: dict[str, str] = told["headers"]
-        """What a request to an internal listener needs."""
+        """The headers that requests to internal listeners need."""
         gateways = (url for name, url in self._urls.items() if name.startswith("gateway-"))
         self.urls = ",".join(gateways)
         self.http = Gateways(self.urls)
 
     @property
     def pid(self) -> int:
-        """Of the process whose children the cluster's are."""
+        """The process id of the parent of all processes of the cluster."""
         return self._process.pid
 
     def url(self, name: str) -> str:
-        """Where a process listens."""
+        """The URL at which a process listens."""
         return self._urls[name]
 
     def kill(self, name: str) -> None:
-        """End a process of it (SIGKILL)."""
+        """Kill a process of the cluster (SIGKILL)."""
         self._ask("kill", name)
 
     def restart(self, name: str, *prefix: str) -> None:
-        """Start one that was killed, and wait until it is ready. `prefix`: a command to run it."""
+        """Start a killed process, and wait until it is ready. `prefix`: a command that runs it."""
         self._ask("restart", name, *prefix)
 
     def _ask(self, *command: str) -> None:
@@ -70,16 +71,16 @@ class SparkCluster:
         return json.loads(line)
 
     def until(self, predicate: Callable[[], T], what: str) -> T:
-        """Wait until the answer is true, and return it."""
+        """Call `predicate` until its result is true, and return the result."""
         return until_sync(predicate, what, _WAIT_S)
 
     def create(self, name: str, **settings: Any) -> str:
-        """A new log."""
+        """Create a log and return its name."""
         self.http.request("PUT", f"/v1/logs/{name}", value=settings, is_repeatable=True)
         return name
 
     def append(self, log: str, *values: str) -> None:
-        """One batch of records."""
+        """Append one batch of records."""
         self.http.request(
             "POST",
             f"/v1/logs/{log}/records",
@@ -110,24 +111,24 @@ class SparkCluster:
             at = page["next"]
 
     def offset(self, plain: dict[str, int]) -> dict[str, dict[str, Any]]:
-        """The offset of a stream in the logs that have these names now."""
+        """The offset of a Spark stream. `plain`: the offset in each log, by name."""
         return {
             name: {"0": at, "created_at": self.http.get(f"/v1/logs/{name}")["created_at"]}
             for name, at in plain.items()
         }
 
     def ledgers(self) -> set[int]:
-        """Every ledger that there is."""
+        """The ids of all ledgers."""
         return {int(ledger["ledger_id"]) for ledger in self.http.pages("/v1/ledgers", "ledgers")}
 
     def on_log(self, log: str) -> set[int]:
-        """The ledgers of a log."""
+        """The ids of a log's ledgers."""
         return {int(item["ledger_id"]) for item in self.http.get(f"/v1/logs/{log}")["ledgers"]}
 
 
 @contextmanager
 def spark_cluster(stores: Stores | None, **settings: Any) -> Iterator[SparkCluster]:
-    """Run a cluster until the end of the block."""
+    """Run a cluster in another process until the end of the block."""
     wanted = {"stores": asdict(stores) if stores else None, "settings": settings}
     process = subprocess.Popen(
         [sys.executable, "-m", "loadtest.spark_cluster", json.dumps(wanted)],

@@ -1,7 +1,8 @@
-"""A Spark driver that is there to be killed: writes numbers onto a log, copies that log as a stream.
+"""A Spark driver for chaos tests, which kill it: it writes numbers to a log, and copies that log
+with a stream.
 
-Run by `loadtest/spark_chaos.py` with a JSON object as its only argument. Doing all of it again is
-what a scheduler does with a driver that died: the result is the same.
+`loadtest/spark_chaos.py` runs it with a JSON object as its only argument. After a kill it runs the
+driver again from the start, as a scheduler would. The result must be the same.
 """
 
 import json
@@ -17,11 +18,11 @@ from quorumlog.spark import config
 from quorumlog.spark.source import QuorumLogSource
 
 EXPIRES_IN_S: Final = 60
-"""Of a transaction that nobody ends: short, so that what it leaves can be seen to go."""
+"""Expiry of an abandoned transaction: short, since the test waits for its cleanup."""
 
 
 def main() -> None:
-    """The batch, then the stream."""
+    """Run the batch job and the stream, if the argument asks for them."""
     asked = json.loads(sys.argv[1])
     config.prepare()
     spark = (
@@ -31,7 +32,7 @@ def main() -> None:
         .config("spark.log.level", "ERROR")
         .config(
             "spark.driver.extraJavaOptions",
-            # What a killed driver leaves is where the run's own files are.
+            # A killed driver leaves its temporary files in the folder of the run, which is deleted.
             f"-XX:TieredStopAtLevel=1 -Xlog:disable -Djava.io.tmpdir={asked['folder']}",
         )
         .getOrCreate()
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def _batch(spark: SparkSession, asked: dict[str, Any]) -> None:
-    """Numbers onto the log, by tasks of which many fail at first."""
+    """Write numbers to the log, with tasks whose first attempts often fail."""
     rows: int = asked["rows"]
     numbers = spark.range(rows, numPartitions=asked["partitions"])
     (
@@ -63,7 +64,7 @@ def _batch(spark: SparkSession, asked: dict[str, Any]) -> None:
 
 
 def _failing(seed: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Tasks whose first attempts die somewhere, two of three."""
+    """A function for tasks that makes two of three first attempts fail at a random point."""
 
     def fail(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
@@ -75,15 +76,15 @@ def _failing(seed: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
             yield batch
             left -= 1
             if is_doomed and left == 0:
-                raise RuntimeError("a task that dies on its way")
+                raise RuntimeError("injected failure of a task between rows")
         if is_doomed:
-            raise RuntimeError("a task that dies after its last row")
+            raise RuntimeError("injected failure of a task after its last row")
 
     return fail
 
 
 def _stream(spark: SparkSession, asked: dict[str, Any]) -> None:
-    """All that is on the log onto another one, in many batches."""
+    """Copy the whole log to another log, in many batches."""
     query = (
         spark.readStream.format("quorumlog")
         .option("gateway.url", asked["urls"])

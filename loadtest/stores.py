@@ -1,4 +1,4 @@
-"""One Postgres and one Redis for a test session; each test gets databases of its own."""
+"""One Postgres and one Redis server for a test session. Each test gets its own databases."""
 
 import itertools
 import os
@@ -18,19 +18,20 @@ from services.local.process import Program, start, stop
 
 _SHM: Final = Path("/dev/shm")  # noqa: S108
 _SHM_BYTES_MIN: Final = 8 << 30
-"""Two workers of a whole test run fill more than 2 GiB: a database takes 7 MB, and none is dropped."""
+"""Free memory that a test session needs: two workers of a whole run fill more than 2 GiB, since a
+database takes 7 MB and is never dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Where a fresh, empty database is, in each store."""
+    """The addresses of a new database in Postgres and in Redis."""
 
     postgres_dsn: str
     redis_url: str
 
 
 class StoreServers:
-    """The running servers."""
+    """The running servers of Postgres and Redis."""
 
     def __init__(self, postgres: Postgres, redis: Redis) -> None:
         self._postgres = postgres
@@ -38,7 +39,9 @@ class StoreServers:
         self._numbers = itertools.count(1)
 
     def fresh(self, *, like: str = "") -> Stores:
-        """Create a new database in both. `like`: the DSN of a database that Postgres copies. It must have no connections."""
+        """Create a new database in both servers. `like`: the DSN of a database to copy in Postgres,
+        which must have no connections.
+        """
         number = next(self._numbers)
         template = like and f" TEMPLATE {like.rpartition('/')[2]} STRATEGY FILE_COPY"
         self._postgres.run_sql(f"CREATE DATABASE test_{number}{template}")
@@ -47,9 +50,10 @@ class StoreServers:
 
 @contextmanager
 def store_servers(durable: Path | None = None) -> Iterator[StoreServers]:
-    """Run both servers until the end of the block. Call it in the main thread.
+    """Run both servers until the end of the block. Must be called in the main thread.
 
-    `durable`: a folder on a disk, for a Postgres that syncs; else a temporary one, in memory where there is room.
+    `durable`: a folder on a disk for the data, to which Postgres then syncs. The default is a
+    folder of `scratch`.
     """
     with ExitStack() as stack:
         folder = durable or stack.enter_context(scratch("ql-stores-"))
@@ -65,7 +69,7 @@ def store_servers(durable: Path | None = None) -> Iterator[StoreServers]:
 
 @contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
-    """A temporary folder where a sync to disk costs little: in memory where there is room."""
+    """A temporary folder. It is in memory, where syncs are cheap, if the memory has room."""
     root = _SHM if _has_room(_SHM) else None
     with tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True) as name:
         folder = Path(name)

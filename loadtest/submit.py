@@ -1,7 +1,7 @@
-"""`make spark FILE=x.py`: spark-submit in this environment, against the local cluster.
+"""`make spark FILE=x.py`: runs a Spark job with spark-submit, against the local cluster.
 
-Where no gateway answers at PORT, a cluster is started as `make run` does, and ended with the job.
-The job finds the gateways by itself: QUORUMLOG_GATEWAY is set, and CLUSTER_SECRET_FILE.
+If no gateway responds at PORT, a cluster is started like `make run` does, and ends with the job.
+The job finds the gateways by the environment: QUORUMLOG_GATEWAY and CLUSTER_SECRET_FILE are set.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _CONF = ("spark.ui.enabled=false", "spark.log.level=WARN")
 
 
 def main() -> None:
-    """Run the job that FILE names, with further arguments as they are."""
+    """Run the job in FILE. The program's arguments are passed to the job."""
     name = os.environ.get("FILE", "")
     if not Path(name).is_file():
         raise SystemExit(f"make spark FILE=<a Python file>; {name!r} is none")
@@ -58,7 +58,7 @@ def _command(name: str) -> list[str]:
 
 @asynccontextmanager
 async def _cluster(settings: LocalSettings) -> AsyncIterator[list[str]]:
-    """The gateways of the cluster that runs, or of one that is started until the block's end."""
+    """Yield the URLs of a running cluster's gateways, or of a new cluster for the block."""
     urls = [f"http://127.0.0.1:{settings.port + n}" for n in range(settings.gateways)]
     running = [url for url in urls if await asyncio.to_thread(_is_ready, url)]
     if running:

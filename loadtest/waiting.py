@@ -1,7 +1,7 @@
-"""Waiting for what must happen in the end: the only way in which tests and load wait.
+"""Waiting for a condition that must become true. Tests and load wait in no other way.
 
-A deadline that passes is a liveness failure on a machine that may be shared and slow. It has its
-own class so that it can be told from a wrong answer (AssertionError), which is never forgiven.
+A missed deadline is a liveness failure, possibly of a shared and slow machine. It has its own class
+to distinguish it from a wrong result (AssertionError), which is always a defect.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from typing import Any, Final, TypeVar, overload
 T = TypeVar("T")
 
 DEADLINE_S: Final = 120.0
-"""Far above what anything takes that does not hang: it costs nothing where all is well."""
+"""Far longer than any operation that does not hang. A long deadline normally costs nothing."""
 _POLL_S: Final = 0.05
 
 
 class DeadlineMissed(Exception):
-    """What was awaited did not happen in time; says what, and what was seen last."""
+    """A condition did not become true in time. The message has its last result."""
 
     def __init__(self, what: str, last: object, deadline_s: float) -> None:
         super().__init__(f"not within {deadline_s:g} s: {what}; seen last: {last!r}")
@@ -49,10 +49,10 @@ async def until(
     *,
     passing: tuple[type[Exception], ...] = (),
 ) -> Any:
-    """Ask until the answer is true, and return it.
+    """Call `predicate` until its result is true, and return the result. Raises: DeadlineMissed.
 
-    `predicate` may be a coroutine function; one that hangs counts as not yet. Exceptions named in
-    `passing` count as not yet too, all others end the wait.
+    `predicate` may be a coroutine function. A call that hangs counts as false, and so do exceptions
+    of the types in `passing`. All other exceptions end the wait.
     """
     last: object = None
     loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ def until_sync(
     *,
     passing: tuple[type[Exception], ...] = (),
 ) -> T:
-    """The same where no event loop runs."""
+    """Like `until`, for code without an event loop."""
     last: object = None
     end = time.monotonic() + deadline_s
     while True:

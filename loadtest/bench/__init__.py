@@ -1,1 +1,1 @@
-"""`make bench`: measurements beside peers, in rounds."""
+"""`make bench`: benchmarks of quorumlog and of comparable systems."""

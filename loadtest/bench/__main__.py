@@ -1,8 +1,10 @@
-"""`make bench`: one program for all benchmarks, which `--list` names. Without ONLY= it runs `compare`.
+"""`make bench`: one program for all benchmarks, which `--list` names. Without ONLY= it runs
+`compare`.
 
-A benchmark starts its systems, runs its measurements in rounds, and reports the medians, as tables, as JSON and as an
-SVG. The data lies in the repository's build folder, on the disk that the clone is on, where nothing else is said. What
-is not on this machine is left out and named. Ctrl-C, or SIGTERM, ends the run with what was measured until then.
+A benchmark starts its systems, runs its measurements in rounds, and reports the medians as tables,
+JSON and SVG. By default, the data is in the clone's build folder, and so on the clone's disk.
+Systems that this machine lacks are left out, and the report names them. Ctrl-C or SIGTERM ends the
+run with a report of the measurements until then.
 """
 
 import argparse
@@ -25,37 +27,37 @@ from loadtest.bench.report import Report, facts
 from loadtest.program import Teller, arguments, build_folder
 
 BENCHMARKS: Final = {
-    "compare": ("loadtest.bench.compare", "ours beside JetStream and BookKeeper: rates, latencies, CPU, memory, goals"),
-    "bookie": ("loadtest.bench.bookie", "one bookie that is filled: rate, memory, restart, reads beside the disk"),
-    "compression": ("loadtest.bench.compression", "bytes and CPU of compressed bodies, answers and batches"),
-    "consumers": ("loadtest.bench.consumers", "commits of consumers beside JetStream's; what 10,000 of them cost"),
-    "deleted": ("loadtest.bench.deleted", "what the ids of deleted ledgers cost a bookie: memory, restart, disk, compaction"),
-    "durable-streams": ("loadtest.bench.durable_streams", "streams beside the Durable Streams server of npm"),
-    "forward": ("loadtest.bench.forward", "what an append costs that another gateway forwards to the log's owner"),
-    "idle": ("loadtest.bench.idle", "memory and CPU of open ledgers, logs and connections of one gateway"),
-    "many": ("loadtest.bench.many", "what an audit and cluster status cost with 10,000 and 100,000 ledgers"),
-    "metadata": ("loadtest.bench.metadata", "what the metadata service does in a second with few and with many ledgers"),
-    "rebuild": ("loadtest.bench.rebuild", "what a rebuild of the metadata from the bookies costs with many ledgers"),
-    "spark": ("loadtest.bench.spark", "rows a second through Spark's ways onto a log and back"),
+    "compare": ("loadtest.bench.compare", "quorumlog, JetStream and BookKeeper: rates, latencies, CPU, memory, goals"),
+    "bookie": ("loadtest.bench.bookie", "one bookie while it is filled: rate, memory, restart, reads relative to the disk"),
+    "compression": ("loadtest.bench.compression", "bytes and CPU of compressed requests, responses and batches"),
+    "consumers": ("loadtest.bench.consumers", "commits of consumers, and acks of JetStream; the cost of 10,000 consumers"),
+    "deleted": ("loadtest.bench.deleted", "the cost of deleted ledgers' ids at a bookie: memory, restart, disk, compaction"),
+    "durable-streams": ("loadtest.bench.durable_streams", "streams of quorumlog and of the Durable Streams server from npm"),
+    "forward": ("loadtest.bench.forward", "the cost of an append that a gateway forwards to the log's owner"),
+    "idle": ("loadtest.bench.idle", "memory and CPU of one gateway for open ledgers, logs and connections"),
+    "many": ("loadtest.bench.many", "the cost of an audit and of cluster status with 10,000 and 100,000 ledgers"),
+    "metadata": ("loadtest.bench.metadata", "requests per second of the metadata service with few and with many ledgers"),
+    "rebuild": ("loadtest.bench.rebuild", "the cost of rebuilding the metadata from the bookies with many ledgers"),
+    "spark": ("loadtest.bench.spark", "rows per second that Spark writes to a log and reads back"),
     "streams": ("loadtest.bench.streams", "many Durable Streams that are opened, appended to once and closed"),
-    "submit": ("loadtest.bench.submit", "what an append costs in the SDK, async and sync"),
-    "tail": ("loadtest.bench.tail", "many readers that follow one ledger or log: all seen, latency, memory"),
-    "tokens": ("loadtest.bench.tokens", "what the check of an access token costs a request at a gateway"),
+    "submit": ("loadtest.bench.submit", "the CPU of an append in the SDK, async and sync"),
+    "tail": ("loadtest.bench.tail", "many readers that follow one ledger or log: completeness, latency, memory"),
+    "tokens": ("loadtest.bench.tokens", "the cost of checking an access token per request at a gateway"),
 }  # fmt: skip
-"""Module and description of each benchmark. A module is imported only for its own run: imports cost memory."""
+"""Module and description of each benchmark. Modules are imported only when they run, to save memory."""
 _WIDTH: Final = 160
-"""Columns of tables that no terminal bounds."""
+"""Columns of tables if the output is not a terminal."""
 _COMMON: Final = {
-    "list": (False, "name the measurements and end"),
+    "list": (False, "print the names of the measurements, and end"),
     "json": (False, "print the figures as JSON"),
     "out": ("", "a folder for a JSON file and an SVG"),
 }
 
 
 async def measure(report: Report, folder: Path, teller: Teller) -> None:
-    """Run all rounds; what one gave is in the report at once. SIGTERM cancels it, as Ctrl-C does.
+    """Run all rounds, and add each result to the report at once.
 
-    A run in the background of a shell ignores SIGINT.
+    SIGTERM cancels the run like Ctrl-C, because a run in the background of a shell ignores SIGINT.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -90,7 +92,7 @@ async def measure(report: Report, folder: Path, teller: Teller) -> None:
 
 
 def in_order(plan: Plan, number: int) -> list[Work]:
-    """The measurements of a round."""
+    """The measurements of a round, in order."""
     is_last = number == plan.rounds - 1
     works = [work for work in plan.works if is_last or not work.is_once]
     if not plan.takes_turns or number % 2 == 0:
@@ -113,7 +115,7 @@ async def _measure(work: Work, system: Any, report: Report) -> None:
 
 
 def _chosen(given: list[str] | None) -> tuple[str, list[str], list[str]]:
-    """The benchmark, if one is chosen, the words that choose measurements, and the other arguments."""
+    """Returns the benchmark in --only (or ""), the other words in --only, and other arguments."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--only", action="append", default=[])
     asked, rest = parser.parse_known_args(given)
@@ -131,16 +133,14 @@ def _listed() -> str:
 
 
 def main(given: list[str] | None = None) -> int:
-    """Measure and report; status 130 after Ctrl-C, 143 after SIGTERM, 1 where nothing was measured."""
+    """Run a benchmark. Returns the status: 130 for Ctrl-C, 143 for SIGTERM, 1 without results."""
     name, words, rest = _chosen(given)
     if not name and rest == ["--list"]:
         print(_listed())
         return 0
     name = name or "compare"
     module = import_module(BENCHMARKS[name][0])
-    about = (
-        f"{module.__doc__}\n\n--only NAME: the measurements whose names contain this; repeatable"
-    )
+    about = f"{module.__doc__}\n\n--only NAME: run only measurements whose names contain NAME; repeatable"
     asked = arguments(f"make bench ONLY={name}", about, {**module.OPTIONS, **_COMMON}, rest)
     console, progress = Console(highlight=False), Console(highlight=False, stderr=asked.json)
     if not console.is_terminal:

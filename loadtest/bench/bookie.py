@@ -1,15 +1,16 @@
-"""One bookie, without a gateway, filled with interleaved ledgers: ENTRIES=.
+"""One bookie, without a gateway, filled with the entries of interleaved ledgers. ENTRIES= sets
+their number.
 
-Runs of 100 entries come over the channel, thousands of ledgers in turn, and one long ledger gets
-every twentieth run: what is read in order lies scattered over the whole log. Measured are the rate
-of appends, the resident memory while they go on, a restart after SIGKILL until the bookie is ready,
-and reads at a small size and at the full one, from the disk and not from its cache, beside what the
-disk itself gives in the same run.
+Runs of 100 entries arrive over the channel, for thousands of ledgers in turn. One long ledger gets
+every twentieth run, so its entries are scattered over the whole log. The benchmark measures the
+rate of appends, the resident memory during appends, and a restart after SIGKILL until the bookie is
+ready. It also measures reads from the disk, not from its cache, at a small size and at the full
+size, with the disk's own rate.
 
-Then bookies of their own with entries of 100 B, 1 KiB and 10 KiB: the long ledger is read through
-the channel and from the store alone, before and after a compaction that sorts by ledger. Beside the
-share of the disk's rate stands the CPU time per MB, which other work on the machine changes less
-than it does times.
+Then further bookies get entries of 100 B, 1 KiB and 10 KiB. The long ledger is read through the
+channel and from the store alone, before and after a compaction, which sorts by ledger. The report
+has the share of the disk's rate and the CPU time per MB, which depends less on other work of the
+machine.
 """
 
 import argparse
@@ -50,33 +51,33 @@ from services.bookie.space import Space
 from services.bookie.store import ReadAnswer, Store
 
 SMALL_ENTRIES: Final = 1_000_000
-"""Reads are measured there too, for comparison."""
+"""Number of entries at which reads are measured for the first time, for comparison."""
 
 ORDERED_BYTES_LEAST: Final = 64 * MB
 ORDERED_ROUNDS_MAX: Final = 10
-"""A short ledger is read again, from the disk again, until a start no longer shows."""
+"""A short ledger is read repeatedly, so that the start of a read does not distort the result."""
 
 SIZES: Final = (100, 1024, 10 * 1024)
-"""Of the entries that are read before and after a compaction."""
+"""Sizes of the entries that are read before and after a compaction."""
 
 SIZES_BYTES: Final = 200 * MB
-"""Of each of them in the log; the long ledger has a twentieth of it."""
+"""Bytes of the log for each of these sizes. The long ledger has a twentieth of them."""
 
 SIZES_ROUNDS: Final = 5
 
 ENTRY_OVERHEAD: Final = 34
-"""Bytes of an entry in the log beside its payload, with its part of what a run and a batch have."""
+"""Bytes of an entry in the log beyond its payload, including its share of runs and batches."""
 
 INDEX_SHARE: Final = 0.02
 SPARE_BYTES: Final = 2 * 10**9
-"""Left for others when the log is as long as it gets, and for what a bookie keeps in reserve."""
+"""Bytes that stay free when the log is longest, for other programs and for the bookie's reserve."""
 
 TENTHS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is written."""
+    """The amount of data that the benchmark writes."""
 
     entries: int
     entry_bytes: int
@@ -85,31 +86,31 @@ class Scale:
 
     @property
     def needed_bytes(self) -> int:
-        """Disk that the longest log takes, and what is left to others."""
+        """Disk space for the longest log, plus the spare bytes."""
         log = self.entries * (self.entry_bytes + ENTRY_OVERHEAD)
-        # A compaction writes all of a log anew before the old one goes.
+        # Twice the size, because a compaction writes a new log before it deletes the old one.
         return max(int(log * (1 + INDEX_SHARE)), 2 * SIZES_BYTES) + SPARE_BYTES
 
 
 @dataclass(slots=True)
 class Filled:
-    """A bookie and what is in it."""
+    """A bookie, with the program that fills it."""
 
     bookie: LoneBookie
     filler: Filler
     entries: int
-    """That it gets in the end."""
+    """Number of entries that the bookie has in the end."""
     teller: Teller
     appending_s: float = 0.0
     samples: list[tuple[int, float]] = field(default_factory=list)
-    """Each second while entries were appended: how many there were, and the resident memory in MB."""
+    """Samples, one per second of appending: acknowledged entries, and resident memory in MB."""
 
     @classmethod
     @asynccontextmanager
     async def running(
         cls, folder: Path, _seconds: float, *, scale: Scale, entry_bytes: int, teller: Teller
     ) -> AsyncIterator["Filled"]:
-        """A bookie that is empty and ready, until the end of the block. Raises: Absent, where the disk is too small."""
+        """Run an empty bookie during the block. Raises: Absent if the disk is too small."""
         needed, free = scale.needed_bytes, shutil.disk_usage(folder).free
         if free < needed:
             raise Absent(f"it takes {needed:,} bytes in {folder}, where {free:,} are free")
@@ -124,10 +125,10 @@ class Filled:
             yield cls(bookie, filler, scale.entries, teller)
             await filler.client.close()
 
-    # A bookie as it grows.
+    # Measurements of a growing bookie.
 
     async def grow(self, entries: int) -> Figures:
-        """Append so many entries, and look at the memory each second."""
+        """Append this many entries, and sample the memory each second."""
         bookie, filler, samples = self.bookie, self.filler, self.samples
 
         async def watch() -> None:
@@ -159,7 +160,7 @@ class Filled:
         }
 
     async def read(self) -> Figures:
-        """Read in order and at random."""
+        """Measure reads in order and at random."""
         bookie, filler, rss_max = self.bookie, self.filler, 0.0
         disk = await asyncio.to_thread(disk_mb_s, bookie.data)
         count = size = rounds = 0
@@ -185,7 +186,7 @@ class Filled:
         }
 
     async def restart(self) -> Figures:
-        """Kill it, and start it again until it is ready."""
+        """Measure a restart after SIGKILL, until the bookie is ready."""
         await self.filler.client.close()
         await self.bookie.kill()
         began = clock()
@@ -193,17 +194,17 @@ class Filled:
         self.filler.client = self.bookie.client()
         return {"restart s": clock() - began}
 
-    # Reads of one ledger among thousands.
+    # Measurements of reads of one ledger among thousands.
 
     async def scattered(self) -> Figures:
-        """Fill the log, and read it in order."""
+        """Fill the log, and measure reads of the long ledger in order."""
         count = SIZES_BYTES // (self.filler.entry_bytes + ENTRY_OVERHEAD)
         count = count // RUN_ENTRIES * RUN_ENTRIES
         await self.filler.fill(count, lambda done: self.teller.show("append", done, count))
         return await self._places()
 
     async def compacted(self) -> Figures:
-        """Move all there is, as compaction moves what is left of segments, and read it in order."""
+        """Compact the whole log, and measure reads of the long ledger in order."""
         store = self._store()
         try:
             await Space(store, live_share_min=1.0, bytes_per_s=1 << 40).free()
@@ -213,7 +214,9 @@ class Filled:
         return await self._places()
 
     async def _places(self) -> Figures:
-        """Medians of rounds, each beside the disk: through the channel, and from the store alone. Stops the bookie."""
+        """Measure reads through the channel and from the store alone, in rounds, with the disk's
+        rate in each round. Returns the medians. Stops the bookie.
+        """
         filler, bookie = self.filler, self.bookie
 
         async def through_channel() -> tuple[int, float, float]:
@@ -247,7 +250,7 @@ class Filled:
     async def _rounds(
         self, name: str, once: Callable[[], Awaitable[tuple[int, float, float]]]
     ) -> list[Figures]:
-        """The disk's rate and the read's, in turn: the machine may be shared."""
+        """Measure the disk and the read in turn, because a shared machine's load may change."""
         found = []
         for _ in range(SIZES_ROUNDS):
             disk = await asyncio.to_thread(disk_mb_s, self.bookie.data)
@@ -258,7 +261,7 @@ class Filled:
 
 
 def _tenths(samples: list[tuple[int, float]], entries: int) -> Figures:
-    """The memory that was seen last before each tenth of the entries was full: flat, or not."""
+    """The memory at the end of each tenth of the entries, which shows whether it grows."""
     counts = [count for count, _ in samples]
     found = {}
     for tenth in range(1, TENTHS + 1):
@@ -268,7 +271,7 @@ def _tenths(samples: list[tuple[int, float]], entries: int) -> Figures:
 
 
 def _rate(name: str, disk_mb_s: float, size: int, took_s: float, cpu_s: float) -> Figures:
-    """How fast bytes came, beside the disk, and the CPU time of whoever reads the disk for each MB."""
+    """The rate of a read, its share of the disk's rate, and the reader's CPU time per MB."""
     mb_s = size / MB / took_s
     return {
         f"{name} MB/s": mb_s,
@@ -282,7 +285,7 @@ def _fatal(error: BaseException) -> None:
 
 
 async def _read_store(store: Store, ledger_id: int, end: int) -> int:
-    """Read a ledger in order from a store without a network: bytes of runs."""
+    """Read a ledger in order from a store, without a network. Returns the bytes of the runs."""
     loop = asyncio.get_running_loop()
 
     async def read(first: int, last: int) -> Run:
@@ -301,8 +304,11 @@ OPTIONS: Final = {
     "entries": (5_000_000, "entries of the bookie that grows"),
     "entry_bytes": (100, "bytes of each of these entries"),
     "ledgers": (3000, "ledgers that are filled in turn"),
-    "in_flight_mb": (4, "MB of adds in flight; far more than a disk takes: overload"),
-    "growth_only": (False, "leave the other sizes and compaction out"),
+    "in_flight_mb": (4, "MB of adds in flight; a value far above the disk's rate makes overload"),
+    "growth_only": (
+        False,
+        "measure only the growing bookie: no other sizes of entries, and no compaction",
+    ),
 }
 _GROWTH: Final = (
     *("entries/s", "entries/s so far", "log MB", "RSS MB at most", "restart s"),
@@ -319,9 +325,9 @@ _PLACES: Final = (
 
 
 def plan(asked: argparse.Namespace, teller: Teller) -> Plan:
-    """A bookie that grows, then a bookie for each size of entries."""
+    """Plan a bookie that grows, and then a bookie for each size of entries."""
     if asked.ledgers < 2:
-        raise SystemExit("a long ledger and at least one other are needed: --ledgers 2")
+        raise SystemExit("the benchmark needs a long ledger and at least one other: --ledgers 2")
     least = 5 * RUN_ENTRIES * max(asked.ledgers, LONG_EVERY)
     if asked.entries < least:
         raise SystemExit(f"{asked.ledgers} ledgers need {least:,} entries at least")

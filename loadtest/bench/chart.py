@@ -1,4 +1,4 @@
-"""An SVG of a run: how far each goal is reached, and the entries a second of each measurement."""
+"""An SVG of a run: the goals with their figures, and each measurement's entries per second."""
 
 import statistics
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ _LABELS: Final = 380
 _BARS: Final = 420
 _WIDTH: Final = _LABELS + _BARS + 340
 _LEAST: Final = 10.0
-"""Entries a second where the logarithmic bars begin."""
+"""Entries per second at the start of the logarithmic bars."""
 _BEYOND: Final = 1.5
-"""Where a bar ends, as a multiple of its goal."""
+"""Longest bar of a goal, as a multiple of the goal."""
 _COLOURS: Final = {"quorumlog": "#2b6cb0", "JetStream": "#b7791f", "BookKeeper": "#6b46c1"}
 _REACHED: Final = "#2f855a"
 _MISSED: Final = "#c05621"
 
 
 def chart(conditions: str, outcomes: Sequence[Outcome], rounds: Rounds) -> str:
-    """The picture."""
+    """Draw the SVG of a run."""
     rates = {
         name: [each["entries/s"] for each in measured if "entries/s" in each]
         for name, measured in rounds.items()
@@ -67,7 +67,7 @@ def _goal(found: Outcome, y: int) -> list[str]:
 
 
 def _over(bound: float, value: float) -> float:
-    """How often a value fits below a bound; zero of nothing is a full bar."""
+    """The ratio of an upper bound to a value; a value of 0 gives a full bar."""
     return bound / value if value else _BEYOND
 
 

@@ -1,8 +1,9 @@
-"""What quorumlog does in a second, beside its peers in the same run.
+"""The rates of quorumlog, JetStream and BookKeeper in one run.
 
-Measurements take turns: each round runs all of them, ours and the peers', on one machine, and medians of rounds count.
-Entries are of 1 KiB where nothing else is said, have three copies, and are acknowledged by a majority after fsync.
-What a peer does not measure in a round is left out of that round. Measurements that are compared stand side by side.
+Each round runs all measurements of all systems on one machine, and the medians of the rounds are
+reported. Entries have 1 KiB by default and three copies, and a majority acknowledges them after
+fsync. If a measurement of JetStream or BookKeeper fails in a round, the round goes on without it.
+Compared measurements run one after the other.
 """
 
 import argparse
@@ -36,7 +37,7 @@ OPTIONS: Final = {
     "rounds": ROUNDS,
     "tls": (
         is_set("TLS"),
-        "mutual TLS between the gateways and the bookies; this program talks to the gateway without",
+        "use mutual TLS between the gateways and the bookies; this program itself connects without TLS",
     ),
 }
 
@@ -54,7 +55,7 @@ def _bookkeeper(what: str, method: Callable[..., Awaitable[Figures]], *given: An
 
 
 def _single() -> Iterator[Work]:
-    """One call per entry, with more and more calls in flight."""
+    """Measurements of one call per entry, with a growing number of concurrent calls."""
     for count in (1, 64, 256, 2000):
         yield _ours(f"Ledger.append, {count}", Ours.ledger, count)
         yield _ours(f"Log.append, {count}", Ours.log, count)
@@ -108,7 +109,7 @@ WORKS: Final = (
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """All measurements."""
+    """Plan all measurements."""
     return Plan(
         WORKS,
         {

@@ -1,8 +1,10 @@
-"""What compression saves on the wire and on disk, and what processor time it costs whom.
+"""The bytes that compression saves on the wire and on disk, and its CPU cost in each process.
 
-The same records of JSON are appended by the SDK in batches and read back in pages, plain and compressed, in turns: so what
-else the machine does disturbs each alike, and medians over rounds count. Bytes on the wire are counted apart from that, by
-a relay before the gateway. Last, what one piece takes: the event loop waits for it.
+The SDK appends the same JSON records in batches and reads them back in pages. Each round runs all
+variants, plain and compressed, so that other work on the machine affects them equally; the medians
+of the rounds are reported. A relay in front of the gateway counts bytes on the wire in separate
+runs. In the end the benchmark measures how long single calls of the compressors block the event
+loop.
 """
 
 import argparse
@@ -36,7 +38,7 @@ _EVENTS: Final = ("click", "view", "purchase", "login", "logout")
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How records travel, and how they are stored."""
+    """A variant of the benchmark: the compression on the wire and in the stored batches."""
 
     name: str
     wire: str | None = None
@@ -53,7 +55,7 @@ WAYS: Final = (
 
 
 def records(count: int, seed: int) -> list[bytes]:
-    """Events as applications log them, 190 bytes each."""
+    """Random events like those that applications log, with 190 bytes each."""
     drawn = random.Random(seed)
     return [
         json.dumps(
@@ -72,14 +74,14 @@ def records(count: int, seed: int) -> list[bytes]:
 
 
 class Relay:
-    """Counts the bytes between a client and a gateway."""
+    """A relay that counts the bytes between a client and a gateway."""
 
     def __init__(self) -> None:
         self.url, self.sent, self.received = "", 0, 0
 
     @contextlib.asynccontextmanager
     async def to(self, url: str) -> AsyncIterator[None]:
-        """Listen at `url` of the relay until the end of the block."""
+        """Relay connections to the gateway at `url` during the block. Sets `self.url`."""
         host, port = url.removeprefix("http://").split(":")
 
         async def carry(
@@ -114,7 +116,7 @@ async def append(log: Log, values: Sequence[bytes], size: int) -> None:
 
 
 async def read(log: Log, start: int, count: int) -> None:
-    """Read records in pages. Raises: AssertionError unless all are there."""
+    """Read `count` records in pages. Raises: AssertionError if records are missing."""
     end = start + count
     while start < end:
         page = await log.read(start, limit=10_000)
@@ -124,12 +126,12 @@ async def read(log: Log, start: int, count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A cluster with one gateway, and the records that it gets."""
+    """A cluster with one gateway, and the records to append."""
 
     cluster: Cluster
     values: Sequence[bytes]
     batch: int
-    """Records of a request."""
+    """Records per request."""
     _numbers: "count[int]" = field(default_factory=count)
 
     @classmethod
@@ -137,12 +139,12 @@ class System:
     async def running(
         cls, _folder: Path, _seconds: float, *, values: Sequence[bytes], batch: int
     ) -> "AsyncIterator[System]":
-        """Run it until the end of the block."""
+        """Run a cluster until the end of the block."""
         async with running(None, bookies=3, gateways=1) as cluster:
             yield cls(cluster, values, batch)
 
     async def wire(self, way: Way) -> Figures:
-        """Bytes on the wire for a record: of an append and of a read."""
+        """Measure the bytes on the wire per record, for appends and for reads."""
         relay, values = Relay(), self.values
         async with (
             relay.to(self.cluster.gateways[0]),
@@ -157,7 +159,7 @@ class System:
         return {"sent, B": sent / len(values), "read, B": received / len(values)}
 
     async def cpu(self, way: Way) -> Figures:
-        """Microseconds of CPU for a record, by role."""
+        """Measure the CPU per record of each role, in microseconds."""
         values, size = self.values, self.batch
         pids = {
             "client": [os.getpid()],
@@ -186,7 +188,7 @@ class System:
 
 
 def longest_ms(work: Callable[[], object], times: int = 20) -> float:
-    """The median of the processor time of a few runs of what the event loop waits for."""
+    """The median CPU time in milliseconds of some calls that block the event loop."""
     taken = []
     for _ in range(times):
         began = thread_time()
@@ -196,7 +198,7 @@ def longest_ms(work: Callable[[], object], times: int = 20) -> float:
 
 
 async def pieces(_: object) -> Figures:
-    """What one piece takes, in milliseconds."""
+    """Measure single calls of the compressors that block the event loop, in milliseconds."""
     lines = b"\n".join(records(60_000, 7))
     found: Figures = {}
     for coding in CODINGS:
@@ -219,8 +221,8 @@ async def pieces(_: object) -> Figures:
 
 
 OPTIONS: Final = {
-    "records": (20_000, "records of each round of each way"),
-    "batch": (200, "records of a request"),
+    "records": (20_000, "records of each variant in each round"),
+    "batch": (200, "records per request"),
     "rounds": (5, ROUNDS[1]),
 }
 _CPU: Final = (
@@ -231,7 +233,7 @@ _CPU: Final = (
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """Each way in rounds, then bytes on the wire and single pieces."""
+    """Plan rounds of all variants, the bytes on the wire, and calls that block the event loop."""
     values = records(asked.records, 1)
     payload = sum(map(len, values)) / len(values)
     return Plan(

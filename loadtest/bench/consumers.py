@@ -1,10 +1,11 @@
-"""What a commit and an idle consumer cost, beside JetStream's durable pull consumers.
+"""The cost of a commit and of an idle consumer, compared with JetStream's durable pull consumers.
 
-In rounds by turns: one consumer commits one position after another, then 64 and 1,000 consumers at once. A commit is
-answered once it is synced by two of three bookies; a double ack of JetStream once it is synced by two of three servers
-(R3, `sync_interval: always`). Both clients are libraries in Python, one call for each commit. Then, of ours alone: what
-10,000 consumers cost that hold a lease, and that commit once a second, with what the metadata service and Postgres do
-meanwhile. All of it, clients and servers, shares one machine and the disk that the clone is on.
+Each round measures both systems in turn: one consumer commits one offset after another, then 64 and
+1,000 consumers concurrently. A commit is acknowledged when two of three bookies have synced it, and
+a double ack of JetStream when two of three servers have (R3, `sync_interval: always`). Both clients
+are Python libraries, with one call for each commit. Then quorumlog alone is measured with 10,000
+consumers that hold a lease, and that commit once per second, including the metadata service and
+Postgres. All clients and servers share one machine and the clone's disk.
 """
 
 import argparse
@@ -33,13 +34,13 @@ from quorumlog.client import Client
 _OURS, _PEER = "quorumlog", "JetStream"
 _LOG: Final = "bench"
 _RECORDS: Final = 100_000
-"""More than one consumer commits in a round."""
+"""Number of records in the log: more than a single consumer can commit in a round."""
 _LEASE_MS: Final = 600_000
 _IDLE_LEASE_MS: Final = 30_000
 _AT_ONCE: Final = 64
 _JSON: Final = {"Content-Type": "application/json"}
 _FETCHED_S: Final = {1: 3000.0, 64: 150.0, 1000: 10.0}
-"""Messages that a consumer of JetStream fetches for each second of a round."""
+"""Messages that a JetStream consumer fetches per second of a round, by the number of consumers."""
 _ROLES: Final = ("client", "gateway", "bookies", "metadata", "postgres", "servers")
 _KINDS: Final = {
     "gateway": "gateway",
@@ -50,7 +51,7 @@ _KINDS: Final = {
 _RENEW_S: Final = 10.0
 _COMMIT_S: Final = 1.0
 _LEAST_S: Final = 10.0
-"""How long consumers that ask periodically are measured at least."""
+"""Shortest measurement of consumers with periodic requests, in seconds."""
 
 
 @dataclass(slots=True)
@@ -62,12 +63,12 @@ class Ours:
     seconds: float
     _numbers: int = 0
     _many: dict[str, str] = field(default_factory=dict)
-    """Fencing tokens of consumers that ask periodically, by name."""
+    """Fencing tokens of the consumers with periodic requests, by name."""
 
     @classmethod
     @asynccontextmanager
     async def running(cls, folder: Path, seconds: float) -> AsyncIterator[Self]:
-        """Run one until the end of the block."""
+        """Run a cluster until the end of the block."""
         async with AsyncExitStack() as stack:
             data = folder / "cluster"
             data.mkdir()
@@ -83,7 +84,7 @@ class Ours:
             yield cls(cluster, session, seconds)
 
     async def commits(self, count: int) -> Figures:
-        """So many consumers, each of which commits one position after another."""
+        """Measure `count` concurrent consumers, each of which commits one offset after another."""
         self._numbers += 1
         names = [f"c{self._numbers}-{number}" for number in range(count)]
         tokens = await self.leases(names, _LEASE_MS)
@@ -93,7 +94,7 @@ class Ours:
         return figures
 
     def _step(self, name: str, token: str) -> Step:
-        """Commit the next offset."""
+        """A step that commits the next offset of a consumer."""
         url, headers = self.url(name), {**_JSON, header.FENCING_TOKEN: token}
         offset = 0
 
@@ -111,7 +112,7 @@ class Ours:
         return step
 
     async def leases(self, names: Sequence[str], lease_ms: int) -> dict[str, str]:
-        """Fencing tokens of leases of new consumers, by name."""
+        """Acquire leases for new consumers, and return their fencing tokens by name."""
         tokens: dict[str, str] = {}
 
         async def acquire(name: str) -> None:
@@ -132,32 +133,32 @@ class Ours:
             answer.raise_for_status()
 
     def url(self, name: str) -> str:
-        """Of a consumer."""
+        """The URL of a consumer."""
         return f"{self.cluster.gateways[0]}/v1/logs/{_LOG}/consumers/{name}"
 
     def _meter(self) -> Meter:
-        """Of the processes as of now."""
+        """A meter of the current processes of the cluster."""
         pids = {"client": [os.getpid()], **self.cluster.pids(_KINDS)}
         return Meter(pids, families=("postgres",))
 
-    # Consumers that ask periodically, or nothing.
+    # Measurements of consumers with periodic requests, and without requests.
 
     async def idle(self) -> Figures:
-        """Nobody asks anything."""
+        """Measure the cluster without any requests."""
         return await self._load(lambda: asyncio.sleep(self.seconds))
 
     async def open(self, count: int) -> Figures:
-        """So many consumers get a lease."""
+        """Measure the memory of the gateway for `count` consumers with a lease."""
         before = self._gateway_mb()
         self._many = await self.leases([f"many-{n}" for n in range(count)], _IDLE_LEASE_MS)
         return {"gateway KB each": (self._gateway_mb() - before) / count * 1e3}
 
     async def renew(self, connections: int) -> Figures:
-        """Each renews its lease every ten seconds."""
+        """Measure the load when each consumer renews its lease every ten seconds."""
         return await self._periodic("/lease", lambda: b"", _RENEW_S, connections)
 
     async def commit(self, connections: int) -> Figures:
-        """Each commits every second."""
+        """Measure the load when each consumer commits every second."""
         offset, before = 0, self._gateway_mb()
 
         def body() -> bytes:
@@ -174,7 +175,7 @@ class Ours:
     async def _periodic(
         self, below: str, body: Callable[[], bytes], every_s: float, connections: int
     ) -> Figures:
-        """Send each consumer's request so often, over few connections."""
+        """Send each consumer's request every `every_s` seconds, and measure the load."""
         at = urlsplit(self.cluster.gateways[0])
         host, port = at.hostname, at.port
         assert host is not None
@@ -202,7 +203,7 @@ class Ours:
                     if (now := clock()) - began >= seconds:
                         connection.close()
                         return
-                    due = max(due + beat, now - beat)  # what is late is not made up for
+                    due = max(due + beat, now - beat)  # late requests are not made up for
                     data = body()
                     status = await connection.ask(b"%b%d\r\n\r\n%b" % (head, len(data), data))
                     assert status == b"200", status
@@ -218,7 +219,7 @@ class Ours:
         return figures | answers | {"requests/s": len(times_s) / figures["s"]}
 
     async def _load(self, work: Callable[[], Awaitable[None]]) -> Figures:
-        """The share of a core that each role takes meanwhile, and the requests to the metadata service."""
+        """Run `work`, and measure each role's share of a core, and the metadata requests."""
         before = await self._metadata_requests()
         with (meter := self._meter()):
             await work()
@@ -230,7 +231,7 @@ class Ours:
         }
 
     async def _metadata_requests(self) -> float:
-        """How many requests the metadata service has had."""
+        """The number of requests that the metadata service has received."""
         url = f"{self.cluster.url('metadata-1')}/metrics"
         async with self.cluster.session() as session, session.get(url) as answer:
             answer.raise_for_status()
@@ -244,7 +245,7 @@ class Ours:
 
 
 class _Connection(asyncio.Protocol):
-    """HTTP/1.1 for load: one request after another, whose answer has a length."""
+    """A minimal HTTP/1.1 client: one request at a time. Responses need a Content-Length."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -260,7 +261,7 @@ class _Connection(asyncio.Protocol):
             self._waiter.set_exception(error or ConnectionResetError())
 
     def close(self) -> None:
-        """No request follows."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
@@ -276,7 +277,7 @@ class _Connection(asyncio.Protocol):
             waiter.set_result(bytes(head[9:12]))
 
     def ask(self, data: bytes) -> asyncio.Future[bytes]:
-        """Send a request; its status."""
+        """Send a request. The future gives the status of the response."""
         assert self._transport is not None, "it is connected"
         self._waiter = asyncio.get_running_loop().create_future()
         self._transport.write(data)
@@ -286,10 +287,10 @@ class _Connection(asyncio.Protocol):
 OPTIONS: Final = {
     "time": TIME,
     "rounds": ROUNDS,
-    "counts": ((1, 64, 1000), "consumers that commit one position after another"),
-    "many": (10_000, "consumers that ask periodically"),
-    "connections": (100, "connections of these"),
-    "alone": (False, "without JetStream"),
+    "counts": ((1, 64, 1000), "numbers of consumers that commit one offset after another"),
+    "many": (10_000, "number of consumers that renew leases or commit periodically"),
+    "connections": (100, "connections of the periodic consumers"),
+    "alone": (False, "measure quorumlog without JetStream"),
 }
 _COMMITS: Final = ("entries/s", "p50 ms", "p99 ms", *(f"{role} us" for role in (*_ROLES, "all")))
 _SHARES: Final = (
@@ -299,7 +300,7 @@ _SHARES: Final = (
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """Commits and acks in rounds, then consumers that ask periodically, or nothing."""
+    """Plan rounds of commits and acks, then consumers with periodic requests and without any."""
     commits = []
     for count in asked.counts:
         commits.append(Work(_OURS, f"{count} commit", Ours.commits, (count,)))

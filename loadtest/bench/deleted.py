@@ -1,9 +1,10 @@
-"""What the ids of deleted ledgers cost a bookie (rule 16a): IDS=.
+"""The cost of deleted ledgers' ids at a bookie, which keeps these ids (rule 16a). IDS= sets their
+number.
 
-Callers may choose ids, so the ids here are drawn at random and form no ranges. Each step opens the
-directory in a process of its own, so that its memory is that of a bookie's store after a start. The
-last ids are deleted one by one, as a collector does, and then compacted; all others are written as
-compactions leave them. On a machine with other work the CPU times mean more than the others.
+Callers may choose ids, so the ids here are random and form no ranges. Each step opens the directory
+in its own process, whose memory is then that of a bookie's store after a start. The last ids are
+deleted one by one, as a collector does, and then compacted. All other ids are written as
+compactions write them. On a machine with other work, CPU times are more reliable than other times.
 """
 
 import argparse
@@ -34,13 +35,13 @@ from services.bookie.store import Store
 
 ONE_BY_ONE: Final = 100_000
 LOOKUPS: Final = 20_001
-"""More than are kept in memory, so that they are forgotten again."""
+"""More ledgers than the store keeps in memory, so that it evicts them again."""
 _ME: Final = "b1@1"
 _MB: Final = 1_000_000
 
 
 def ids(count: int) -> Iterator[int]:
-    """Ids that form no ranges, the same each time."""
+    """Pseudo-random ids that form no ranges. Each call yields the same ids."""
     chance = random.Random(1)
     return (chance.getrandbits(62) for _ in range(count))
 
@@ -54,7 +55,7 @@ def _bytes_of(folder: Path) -> int:
 
 
 def _sizes(directory: Path) -> Figures:
-    """Of a directory whose store was stopped in order."""
+    """The sizes of the log and the index in a directory whose store was stopped in order."""
     return {
         "log MB": _bytes_of(directory / "log") / _MB,
         "index MB": _bytes_of(directory / "index") / _MB,
@@ -63,7 +64,7 @@ def _sizes(directory: Path) -> Figures:
 
 @contextmanager
 def _opened(directory: Path) -> Iterator[tuple[Store, float, float]]:
-    """A store, how long it took to open, and what memory it took."""
+    """Open a store. Yields the store, the seconds of opening, and the additional memory in MB."""
     before, began = _rss(), clock()
     store = Store(directory, _ME, StoreOptions())
     yield store, clock() - began, _rss() - before
@@ -74,7 +75,7 @@ def _fatal(error: BaseException) -> None:
 
 
 def fill(directory: Path, count: int) -> Figures:
-    """All ids but the last ones, as compactions write them."""
+    """Write all ids but the last ones, as compactions write them."""
 
     async def write() -> None:
         store = Store(directory, _ME, StoreOptions())
@@ -91,13 +92,11 @@ def fill(directory: Path, count: int) -> Figures:
 
 
 def restart(directory: Path, _count: int) -> Figures:
-    """A start, and what an add to a ledger that is new here pays for the question."""
+    """Measure a start, and the lookup of a new ledger id that the first add to a ledger makes."""
     with _opened(directory) as (store, took, memory):
         memory_at_start = _rss()
         began = clock()
-        assert not list(store.holdings.ledgers()), (
-            "whoever goes through all ledgers meets none of them"
-        )
+        assert not list(store.holdings.ledgers()), "the list of ledgers contains no deleted ledger"
         listing = clock() - began
         chance = random.Random(2)
         times = []
@@ -125,7 +124,7 @@ def restart(directory: Path, _count: int) -> Figures:
 
 
 def delete(directory: Path, _count: int) -> Figures:
-    """Some more, one by one, and what two compactions then write."""
+    """Measure the deletion of further ledgers one by one, and two compactions after it."""
 
     async def work() -> Figures:
         store = Store(directory, _ME, StoreOptions())
@@ -163,7 +162,7 @@ def delete(directory: Path, _count: int) -> Figures:
 
 
 def rebuild(directory: Path, _count: int) -> Figures:
-    """The index from the log."""
+    """Measure a rebuild of the index from the log."""
     shutil.rmtree(directory / "index")
     with _opened(directory) as (store, took, _):
         began = clock()
@@ -179,7 +178,7 @@ def rebuild(directory: Path, _count: int) -> Figures:
 
 
 async def _steps(system: tuple[Path, int], teller: Teller) -> Figures:
-    """All steps, each in a process of its own."""
+    """Run all steps, each in its own process."""
     found: Figures = {}
     for step in (fill, restart, delete, rebuild):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -196,11 +195,11 @@ async def _directory(
         yield Path(folder), count
 
 
-OPTIONS: Final = {"ids": (10_000_000, "ids of deleted ledgers")}
+OPTIONS: Final = {"ids": (10_000_000, "number of deleted ledgers")}
 
 
 def plan(asked: argparse.Namespace, teller: Teller) -> Plan:
-    """All steps without ids, and with all of them."""
+    """Plan all steps without ids, and again with all ids."""
     counts = {"none": 0, "all": asked.ids}
     return Plan(
         [Work(name, "ids", _steps, (teller,)) for name in counts],

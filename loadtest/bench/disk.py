@@ -1,4 +1,4 @@
-"""What the disk alone gives: the bound of everything that syncs before it answers."""
+"""The rate of the disk alone, which bounds every system that syncs before it answers."""
 
 import asyncio
 import os
@@ -13,12 +13,12 @@ from loadtest.bench.measure import Figures, during, percentiles
 
 _COPIES: Final = 3
 _FILE_BYTES: Final = 64 << 20
-"""Of each writer, which begins again at its end."""
+"""Bytes of each writer's file. At the end of the file, the writer starts again at its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A folder that is written to."""
+    """Measures writes to files in a folder."""
 
     folder: Path
     seconds: float
@@ -26,11 +26,11 @@ class Disk:
     @classmethod
     @asynccontextmanager
     async def running(cls, folder: Path, seconds: float) -> AsyncIterator[Self]:
-        """A folder of its own."""
+        """Measure in this folder; nothing needs to be started."""
         yield cls(folder, seconds)
 
     async def write(self, size: int, writers: int = _COPIES) -> Figures:
-        """Each writer writes the same bytes to its file and syncs them; MB/s is of one writer."""
+        """Let each writer write and sync `size` bytes repeatedly. MB/s are those of one writer."""
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(asyncio.to_thread(self._write, self.folder / f"writer-{number}", size))

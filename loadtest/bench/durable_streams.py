@@ -1,9 +1,11 @@
-"""Streams of a gateway with three synced copies, beside the Durable Streams server of npm with one, in one run.
+"""Streams of a gateway with three synced copies, and of the Durable Streams server from npm with
+one, in one run.
 
-Both get the same requests of the same client, in turns: each round runs every measurement of both, and medians of rounds
-count. The client is wrk for appends, and plain sockets for reads, which ask for no compression. Times in seconds say little
-on a shared machine; the CPU that the servers take for a record is disturbed least. Where there is no Node, or no way to
-npm, theirs is left out.
+Both systems get the same requests from the same client. Each round runs every measurement of both,
+and the medians of the rounds are reported. The client is wrk for appends, and plain sockets without
+compression for reads. Times in seconds say little on a shared machine; the servers' CPU per record
+depends least on other work. The server from npm is left out if this machine has no Node, or can't
+reach npm's registry.
 """
 
 import argparse
@@ -47,14 +49,14 @@ from services.local.process import Program, start, stop
 SERVER: Final = ROOT / "loadtest" / "durable_streams"
 _ROLES: Final = {"gateway": "gateway", "bookie": "servers"}
 _SETTINGS: Final = {"QUORUM_TIMEOUT_S": "50"}
-"""No append is given up because the machine is busy; their server never gives one up."""
+"""A long timeout, so that a busy machine fails no append: the other server has no such timeout."""
 _STOP_S: Final = 20.0
 OCTETS: Final = "application/octet-stream"
 JSON: Final = "application/json"
 _FILLERS: Final = 32
 _RECORDS_MAX: Final = 2048
 _SETTLE_S: Final = 150.0
-"""For the last records to be with all readers."""
+"""Deadline for all readers to get the last records."""
 _RECORD: Final = re.compile(rb'"n":(\d+),"t":(\d+)')
 _PLACE: Final = re.compile(rb'"streamNextOffset":"([^"]+)"')
 _PAD: Final = "x" * 60
@@ -62,7 +64,7 @@ _PAD: Final = "x" * 60
 
 @asynccontextmanager
 async def ours(folder: Path) -> AsyncIterator[tuple[str, Pids]]:
-    """A gateway and three bookies; an answer says that two disks of three are synced."""
+    """Run a gateway and three bookies, two of which sync an append before its acknowledgement."""
     data = folder / "cluster"
     data.mkdir()
     async with running(None, bookies=3, gateways=1, data=data, environment=_SETTINGS) as cluster:
@@ -72,8 +74,8 @@ async def ours(folder: Path) -> AsyncIterator[tuple[str, Pids]]:
 
 @asynccontextmanager
 async def theirs(folder: Path) -> AsyncIterator[tuple[str, Pids]]:
-    """One process of Node with its file-backed store, as shipped: an answer says that its file is synced
-    (`fdatasync` for each append). Raises: Absent.
+    """Run the Durable Streams server in Node, with its file-backed store and default settings. An
+    append is acknowledged when its file is synced (`fdatasync` for each append). Raises: Absent.
     """
     packages = npm.installed(SERVER)
     program = packages / "server.mjs"
@@ -103,32 +105,32 @@ SYSTEMS: Final = {"quorumlog": ours, "their server": theirs}
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is done in one measurement."""
+    """The amount of work in one measurement."""
 
     read_bytes: int
-    """Of a stream that is read from its beginning."""
+    """Bytes of a stream that is read from its beginning."""
     readers: int
-    """That follow one stream."""
+    """Readers that follow one stream."""
     records: int
-    """That each of them gets."""
+    """Records that each of these readers gets."""
     rate: float
-    """Of those, a second."""
+    """Records per second that these readers get."""
 
     def count(self, size: int) -> int:
-        """Records of a stream to read: each is an append, so there are fewer bytes of small ones."""
+        """Number of records in a stream to read. It is bounded, since each needs an append."""
         return min(self.read_bytes // size, _RECORDS_MAX)
 
 
 @dataclass(slots=True)
 class Load:
-    """Measurements of one server. Streams to read are filled once."""
+    """Measurements of one system. Streams for reads are filled only once."""
 
     url: str
-    """Of its first process; streams are below `/v1/stream/`."""
+    """URL of the server, or of the first gateway; streams are below `/v1/stream/`."""
     pids: Pids
     session: aiohttp.ClientSession
     seconds: float
-    """Of appends."""
+    """Duration of appends, and of reads from the beginning."""
     scale: Scale
     _filled: dict[int, str] = field(default_factory=dict)
     _number: int = 0
@@ -148,18 +150,18 @@ class Load:
             yield cls(url, pids, session, seconds, scale)
 
     async def measure(self, work: Callable[["Load"], Awaitable[Figures]]) -> Figures:
-        """The figures of one measurement, and the CPU of all but the client."""
+        """Run one measurement, and add the CPU of all processes except the client."""
         figures = await work(self)
         return figures | {"all but client us": figures["all us"] - figures["client us"]}
 
     async def appends(self, connections: int) -> Figures:
-        """Records of 1 KiB, one a request, each connection the next one after its answer."""
+        """Measure appends of 1 KiB, one per request, on a number of connections."""
         path = await self._created(OCTETS)
         meter = Meter(self.pids)
         return await wrk.appends(meter, self.url + path, connections, self.seconds)
 
     async def catch_up(self, size: int) -> Figures:
-        """The whole of a stream of such records, by one reader, again and again."""
+        """Measure one reader that reads a whole stream of records of `size` bytes, repeatedly."""
         if size not in self._filled:
             self._filled[size] = await self._fill(size)
         path, count = self._filled[size], self.scale.count(size)
@@ -180,7 +182,7 @@ class Load:
         return meter.figures(count * rounds, size)
 
     async def readers(self) -> Figures:
-        """So many follow one stream as events, while one client appends."""
+        """Measure readers that follow one stream as events, while one client appends."""
         scale, path = self.scale, await self._created(JSON)
         host, port = urlsplit(self.url).netloc.split(":")
         readers = [Reader(path, host, int(port), scale.records) for _ in range(scale.readers)]
@@ -204,7 +206,7 @@ class Load:
         return meter.figures(seen, KIB // 8, times_s) | {"late": float(missing)}
 
     async def _write(self, path: str) -> None:
-        """Append at a steady rate."""
+        """Append the records for the readers at a steady rate."""
         async for number in at_a_rate(self.scale.records, self.scale.rate):
             body = f'{{"n":{number},"t":{int(clock() * 1e9)},"pad":"{_PAD}"}}'
             await self._post(path, body.encode(), JSON)
@@ -253,8 +255,8 @@ def _future() -> "asyncio.Future[None]":
 
 @dataclass(eq=False)
 class Reader(asyncio.Protocol):
-    """One that follows a stream from its tail and looks at each record. Where the server ends the events, which it may do
-    after a minute, it comes again where it was.
+    """A reader that follows a stream from its tail and checks each record. If the server ends the
+    events, which it may do after a minute, the reader connects again at its last offset.
     """
 
     path: str
@@ -265,7 +267,7 @@ class Reader(asyncio.Protocol):
     is_wrong: bool = False
     times_s: list[float] = field(default_factory=list)
     ready: "asyncio.Future[None]" = field(default_factory=_future)
-    """Done with the first event: the reader is at the tail."""
+    """Done after the first event, when the reader is at the tail."""
     done: "asyncio.Future[None]" = field(default_factory=_future)
     _offset: str = "now"
     _rest: bytes = b""
@@ -273,26 +275,28 @@ class Reader(asyncio.Protocol):
     _again: "asyncio.Task[None] | None" = None
 
     async def connect(self) -> None:
-        """Ask for the events."""
+        """Open a connection, which then requests the events."""
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self, self.host, self.port)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no class of asyncio
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's transports have no class of asyncio
         self._rest = b""
         target = f"{self.path}?offset={self._offset}&live=sse"
         request = f"GET {target} HTTP/1.1\r\nHost: {self.host}\r\nAccept: text/event-stream\r\n\r\n"
         self._transport.write(request.encode())
 
     def data_received(self, data: bytes) -> None:
-        """Look at the records of whole lines."""
+        """Check the records in all complete lines."""
         now = clock()
         whole, _, self._rest = (self._rest + data).rpartition(b"\n")
         for record in _RECORD.finditer(whole):
             number = int(record[1])
             if number < self.seen:
-                continue  # the connection was lost before the place behind it was told
+                continue  # seen before the last connection broke
             self.is_wrong |= number != self.seen
             self.seen = number + 1
             self.times_s.append(now - int(record[2]) / 1e9)
@@ -305,12 +309,12 @@ class Reader(asyncio.Protocol):
             self.done.set_result(None)
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Come again, unless all was seen."""
+        """Connect again, unless all records were seen."""
         if not self.done.done():
             self._again = asyncio.ensure_future(self.connect())
 
     def close(self) -> None:
-        """Go away."""
+        """Close the connection, and do not connect again."""
         self.done.cancel()
         if self._transport is not None:
             self._transport.abort()
@@ -327,9 +331,9 @@ OPTIONS: Final = {
     "time": TIME,
     "rounds": ROUNDS,
     "read_mib": (32, "MiB of the streams that are read"),
-    "readers": (500, "readers that follow one stream"),
-    "records": (60, "records that each of them gets"),
-    "rate": (20.0, "of those, a second"),
+    "readers": (500, "number of readers that follow one stream"),
+    "records": (60, "records that each reader gets"),
+    "rate": (20.0, "records per second that each reader gets"),
 }
 _FIGURES: Final = (
     *("entries/s", "MB/s", "p50 ms", "p99 ms", "gateway us", "servers us", "others us"),
@@ -338,7 +342,7 @@ _FIGURES: Final = (
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """Each measurement of both."""
+    """Plan each measurement for both systems."""
     scale = Scale(asked.read_mib << 20, asked.readers, asked.records, asked.rate)
     return Plan(
         [
@@ -350,7 +354,7 @@ def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
         (Columns("medians of the rounds", _FIGURES),),
         asked.time,
         asked.rounds,
-        # A busy machine may time ours out too.
+        # On a busy machine, requests to quorumlog may time out too.
         may_fail=tuple(SYSTEMS),
         takes_turns=True,
     )

@@ -1,8 +1,9 @@
-"""What an append to a log costs that comes to another gateway than the log's owner.
+"""The cost of an append to a log at a gateway that does not own the log and forwards the append.
 
-The same requests go to the owner and to the other one of two gateways by turns; CPU is of both gateways together, and the
-bookies' besides, since forwarded appends are batched differently. It says whether several processes behind one port, of
-which most requests reach the wrong one, would gain anything.
+The same requests go to the owner and to the other one of two gateways in turn. The report has the
+CPU of each gateway and of the bookies, since forwarded appends are batched differently. The result
+shows whether several gateway processes behind one port would pay off, although most requests would
+reach the wrong process.
 """
 
 import argparse
@@ -27,7 +28,7 @@ _OCTETS: Final = "application/octet-stream"
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A log of a cluster whose owner is the first gateway."""
+    """A log in a cluster with two gateways. The first gateway owns the log."""
 
     cluster: Cluster
     session: aiohttp.ClientSession
@@ -38,7 +39,7 @@ class Log:
     @classmethod
     @asynccontextmanager
     async def running(cls, _folder: Path, seconds: float) -> AsyncIterator[Self]:
-        """Run the cluster until the end of the block."""
+        """Run a cluster with the log until the end of the block."""
         connector = aiohttp.TCPConnector(limit=0)
         async with (
             running(None, bookies=3, gateways=2) as cluster,
@@ -51,7 +52,7 @@ class Log:
             yield log
 
     def url(self, gateway: int) -> str:
-        """The records at a gateway."""
+        """The URL of the log's records at a gateway."""
         return f"{self.cluster.gateways[gateway]}{self.path}/records"
 
     async def ask(self, method: str, url: str, body: bytes, media: str) -> None:
@@ -62,7 +63,7 @@ class Log:
             answer.raise_for_status()
 
     async def append(self, gateway: int, in_flight: int, count: int) -> Figures:
-        """Appends of so many entries to the owner (0), or to the other gateway (1)."""
+        """Measure appends of `count` entries at the owner (gateway 0) or at gateway 1."""
         pids = {
             "owner": [self.cluster.pid("gateway-1")],
             "other": [self.cluster.pid("gateway-2")],
@@ -90,7 +91,7 @@ _FIGURES: Final = ("entries/s", "p50 ms", "owner us", "other us", "bookies us")
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """Each way of writing at both gateways."""
+    """Plan each way of appending at both gateways."""
     return Plan(
         _WORKS,
         {"quorumlog": Log.running},

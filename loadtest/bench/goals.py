@@ -1,7 +1,8 @@
-"""What is to be reached, and what a run reached of it.
+"""The goals of a benchmark, and their outcomes in a run.
 
-A goal beside a peer is a ratio of figures of one round, of which the median over the rounds counts: what slows the
-machine down for a minute slows both.
+A goal relative to another system is the ratio of two figures of the same round; the median of the
+ratios over the rounds is compared with the bound. So a machine that is slow for a minute affects
+both systems.
 """
 
 import statistics
@@ -12,46 +13,46 @@ from typing import Final
 from loadtest.bench.measure import Figures
 
 Rounds = Mapping[str, Sequence[Figures]]
-"""What each measurement gave, round by round; nothing in a round in which it failed."""
+"""The figures of each measurement, round by round; empty for a round that failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A bound of a figure of ours: a number, or a multiple of the best of some peers' figures."""
+    """A bound for a figure: a number, or a multiple of the best figure of other measurements."""
 
     work: str
     figure: str
     sign: str
-    """`<=` or `>=`."""
+    """The comparison with the bound: `<=` or `>=`."""
     bound: float
     beside: tuple[str, ...] = ()
-    """Measurements of a peer; the best of them counts. None: `bound` is the figure itself."""
+    """Measurements to compare with; the best one is used. If empty, `bound` is absolute."""
     beside_figure: str = ""
-    """Where it is another one than `figure`."""
+    """The figure of these measurements, if it is not `figure`."""
     per: float = 1
-    """By what the figure is divided: three copies, say."""
+    """Divisor of the figure, such as the number of copies."""
 
     def __str__(self) -> str:
-        """For people."""
+        """The goal as people read it."""
         beside = f" x {_common(self.beside)}" if self.beside else ""
         return f"{self.sign} {self.bound:g}{beside}"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was reached of a goal."""
+    """The outcome of a goal in a run."""
 
     goal: Goal
     ours: float
-    """The median of the figure."""
+    """The median of the goal's figure."""
     theirs: float | None
-    """The median of the peer's, where there is one."""
+    """The median of the figure that it is compared with, if any."""
     value: float
-    """What is compared with the bound: the figure, or the ratio."""
+    """The value that is compared with the bound: the figure, or the median ratio."""
 
     @property
     def is_reached(self) -> bool:
-        """Whether the goal is."""
+        """Whether the goal is reached."""
         return (
             self.value <= self.goal.bound
             if self.goal.sign == "<="
@@ -60,7 +61,7 @@ class Outcome:
 
 
 def outcome(goal: Goal, rounds: Rounds) -> Outcome | None:
-    """What was reached; None where something of it was not measured."""
+    """Compute the outcome of a goal, or None if one of its figures was not measured."""
     ours = [
         each[goal.figure] / goal.per if each else None for each in rounds.get(goal.work, ())
     ]  # fmt: skip
@@ -87,7 +88,7 @@ def outcome(goal: Goal, rounds: Rounds) -> Outcome | None:
 
 
 def _common(names: Sequence[str]) -> str:
-    """One name, or how several begin."""
+    """A single name as it is; for several names, their common system."""
     system = names[0].partition(":")[0]
     return names[0] if len(names) == 1 else f"the best of {system}"
 
@@ -97,9 +98,9 @@ def _ours(work: str) -> str:
 
 
 LOAD: Final = _ours("the largest load")
-"""Under which memory is compared."""
+"""The measurement before and after which memory is compared."""
 FLAT: Final = 1.1
-"""Memory at its end beside that at its beginning: the allocators' noise is below a tenth."""
+"""Highest growth of memory during the load, as a ratio. Allocators' noise is below a tenth."""
 _PUBLISHES: Final = tuple(f"JetStream: publish, {count}" for count in (1, 64, 256, 2000))
 _ADD_ENTRY: Final = "BookKeeper: asyncAddEntry, "
 _NATS_64: Final = "JetStream: publish, 64"

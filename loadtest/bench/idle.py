@@ -1,7 +1,8 @@
-"""What open ledgers, logs and connections cost one gateway while nobody uses them.
+"""The cost of open but unused ledgers, logs and connections at one gateway.
 
-Each ledger and log has one record. Memory is the RSS of all processes of a kind; the CPU of an idle second is of the
-gateway, the bookies and the metadata service, which ask each other periodically whatever is open.
+Each ledger and log has one record. Memory is the RSS of all processes of a kind. CPU is that of the
+gateway, the bookies and the metadata service in an idle second. They send each other periodic
+requests, whatever is open.
 """
 
 import argparse
@@ -35,7 +36,7 @@ TABLES: Final = (
 async def opened(
     cluster: Cluster, seconds: float, count: int, begin: Callable[[int], Awaitable[object]]
 ) -> Figures:
-    """Call `begin` with each number below `count`, a few at a time: the memory of each, and an idle time after it."""
+    """Call `begin` with 0 to `count` - 1, a few at once. Measures memory, and an idle time."""
     meter = Meter(cluster.pids({kind: kind for kind in KINDS}))
     before, began = meter.memory(sum), clock()
     await for_each(range(count), begin, _OPENED_IN_FLIGHT)
@@ -53,7 +54,7 @@ async def opened(
 
 @dataclass(slots=True)
 class Gateway:
-    """A gateway that nobody uses."""
+    """A gateway without requests, at which ledgers, logs or connections are opened."""
 
     cluster: Cluster
     client: Client
@@ -65,7 +66,7 @@ class Gateway:
     @classmethod
     @asynccontextmanager
     async def running(cls, _folder: Path, seconds: float) -> AsyncIterator[Self]:
-        """Run it with one ledger and one log until the end of the block."""
+        """Run a cluster with one ledger and one log until the end of the block."""
         async with (
             running(None, bookies=3, gateways=1) as cluster,
             Client(*cluster.gateways) as client,
@@ -79,19 +80,19 @@ class Gateway:
             await first.append(b"still there")
 
     async def nothing(self) -> Figures:
-        """Nothing more is opened."""
+        """Measure the gateway without opening anything else."""
         return await opened(self.cluster, self.seconds, 0, self._ledger)
 
     async def ledgers(self, count: int) -> Figures:
-        """Open ledgers."""
+        """Measure the cost of open ledgers."""
         return await opened(self.cluster, self.seconds, count, self._ledger)
 
     async def logs(self, count: int) -> Figures:
-        """Open logs."""
+        """Measure the cost of open logs."""
         return await opened(self.cluster, self.seconds, count, self._log)
 
     async def connections(self, count: int) -> Figures:
-        """Connections that have asked once and stay."""
+        """Measure the cost of connections that have sent one request and stay open."""
         return await opened(self.cluster, self.seconds, count, self._connect)
 
     async def _ledger(self, _number: int) -> None:
@@ -110,15 +111,15 @@ class Gateway:
 
 
 OPTIONS: Final = {
-    "ledgers": (10_000, "open ledgers"),
-    "logs": (10_000, "open logs"),
-    "connections": (1000, "open connections"),
+    "ledgers": (10_000, "number of open ledgers"),
+    "logs": (10_000, "number of open logs"),
+    "connections": (1000, "number of open connections"),
     "time": IDLE_S,
 }
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """Open them kind by kind."""
+    """Plan measurements without anything open, and then of ledgers, logs and connections."""
     return Plan(
         (
             Work("gateway", "nothing is open", Gateway.nothing),

@@ -1,8 +1,10 @@
-"""What an audit and `cluster status` cost with many ledgers in the metadata: LEDGERS=.
+"""The cost of an audit and of `cluster status` with many ledgers in the metadata. LEDGERS= sets the
+numbers.
 
-Real processes; the ledgers are rows copied from one that was made and closed empty, so nothing is on
-the bookies and what is measured is the metadata's part. Each number of ledgers gets a cluster of its
-own. Costs that are per ledger should not grow with their number.
+The processes are real. The ledgers are copies of the metadata of one empty, closed ledger. The
+bookies have no entries of these ledgers, so the benchmark measures the metadata's part of the cost.
+Each number of ledgers gets a new cluster. The cost per ledger should not grow with the number of
+ledgers.
 """
 
 import argparse
@@ -42,12 +44,12 @@ ANALYZE;
 _HOURS_S: Final = 3600.0
 _STATUS_ASKED: Final = 20
 _GROWS: Final = 2.0
-"""How many times the costs of a ledger may be with the most ledgers, chosen by judgement."""
+"""How many times higher the cost per ledger may be with the most ledgers (by judgement)."""
 
 
 @asynccontextmanager
 async def _started(_folder: Path, _seconds: float) -> AsyncIterator[tuple[Cluster, str]]:
-    """A cluster, and the DSN of its Postgres."""
+    """Run a cluster. Yields the cluster and the DSN of its Postgres database."""
     with store_servers() as servers:
         stores = servers.fresh()
         async with running(
@@ -57,7 +59,7 @@ async def _started(_folder: Path, _seconds: float) -> AsyncIterator[tuple[Cluste
 
 
 async def _measured(system: tuple[Cluster, str], count: int) -> Figures:
-    """The costs with so many ledgers."""
+    """Measure the costs with `count` ledgers."""
     cluster, dsn = system
     healers = Healers(cluster)
     async with Client(*cluster.gateways) as client:
@@ -110,7 +112,7 @@ OPTIONS: Final = {"ledgers": ((10_000, 100_000), "numbers of ledgers")}
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """Each number of ledgers. The costs of a ledger with the most of them are shown beside those with the fewest."""
+    """Plan each number of ledgers. Goals compare the cost per ledger of the last and the first."""
     names = {f"{count:,} ledgers": count for count in asked.ledgers}
     first, *_, last = (*names, *names)
     return Plan(

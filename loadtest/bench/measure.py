@@ -1,7 +1,7 @@
-"""What a measurement gives: a rate, latencies, the CPU and the memory of each process.
+"""Measurements: a rate, latencies, and the CPU and memory of each process.
 
-A time in seconds says little on a shared machine; the CPU that each process takes for an entry is disturbed least by
-what else the machine does.
+A time in seconds says little on a shared machine. The CPU per entry of each process depends least
+on other work of the machine.
 """
 
 import asyncio
@@ -33,26 +33,28 @@ R = TypeVar("R")
 
 KIB: Final = 1024
 ROLES: Final = ("client", "gateway", "servers", "others")
-"""Of processes: bookies and the servers of peers are `servers`; metadata, databases and ZooKeeper `others`."""
+"""Roles of processes. `servers` are bookies and servers of JetStream; `others` are metadata
+services, databases and ZooKeeper.
+"""
 
 Figures = dict[str, float]
-"""What one round of a measurement gives, by name; nothing where it failed."""
+"""The figures of one round of a measurement, by name; empty if the round failed."""
 Pids = Mapping[str, Sequence[int]]
-"""The processes of each role. A role without processes is left out."""
+"""The process ids of each role. A role without processes is left out."""
 Step = Callable[[], Awaitable[object] | None]
-"""Begins the next call of a worker; None where it has nothing left to do."""
+"""Begins the next call of a worker. Returns None if the worker has no work left."""
 
 
 def payload_of(size: int) -> bytes:
-    """An entry that nothing can compress."""
+    """A random payload, which can't be compressed."""
     return os.urandom(size)
 
 
 class Meter:
-    """The time of a block, and the CPU that each role takes meanwhile."""
+    """Measures the time of a `with` block, and the CPU and memory of each role during the block."""
 
     def __init__(self, pids: Pids, *, families: Collection[str] = ()) -> None:
-        """`families`: roles whose processes count with all of their children, those that end among them."""
+        """`families`: roles whose processes include their children, even ended ones."""
         self._roles = {role: [psutil.Process(pid) for pid in own] for role, own in pids.items()}
         self._families = families
         self._began = 0.0
@@ -87,7 +89,7 @@ class Meter:
             return times.user + times.system
 
         def with_ended(process: psutil.Process) -> float:
-            """The time of a child is its parent's once the child has ended."""
+            """The CPU of a process and of its ended children."""
             return sum(process.cpu_times()[:4])
 
         return {
@@ -96,7 +98,7 @@ class Meter:
         }
 
     def figures(self, entries: int, size: int, times_s: Sequence[float] = ()) -> Figures:
-        """Of so many entries of one size in the block. `times_s`: the latencies of calls."""
+        """Figures of a block with `entries` entries of `size` bytes. `times_s`: latencies."""
         megabytes = entries * size / 1e6
         found = {"entries/s": entries / self.seconds, "MB/s": megabytes / self.seconds}
         found |= percentiles(times_s)
@@ -114,7 +116,7 @@ class Meter:
         return {f"{role} %": 100 * taken / self.seconds for role, taken in self.cpu_s.items()}
 
     def memory(self, of: Callable[[Iterable[float]], float]) -> Figures:
-        """MB of each role: of its largest process (`max`), or of all its processes (`sum`)."""
+        """Resident MB of each role: of the largest process (`max`), or of all (`sum`)."""
         return {
             role: of(self._ask(role, lambda each: each.memory_info().rss / 1e6))
             for role in self._roles
@@ -122,7 +124,7 @@ class Meter:
 
 
 def percentiles(times_s: Sequence[float]) -> Figures:
-    """In milliseconds; nothing of nothing."""
+    """The percentiles 50, 99 and 99.9 of latencies, in milliseconds; empty without latencies."""
     ordered = sorted(times_s)
     return {
         f"p{percent:g} ms": ordered[int(len(ordered) * percent / 100)] * 1e3
@@ -140,12 +142,12 @@ def medians(rounds: Sequence[Figures]) -> Figures:
 
 
 def to_read(seconds: float) -> int:
-    """How many entries what is read in order has: few for a run that is only tried out."""
+    """The number of entries to write for reads in order: fewer for a short trial run."""
     return 1000 * max(1, min(50, round(50 * seconds)))
 
 
 def during(seconds: float) -> Iterator[float]:
-    """The time now, again and again for some seconds; once at least."""
+    """Yield the current time repeatedly until the seconds are over, and at least once."""
     now = clock()
     end = now + seconds
     yield now
@@ -154,7 +156,7 @@ def during(seconds: float) -> Iterator[float]:
 
 
 async def at_a_rate(count: int, rate: float, begin_s: float = 0.0) -> AsyncIterator[int]:
-    """Numbers, so many a second; one that is late does not wait for the next beat."""
+    """Yield the numbers below `count`, `rate` per second. Late numbers follow at once."""
     loop = asyncio.get_running_loop()
     start = loop.time() + begin_s
     for number in range(count):
@@ -163,7 +165,7 @@ async def at_a_rate(count: int, rate: float, begin_s: float = 0.0) -> AsyncItera
 
 
 async def for_each(items: Iterable[T], call: Callable[[T], Awaitable[R]], at_once: int) -> list[R]:
-    """Call with each item, so many at once. Returns the results in the order of the items."""
+    """Call with each item, `at_once` calls at a time. Returns the results in the items' order."""
     left = enumerate(items)
     found: dict[int, R] = {}
 
@@ -186,7 +188,7 @@ async def appends(
     size: int,
     count: int = 1,
 ) -> Figures:
-    """Append again and again with so many calls in flight, `count` entries each."""
+    """Measure repeated appends with `in_flight` concurrent calls of `count` entries each."""
     await append()
     return await repeated(meter, [append] * in_flight, seconds, size=size, count=count)
 
@@ -194,7 +196,7 @@ async def appends(
 async def repeated(
     meter: Meter, steps: Sequence[Step], seconds: float, *, size: int = 1, count: int = 1
 ) -> Figures:
-    """Call each of these again and again, all of them at once, until the time is over or one has nothing left."""
+    """Repeat all steps concurrently, until the time is over or one step has no work left."""
     times_s: list[float] = []
     is_over = False
 
@@ -216,21 +218,21 @@ async def repeated(
 
 
 class Absent(Exception):
-    """What a measurement needs is not on this machine."""
+    """This machine lacks something that a measurement needs."""
 
 
 class Failed(Exception):
-    """A peer, or a program that makes load, gave no figures in this round."""
+    """Another system, or a program that makes load, gave no figures in this round."""
 
 
 class Wrong(Exception):
-    """What was measured gave wrong results, so that its figures say nothing."""
+    """The measured system gave wrong results, so its figures are meaningless."""
 
 
 async def by_program(meter: Meter, argv: Sequence[str], *, deadline_s: float = 120.0) -> str:
-    """Run a program that makes the load, and give what it prints; its CPU is the client's.
+    """Run a program that makes load, and return its output. Its CPU counts as the client's.
 
-    It ends with the measurement, however that ends. Raises: Failed.
+    The program ends with the measurement, even after an error. Raises: Failed.
     """
     before = _of_children()
     with meter:
@@ -253,6 +255,6 @@ async def by_program(meter: Meter, argv: Sequence[str], *, deadline_s: float = 1
 
 
 def _of_children() -> float:
-    """The CPU of the programs that have ended."""
+    """The CPU of this process's ended children, in seconds."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

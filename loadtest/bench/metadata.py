@@ -1,8 +1,9 @@
-"""What the metadata service does in a second with few and with many ledgers: LEDGERS=.
+"""The rates of the metadata service with few and with many ledgers. LEDGERS= sets the numbers.
 
-Its Postgres is a server of its own on the clone's disk, and syncs. The rows are copies of one that a client made and
-closed, filled in by SQL in bulk: members on a hundred bookies in turn, two tokens of changes for each ledger. A question
-whose cost grows with the number of ledgers has no index, or asks for too much: its goal is not reached.
+Its Postgres is a separate server on the clone's disk, and syncs. All ledgers are copies of one
+closed ledger, inserted by SQL in bulk, with members on a hundred bookies in turn and two tokens of
+changes each. If the cost of a request grows with the number of ledgers, it lacks an index or reads
+too much, and does not reach its goal.
 """
 
 import argparse
@@ -34,11 +35,12 @@ from quorumlog.wire.log_bodies import LedgerIds
 _FIRST: Final = 1_000_000
 _BOOKIES: Final = 100
 _STEP: Final = 100_000
-"""Ledgers of one statement."""
+"""Ledgers that one statement inserts."""
 _IN_FLIGHT: Final = 8
 _PAGE: Final = 100
 _GROWS: Final = 3.0
-"""How many times the CPU a question may take with the most ledgers, chosen by judgement: caches are colder."""
+"""Highest ratio of a request's CPU with the most ledgers to that with the fewest: above 1, since
+caches are colder (chosen by judgement)."""
 _BY_ID: Final = "lpad(to_hex({n}), 32, '0')::uuid"
 
 _BEFORE: Final = """
@@ -50,7 +52,7 @@ _INDEXES: Final = """
 SELECT indexname, indexdef FROM pg_indexes
     WHERE tablename IN ('ledgers', 'ledger_members') AND indexname NOT LIKE '%_pkey'
 """
-"""An index is made faster than it is kept."""
+"""Indexes to drop before the inserts and create again, which is faster than updating them."""
 _LEDGERS: Final = """
 INSERT INTO ledgers (ledger_id, version, body, attempt)
     SELECT n, l.version, jsonb_set(l.body, '{{fragments,0,bookies}}', jsonb_build_array(
@@ -81,7 +83,7 @@ _DRAFT: Final = LedgerMetadata(
 
 
 async def _fill(stores: Stores, ledger_id: int, count: int, teller: Teller) -> None:
-    """Copy a ledger's row."""
+    """Insert `count` copies of a ledger's row."""
     connection = await asyncpg.connect(stores.postgres_dsn)
     try:
         await connection.execute(_BEFORE)
@@ -109,7 +111,7 @@ async def _fill(stores: Stores, ledger_id: int, count: int, teller: Teller) -> N
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A metadata service with many ledgers, which are drawn at random."""
+    """A metadata service with many ledgers. Requests are for random ledgers."""
 
     client: MetadataClient
     count: int
@@ -118,26 +120,26 @@ class Service:
     drawn: random.Random = field(default_factory=lambda: random.Random(1))
 
     async def answers(self, question: str) -> Figures:
-        """One question, asked again and again."""
+        """Measure one kind of request, sent repeatedly."""
         ask = partial(QUESTIONS[question], self)
-        await asyncio.gather(*(ask() for _ in range(_IN_FLIGHT)))  # each connection is there
+        await asyncio.gather(*(ask() for _ in range(_IN_FLIGHT)))  # open the connections first
         return await repeated(self.meter, [ask] * _IN_FLIGHT, self.seconds)
 
     def some(self) -> int:
-        """The id of a ledger."""
+        """The id of a random ledger."""
         return self.drawn.randrange(_FIRST, _FIRST + self.count)
 
     def page(self) -> dict[int, tuple[RowName, ...]]:
-        """A page of a collector."""
+        """A page of random ledgers and versions, as a bookie's collector sends it."""
         ids = (self.some() for _ in range(_PAGE))
         return {each: (RowName(1, each.to_bytes(16, "big")),) for each in ids}
 
     def bookie(self) -> str:
-        """The name of a bookie."""
+        """The name of a random bookie."""
         return f"bookie-{self.drawn.randrange(_BOOKIES)}"
 
     def named(self, limit: int) -> Awaitable[object]:
-        """The ledgers of a bookie."""
+        """Request a page of ledgers that name a random bookie."""
         query = {"limit": str(limit), "after": str(self.some())}
         path = f"/v1/bookies/{self.bookie()}/ledgers"
         return self.client.ask("GET", path, gives=LedgerIds, query=query)
@@ -159,7 +161,7 @@ QUESTIONS: Final[Mapping[str, Callable[[Service], Awaitable[object]]]] = {
     "collector: 1,000 ids of a bookie": lambda s: s.named(1000),
     "uses of a bookie": lambda s: s.client.uses("bookie-1"),
 }
-"""What services ask."""
+"""The requests that services send to the metadata service, by name."""
 
 
 @asynccontextmanager
@@ -172,7 +174,7 @@ async def _filled(
     ):
         stores = servers.fresh()
         async with running(stores, bookies=3, gateways=1) as cluster, cluster.session() as session:
-            # It would take the bookies that rows name and nobody runs for lost.
+            # Autorecovery would consider the named bookies that do not run to be lost.
             for name in [each for each in cluster.names if each.startswith("autorecovery")]:
                 await cluster.stop(name)
             client = MetadataClient([cluster.url("metadata-1")], session, deadline_s=60)
@@ -186,7 +188,7 @@ async def _filled(
 
 
 def _postgres() -> list[int]:
-    """The servers below this process, without their own children."""
+    """The process ids of the Postgres servers below this process, without the servers' children."""
     found = psutil.Process().children(recursive=True)
     names = {each.pid: each.name() for each in found}
     return [
@@ -199,7 +201,7 @@ def _postgres() -> list[int]:
 OPTIONS: Final = {
     "ledgers": (
         (10_000, 10_000_000),
-        "numbers of ledgers; the last one is compared with the first",
+        "numbers of ledgers; the costs with the last number are compared with the first",
     ),
     "time": TIME,
 }
@@ -207,7 +209,7 @@ _FIGURES: Final = ("entries/s", "p50 ms", "service us", "database us", "all us")
 
 
 def plan(asked: argparse.Namespace, teller: Teller) -> Plan:
-    """All questions with each number of ledgers. `service us`: CPU for a question, which holds on a busy machine."""
+    """Plan all requests with each number of ledgers. `service us` is the CPU per request."""
     names = {f"{count:,} ledgers": count for count in asked.ledgers}
     first, *_, last = (*names, *names)
     return Plan(

@@ -1,4 +1,4 @@
-"""A bookie without gateways, for measurements: started, filled, read, killed."""
+"""A bookie without gateways, for measurements, and a program that fills and reads it."""
 
 import asyncio
 import os
@@ -34,11 +34,11 @@ MB: Final = 1_000_000
 
 
 Show = Callable[[int], None]
-"""Gets how many entries are done until now."""
+"""Called with the number of entries that are done so far."""
 
 
 class LoneBookie:
-    """The bookie that is measured, of a cluster that has no other one."""
+    """The measured bookie, which is the only bookie of its cluster."""
 
     name: Final = "bookie-1"
     member: Final = "bookie-1@1"
@@ -49,43 +49,43 @@ class LoneBookie:
         self.data = cluster.data / self.name
 
     async def restart(self) -> None:
-        """Start it again, and wait until it takes requests."""
+        """Start the bookie again, and wait until it accepts requests."""
         await self._cluster.restart(self.name)
 
     async def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the bookie (SIGKILL)."""
         await self._cluster.kill(self.name)
 
     async def stop(self) -> None:
-        """End it in order."""
+        """Shut the bookie down in order (SIGTERM)."""
         await self._cluster.stop(self.name)
 
     def client(self) -> BookieClient:
-        """A channel to it."""
+        """Make a client with a channel to the bookie."""
         limits = ChannelLimits(quick_s=60, slow_s=60, in_flight_bytes_max=1 << 30)
         return BookieClient(self._cluster.url, self._session, limits)
 
     @property
     def rss_mb(self) -> float:
-        """Resident memory."""
+        """Resident memory of the bookie in MB."""
         return psutil.Process(self._cluster.pid(self.name)).memory_info().rss / MB
 
     @property
     def cpu_s(self) -> float:
-        """CPU time of its threads, by the scheduler's count (finer than the clock's ticks)."""
+        """CPU seconds of the bookie's threads, from the scheduler, not from clock ticks."""
         tasks = Path(f"/proc/{self._cluster.pid(self.name)}/task").glob("*/schedstat")
         return sum(int(task.read_text(encoding="ascii").split()[0]) for task in tasks) / 1e9
 
     @property
     def log_bytes(self) -> int:
-        """Of the log's files."""
+        """Total size of the bookie's log files."""
         return sum(path.stat().st_size for path in (self.data / "log").glob("*.log"))
 
 
 @asynccontextmanager
 async def lone_bookie(folder: Path) -> AsyncIterator[LoneBookie]:
-    """A bookie beside a metadata service. No gateway and no autorecovery runs. Its disk space is given back."""
-    # Nobody else knows its ledgers: their rows are not to be asked for.
+    """Run a bookie without gateways and autorecovery. Deletes the data after the block."""
+    # The metadata does not have the bookie's ledgers, so the bookie must not ask for them.
     environment = {"COLLECT_S": "86400"}
     with (
         TemporaryDirectory(prefix="bookie-", dir=folder, ignore_cleanup_errors=True) as own,
@@ -107,7 +107,7 @@ async def lone_bookie(folder: Path) -> AsyncIterator[LoneBookie]:
 
 
 def drop_cache(data: Path) -> None:
-    """Have the kernel forget what it has of a bookie's log, so that reads mean the disk."""
+    """Drop a bookie's log from the kernel's page cache, so that reads go to the disk."""
     for path in (data / "log").glob("*.log"):
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -118,14 +118,12 @@ def drop_cache(data: Path) -> None:
 
 
 def disk_mb_s(data: Path) -> float:
-    """What the disk gives one who reads the same files one after another, a piece of READ_BYTES with
-    each call.
-    """
+    """The rate of reading the bookie's log files in order, in calls of READ_BYTES."""
     drop_cache(data)
     began, size = clock(), 0
     buffer = bytearray(READ_BYTES)
     paths = sorted((data / "log").glob("*.log"))
-    # The last one is not full yet: holes cost no disk.
+    # Without the last file, which is not full yet: holes are read without the disk.
     for path in paths[:-1] or paths:
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -140,7 +138,7 @@ def disk_mb_s(data: Path) -> float:
 
 
 class Filler:
-    """Appends runs, and knows what must be there."""
+    """Appends runs to ledgers of a bookie, and reads them back."""
 
     def __init__(
         self,
@@ -151,7 +149,7 @@ class Filler:
         entry_bytes: int,
         in_flight_mb: int,
     ) -> None:
-        """The first of the ledgers is the long one."""
+        """`ledgers`: ids of the ledgers; the first one becomes the long ledger."""
         self.client = client
         self._member = member
         self._ledgers = ledgers
@@ -171,11 +169,11 @@ class Filler:
 
     @property
     def long(self) -> int:
-        """The ledger that is read in order."""
+        """The id of the long ledger, which is read in order."""
         return self._ledgers[0]
 
     async def fill(self, entries: int, show: Show) -> None:
-        """Append so many entries; returns when all are acknowledged."""
+        """Append this many entries; returns when all are acknowledged."""
         loop = asyncio.get_running_loop()
         for number in range(entries // RUN_ENTRIES):
             while self._in_flight >= self._in_flight_max:
@@ -218,7 +216,7 @@ class Filler:
         )
 
     async def ordered(self) -> tuple[int, int, float]:
-        """Read the long ledger from its beginning: entries, bytes of runs, and seconds."""
+        """Read the long ledger from its beginning. Returns entries, bytes of runs, and seconds."""
         end, long = self.next[self.long], self.long
         began = clock()
 
@@ -229,7 +227,7 @@ class Filler:
         return count, size, clock() - began
 
     async def random(self, chance: random.Random) -> tuple[float, list[float]]:
-        """Read single entries anywhere: how many a second, and the seconds of each."""
+        """Read single random entries. Returns reads per second, and seconds of each read."""
         filled = [ledger for ledger in self._ledgers if self.next[ledger]]
         places = [
             (ledger, chance.randrange(self.next[ledger]))
@@ -264,12 +262,13 @@ class Filler:
 async def read_in_order(
     read: Callable[[int, int], Awaitable[Run]], end: int, entry_bytes: int
 ) -> tuple[int, int]:
-    """Read a ledger of so many entries from its beginning, not all of a long one: entries, and bytes of runs.
+    """Read a ledger with `end` entries from its beginning, up to ORDERED_BYTES_MAX. Returns entries
+    and bytes of runs.
 
-    Reads in flight ask for stretches that follow one another, as a gateway's readers do.
+    Concurrent reads request consecutive ranges of the ledger, as a gateway's readers do.
     """
     end = min(end, ORDERED_BYTES_MAX // entry_bytes)
-    # Whole runs, since a bookie's answers end where runs do and a reader goes on there.
+    # Each range consists of whole runs, because a bookie's answer ends at the end of a run.
     stretch = max(1, READ_BYTES // entry_bytes // RUN_ENTRIES) * RUN_ENTRIES
     size = 0
 

@@ -1,7 +1,8 @@
-"""The measurements of a quorumlog cluster: three bookies, two gateways, entries of three copies.
+"""The measurements of a quorumlog cluster with three bookies, two gateways, and three copies of
+each entry.
 
-All load goes to the first gateway. The second one recovers ledgers that the first one still writes, and is idle
-otherwise.
+All load goes to the first gateway. The second gateway recovers ledgers that the first one still
+writes, and is idle otherwise.
 """
 
 import asyncio
@@ -41,39 +42,39 @@ JSON: Final = "application/json"
 _OCTETS: Final = "application/octet-stream"
 _NDJSON: Final = "application/x-ndjson"
 _FRAME: Final = 12 + KIB
-"""Bytes of an entry in a page of frames."""
+"""Bytes of one entry in a page of frames."""
 _ROLES: Final = {"gateway": "gateway", "bookie": "servers"}
 _UNANSWERED_MAX: Final = 2000
-"""Entries of a stream that are sent and not yet acknowledged."""
+"""Most entries of a stream that are sent but not yet acknowledged."""
 _LINES: Final = 100
 _TAIL_RATE: Final = 100.0
-"""Appends a second, while a reader follows."""
+"""Appends per second while a reader follows the ledger."""
 _BATCHES_IN_FLIGHT: Final = 4
 _LOAD_PARTS: Final = 5
 _CREATES_IN_FLIGHT: Final = 8
 _SETTINGS: Final = {"COLLECT_S": "10", "COLLECT_GRACE_S": "1"}
-"""What was deleted leaves the disk soon: the rounds would fill it otherwise."""
+"""Settings for a quick collection of deleted ledgers. Otherwise the rounds would fill the disk."""
 
 
 @dataclass(slots=True)
 class Ours:
-    """A cluster under measurement."""
+    """A quorumlog cluster, with a method for each measurement."""
 
     cluster: Cluster
     client: Client
     second: Client
-    """Of the second gateway."""
+    """A client of the second gateway."""
     session: aiohttp.ClientSession
     seconds: float
-    """Of one measurement."""
+    """Duration of one measurement."""
     _open_ledgers: dict[int, Sequence[Ledger]] = field(default_factory=dict)
-    """Ledgers that stay open, by their number."""
+    """Groups of ledgers that stay open, by the size of the group."""
     _filled: Ledger | None = None
 
     @classmethod
     @asynccontextmanager
     async def running(cls, folder: Path, seconds: float, *, tls: bool) -> AsyncIterator[Self]:
-        """Run one until the end of the block."""
+        """Run a cluster until the end of the block."""
         async with AsyncExitStack() as stack:
             data = folder / "cluster"
             data.mkdir()
@@ -87,23 +88,23 @@ class Ours:
             session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
             yield cls(cluster, first, second, session, seconds)
 
-    # What an application calls: one call per entry.
+    # Appends of an application, with one call per entry.
 
     async def ledger(self, in_flight: int, size: int = KIB) -> Figures:
-        """`Ledger.append` of the SDK."""
+        """Measure `Ledger.append` of the SDK, with `in_flight` concurrent calls."""
         payload = payload_of(size)
         async with self._new_ledger() as ledger:
             return await self._appends(lambda: ledger.append(payload), in_flight, size)
 
     async def log(self, in_flight: int) -> Figures:
-        """`Log.append` of the SDK."""
+        """Measure `Log.append` of the SDK, with `in_flight` concurrent calls."""
         log, payload = await self.client.create_log(f"b-{os.urandom(8).hex()}"), payload_of(KIB)
         figures = await self._appends(lambda: log.append(payload), in_flight)
         await log.delete()
         return figures
 
     async def submit(self) -> Figures:
-        """`Ledger.submit` of the sync client, by one thread; it waits only while too much is queued."""
+        """Measure `Ledger.submit` of the sync client in one thread."""
         return await asyncio.to_thread(self._submit)
 
     def _submit(self) -> Figures:
@@ -123,17 +124,17 @@ class Ours:
     # Plain HTTP.
 
     async def http(self, in_flight: int) -> Figures:
-        """One entry a request, by aiohttp's client."""
+        """Measure requests with one entry each, sent by aiohttp's client."""
         return await self._requests(payload_of(KIB), _OCTETS, in_flight, KIB)
 
     async def ledgers(self, count: int) -> Figures:
-        """The same with 64 in flight, each to the next one of so many open ledgers: nothing is batched."""
+        """Measure 64 concurrent requests, to `count` ledgers in turn, so nothing is batched."""
         following = cycle([self._url(ledger) for ledger in await self._open(count)])
         payload = payload_of(KIB)
         return await self._appends(lambda: self._post(next(following), payload, _OCTETS), 64)
 
     async def _open(self, count: int) -> Sequence[Ledger]:
-        """So many ledgers with an entry each, open from the first round to the last."""
+        """Create `count` ledgers with one entry each, which stay open in all rounds."""
         if count not in self._open_ledgers:
 
             async def opened(_number: int) -> Ledger:
@@ -145,26 +146,27 @@ class Ours:
         return self._open_ledgers[count]
 
     async def wrk(self, connections: int) -> Figures:
-        """One entry a request by wrk, which takes less CPU than a client in Python."""
+        """Measure requests with one entry each, sent by wrk, which takes little CPU."""
         async with self._new_ledger() as ledger:
             await ledger.append(b"open")
             return await wrk.appends(Meter(self.pids), self._url(ledger), connections, self.seconds)
 
     async def json_batches(self, count: int) -> Figures:
-        """Batches in JSON, a few at a time."""
+        """Measure batches of `count` entries in JSON, with a few concurrent requests."""
         entry = {"data": base64.b64encode(payload_of(KIB)).decode()}
         body = orjson.dumps({"entries": [entry] * count})
         return await self._requests(body, JSON, _BATCHES_IN_FLIGHT, KIB, count)
 
     async def raw_batches(self, count: int, size: int = KIB) -> Figures:
-        """Batches as frames, a few at a time."""
+        """Measure batches of `count` entries as frames, with a few concurrent requests."""
         body = frames([payload_of(size)] * count)
         return await self._requests(body, FRAMES, _BATCHES_IN_FLIGHT, size, count)
 
     async def largest_load(self) -> Figures:
-        """Raw batches of 1000 for several times as long as other measurements, a ledger after another: does memory grow?
+        """Measure whether memory grows: raw batches of 1000, one ledger after another, for longer
+        than other measurements.
 
-        The bookies' and the gateway's caches are full before it begins.
+        The bookies' and the gateway's caches are filled before the measurement.
         """
         await self.raw_batches(1000)
         with Meter(self.pids) as meter:
@@ -203,7 +205,7 @@ class Ours:
     # Streams.
 
     async def lines(self) -> Figures:
-        """One request whose body has a line for each entry, in pieces of a hundred."""
+        """Measure one request whose body has a line for each entry, sent in chunks of 100 lines."""
         window = _Window()
         piece = orjson.dumps({"data": base64.b64encode(payload_of(KIB)).decode()}) + b"\n"
         piece *= _LINES
@@ -224,7 +226,7 @@ class Ours:
         return meter.figures(window.sent, KIB)
 
     async def socket(self) -> Figures:
-        """A WebSocket that gets a message for each entry."""
+        """Measure a WebSocket with one message for each entry."""
         window, message = _Window(), frames([payload_of(KIB)])
         async with (
             self._new_ledger() as ledger,
@@ -246,7 +248,7 @@ class Ours:
         return meter.figures(window.sent, KIB)
 
     async def tail(self) -> Figures:
-        """From just before an append until a reader that follows the ledger has the entry."""
+        """Measure the latency from before an append until a following reader has the entry."""
         records = max(1, round(_TAIL_RATE * self.seconds))
         scale = tail.Scale(1, 1, records, _TAIL_RATE, is_log=False)
         followed = await tail.run(scale, self.cluster)
@@ -256,7 +258,7 @@ class Ours:
     # Reads, recoveries, deaths.
 
     async def read(self, media: str) -> Figures:
-        """A ledger in order, page by page, again and again."""
+        """Measure reads of a ledger in order, page by page, in the media type `media`."""
         times_s, count, first = [], 0, 0
         url, total = self._url(await self._to_read()), to_read(self.seconds)
         with Meter(self.pids) as meter:
@@ -274,7 +276,7 @@ class Ours:
         return meter.figures(count, KIB, times_s)
 
     async def entries(self) -> Figures:
-        """The same by `Ledger.entries` of the SDK."""
+        """Measure reads of a ledger in order, by `Ledger.entries` of the SDK."""
         ledger, count = await self._to_read(), 0
         with Meter(self.pids) as meter:
             for _ in during(self.seconds):
@@ -289,7 +291,7 @@ class Ours:
         return self._filled
 
     async def recovery(self, count: int) -> Figures:
-        """Of a ledger that another gateway still writes."""
+        """Measure the recovery of a ledger that another gateway still writes."""
         async with self._new_ledger() as ledger:
             await _fill(ledger, count)
             began = clock()
@@ -299,7 +301,7 @@ class Ours:
         return {"ms": (ended - began) * 1e3}
 
     async def death(self) -> Figures:
-        """A bookie of the ledger is killed with 64 appends in flight; a fourth one takes its place."""
+        """Measure 64 concurrent appends while a bookie is killed, and a fourth one replaces it."""
         ends: list[float] = []
         failed, payload = 0, payload_of(KIB)
 
@@ -331,7 +333,7 @@ class Ours:
 
     @asynccontextmanager
     async def _new_ledger(self) -> AsyncIterator[Ledger]:
-        """A ledger that is deleted after the block."""
+        """Create a ledger, and delete it after the block."""
         ledger = await self.client.create_ledger()
         yield ledger
         await self.client.delete_ledger(ledger.ledger_id)
@@ -341,7 +343,7 @@ class Ours:
 
     @property
     def pids(self) -> Pids:
-        """The processes of each role; this one is the client."""
+        """The process ids of each role. This process is the client."""
         return {"client": [os.getpid()], **self.cluster.pids(_ROLES, "others")}
 
 
@@ -352,7 +354,7 @@ async def _fill(ledger: Ledger, count: int) -> None:
 
 
 class _Window:
-    """How many entries of a stream are sent, and not yet acknowledged."""
+    """Limits the entries of a stream that are sent but not yet acknowledged."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -360,16 +362,16 @@ class _Window:
         self._changed = asyncio.Event()
 
     async def send(self, count: int) -> None:
-        """Wait until so many more may be sent."""
+        """Wait until `count` more entries may be sent, and count them as sent."""
         await self._until_at_most(_UNANSWERED_MAX - count)
         self.sent += count
 
     async def drained(self) -> None:
-        """Wait until all are acknowledged."""
+        """Wait until all sent entries are acknowledged."""
         await self._until_at_most(0)
 
     def acknowledge(self, total: int) -> None:
-        """So many are acknowledged, all in all."""
+        """Note that `total` entries of the stream are acknowledged."""
         self._acknowledged = total
         self._changed.set()
 

@@ -1,6 +1,7 @@
-"""What a benchmark does: it starts systems, and runs measurements of them in rounds.
+"""The plan of a benchmark: the systems that it starts, and the measurements that it runs in rounds.
 
-A module of a benchmark has `OPTIONS`, and `plan(asked, teller)`, which makes the plan of a run from these options.
+The module of a benchmark has `OPTIONS` and a function `plan(asked, teller)`, which makes a plan
+from the options.
 """
 
 import asyncio
@@ -16,10 +17,10 @@ from loadtest.bench.goals import Goal
 from loadtest.bench.measure import Figures
 
 Start = Callable[[Path, float], AbstractAsyncContextManager[Any]]
-"""Runs a system in a folder; gets the seconds of a measurement."""
+"""Starts a system. Arguments: the folder for its data, and the seconds of a measurement."""
 
 TIME: Final = (3.0, "seconds of a measurement")
-ROUNDS: Final = (3, "rounds, of which medians count")
+ROUNDS: Final = (3, "rounds, whose medians are reported")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,10 @@ class Work:
     system: str
     what: str
     method: Callable[..., Awaitable[Figures]]
-    """Measures for one round; gets the system and `given`."""
+    """Measures for one round. Arguments: the system, and the values of `given`."""
     given: tuple[Any, ...] = ()
     is_once: bool = False
-    """Measured in the last round only."""
+    """Whether the measurement runs in the last round only."""
 
     @property
     def name(self) -> str:
@@ -46,15 +47,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A table of the report: some figures of the measurements that have one of them."""
+    """A table of the report. It shows the measurements that have at least one of the figures."""
 
     title: str
     figures: Sequence[str] = ()
-    """Names of figures, or all. `least` and `most` are the extremes of `entries/s` over the rounds."""
+    """Names of figures; empty for all. `least` and `most` are extremes of `entries/s`."""
     system: str = ""
-    """Measurements of systems whose names begin so."""
+    """Shows only measurements of systems whose names begin with this."""
     is_turned: bool = False
-    """Figures are rows, and measurements are columns."""
+    """Whether figures are rows and measurements are columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +63,22 @@ class Plan:
     """One run of a benchmark."""
 
     works: Sequence[Work]
-    """In the order of a round."""
+    """The measurements, in the order of a round."""
     starts: Mapping[str, Start]
-    """By the name of a system."""
+    """Functions that start the systems, by the system's name."""
     tables: Sequence[Columns]
     seconds: float = 0.0
-    """Of one measurement. Zero: measurements end by themselves."""
+    """Seconds of one measurement. With 0, measurements end by themselves."""
     rounds: int = 1
     conditions: str = ""
-    """What the report says of the run besides its time and its rounds."""
+    """Text for the report about the run, in addition to its time and its rounds."""
     goals: Sequence[Goal] = ()
     may_fail: Collection[str] = ()
-    """Systems that may fail: what they do not measure in a round is left out of it."""
+    """Systems that may fail. If their measurement fails, the round goes on without it."""
     is_apart: bool = False
-    """Systems run one after another; else all of them run until the end."""
+    """Whether systems run one after another. Otherwise all systems run until the end."""
     takes_turns: bool = False
-    """Every other round begins with the last measurement."""
+    """Whether every other round reverses the order of the systems in each measurement."""
     is_tls: bool = False
     loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     """The event loop of the client."""
@@ -85,5 +86,5 @@ class Plan:
 
 @asynccontextmanager
 async def itself(_folder: Path, _seconds: float) -> AsyncIterator[None]:
-    """A system that needs no start: what is measured runs in this process."""
+    """A system that needs no start, because the measured code runs in this process."""
     yield

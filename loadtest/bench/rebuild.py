@@ -1,7 +1,8 @@
-"""What a rebuild of the metadata's database costs with many ledgers: LEDGERS=.
+"""The cost of a rebuild of the metadata's database with many ledgers. LEDGERS= sets the numbers.
 
-Real processes. The bookies are given copies of rows that the database never had: three each, as after a
-CLOSE, of ledgers like one that was made and closed. So a rebuild finds all of them missing, and writes them.
+The processes are real. The bookies get copies of ledger metadata that the database never had: three
+copies of each ledger, as after a close. All ledgers are variants of one closed ledger. The rebuild
+must find and write all of them.
 """
 
 import argparse
@@ -44,7 +45,7 @@ async def _started(_folder: Path, _seconds: float) -> AsyncIterator[Cluster]:
 
 
 async def _measured(cluster: Cluster, count: int) -> Figures:
-    """The costs of so many ledgers in this cluster. Storing the copies at the bookies is no part of a rebuild."""
+    """Measure a rebuild with `count` ledgers. The time of storing the copies is separate."""
     async with aiohttp.ClientSession(headers=cluster.headers) as session:
         row = await _closed_row(cluster)
         began = time.perf_counter()
@@ -133,12 +134,12 @@ def _peak_mib(pid: int) -> float:
 
 
 OPTIONS: Final = {
-    "ledgers": ((10_000, 100_000), "numbers of ledgers, each in a cluster of its own")
+    "ledgers": ((10_000, 100_000), "numbers of ledgers; each number gets a new cluster")
 }
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """Each number of ledgers."""
+    """Plan a rebuild for each number of ledgers."""
     names = {f"{count:,} ledgers": count for count in asked.ledgers}
     return Plan(
         [Work(name, "a rebuild", _measured, (count,)) for name, count in names.items()],

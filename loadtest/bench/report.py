@@ -1,4 +1,4 @@
-"""What a run measured: tables for people, and JSON and an SVG with the machine's facts."""
+"""The report of a run: tables for people, and JSON and an SVG with facts about the machine."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ from services.local.config import ROOT
 
 
 def facts(folder: Path) -> dict[str, str]:
-    """Of the machine and the code, as of now."""
+    """Facts about the machine and the code at the start of the run."""
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "commit": _commit(),
@@ -61,30 +61,30 @@ def _commit() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was measured until now."""
+    """The results of a run so far."""
 
     name: str
-    """Of the benchmark."""
+    """The name of the benchmark."""
     facts: Mapping[str, str]
     plan: Plan
     results: dict[str, list[Figures]] = field(default_factory=dict)
-    """Of each measurement, round by round."""
+    """The figures of each measurement, round by round."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Systems and measurements that can't be run here, and why."""
+    """Systems and measurements that can't run on this machine, with the reasons."""
     failed: list[str] = field(default_factory=list)
-    """Of which measurement in which round there are no figures, and why."""
+    """Failures: the measurement, the round and the reason of each."""
 
     def add(self, work: Work, figures: Figures) -> None:
-        """What a measurement gave in its next round."""
+        """Add the figures of a measurement's next round."""
         self.results.setdefault(work.name, []).append(figures)
 
     def fail(self, work: Work, why: str) -> None:
-        """A measurement gave nothing in its next round."""
+        """Note that a measurement's next round failed."""
         self.add(work, {})
         self.failed.append(f"{work.name}, round {len(self.results[work.name])}: {why}")
 
     def line(self, work: Work) -> str:
-        """What the last round of a measurement gave, in short."""
+        """A line with the figures of a measurement's last round."""
         if work.name in self.left_out:
             return f"{work.name} is left out: {self.left_out[work.name]}"
         figures = self.results[work.name][-1]
@@ -95,7 +95,7 @@ class Report:
         return f"{work.name}: " + ", ".join(f"{_number(figures[n])} {n}" for n in shown)
 
     def show(self, console: Console, *, is_json: bool) -> None:
-        """Print the tables, or all of it as JSON."""
+        """Print the report as tables or as JSON."""
         if is_json:
             console.out(orjson.dumps(self._document(), option=orjson.OPT_INDENT_2).decode())
             return
@@ -111,7 +111,7 @@ class Report:
             console.print(f"left out of a round: {what}")
 
     def write(self, folder: Path) -> None:
-        """Write a JSON file and an SVG, which are named by date, commit and benchmark."""
+        """Write a JSON file and an SVG, named after the date, the commit and the benchmark."""
         folder.mkdir(parents=True, exist_ok=True)
         parts = [self.facts["date"].partition(" ")[0], *self.facts["commit"].split()]
         name = "-".join(parts if self.name == "compare" else [*parts, self.name])
@@ -153,12 +153,12 @@ class Report:
         }
 
     def _outcomes(self) -> list[Outcome]:
-        """Of the goals of which all was measured."""
+        """The outcomes of the goals whose figures were all measured."""
         found = [outcome(goal, self.results) for goal in self.plan.goals]
         return [each for each in found if each is not None]
 
     def _table(self, columns: Columns) -> Table:
-        """The medians of the rounds. A column without figures is left out."""
+        """A table with the medians of the rounds. A column without figures is left out."""
         works = [w for w in self.plan.works if w.system.startswith(columns.system)]
         rows = {w.name: _shown(self.results[w.name]) for w in works if w.name in self.results}
         wanted = columns.figures or dict.fromkeys(name for row in rows.values() for name in row)
@@ -170,7 +170,9 @@ class Report:
         return _table(columns.title, figures, zip(rows, cells, strict=True))
 
     def _memory(self) -> Table:
-        """Of the largest process of each role: the most of all measurements, and around the largest load."""
+        """A table with the memory of each role's largest process: its maximum over all measurements
+        in the first and the last round, and its values before and after the largest load.
+        """
         names = ["first round", "last round"]
         if LOAD in self.results:
             names += ["load begins", "load ends", "flat"]
@@ -213,14 +215,14 @@ class Report:
 
 
 def _shown(rounds: Sequence[Figures]) -> Figures:
-    """The medians, and the extremes of the rate."""
+    """The medians of the rounds, with the extremes of `entries/s`."""
     rates = [each["entries/s"] for each in rounds if "entries/s" in each]
     extremes = {"least": min(rates), "most": max(rates)} if rates else {}
     return medians(rounds) | extremes
 
 
 def _memory_of(rounds: Sequence[Figures]) -> Mapping[str, Sequence[float]]:
-    """The RSS of each role, round by round."""
+    """The resident memory (RSS) of each role, round by round."""
     found: dict[str, list[float]] = {}
     for name, value in ((name, value) for each in rounds for name, value in each.items()):
         if name.endswith(" RSS"):

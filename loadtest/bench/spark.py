@@ -1,9 +1,10 @@
-"""Rows a second through each way onto a log and back, on one machine: ROWS=.
+"""Rows per second that Spark writes to a log in each possible way, and reads back, on one machine.
+ROWS= sets the number.
 
-The same Parquet file goes through the row writer, the Arrow writer and `append_batches`, is read
-back, and goes into a sink that drops what Spark brings to Python: the most that any of them could
-reach here. Where that is far above the others, the cluster is the bound, and not Spark's side: what
-each kind of process spends on a million rows stands beside the rates.
+The same Parquet file is written by a row writer, the Arrow writer and `append_batches`, and read
+back. It is also written to a sink that drops all rows in Python, whose rate is an upper bound for
+the other writers. If this rate is far above the others, the cluster is the bottleneck, not Spark.
+The report has the rates, and the CPU of each kind of process per million rows.
 """
 
 import argparse
@@ -39,40 +40,40 @@ _PARTITIONS: Final = 2
 _BATCH_ROWS: Final = 10_000
 _WARM_ROWS: Final = 10_000
 _KINDS: Final = ("gateway", "bookie", "others", "Spark")
-"""Of processes; the others are the metadata service, Postgres, Redis and autorecovery."""
+"""Kinds of processes. `others` are the metadata service, Postgres, Redis and autorecovery."""
 
 
 @dataclass(frozen=True)
 class Nothing(WriterCommitMessage):
-    """What a task that stores nothing has to say."""
+    """The commit message of a task that stores nothing."""
 
     rows: int
 
 
 class NullWriter(DataSourceArrowWriter):
-    """Takes all rows to Python and drops them."""
+    """A writer that gets all rows in Python and drops them."""
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Count them."""
+        """Count the rows and drop them."""
         return Nothing(sum(batch.num_rows for batch in iterator))
 
 
 class NullSource(DataSource):
-    """The ceiling."""
+    """A data source whose writer drops all rows: the upper bound for all writers."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format` takes."""
+        """The data source's name for `format`."""
         return "null-sink"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """The same for all."""
+        """The same writer for all schemas."""
         del schema, overwrite
         return NullWriter()
 
 
 class RowWriter(DataSourceWriter):
-    """The Arrow writer's work for rows that come one by one."""
+    """A writer that gets rows one by one, and passes them to the Arrow writer in batches."""
 
     def __init__(self, inner: BatchWriter) -> None:
         self._inner = inner
@@ -82,11 +83,11 @@ class RowWriter(DataSourceWriter):
         return self._inner.write(_batches(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """As ever."""
+        """Commit like the Arrow writer."""
         self._inner.commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """As ever."""
+        """Abort like the Arrow writer."""
         self._inner.abort(messages)
 
 
@@ -102,21 +103,21 @@ def _batches(rows: Iterator[Row]) -> Iterator[Any]:
 
 
 class RowSource(DataSource):
-    """The data source as it would be without Arrow."""
+    """The data source of quorumlog as it would be without Arrow."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format` takes."""
+        """The data source's name for `format`."""
         return "quorumlog-rows"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Row by row."""
+        """A writer that gets rows one by one."""
         return RowWriter(BatchWriter(self.options, schema, overwrite=overwrite))
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """A session of Spark, a cluster, and rows to write. It blocks: all is done in the main thread."""
+    """A Spark session, a cluster, and rows. Methods block, since Spark needs the main thread."""
 
     spark: SparkSession
     cluster: SparkCluster
@@ -128,7 +129,7 @@ class Ways:
     async def running(
         cls, _folder: Path, _seconds: float, *, rows: int, teller: Teller
     ) -> "AsyncIterator[Ways]":
-        """Start all, and go each way once to warm it up."""
+        """Start a cluster and a Spark session, and warm up each way with a few rows."""
         with scratch("ql-spark-") as folder, spark_cluster(None, bookies=4, gateways=2) as cluster:
             teller.say("Java: " + config.prepare())
             spark = (
@@ -157,7 +158,7 @@ class Ways:
             self.cluster.create(log)
 
     async def measure(self, name: str) -> Figures:
-        """One way: rows a second, and CPU seconds by kind of process for a million rows."""
+        """Measure one way: rows per second, and CPU seconds by kind per million rows."""
         before, began = _cpu_s(self.cluster), time.perf_counter()
         WAYS[name](self)
         seconds, after = time.perf_counter() - began, _cpu_s(self.cluster)
@@ -169,16 +170,16 @@ class Ways:
         }
 
     def write(self, format_: str, log: str) -> None:
-        """By a data source."""
+        """Write the rows to a log by a data source."""
         writer = self.frame.write.format(format_).option("gateway.url", self.cluster.urls)
         writer.option("topic", log).mode("append").save()
 
     def append(self) -> None:
-        """By `append_batches`."""
+        """Write the rows to a log by `append_batches`."""
         append_batches(self.frame, log="mapInArrow", gateway_url=self.cluster.urls)
 
     def read(self) -> None:
-        """What the Arrow writer wrote."""
+        """Read back the log that the Arrow writer wrote."""
         reader = self.spark.read.format("quorumlog").option("gateway.url", self.cluster.urls)
         frame = reader.options(subscribe="arrow", minPartitions=_PARTITIONS).load()
         assert frame.selectExpr("count(value)").first()[0] == self.rows  # type: ignore[index]
@@ -195,12 +196,12 @@ WAYS: Final[dict[str, Callable[[Ways], None]]] = {
 
 
 def _cpu_s(cluster: SparkCluster) -> dict[str, float]:
-    """Seconds of processor time until now, of us, of all below us, and of those that have ended."""
+    """CPU seconds by kind of process: this process and its descendants, even ended ones."""
     me, theirs = psutil.Process(), psutil.Process(cluster.pid)
     servers = {theirs, *theirs.children(recursive=True)}
     spent = dict.fromkeys(_KINDS, 0.0)
     for process in (me, *me.children(recursive=True)):
-        # Its time is its parent's when it has ended.
+        # Once a process has ended, its CPU time counts in its parent.
         with contextlib.suppress(psutil.NoSuchProcess):
             kind = _kind(process) if process in servers else "Spark"
             spent[kind] += sum(process.cpu_times()[:4])
@@ -208,24 +209,24 @@ def _cpu_s(cluster: SparkCluster) -> dict[str, float]:
 
 
 def _kind(server: psutil.Process) -> str:
-    """What a process of the cluster counts as."""
+    """The kind of a process of the cluster."""
     words = " ".join(server.cmdline())
     return next((kind for kind in ("gateway", "bookie") if f"services.{kind}" in words), "others")
 
 
 def _frame(spark: SparkSession, path: Path, rows: int) -> DataFrame:
-    """Rows of 39 bytes in a file of Parquet, as the design's measurements had them."""
+    """Write rows of 39 bytes, as in the design's measurements, to Parquet and return the frame."""
     made = spark.range(rows, numPartitions=_PARTITIONS)
     made.selectExpr("lpad(CAST(id AS string), 39, '0') AS value").write.parquet(str(path))
     return spark.read.parquet(str(path)).coalesce(_PARTITIONS)
 
 
-OPTIONS: Final = {"rows": (1_000_000, "rows of 39 bytes")}
+OPTIONS: Final = {"rows": (1_000_000, "number of rows, of 39 bytes each")}
 _FIGURES: Final = ("rows/s", *(f"{kind} CPU s/M" for kind in _KINDS), "cores busy")
 
 
 def plan(asked: argparse.Namespace, teller: Teller) -> Plan:
-    """Each way once."""
+    """Plan each way once."""
     rows: int = asked.rows
     return Plan(
         [Work("Spark", name, Ways.measure, (name,)) for name in WAYS],

@@ -1,8 +1,9 @@
-"""What many small streams of the Durable Streams protocol cost, of one message each.
+"""The cost of many small streams of the Durable Streams protocol, with one message each.
 
-The streams are opened, appended to, closed and read, each step for all of them before the next: rates, the memory (RSS) that
-each step adds to the gateways, the bookies and the metadata service for a stream, and the CPU of an idle second after it. The
-client runs on the same machine.
+The streams are opened, appended to, closed and read; each step runs for all streams before the next
+step. For each step the benchmark measures the rate, the memory (RSS) that a stream adds to the
+gateways, the bookies and the metadata service, and the CPU of an idle second after it. The client
+runs on the same machine.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from loadtest.program import Teller
 
 _DONE: Final = (200, 201, 204)
 _AGAIN: Final = (429, 503, 504)
-"""A machine that others use may refuse a request, which is then sent again."""
+"""Status codes of a busy cluster, after which the request is sent again."""
 _PAUSE_S: Final = 0.1
 _TYPE: Final = {"Content-Type": "application/json"}
 _MESSAGE: Final = b'{"user":42,"text":"a small message of some hundred bytes, as a chat or the answer of a model has them"}'
@@ -37,7 +38,7 @@ _STEPS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """A cluster with two gateways."""
+    """A cluster with two gateways, which serves the streams."""
 
     cluster: Cluster
     session: aiohttp.ClientSession
@@ -46,7 +47,7 @@ class Streams:
     @classmethod
     @asynccontextmanager
     async def running(cls, _folder: Path, seconds: float) -> AsyncIterator[Self]:
-        """Run it with one stream until the end of the block."""
+        """Run a cluster with one stream until the end of the block."""
         async with (
             running(None, bookies=3, gateways=2) as cluster,
             aiohttp.ClientSession() as session,
@@ -57,13 +58,13 @@ class Streams:
             yield streams
 
     async def step(self, count: int, name: str = "") -> Figures:
-        """One step for all streams; nothing without a name."""
+        """Measure one step for all streams. `name`: the step; empty for none."""
         return await opened(
             self.cluster, self.seconds, count, lambda number: self._ask(number, *_STEPS[name])
         )
 
     async def _ask(self, number: int, method: str, more: dict[str, Any]) -> None:
-        # Streams are spread over the gateways, and each stays at one.
+        # Streams are spread over the gateways, and each stream always uses the same gateway.
         gateway = self.cluster.gateways[number % len(self.cluster.gateways)]
         url = f"{gateway}/v1/stream/bench/{number}"
         while True:
@@ -74,11 +75,11 @@ class Streams:
             await asyncio.sleep(_PAUSE_S)
 
 
-OPTIONS: Final = {"streams": (10_000, "streams"), "time": IDLE_S}
+OPTIONS: Final = {"streams": (10_000, "number of streams"), "time": IDLE_S}
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """All steps."""
+    """Plan all steps, after a measurement without streams."""
     count: int = asked.streams
     steps = [
         Work("streams", f"{count:,} {name}", Streams.step, (count, name)) for name in _STEPS

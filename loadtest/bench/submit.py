@@ -1,8 +1,8 @@
-"""What an append costs in the SDK, against a gateway that answers at once.
+"""The cost of an append in the SDK, with a server that answers at once instead of a gateway.
 
-Both faces submit COUNT records of 100 bytes to a server in another process, and tasks that wait for each of their
-appends send as many of 1 KiB. The figures are the SDK's own cost, of the best of three runs; the CPU holds on a busy
-machine too.
+The async and the sync client submit COUNT records of 100 bytes to a server in another process. Then
+tasks that wait for each append send COUNT records of 1 KiB. The figures show the SDK's own cost,
+from the best of three runs. The CPU figures are valid on a busy machine too.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _PAYLOAD = b"x" * 100
 _LARGER = b"x" * 1024
 _IN_FLIGHT = (1, 64, 256, 2000)
 _SLOWER = 10
-"""One append at a time takes so many times longer: it sends so many times less."""
+"""How many times fewer records a single task sends, because one append at a time takes longer."""
 _TRIES: Final = 3
 
 
@@ -46,7 +46,7 @@ async def _server(_folder: Path, _seconds: float) -> AsyncIterator[str]:
 
 
 async def _submits(url: str, count: int, *, is_async: bool) -> Figures:
-    """`Log.submit` of one face."""
+    """Measure `Log.submit` of the async or the sync client."""
     tries = []
     for _ in range(_TRIES):
         begun = time.process_time()
@@ -62,7 +62,7 @@ async def _submits(url: str, count: int, *, is_async: bool) -> Figures:
 
 
 async def _appends(url: str, count: int, tasks: int) -> Figures:
-    """`Log.append` with so many calls in flight."""
+    """Measure `Log.append` by a number of concurrent tasks, each with one call at a time."""
     done_s, cpu_s = min([await _waiting(url, count, tasks) for _ in range(_TRIES)])
     return {"durable/s": count / done_s, "CPU us": 1e6 * cpu_s / count}
 
@@ -79,7 +79,7 @@ async def _async(url: str, count: int) -> tuple[float, float]:
 
 
 async def _waiting(url: str, count: int, tasks: int) -> tuple[float, float]:
-    """Seconds, and seconds of CPU, of `append` by tasks that wait for one before the next."""
+    """Run tasks that wait for each append before the next. Returns seconds, and CPU seconds."""
     async with client.Client(url) as opened:
         log, left = opened.log("bench"), repeat(_LARGER, count)
 
@@ -133,12 +133,12 @@ def _serve(parent: Connection) -> None:
     asyncio.run(serve())
 
 
-OPTIONS: Final = {"count": (50_000, "records")}
+OPTIONS: Final = {"count": (50_000, "number of records")}
 _FIGURES: Final = ("submits/s", "durable/s", "us a submit", "CPU us")
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """Both faces, and appends that wait."""
+    """Plan `submit` of both clients, and `append` with several numbers of tasks."""
     count: int = asked.count
     works = [
         Work("SDK", "submit, async", partial(_submits, is_async=True), (count,)),

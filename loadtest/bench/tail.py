@@ -1,9 +1,9 @@
 """Many readers follow one ledger (LOG=1: one log) through one gateway.
 
-Every reader checks every record: its place, without a gap, and that the bytes of all are the bytes
-that a read gives afterwards. Latency is from just before an append is sent until the record is with
-a reader; of the records that arrive together the oldest counts. All of it, client and servers,
-shares one machine.
+Every reader checks that its records have consecutive offsets, and the same bytes as a later read of
+the whole ledger. Latency is measured from just before an append is sent until a reader has the
+record. If records arrive together, the latency of the oldest one is used. The client and all
+servers share one machine.
 """
 
 import argparse
@@ -28,21 +28,21 @@ from loadtest.program import Teller, is_set
 
 _RECORD_BYTES: Final = 100
 _HEAD: Final = struct.Struct(">qii")
-"""Of a record: when it was sent, by which writer, as its how manyth."""
+"""Head of a record: the time at which it was sent, its writer, and its number."""
 _SETTLE_S: Final = 120.0
 _WATCH_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What is run."""
+    """The numbers of readers, writers and records of a run."""
 
     readers: int
     writers: int
     records: int
-    """Of each writer."""
+    """Records of each writer."""
     rate: float
-    """Records a second, of each writer."""
+    """Records per second of each writer."""
     is_log: bool
 
     @property
@@ -53,7 +53,7 @@ class Scale:
 
 @dataclass(slots=True)
 class Reader:
-    """One that follows the tail as Server-Sent Events."""
+    """A reader that follows the tail as Server-Sent Events."""
 
     total: int
     seen: int = 0
@@ -68,7 +68,7 @@ class Reader:
         """Read until all records were seen."""
         async with session.get(url, headers={"Accept": "text/event-stream"}) as answer:
             answer.raise_for_status()
-            await answer.content.readline()  # `retry:`
+            await answer.content.readline()  # skip the line `retry:`
             ready()
             async for chunk in answer.content.iter_any():
                 self._take(chunk, clock_ns())
@@ -80,7 +80,9 @@ class Reader:
         events = [e for e in (whole + separator).split(b"\n\n") if e.startswith(b"id: ")]
         for event in events:
             head, _, data = event.partition(b"\ndata: ")
-            at, _, _ = head[4:].partition(b".")  # behind the number of a record: the log's mark
+            at, _, _ = head[4:].partition(
+                b"."
+            )  # the record's number; after the dot, the log's creation
             self.is_wrong |= int(at) != self.seen
             self._digest.update(data)
             self.seen += 1
@@ -89,7 +91,7 @@ class Reader:
             self.times_s.append((now_ns - sent_ns) / 1e9)
 
     def has_seen(self, expected: bytes) -> bool:
-        """Whether it saw all records, in order, with the bytes that are there."""
+        """Whether the reader saw all records in order, with the expected digest of their bytes."""
         return not self.is_wrong and self.seen == self.total and self._digest.digest() == expected
 
 
@@ -98,7 +100,7 @@ def _data_of(event: bytes) -> bytes:
 
 
 async def _write(session: aiohttp.ClientSession, url: str, writer: int, scale: Scale) -> None:
-    """Append at a steady rate."""
+    """Append the records of one writer at a steady rate."""
     begin_s = writer / scale.writers / scale.rate
     async for number in at_a_rate(scale.records, scale.rate, begin_s):
         body = _HEAD.pack(clock_ns(), writer, number).ljust(_RECORD_BYTES, b".")
@@ -120,7 +122,10 @@ async def _created(session: aiohttp.ClientSession, gateway: str, scale: Scale) -
 
 
 async def _expected(session: aiohttp.ClientSession, url: str, scale: Scale) -> bytes:
-    """The digest of all events' data, made of what a plain read gives; every record is there once."""
+    """Read the whole ledger, and return the digest of its records, as events would have them.
+
+    Raises: Wrong unless every record is in the ledger exactly once.
+    """
     name = b"offset" if scale.is_log else b"entry_id"
     digest, sent = hashlib.sha256(), set()
     async with session.get(url, headers={"Accept": "application/x-ndjson"}) as answer:
@@ -138,22 +143,22 @@ async def _expected(session: aiohttp.ClientSession, url: str, scale: Scale) -> b
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What the readers saw, and what it cost."""
+    """The results of the readers, and the gateway's CPU and memory."""
 
     scale: Scale
     wrong: int
-    """Readers that missed something, or saw what is not there."""
+    """Readers that missed a record, or saw a wrong one."""
     times_s: Sequence[float]
-    """From just before an append until a reader has the record."""
+    """Latencies from just before an append until a reader has the record."""
     gateway_s: float
-    """The gateway's CPU."""
+    """CPU seconds of the gateway."""
     before_mb: float
-    """The gateway's memory before the readers came."""
+    """The gateway's memory before the readers connected."""
     peak_mb: float
 
     @property
     def figures(self) -> Figures:
-        """For the report."""
+        """The figures for the report."""
         records = self.scale.total * self.scale.readers
         return percentiles(self.times_s) | {
             "wrong readers": self.wrong,
@@ -165,7 +170,7 @@ class Followed:
 
 
 async def run(scale: Scale, cluster: Cluster) -> Followed:
-    """Let readers follow the tail while writers append."""
+    """Let readers follow the tail while writers append, and return the results."""
     gateway = cluster.gateways[0]
     meter = Meter({"gateway": [cluster.pid("gateway-1")]})
     before = peak = meter.memory(max)["gateway"]
@@ -208,7 +213,7 @@ async def run(scale: Scale, cluster: Cluster) -> Followed:
 
 
 async def _follow(cluster: Cluster, scale: Scale) -> Figures:
-    """Raises: Wrong, where a reader missed something."""
+    """Measure readers that follow the tail. Raises: Wrong if a reader saw wrong records."""
     followed = await run(scale, cluster)
     if followed.wrong:
         raise Wrong(f"{followed.wrong} of {scale.readers} readers were wrong: {followed.figures}")
@@ -216,10 +221,10 @@ async def _follow(cluster: Cluster, scale: Scale) -> Figures:
 
 
 OPTIONS: Final = {
-    "readers": (500, "readers of one ledger or log"),
-    "writers": (5, "writers"),
+    "readers": (500, "number of readers of one ledger or log"),
+    "writers": (5, "number of writers"),
     "records": (400, "records of each writer"),
-    "rate": (20.0, "records a second of each writer"),
+    "rate": (20.0, "records per second of each writer"),
     "log": (is_set("LOG"), "follow a log instead of a ledger"),
 }
 _FIGURES: Final = (
@@ -235,7 +240,7 @@ async def _started(_folder: Path, _seconds: float) -> AsyncIterator[Cluster]:
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """One measurement. `gateway us`: the gateway's CPU for each record and reader."""
+    """Plan one measurement. `gateway us` is the gateway's CPU per record and reader."""
     scale = Scale(asked.readers, asked.writers, asked.records, asked.rate, asked.log)
     followed = "log" if asked.log else "ledger"
     what = f"{scale.readers} readers of one {followed}, {scale.total} records each"

@@ -1,7 +1,8 @@
-"""What the check of a token costs a request at the gateway's edge, in microseconds.
+"""The cost of checking a token at the gateway's edge, in microseconds per request.
 
-The check itself is timed, in this process, without sockets: a request takes some hundred microseconds more, which
-differ from run to run by more than the check. The best of three tries counts.
+The benchmark times only the check, in this process and without sockets. A whole request takes some
+hundred microseconds more, which vary between runs by more than the check takes. The best of three
+tries is reported.
 """
 
 import argparse
@@ -36,7 +37,7 @@ _TABLE: Final = {("POST", one.path): one.scope for one in _APPENDS}
 
 
 class _Listed:
-    """Two thousand tokens, as the metadata service lists them."""
+    """A client of the metadata service that lists two thousand tokens."""
 
     def __init__(self, grants: Sequence[str]) -> None:
         self.secret, self.rows = "", []
@@ -47,17 +48,17 @@ class _Listed:
             )
 
     async def list(self, known: str | None = None) -> TokenList:
-        """The list; the one question before the measurement gets it."""
+        """The list of tokens, which is requested once, before the measurement."""
         del known
         version = "00000000-0000-4000-8000-000000000000"
         return TokenList(version=version, tokens=tuple(self.rows), ticket_key=bytes(32))
 
 
 class _Open(asyncio.Transport):
-    """The connection of a client that stays."""
+    """The connection of a client that never disconnects."""
 
     def is_closing(self) -> bool:
-        """Never."""
+        """Always False."""
         return False
 
 
@@ -71,7 +72,7 @@ _ROW: Final = LedgerMetadata(
 
 
 async def _ledger(_ledger_id: int) -> LedgerMetadata:
-    """A row as the gateway's cache has it."""
+    """The metadata of a ledger, as from the gateway's cache."""
     return _ROW
 
 
@@ -107,11 +108,11 @@ _WORKS: Final = (
     ),
     ("a namespace of ledgers", ["append:ledgers/team-*"], _LEDGER, {"ledger_id": "7"}),
 )
-OPTIONS: Final = {"rounds": (1, "rounds, of which medians count")}
+OPTIONS: Final = {"rounds": (1, "rounds, whose medians are reported")}
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
-    """A measurement for each kind of grant."""
+    """Plan a measurement for each kind of grant."""
     return Plan(
         [Work("guard", what, _best, tuple(given)) for what, *given in _WORKS],
         {"guard": itself},

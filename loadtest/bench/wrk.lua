@@ -1,4 +1,4 @@
--- One append a request, of as many bytes as the argument says. The last line is what was measured, as JSON.
+-- Appends one entry per request, with the payload size from the argument. The last line of output is the result as JSON.
 
 function init(args)
   wrk.method = "POST"

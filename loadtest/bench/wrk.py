@@ -1,4 +1,4 @@
-"""Appends by wrk, a load generator in C from Debian's packages."""
+"""Appends with wrk, a load generator in C from Debian's packages."""
 
 import shutil
 from pathlib import Path
@@ -12,13 +12,13 @@ _SCRIPT: Final = Path(__file__).with_name("wrk.lua")
 
 
 async def appends(meter: Meter, url: str, connections: int, seconds: float) -> Figures:
-    """Append one entry a request. Raises: Absent, Failed."""
+    """Append one entry per request. Raises: Absent, Failed."""
     wrk = shutil.which("wrk")
     if wrk is None:
         raise Absent("wrk is not installed (apt-get install wrk)")
-    # It takes whole seconds, at least one.
+    # wrk accepts only whole seconds, at least one.
     duration = f"-d{max(1, round(seconds))}s"
-    # A busy disk may let single answers wait for seconds: they count as latencies, not as errors.
+    # An answer that takes seconds on a busy disk counts as a latency, not as an error.
     argv = [
         wrk, "-t1", f"-c{connections}", duration, "--timeout", "30s", "-s", str(_SCRIPT), url, "--", str(KIB),
     ]  # fmt: skip

@@ -1,1 +1,1 @@
-"""Apache BookKeeper itself as a peer."""
+"""Apache BookKeeper as a system that benchmarks compare quorumlog with."""

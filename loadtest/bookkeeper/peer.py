@@ -1,7 +1,9 @@
-"""The peer to measure against: Apache BookKeeper, with ZooKeeper, three bookies and its own client in Java.
+"""A system to compare with: Apache BookKeeper, with ZooKeeper, three bookies and its own client in
+Java.
 
-Each is a JVM of its own. As durable as we are: three copies, and a bookie syncs its journal before it answers. The
-other settings are those that were best for it. `make bench` builds the client and fetches BookKeeper with Maven.
+Each process is a JVM. BookKeeper is as durable here as quorumlog: three copies, and a bookie syncs
+its journal before it answers. The other settings are the ones that gave BookKeeper the best
+results. `make bench` builds the client, and fetches BookKeeper with Maven.
 """
 
 import asyncio
@@ -29,12 +31,12 @@ _OPENED: Final = (
     "java.base/java.util.zip",
     "java.base/jdk.internal.misc",
 )
-"""Packages of the JDK by which netty and the checksums are fast."""
+"""Packages of the JDK that netty and the checksums need for their fast implementations."""
 _STOP_S: Final = 20.0
 _ANSWER_S: Final = 60.0
-"""For an answer of the client, besides the time that it is asked to measure."""
+"""Deadline for an answer of the client, in addition to the time of the measurement."""
 _WARM_UP: Final = 2.0
-"""Measurements that the appends before the first one last: the JVMs compile meanwhile what they run."""
+"""How many measurements the first appends last, in which the JVMs compile their code."""
 
 _ZOOKEEPER: Final = """
 tickTime=1000
@@ -58,7 +60,7 @@ _BOOKIE: Final = {
     "enableStatistics": "false",
     "diskUsageThreshold": "0.99",
     "diskUsageWarnThreshold": "0.98",
-    # What was deleted leaves the disk soon: the rounds would fill it otherwise.
+    # Collect deleted ledgers soon. Otherwise the rounds would fill the disk.
     "gcWaitTime": "10000",
     "logSizeLimit": str(128 << 20),
     "journalMaxSizeMB": "256",
@@ -67,10 +69,10 @@ _BOOKIE: Final = {
 
 
 class BookKeeper:
-    """Servers and a client."""
+    """The servers of BookKeeper, and a client that makes load."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
-        """Nothing runs yet."""
+        """Starts no process; use `running`. `seconds`: the duration of a measurement."""
         self._folder = folder
         self._seconds = seconds
         self._classpath = f"{_BUILT}/classes:{_BUILT}/lib/*"
@@ -79,7 +81,7 @@ class BookKeeper:
         self._servers: dict[str, Process] = {}
         self._client: AsyncProcess | None = None
         self._filled: int | None = None
-        """The ledger that is read."""
+        """The id of the ledger for read measurements, once it is filled."""
 
     @classmethod
     @asynccontextmanager
@@ -101,7 +103,7 @@ class BookKeeper:
         await until(
             self._zookeeper_listens, "ZooKeeper takes connections", passing=(ConnectionError,)
         )
-        await self._ask("bookies")  # the client makes the cluster
+        await self._ask("bookies")  # the client initializes the cluster's metadata
         for number in (1, 2, 3):
             self._start_bookie(number)
         await self._until_bookies(3)
@@ -111,27 +113,27 @@ class BookKeeper:
 
     async def _stop(self) -> None:
         await self._end_client()
-        for name in sorted(self._servers):  # bookies first: each leaves ZooKeeper
+        for name in sorted(self._servers):  # bookies first, because each unregisters in ZooKeeper
             await asyncio.to_thread(stop, self._servers[name], signal.SIGTERM, _STOP_S)
 
     # Measurements.
 
     async def append(self, in_flight: int, size: int = KIB) -> Figures:
-        """`asyncAddEntry` with so many calls in flight."""
+        """Measure `asyncAddEntry` with `in_flight` concurrent calls."""
         ledger = await self._create()
         figures = await self._measure(size, "append", ledger, in_flight, self._seconds, size)
         await self._ask("delete", ledger)
         return figures
 
     async def read(self, how: str, limit: int) -> Figures:
-        """A ledger in order, `batched` or by `ranges`, so many entries a request."""
+        """Measure reads in order. `how`: `batched` or `ranges`; `limit`: entries per request."""
         if self._filled is None:
             self._filled = await self._create()
             await self._ask("fill", self._filled, to_read(self._seconds))
         return await self._measure(KIB, "read", self._filled, how, limit, self._seconds)
 
     async def recovery(self, count: int) -> Figures:
-        """Of a ledger that another client still writes."""
+        """Measure the recovery of a ledger that another client still writes."""
         ledger = await self._create()
         await self._ask("fill", ledger, count)
         told = await self._ask("recover", ledger)
@@ -140,7 +142,7 @@ class BookKeeper:
         return {"ms": told["s"] * 1e3}
 
     async def death(self) -> Figures:
-        """A bookie of the ledger is killed with 64 appends in flight; a fourth one takes its place."""
+        """Measure 64 concurrent appends while a bookie is killed, and a fourth one replaces it."""
         ledger = await self._create()
         self._start_bookie(4)
         try:
@@ -167,7 +169,7 @@ class BookKeeper:
 
     async def _restore_bookies(self) -> None:
         if "bookie-1" not in self._servers:
-            # It is registered until its session ends, and can't come back before.
+            # The killed bookie stays registered until its session expires, and can't start before.
             await self._until_bookies(3)
             self._start_bookie(1)
             await self._until_bookies(4)
@@ -175,7 +177,7 @@ class BookKeeper:
         await self._until_bookies(3)
 
     async def _measure(self, size: int, *words: object) -> Figures:
-        await self._ask("bookies")  # a client that is started anew is there before its CPU counts
+        await self._ask("bookies")  # starts the client if necessary, before its CPU is measured
         with Meter(self._pids()) as meter:
             told = await self._ask(*words)
         return _figures(meter, told, size)
@@ -184,7 +186,7 @@ class BookKeeper:
 
     @property
     def client_pid(self) -> int:
-        """Of the client that answers the next question."""
+        """The process id of the current client."""
         assert self._client is not None
         return self._client.pid
 
@@ -277,7 +279,9 @@ class BookKeeper:
         await until(are_there, f"{count} bookies are registered")
 
     async def _ask(self, *words: object) -> Figures:
-        """The client's answer. The next question goes to another client where this one gives none. Raises: Failed."""
+        """Send a command to the client and return its answer. If the client does not answer, it is
+        killed, and the next command starts another client. Raises: Failed.
+        """
         question = " ".join(map(str, words))
         deadline_s = _ANSWER_S + _WARM_UP * self._seconds
         told = None
@@ -295,7 +299,7 @@ class BookKeeper:
             ) from error
         finally:
             if told is None and self._client is not None:
-                # Its answer would be taken for the next one's.
+                # A late answer would be mistaken for the answer to the next command.
                 self._client.kill()
                 await self._end_client()
         if (why := told.pop("error", None)) is not None:
@@ -313,7 +317,7 @@ class BookKeeper:
 
 
 def _figures(meter: Meter, told: Figures, size: int = KIB) -> Figures:
-    """The client's own time counts: a command takes longer, by what is between two processes."""
+    """The figures of a measurement, by the client's own time, without communication."""
     meter.seconds = told["s"]
     latencies = {name: value for name, value in told.items() if name.startswith("p")}
     return meter.figures(round(told["entries"]), size) | latencies

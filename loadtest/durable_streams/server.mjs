@@ -1,4 +1,4 @@
-// The protocol's own server with its file-backed store, as shipped: a port, and the folder of its data.
+// The Durable Streams project's own server with its file-backed store, unmodified. Arguments: the port, and the folder for data.
 import { DurableStreamTestServer } from "@durable-streams/server"
 
 const [port, dataDir] = process.argv.slice(2)

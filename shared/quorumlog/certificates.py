@@ -1,12 +1,15 @@
-"""Certificates of a cluster: a small certificate authority in a folder, and what a certificate says.
+"""Certificates of a cluster: a small certificate authority in a folder, and descriptions of
+certificates.
 
-A certificate of a service names its cluster, role and name in a URI, `quorumlog://CLUSTER/ROLE/NAME`, and the
-hosts at which it listens. `net/tls.py` reads the URI when a process connects. An operator's own authority
-serves as well, if its certificates have that URI.
+A service's certificate contains a URI with its cluster, role and name,
+`quorumlog://CLUSTER/ROLE/NAME`, and the hosts at which the service listens. `net/tls.py` reads the
+URI when a process connects. An operator may use another authority, if its certificates contain that
+URI.
 
-The module needs `cryptography` (extra `certificates`) and nothing of quorumlog: the command line and the local
-cluster make certificates with it. What is revoked stands in the authority's own file, behind its certificate: a list (CRL,
-RFC 5280) that every process has once it has the file.
+The command line and the local cluster make certificates with this module. It needs `cryptography`
+(extra `certificates`) and nothing of quorumlog. The authority's file has the list of revoked
+certificates (CRL, RFC 5280) behind the authority's own certificate, so every process that has the
+file has the list.
 """
 
 import os
@@ -26,39 +29,41 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 SCHEME: Final = "quorumlog"
 ROLES: Final = ("gateway", "bookie", "metadata", "autorecovery", "operator", "monitor")
-"""`net/identity.py` says what each may do."""
+"""The roles of processes. `net/identity.py` defines what each role may do."""
 
 AUTHORITY_DAYS: Final = 3650
-"""Ten years: every process has the authority's certificate, so a new one takes a tour of all hosts (taste)."""
+"""Default validity of an authority: ten years, because a new authority's certificate must be copied
+to every host (chosen by judgement)."""
 DAYS: Final = 365
-"""A year: long enough that a yearly routine renews in time, and the alert comes 14 days before the end (taste)."""
+"""Default validity of a certificate: a year, so that a yearly routine renews it in time (chosen by
+judgement). An alert fires 14 days before the end."""
 
 _AUTHORITY: Final = "ca"
 _ISSUED: Final = "issued.txt"
-"""What the authority has issued, a line each: serial number and URI. A renewed certificate's file is gone, and the
-certificate counts until its end all the same.
+"""File with a line for each issued certificate: serial number and URI. It is needed to revoke
+certificates whose file a renewal has replaced, since they stay valid until their end.
 """
 _LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----\n?", re.DOTALL)
 _PEM: Final = serialization.Encoding.PEM
 _CLOCK_SKEW: Final = timedelta(hours=1)
-"""Certificates count from so long before their issue: the clocks of hosts differ."""
+"""Certificates are valid from this long before their issue, because the clocks of hosts differ."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.ASCII)
 
 
 class CertificateRefused(ValueError):
-    """What was asked for can't be a certificate, or a file is none; the message says why."""
+    """A certificate can't be made as requested, or a file is not a certificate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whom a certificate is for."""
+    """The process that a certificate identifies."""
 
     cluster: str
     role: str
     name: str
     hosts: tuple[str, ...] = ()
-    """DNS names and IP addresses; none for a process that does not listen."""
+    """DNS names and IP addresses; empty for a process that does not listen."""
 
     def __post_init__(self) -> None:
         for what, name in (("cluster", self.cluster), ("name", self.name)):
@@ -84,10 +89,10 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a certificate says."""
+    """The contents of a certificate."""
 
     subject: Subject | None
-    """None for an authority's own, and for one without the URI."""
+    """None for an authority's own certificate, and for a certificate without the URI."""
     issuer: str
     begins: datetime
     ends: datetime
@@ -99,8 +104,10 @@ class Description:
 
 
 def create_authority(folder: Path, cluster: str, *, days: int = AUTHORITY_DAYS) -> Path:
-    """Make an authority for a cluster; returns its certificate's file. Raises: FileExistsError, CertificateRefused."""
-    Subject(cluster, "operator", "authority")  # a cluster's name is checked as in its certificates
+    """Create an authority; returns its certificate. Raises: FileExistsError, CertificateRefused."""
+    Subject(
+        cluster, "operator", "authority"
+    )  # raises if no certificate may contain the cluster's name
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([
         x509.NameAttribute(NameOID.ORGANIZATION_NAME, SCHEME),
@@ -123,9 +130,11 @@ def issue(
     into: Path | None = None,
     replaces: bool = False,
 ) -> Path:
-    """Make a key and a certificate of the authority in a folder and return the certificate's file.
+    """Make a key and a certificate, signed by the authority in a folder, and return the
+    certificate's file.
 
-    Raises: FileExistsError unless `replaces`, FileNotFoundError without an authority, CertificateRefused.
+    Raises: FileExistsError unless `replaces`, FileNotFoundError without an authority,
+    CertificateRefused.
     """
     authority = _read_certificate(folder / f"{_AUTHORITY}.pem")
     signer = _read_key(folder / f"{_AUTHORITY}-key.pem")
@@ -163,14 +172,16 @@ def renew(folder: Path, certificate: Path, *, days: int = DAYS) -> Path:
             f"{certificate} is of cluster {subject.cluster}, and {folder} of {authority}"
         )
     if certificate.name != f"{subject.file}.pem":
-        raise CertificateRefused(f"{certificate} is not called {subject.file}.pem")
+        raise CertificateRefused(f"{certificate} must be called {subject.file}.pem")
     given = (subject.role, subject.name, subject.hosts)
     return issue(folder, *given, days=days, into=certificate.parent, replaces=True)
 
 
 def revoke(folder: Path, role: str, name: str) -> int:
-    """Put all certificates that the authority in a folder has issued to a process into the list in the authority's
-    file; returns how many there are. One that is issued later counts. Raises: OSError, CertificateRefused.
+    """Revoke all certificates that the authority in a folder has issued to a process, and return
+    their number.
+
+    The process's later certificates are valid. Raises: OSError, CertificateRefused.
     """
     file = folder / f"{_AUTHORITY}.pem"
     authority, signer = _read_certificate(file), _read_key(folder / f"{_AUTHORITY}-key.pem")
@@ -187,21 +198,23 @@ def revoke(folder: Path, role: str, name: str) -> int:
 
 
 def read_revoked(file: Path) -> frozenset[tuple[bytes, int]]:
-    """Issuer and serial number of what the lists of a file revoke. Raises: OSError, CertificateRefused."""
+    """Issuers and serial numbers of revoked certificates. Raises: OSError, CertificateRefused."""
     try:
         return _revoked_of(file.read_bytes())
     except ValueError as error:
-        raise CertificateRefused(f"{file} has a broken list of revoked ones: {error}") from None
+        raise CertificateRefused(
+            f"{file} has a broken list of revoked certificates: {error}"
+        ) from None
 
 
 def issuer_and_serial(der: bytes) -> tuple[bytes, int]:
-    """Of a certificate, as lists name it."""
+    """A certificate's issuer and serial number, by which revocation lists name the certificate."""
     found = x509.load_der_x509_certificate(der)
     return found.issuer.public_bytes(), found.serial_number
 
 
 def describe(file: Path) -> Description:
-    """What the first certificate of a file says. Raises: OSError, CertificateRefused."""
+    """The contents of a file's first certificate. Raises: OSError, CertificateRefused."""
     found = _read_certificate(file)
     return Description(
         subject=_subject_of(found),
@@ -213,7 +226,7 @@ def describe(file: Path) -> Description:
 
 
 def key_file(certificate: Path) -> Path:
-    """Where the key of a certificate is that `create_authority` or `issue` wrote."""
+    """The file of the key for a certificate that `create_authority` or `issue` wrote."""
     return certificate.with_name(f"{certificate.stem}-key.pem")
 
 
@@ -226,9 +239,9 @@ def _builder(
     latest: datetime | None = None,
     path_length: int | None = None,
 ) -> x509.CertificateBuilder:
-    """`path_length` is given for an authority's own certificate."""
+    """Build an unsigned certificate. `path_length` is set only for an authority itself."""
     if days < 1:
-        raise CertificateRefused("a certificate lives for a day at least")
+        raise CertificateRefused("a certificate must be valid for at least one day")
     now = datetime.now(UTC)
     ends = now + timedelta(days=days)
     is_authority, public = path_length is not None, key.public_key()
@@ -293,7 +306,7 @@ def _signed_list(
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.subject)
         .last_update(now)
-        # A list must say when the next one comes. None has to: this one is good as long as its authority.
+        # RFC 5280 requires a time of the next list. This list stays valid as long as its authority.
         .next_update(authority.not_valid_after_utc)
         .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
         .add_extension(_signed_by(signer), critical=False)
@@ -344,7 +357,7 @@ def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(file.read_bytes(), None)
     except (TypeError, ValueError):
-        # The error's text may repeat what was read.
+        # The original error's text may contain parts of the key.
         raise CertificateRefused(f"{file} is no key in PEM without a password") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CertificateRefused(f"{file} is no key of an authority that `init` made")
@@ -359,7 +372,7 @@ def _write(
     *,
     replaces: bool,
 ) -> Path:
-    """Write the key, readable by its owner alone, and then the certificate, whose file it returns."""
+    """Write the key, readable only by its owner, and the certificate, whose file it returns."""
     file = folder / f"{name}.pem"
     for path in (file, key_file(file)):
         if not replaces and path.exists():
@@ -373,7 +386,7 @@ def _write(
 
 
 def replace_file(path: Path, content: bytes, mode: int) -> None:
-    """Write a file as a whole, so that no reader meets half of it."""
+    """Replace a file atomically, so that no reader sees a part of the new content."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

@@ -1,13 +1,14 @@
-"""Every error that a caller of quorumlog can meet: one class for each code of the HTTP API.
+"""Every error that a caller of quorumlog can get: one class for each code of the HTTP API.
 
 A server raises a class, `wire/problems.py` turns the error into `application/problem+json`, and the
-client raises the same class again. Three questions decide the class: may the same request be sent again
-(`retryable`), was it done (`outcome`), and whose fault is it (the families, and `status`). The docstring
-of a class is what `/problems/<code>` shows to people, and its name is the code, which is a promise to clients:
-`tests/unit/wire/test_problems.py` lists all. Pure: no IO, no clock.
+client raises the same class again. Three questions decide the class: may the same request be sent
+again (`retryable`), was the request done (`outcome`), and who caused the failure (the family and
+its `status`). `/problems/<code>` shows a class's docstring to people. The class's name gives the
+code, which is a promise to clients: `tests/unit/wire/test_problems.py` lists all codes. Pure: no
+IO, no clock.
 
-A more precise class is a subclass of the broader one, with a code of its own: callers that catch the
-broader class, or decide by `retryable` and `outcome`, need not know the precise one.
+A more precise class is a subclass of the broader one, with a code of its own: callers that catch
+the broader class, or decide by `retryable` and `outcome`, need not know the subclass.
 """
 
 import re
@@ -18,7 +19,7 @@ from typing import Any, ClassVar, Final, Literal, Self, TypeVar
 from quorumlog import header
 
 Outcome = Literal["not-done", "unknown"]
-"""The outcome of a request: certainly not done, or unknown."""
+"""The outcome of a failed request: certainly not done, or unknown."""
 
 NOT_DONE: Final[Outcome] = "not-done"
 UNKNOWN: Final[Outcome] = "unknown"
@@ -28,10 +29,10 @@ _BY_CODE: dict[str, type["QuorumLogError"]] = {}
 
 
 class QuorumLogError(Exception):
-    """A bug or a state that should never occur; the service's log says more."""
+    """A defect of quorumlog, or a state that should not occur. The service's log has details."""
 
-    # Invariant: an error never changes after its construction: one task may raise it while another
-    # reads it. Code that knows more about what happened raises a new error (`replace`).
+    # Invariant: an error never changes after its construction: one task may raise it while
+    # another task reads it. Code that knows more about it raises a new error (`replace`).
 
     code: str = "internal-error"
     status: int = 500
@@ -39,7 +40,7 @@ class QuorumLogError(Exception):
     retryable: bool = False
     outcome: Outcome = UNKNOWN
     retry_after_s: int | None = None
-    """Seconds to wait before a retry; answers 429 and 503 always carry it."""
+    """Seconds to wait before a retry. Responses 429 and 503 always have this value as a header."""
 
     detail: str
     ledger_id: int | None
@@ -47,13 +48,13 @@ class QuorumLogError(Exception):
     bookie: str | None
     log: str | None
     members: Mapping[str, Any]
-    """What else the document says."""
+    """Further members of the problem document."""
     instance: str | None
     """The request's id."""
     extra_headers: Mapping[str, str]
 
     member_headers: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Members of the document that the answer also has as headers: name to header."""
+    """Members that are response headers too, as a map from member to header name."""
 
     def __init_subclass__(
         cls,
@@ -66,9 +67,11 @@ class QuorumLogError(Exception):
         retry_after_s: int | None = None,
         travels: bool = True,
     ) -> None:
-        """Set the given attributes of a class, and register a class that has a code. Without `code`, the code is the class's
-        name in lower case with hyphens, if the class has a title. A family has neither and is never raised; a client's own
-        class does not travel, and is no code of the HTTP API.
+        """Set the given attributes of a class, and register the class if it has a code.
+
+        The default `code` of a class with a title is its name in lower case with hyphens. A family
+        has neither code nor title, and is never raised. `travels=False` marks a class of the client
+        that is no code of the HTTP API.
         """
         if code is None and title is not None:
             code = _CAPITAL.sub("-", cls.__name__).lower()
@@ -103,9 +106,10 @@ class QuorumLogError(Exception):
         headers: Mapping[str, str] | None = None,
         **members: Any,
     ) -> None:
-        """`detail` says what happened this time; `members` are further members of the document.
+        """`detail` describes this occurrence; `members` are further members of the problem
+        document.
 
-        `outcome` and `retryable` replace the defaults of the class.
+        `outcome`, `retryable` and `retry_after_s` replace the defaults of the class.
         """
         super().__init__(detail or self.title)
         given = {"outcome": outcome, "retryable": retryable, "retry_after_s": retry_after_s}
@@ -122,7 +126,7 @@ class QuorumLogError(Exception):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse all names but those that Python itself sets, such as the traceback and the cause."""
+        """Reject all attributes except those that Python sets, such as the traceback."""
         if not name.startswith("__"):
             raise AttributeError(f"{name}: an error is not changed; raise another one")
         super().__setattr__(name, value)
@@ -132,12 +136,12 @@ class QuorumLogError(Exception):
         return f"{type(self).__name__}({self.code}: {self.detail})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Keep class and fields when errors cross processes (multiprocessing, Spark)."""
+        """Pickle class and fields: errors cross processes (multiprocessing, Spark)."""
         return (_rebuild, (type(self), self.detail, self.__dict__))
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of an answer with this error."""
+        """The headers of a response that reports this error."""
         headers = dict(self.extra_headers)
         if self.retry_after_s is not None:
             headers[header.RETRY_AFTER] = str(self.retry_after_s)
@@ -176,11 +180,11 @@ def codes() -> dict[str, type[QuorumLogError]]:
 
 
 def by_code(code: str) -> type[QuorumLogError]:
-    """The class of a code; the base class for an unknown code (of a newer server)."""
+    """The class of a code, or the base class for an unknown code (of a newer server)."""
     return _BY_CODE.get(code, QuorumLogError)
 
 
-# The families.
+# Families of errors, which are never raised themselves.
 
 
 class Invalid(QuorumLogError, status=400, outcome=NOT_DONE):
@@ -196,7 +200,7 @@ class NotFound(QuorumLogError, status=404, outcome=NOT_DONE):
 
 
 class Superseded(QuorumLogError, status=409, outcome=NOT_DONE):
-    """Another client or process changed the state; the caller must read it again first."""
+    """Another client or process changed the state: read the new state before a retry."""
 
 
 class Unavailable(QuorumLogError, status=503, retryable=True, outcome=NOT_DONE, retry_after_s=1):
@@ -211,34 +215,37 @@ class BadRequest(Invalid, title="The request can't be parsed"):
 
 
 class InvalidRequest(Invalid, code="invalid", status=422, title="The request is not valid"):
-    """The request was parsed, but a value in it is not allowed. `errors` lists each one with a
-    JSON pointer into the body, or with the name of the parameter or header.
+    """The request was parsed, but a value in it is not allowed. `errors` lists each such value with
+    a JSON pointer into the body, or with the name of the parameter or header.
     """
 
 
 class Unauthenticated(Refused, status=401, title="The caller is not known"):
-    """The request names no caller, or an unknown one."""
+    """The request has no credentials, or its credentials are not valid here."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """With the challenge that a 401 must carry."""
+        """The headers of the error, with the challenge that every 401 response must have."""
         return {"WWW-Authenticate": 'Bearer realm="quorumlog"', **super().headers}
 
 
 class Forbidden(Refused, title="Not allowed"):
-    """The caller is not allowed to do this: a page of an origin that is not in `CORS_ORIGINS`, say."""
+    """The caller may not do this. For example, its token lacks a grant, or its web page's origin is
+    not in `CORS_ORIGINS`.
+    """
 
 
 class CallerRefused(Refused, title="The caller's certificate does not allow this"):
-    """A service's certificate names another process or another host than its request: a bookie may register and
-    speak for its own name only, at a host of its certificate, and only if `ALLOWED_BOOKIES` has its name.
+    """A service's request names a process or a host that its certificate does not name. A bookie
+    may register and act under its own name only, at a host of its certificate, and only if
+    `ALLOWED_BOOKIES` lists its name.
     """
 
 
 class ForeignHost(Refused, status=421, title="The request is for another host"):
-    """`Host` is not a name of this process, as in the requests of a web page whose name resolves to the
-    address of the process (DNS rebinding). A process answers to loopback names, IP addresses, the host of
-    `ADVERTISED_URL`, and `ALLOWED_HOSTS`.
+    """The header `Host` does not name this process. This check stops web pages whose host name
+    resolves to the address of the process (DNS rebinding). A process accepts loopback names, IP
+    addresses, the host of `ADVERTISED_URL`, and `ALLOWED_HOSTS`.
     """
 
 
@@ -247,13 +254,13 @@ class WrongPassword(Refused, title="The ledger's password is missing or wrong"):
 
 
 class StaleProducer(Refused, title="A newer epoch of this producer exists"):
-    """A producer of the same id has written under a higher epoch since, which `Producer-Epoch` has."""
+    """A producer with this id has written under a higher epoch, which `Producer-Epoch` names."""
 
     member_headers = MappingProxyType({"producer_epoch": header.PRODUCER_EPOCH})
 
 
 class RouteNotFound(NotFound, code="not-found", title="No such route"):
-    """There is no such route."""
+    """This server has no route with the request's path."""
 
 
 class NoSuchLedger(NotFound, title="No such ledger"):
@@ -265,23 +272,23 @@ class NoSuchEntry(NotFound, title="The ledger ends before this entry"):
 
 
 class NotYetConfirmed(NotFound, title="The entry is not confirmed yet", retryable=True):
-    """The entry is beyond the last add confirmed of a ledger that is not closed: it may come later."""
+    """The entry is not confirmed yet, and the ledger is not closed. The entry may exist later."""
 
 
 class NoSuchLog(NotFound, title="No such log"):
-    """There is no log of this name."""
+    """There is no log with this name."""
 
 
 class LogDeleted(NoSuchLog, status=410, title="The log is deleted, and forks of it are not"):
-    """The log was deleted while forks of it exist. Its name is free once the last one of them is deleted."""
+    """The log was deleted, but has forks. Its name is free again once the last fork is deleted."""
 
 
 class NoSuchConsumer(NotFound, title="No such consumer"):
-    """The log has no position of this name."""
+    """The log has no consumer with this name."""
 
 
 class NoSuchBookie(NotFound, title="No such bookie"):
-    """No bookie of this name is registered: it never was, or it was decommissioned."""
+    """No bookie with this name is registered: it never registered, or it was decommissioned."""
 
 
 class NoSuchRepair(NotFound, title="No such item in the queue of repairs"):
@@ -293,7 +300,7 @@ class NoSuchTransaction(NotFound, title="No such transaction"):
 
 
 class NoSuchToken(NotFound, title="No such access token"):
-    """There is no access token with this id: it never was, it was revoked, or it expired long ago."""
+    """No access token has this id: it never existed, was revoked, or expired long ago."""
 
 
 class MethodNotAllowed(Invalid, status=405, title="The route does not have this method"):
@@ -301,7 +308,7 @@ class MethodNotAllowed(Invalid, status=405, title="The route does not have this 
 
 
 class NotAcceptable(Invalid, status=406, title="None of the accepted media types is available"):
-    """None of the media types in `Accept` is one that the route can answer with."""
+    """The route can't respond with any of the media types in the header `Accept`."""
 
 
 class RequestTimeout(
@@ -311,7 +318,7 @@ class RequestTimeout(
 
 
 class TooLarge(Invalid, status=413, title="The request is too large"):
-    """An entry, a batch or the body is larger than the limit that the detail names."""
+    """An entry, a batch or the body is larger than its limit, which `detail` names."""
 
 
 class UnsupportedMediaType(Invalid, status=415, title="The body's media type is not supported"):
@@ -326,30 +333,32 @@ class CodingUnknown(Invalid, status=501, title="The transfer coding is not suppo
     """The only supported `Transfer-Encoding` of a request is `chunked` (RFC 9112, 6.1)."""
 
 
-# 409, 410, 412: somebody else decided.
+# 409, 410, 412: the request conflicts with the current state.
 
 
-class CopyLost(Superseded, title="The database lacks a change of which a bookie holds a copy"):
-    """Bookies hold copies of a ledger's row that changes made which the database lacks, or whose loss an
-    operator accepted (`attempts`). Neither a deletion nor a recovery must rest on the database's row.
+class CopyLost(Superseded, title="Bookies have ledger metadata that the database lacks"):
+    """Bookies hold copies of a ledger's metadata from changes (`attempts`) that the database lacks,
+    or whose loss an operator accepted. No deletion or recovery may rely on the database's older
+    metadata.
     """
 
 
 class StaleMember(Superseded, title="A member is not the registered incarnation of its bookie"):
-    """The change would add a member to a ledger, and the member is not the registered incarnation of its bookie. `present`
-    has the registered incarnation of each such bookie, null if none is registered. With `is_final` all these members
-    are older incarnations, so this change can never succeed.
+    """A change would add to a ledger a member that is not the registered incarnation of its bookie.
+    `present` has the registered incarnation of each such bookie, or null if none is registered. If
+    `is_final` is true, all these members are older incarnations, so this change can never succeed.
     """
 
 
 class IncarnationUsed(Superseded, title="The incarnation belongs to another directory"):
-    """A new directory of a bookie registers as an incarnation that ledgers name already (`named` is the highest one).
-    The bookie may have acknowledged entries as that incarnation, and this directory lacks them.
+    """A bookie with a new directory registers as an incarnation that ledgers already name (`named`
+    is the highest one). The bookie may have acknowledged entries under that incarnation, and the
+    new directory lacks these entries.
     """
 
 
 class LedgerClosed(Superseded, title="The ledger is closed"):
-    """The ledger is closed: it takes no more entries, and its last entry is final (`last_entry`)."""
+    """The ledger is closed: it accepts no entries, and its last entry (`last_entry`) is final."""
 
 
 class LedgerFenced(Superseded, title="The ledger is fenced"):
@@ -359,105 +368,107 @@ class LedgerFenced(Superseded, title="The ledger is fenced"):
 
 
 class LedgerExists(Superseded, title="The ledger's id is taken"):
-    """There is, or was, a ledger with this id: ids are used once."""
+    """A ledger with this id exists or existed. Each id is used only once."""
 
 
 class OwnedByLog(Superseded, title="The ledger belongs to a log"):
-    """The ledger belongs to a log; append, close and delete through the log."""
+    """The ledger belongs to a log. Append to, close or delete the log instead of the ledger."""
 
 
 class WriterLost(Superseded, title="The ledger's writer is gone", outcome=UNKNOWN):
-    """The process that could write to this ledger is gone. Recover the ledger to learn its end."""
+    """The ledger's only writer is gone or silent. Recover the ledger to learn its end."""
 
 
 class NotTheOwner(
     WriterLost, title="This gateway does not own the log", retryable=True, outcome=NOT_DONE
 ):
-    """The gateway that got the request does not own the log, or is shutting down. Nothing was appended;
-    the next try finds the owner.
+    """The gateway that got the request does not own the log, or is shutting down. Nothing was
+    appended. A retry finds the owner.
     """
 
 
 class EntryConflict(
     Superseded, title="Other bytes are stored under the entry's id", outcome=UNKNOWN
 ):
-    """Bookies store other bytes under an entry's id than its writer sent: the writer can't continue."""
+    """A bookie has other bytes under the id of an entry, so the ledger's writer can't continue."""
 
 
 class LogExists(Superseded, title="The log exists with other settings"):
-    """There is a log of this name with other settings."""
+    """A log with this name exists, but its settings differ from the requested ones."""
 
 
 class LogProtected(Superseded, title="The log is protected from deletion"):
-    """The log has `deletion_protection`: switch that off before it is deleted, truncated or overwritten."""
+    """The log has `deletion_protection`. Switch it off to delete, truncate or overwrite the log."""
 
 
 class LogClosed(Superseded, title="The log is closed"):
-    """The log is closed for good."""
+    """The log is closed for good: it accepts no further records."""
 
 
 class LogFenced(Superseded, title="A newer writer opened the log"):
-    """Another writer has opened the log since; this writer token is no longer valid."""
+    """Another writer has opened the log, so the writer token of this request is no longer valid."""
 
 
 class LogReplaced(Superseded, title="The log was deleted and created again"):
-    """The request is for a log that was deleted, and another log was created under its name. Nothing was done.
-    Offsets of the old log mean nothing in the new log: read it from `earliest`. A reset moves a consumer to the new log.
+    """The request is for a log that was deleted, and another log was created under the same name.
+    Nothing was done. Offsets of the old log mean nothing in the new log. Read the new log from
+    `earliest`, or reset the consumer to it.
     """
 
 
 class LeaseHeld(Superseded, title="Another holder has the lease"):
-    """`holder` has the lease of this consumer for `expires_in_ms` from now on, unless it renews it."""
+    """`holder` has the consumer's lease for another `expires_in_ms` ms, and may renew the lease."""
 
 
 class LeaseLost(Superseded, title="The lease was lost"):
-    """The fencing token is not the last one that was given out (`fencing_token`), or its holder has let go: somebody
-    else may be reading as this consumer. Stop, and acquire the lease again.
+    """The fencing token is not the newest one (`fencing_token`), or the lease was released. Another
+    worker may be reading as this consumer: stop, and acquire the lease again.
     """
 
 
-class PositionBehind(Superseded, title="The position is further on"):
-    """The consumer's position (`offset`) is above the one that was to be committed. It goes back by a reset only."""
+class PositionBehind(Superseded, title="The committed offset is already higher"):
+    """The committed offset (`offset`) is above the requested one. Only a reset can lower it."""
 
 
 class RequestOutdated(Superseded, title="The request may be an old retry", outcome=UNKNOWN):
-    """With outcome `unknown`, `Consumers-Version` is so old that the cluster may have carried out another copy of this
-    change and forgotten it. Read the consumer. If the change was not made, send it with a new `Idempotency-Key` and the
-    `version` of this problem. With outcome `not-done` the header was 0 or missing: send the same request with
-    the `version`.
+    """The header `Consumers-Version` is too old or missing. With outcome `unknown`, the cluster may
+    have carried out another copy of this change and forgotten it. Read the consumer. If the change
+    was not made, send it with a new `Idempotency-Key`, and with the `version` of this problem as
+    the header. With outcome `not-done`, the header was 0 or missing: send the same request with
+    that `version` as the header.
     """
 
 
 class TooManyConsumers(Superseded, title="There are too many consumers"):
-    """The cluster, the log or this access token has as many consumers as it may have. No consumer was created: delete
-    unused ones.
+    """The cluster, the log or this access token has reached its limit of consumers. No consumer was
+    created. Delete consumers that are no longer used.
     """
 
 
 class SequenceGap(
     Superseded, title="A request of this producer is missing before this one", retryable=True
 ):
-    """A request of this producer with a lower sequence number is missing; `Producer-Expected-Seq` has
-    that number.
+    """A request of this producer with a lower sequence number is missing. The header
+    `Producer-Expected-Seq` has the missing number.
     """
 
     member_headers = MappingProxyType({"producer_expected_seq": header.PRODUCER_EXPECTED_SEQ})
 
 
 class StreamSeqRegression(Superseded, title="A later stream sequence was appended before"):
-    """`Stream-Seq` is not above the last one of the stream, compared byte by byte. Nothing was appended."""
+    """`Stream-Seq` is not above the stream's last one (compared by bytes). Nothing was appended."""
 
 
-class StreamConflict(Superseded, title="The stream is another one"):
-    """The stream exists with other settings than those of the request: its content type, its expiry, or whether it is
-    closed.
+class StreamConflict(Superseded, title="The stream exists with other settings"):
+    """The stream exists, but its content type, its expiry or its closed state differs from the
+    request. Or a creation of the stream did not finish.
     """
 
 
 class ExpiredProducer(Superseded, title="The producer is no longer known", outcome=UNKNOWN):
-    """The log has forgotten this producer, or this request, so it can't tell whether the request is a
-    repeat. Nothing was appended now. A new producer sends in `Producer-Since` where the log ended
-    before the producer's first request.
+    """The log has forgotten this producer or this request, so it can't decide whether the request
+    is a retry. The request appended nothing now. A new producer sends the header `Producer-Since`:
+    the log's `next_offset`, read before the producer's first request.
     """
 
 
@@ -470,40 +481,42 @@ class TransactionAborted(Superseded, title="The transaction is aborted"):
 
 
 class OffsetTruncated(Superseded, status=410, title="The records at this offset were dropped"):
-    """The offset is below the log's first offset (`first_offset`): these records were dropped."""
+    """The offset is below `first_offset`: the log has dropped its records before that offset."""
 
 
 class OffsetBeyondEnd(Invalid, status=416, title="The log ends before this offset"):
-    """No record of this log has had this offset. `next_offset` is the log's end: a reader may wait there for the next
-    record.
+    """The log has had no record with this offset. `next_offset` is the log's end, where a reader
+    may wait for the next record.
     """
 
 
 class EntryLost(Superseded, status=410, title="The entry is lost"):
-    """The entry was acknowledged and is lost for ever: no bookie has it, and an operator has accepted
-    that. Continue reading at the entry `next`; in a log, at `next_offset`.
+    """The entry was acknowledged and is lost for ever: no bookie has the entry, and an operator has
+    accepted the loss. Continue reading a ledger at the entry `next`, and a log at `next_offset`.
     """
 
 
 class LossNotProven(Superseded, title="It is not proven that the entries are lost"):
-    """Entries are given up only if the ledger is CLOSED and every bookie that could hold them answers
-    that it does not; `answers` has the answer of each.
+    """A loss is accepted only if the ledger is CLOSED and every bookie that could hold the entries
+    answers that it does not. `answers` has the answer of each bookie.
     """
 
 
-class VersionConflict(Superseded, status=412, title="The row changed since"):
-    """The row has another version than `If-Match` says; `current` is the current row."""
+class VersionConflict(Superseded, status=412, title="The version has changed"):
+    """The version is not the one in `If-Match`. `current` has the object's current state."""
 
 
 class AlreadyDone(Superseded, title="An earlier copy of the request was carried out"):
-    """A request with this `Idempotency-Key` was carried out before (rule 6a). `current` is the row as it is now. Only
-    services get this error: a gateway answers its client with the row.
+    """A request with this `Idempotency-Key` was carried out before (rule 6a). `current` has the
+    current metadata. Only services get this error: a gateway returns the metadata to its client
+    instead.
     """
 
 
 class PreconditionRequired(Superseded, status=428, title="The request needs a precondition"):
-    """A position is changed by compare-and-swap: send `If-Match` with its version, `If-None-Match: *` where there is
-    none yet, or the `Fencing-Token` of the lease.
+    """A consumer's committed offset changes by compare-and-swap. Send `If-Match` with the
+    consumer's version, `If-None-Match: *` to create the consumer, or `Fencing-Token` with the token
+    of its lease.
     """
 
 
@@ -524,8 +537,9 @@ class UnexpectedOffset(Superseded, status=412, title="The next record has anothe
 
 
 class LogFull(Superseded, title="The log has too many ledgers"):
-    """The log has as many ledgers as a log may have, so it can't roll, and no transaction can be committed to it. A
-    retry succeeds only after a truncation or the log's retention has dropped ledgers.
+    """The log has reached its limit of ledgers, so it can't roll, and no transaction can be
+    committed to it. A retry succeeds only after a truncation or the log's retention has dropped
+    ledgers.
     """
 
 
@@ -533,12 +547,12 @@ class LogFull(Superseded, title="The log has too many ledgers"):
 
 
 class Overloaded(Unavailable, status=429, title="Too many requests at once"):
-    """Too many requests at once; nothing of this request was begun."""
+    """The server has too many requests at once. It has not begun this request."""
 
 
 class NotEnoughBookies(Unavailable, title="Not enough bookies"):
-    """Fewer bookies take entries than the ledger's ensemble needs (they are lost, or read-only), or answer than
-    an operator's command needs.
+    """Too few bookies accept entries for the ledger's ensemble, because the others are lost or
+    read-only. Or too few bookies answer for an operator's command.
     """
 
 
@@ -551,16 +565,16 @@ class MetadataUnavailable(Unavailable, title="The metadata can't be reached"):
 
 
 class MetadataBusy(MetadataUnavailable, title="Too many listings at once"):
-    """The metadata service is working on as many listings as it may; other requests are served."""
+    """The metadata service has too many concurrent listings. It serves other requests."""
 
 
 class DatabaseWentBack(
-    MetadataUnavailable, title="The database lost changes that it had answered", retryable=False
+    MetadataUnavailable, title="The database lost acknowledged changes", retryable=False
 ):
-    """The metadata's database lacks a change that was answered: the database was restored from a
+    """The metadata's database lacks an acknowledged change: the database was restored from a
     backup, or failed over to a standby that lagged. Nothing is changed or deleted until the right
-    database is back, or an operator accepts the loss; reads on which no deletion rests continue.
-    `witnesses` lists the missing changes. See the runbook.
+    database is back, or an operator accepts the loss. Reads continue, unless a deletion would rely
+    on them. `witnesses` lists the missing changes. See the runbook.
     """
 
 
@@ -571,20 +585,20 @@ class RecoveryBlocked(Unavailable, title="The ledger's recovery is blocked"):
 
 
 class ReadOnly(Unavailable, title="Bookies are read-only"):
-    """Bookies take no new entries now."""
+    """The bookies that the request needs accept no new entries now."""
 
 
 class ShuttingDown(ReadOnly, title="The process is shutting down"):
-    """The process is shutting down and takes no new requests: ask another one."""
+    """The process is shutting down. Send the request to another process."""
 
 
 class QuorumTimeout(
     QuorumLogError, status=504, title="The ack quorum did not answer in time", outcome=UNKNOWN
 ):
-    """Too few bookies acknowledged in time. The entries may exist, now or later."""
+    """Too few bookies acknowledged the entries in time. The entries may exist, or appear later."""
 
 
-# The client's own.
+# Errors that only the client raises.
 
 
 class ConnectionLost(
@@ -594,16 +608,17 @@ class ConnectionLost(
     title="The connection to the gateway is lost",
     retryable=True,
 ):
-    """No gateway could be reached (not-done), or the connection broke under a request (unknown), or a load balancer
-    responded with an error of its own (unknown).
+    """No gateway could be reached (not-done), or the connection broke during a request (unknown),
+    or a load balancer responded with an error of its own (unknown).
     """
 
 
 class NotAGateway(
     QuorumLogError, travels=False, status=502, title="The URL does not lead to a gateway"
 ):
-    """The response does not come from a gateway. It is a redirect, which the client never follows because the request
-    carries credentials, or an error without a problem document. A gateway behind a proxy may have got the request.
+    """The response does not come from a gateway. It is a redirect, which the client never follows
+    because the request carries credentials, or an error without a problem document. A gateway
+    behind a proxy may have received the request.
     """
 
 
@@ -622,12 +637,12 @@ class UntrustedServer(
 class ClientClosed(
     QuorumLogError, travels=False, status=503, title="The client is not open", outcome=NOT_DONE
 ):
-    """The client was used before `with` or after its end (not-done), or it ended under a call
+    """The client was used outside of its `with` block (not-done), or it was closed during a call
     (unknown).
     """
 
 
 class ClientBroke(QuorumLogError, travels=False, title="The client failed"):
-    """The client itself failed under a call: a defect; the exception is the error's cause. What was
-    under way has an unknown outcome; what was queued behind it was not sent.
+    """A defect of the client ended a call; the exception is the error's cause. The outcome of
+    requests under way is unknown. Appends that were queued behind these requests were not sent.
     """

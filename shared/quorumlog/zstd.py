@@ -1,4 +1,4 @@
-"""The module `zstd`: the standard library's, from Python 3.14 on; the same as a package before."""
+"""The module `zstd` of the standard library (Python 3.14 or later) or of `backports.zstd`."""
 
 import sys
 

@@ -45,8 +45,9 @@ def test_the_examples_of_the_guide_do_what_it_says(
     assert len(cluster.values("orders")) == 1010
 
 
+@pytest.mark.usefixtures("spark")
 def test_the_tutorial_writes_reads_and_follows_a_log(
-    spark: SparkSession, cluster: SparkCluster, capsys: pytest.CaptureFixture[str]
+    cluster: SparkCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     count, _ = run(TUTORIAL, cluster)
 

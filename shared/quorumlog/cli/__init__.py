@@ -1,9 +1,9 @@
 """`quorumlog …`: ledgers, logs and the cluster from a shell.
 
-docs/guides/cli.md has the exit statuses (`output.ExitStatus`) and the form of errors.
+docs/guides/cli.md describes the exit statuses (`output.ExitStatus`) and the format of errors.
 
-The folder may use the SDK and the errors, aiohttp, typer and rich, and nothing of the servers: the base
-package carries the folder, the extra `cli` brings what the folder imports.
+This folder may use the SDK and the errors, aiohttp, typer and rich, and nothing of the servers. It
+is part of the base package; the extra `cli` installs the packages that it imports.
 """
 
 import os
@@ -11,12 +11,12 @@ import sys
 from typing import Final
 
 _EXTRA: Final = ("typer", "rich")
-"""The packages of the extra `cli` (pyproject.toml)."""
+"""The packages that the extra `cli` installs (pyproject.toml)."""
 
 
 def main() -> None:
     """Run the command line."""
-    for name in ("stdout", "stderr"):  # absent where the shell closed them (`>&-`)
+    for name in ("stdout", "stderr"):  # the stream is None if the shell closed it (`>&-`)
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     try:

@@ -1,4 +1,4 @@
-"""`python -m quorumlog.cli`."""
+"""Runs the command line as `python -m quorumlog.cli`."""
 
 from quorumlog.cli import main
 

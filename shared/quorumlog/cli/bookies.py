@@ -1,4 +1,4 @@
-"""`quorumlog bookie …`, and `quorumlog repair …`, which repairs what bookies lack."""
+"""The commands `quorumlog bookie …`, and `quorumlog repair …` for missing copies."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -39,7 +39,7 @@ from quorumlog.errors import NoSuchBookie, VersionConflict
 
 cookie_app = typer.Typer(
     no_args_is_help=True,
-    help="The data that a bookie's name stands for. Asks the metadata service.",
+    help="The registered identity of a bookie's data. Sends requests to the metadata service.",
 )
 
 BookieArgument = Annotated[str, typer.Argument(help="The bookie's name, such as bookie-1.")]
@@ -50,10 +50,10 @@ def show(
     name: BookieArgument,
     metadata: MetadataOption,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Compare with the cookie in this directory.")
+        Path | None, typer.Option(help="Compare with the cookie in this directory of a bookie.")
     ] = None,
 ) -> None:
-    """Print the registered cookie, and beside it the cookie in a directory."""
+    """Print a bookie's registered cookie and, with --data-dir, the cookie in a directory."""
     row = _ask_cookie("GET", name, metadata)
     found = {"name": row["name"], "version": row["version"], **row["cookie"]}
     if data_dir is not None:
@@ -69,8 +69,9 @@ def show(
 
 @cookie_app.command()
 def fix(name: BookieArgument, metadata: MetadataOption) -> None:
-    """Permit a bookie's next start to continue without the entries that it lost: the bookie comes back
-    as a new incarnation, which denies no entry until it is refilled from its peers. For one start only.
+    """Permit a bookie's next start, and only that start, to continue without the entries that it
+    lost. The bookie comes back as a new incarnation, which denies no entry until other bookies have
+    refilled it.
     """
     row = _ask_cookie("GET", name, metadata)
     if not row["cookie"]["may_fix"]:
@@ -86,8 +87,8 @@ def fix(name: BookieArgument, metadata: MetadataOption) -> None:
 
 @cookie_app.command()
 def delete(name: BookieArgument, metadata: MetadataOption) -> None:
-    """Remove a bookie from the list; refused while the bookie lives or any ledger names it. An empty
-    directory may then register under the name, as a later incarnation.
+    """Remove a bookie from the list. Refused while the bookie is alive or any ledger names it.
+    Afterwards an empty directory may register under the name, as a later incarnation.
     """
     _ask_cookie("DELETE", name, metadata)
     print_answer({"deleted": bare(name)}, f"{bare(name)} is removed from the list")
@@ -98,7 +99,7 @@ def _ask_cookie(method: str, name: str, metadata: str, body: dict[str, Any] | No
 
 
 def _is_own_marker(directory: Path, local: Any) -> bool:
-    """Whether the cookie was written for this very directory, which is no copy (rule 15a)."""
+    """Whether the cookie was written for this directory, and not copied (rule 15a)."""
     identity = local.get("identity")
     try:
         return identity is None or bool((directory / "marker").stat().st_ino == identity["inode"])
@@ -107,7 +108,7 @@ def _is_own_marker(directory: Path, local: Any) -> bool:
 
 
 def _cookie_in(directory: Path) -> Any:
-    """The directory's own cookie, or None where no cookie can be read."""
+    """The cookie in a directory, or None if no cookie can be read."""
     try:
         return orjson.loads((directory / "cookie.json").read_bytes())
     except (OSError, orjson.JSONDecodeError):
@@ -121,11 +122,11 @@ repair_app = typer.Typer(no_args_is_help=True, help="Repair of missing copies.")
 _LOOK_S: Final = 1.0
 
 WaitOption = Annotated[
-    bool, typer.Option("--wait", help="Wait until nothing names the bookie any more.")
+    bool, typer.Option("--wait", help="Wait until no ledger and no repair names the bookie.")
 ]
 TimeoutOption = Annotated[
     float | None,
-    typer.Option(min=0, help="Wait at most this long (seconds); status 5 after that."),
+    typer.Option(min=0, help="Wait at most this many seconds, then exit with status 5."),
 ]
 
 
@@ -137,7 +138,7 @@ def list_() -> None:
 
 @app.command()
 def info(name: BookieArgument) -> None:
-    """Print a bookie's own status, and how many ledgers name the bookie."""
+    """Print the status that a bookie reports, and how many ledgers name the bookie."""
 
     async def work(client: Client) -> dict[str, Any]:
         known = await find_bookie(client, name)
@@ -151,8 +152,8 @@ def info(name: BookieArgument) -> None:
 
 @app.command()
 def damage(name: BookieArgument) -> None:
-    """Print the damaged entries of a bookie's log, with their places; status 1 if there are any. The
-    bookie copies them from other members that have them.
+    """Print the damaged entries of a bookie's log, and where they are in its files. Status 1 if
+    there are any. The bookie replaces them by copies from other members of the ledgers.
     """
     found = run(lambda client: _ask_bookie(client, name, "GET", "/v1/damage"))
     print_value(found, _print_damage)
@@ -178,8 +179,8 @@ def drain(
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
 ) -> None:
-    """Drain a live bookie: it takes no new entries, and its entries move to other bookies. Repeat the
-    command to see the progress.
+    """Drain a live bookie: it accepts no new entries, and its entries move to other bookies. Repeat
+    the command to see the progress.
     """
 
     async def work(client: Client) -> dict[str, Any]:
@@ -194,13 +195,13 @@ def drain(
 
 @app.command()
 def readonly(name: BookieArgument) -> None:
-    """Make a bookie read-only: it takes no new entries and keeps those it has."""
+    """Make a bookie read-only: it accepts no new entries, and keeps its existing entries."""
     print_answer(run(lambda client: _set_state(client, name, "read-only")))
 
 
 @app.command()
 def writable(name: BookieArgument) -> None:
-    """Make a bookie take entries again. Cancels a drain."""
+    """Make a bookie accept entries again. Cancels a drain."""
     print_answer(run(lambda client: _set_state(client, name, "writable")))
 
 
@@ -210,7 +211,7 @@ def decommission(
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
 ) -> None:
-    """Remove a dead bookie from the list; refused while the bookie lives or anything names it."""
+    """Remove a dead bookie from the list. Refused while it is alive or any ledger names it."""
 
     async def work(client: Client) -> dict[str, Any]:
         path = f"/v1/bookies/{quote(bare(name))}"
@@ -237,7 +238,7 @@ async def _ask_bookie(
 ) -> dict[str, Any]:
     known = await find_bookie(client, name)
     if known["state"] == "lost":
-        raise NoSuchBookie(f"{known['id']} does not live", bookie=name)
+        raise NoSuchBookie(f"{known['id']} is not alive: start the bookie first", bookie=name)
     answer: dict[str, Any] = await ask(method, f"{known['url']}{path}", body)
     return answer
 
@@ -254,7 +255,7 @@ async def _set_state(client: Client, name: str, state: str) -> dict[str, Any]:
 async def _follow_drain(
     look: Callable[[], Awaitable[dict[str, Any]]], timeout_s: float | None
 ) -> dict[str, Any]:
-    """Repeat until the drain is done or the time is over, with a progress bar on standard error."""
+    """Call `look` until the drain is done or times out. Shows a bar on standard error."""
     end = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with bar_of(*columns, TimeElapsedColumn()) as progress:
@@ -300,8 +301,8 @@ def _print_damage(found: dict[str, Any]) -> None:
 
 @repair_app.command()
 def status(watch: WatchOption = None) -> None:
-    """Print what each process of autorecovery does, how many entries lack copies, and the first items
-    of the queue with their reasons.
+    """Print the status of each process of autorecovery, the state of the queue of repairs, and the
+    queue's first items with their reasons.
     """
 
     async def work(client: Client) -> dict[str, Any]:
@@ -324,13 +325,13 @@ def status(watch: WatchOption = None) -> None:
 
 @repair_app.command()
 def trigger() -> None:
-    """Audit everything now, and retry postponed repairs."""
+    """Start an audit of all ledgers now, and retry postponed repairs."""
     _send_change("POST", "/v1/audits")
 
 
 @repair_app.command()
 def check() -> None:
-    """Compare all copies of all ledgers now and repair what is missing; `status` shows the progress."""
+    """Compare all copies of all ledgers now, and repair missing ones; see `repair status`."""
 
     async def work(client: Client) -> Any:
         return await ask("POST", f"{await auditor(client)}/v1/checks")
@@ -340,26 +341,29 @@ def check() -> None:
 
 @repair_app.command(name="pause")
 def pause_repairs() -> None:
-    """Pause copying in all processes, across restarts, until `resume`; findings are still queued."""
+    """Pause copying in all processes of autorecovery until `resume`, even across restarts. New
+    repairs are still queued.
+    """
     _send_change("PATCH", "/v1/settings", {"paused": True})
 
 
 @repair_app.command(name="resume")
 def resume_repairs() -> None:
-    """Resume copying."""
+    """Resume copying in all processes of autorecovery."""
     _send_change("PATCH", "/v1/settings", {"paused": False})
 
 
 @repair_app.command()
 def limit(
     bytes_per_s: Annotated[
-        int | None, typer.Option(min=0, help="For all processes together; 0: no limit.")
+        int | None,
+        typer.Option(min=0, help="Bytes per second of all processes together; 0 for no limit."),
     ] = None,
     concurrency: Annotated[
         int | None, typer.Option(min=1, max=64, help="Concurrent repairs in each process.")
     ] = None,
 ) -> None:
-    """Limit the rate of copying; takes effect at once and survives restarts."""
+    """Limit the rate of copying. The limit takes effect at once and survives restarts."""
     given: dict[str, Any] = {}
     if bytes_per_s is not None:
         given["bytes_per_s"] = bytes_per_s or None
@@ -372,8 +376,8 @@ def limit(
 
 @repair_app.command()
 def delay(seconds: Annotated[float, typer.Argument(min=0, max=86_400)]) -> None:
-    """Set how long a bookie may be away before its ledgers are copied; survives restarts. Repeating the
-    same value starts an audit now.
+    """Set how long a bookie may be away before its ledgers are copied, in seconds. The delay
+    survives restarts. Repeating the command with the same value starts an audit now.
     """
     _send_change("PUT", "/v1/lost-bookie-delay", {"seconds": seconds})
 

@@ -1,4 +1,4 @@
-"""`quorumlog cluster …`, and `quorumlog metadata …`, whose commands ask the metadata service itself."""
+"""The commands `quorumlog cluster …`, and `quorumlog metadata …` for the metadata service."""
 
 import asyncio
 import base64
@@ -30,13 +30,14 @@ _AUDIT_COLUMNS = ("at", "operation", "target", "who", "remote", "via")
 
 app = typer.Typer(no_args_is_help=True, help="The state of the cluster.")
 metadata_app = typer.Typer(
-    no_args_is_help=True, help="The metadata's database. Asks the metadata service."
+    no_args_is_help=True,
+    help="The database of the metadata. Sends requests to the metadata service.",
 )
 
 
 @app.command()
 def status(watch: WatchOption = None) -> None:
-    """Print every service with its state, and how much is under-replicated."""
+    """Print every service with its state, and the number of under-replicated ledgers."""
     show_repeatedly(lambda client: client.cluster(), _print_cluster, watch)
 
 
@@ -45,14 +46,14 @@ def _print_cluster(found: Mapping[str, Any]) -> None:
     print_rows(found["services"], ("kind", "state", "url", "id"))
     for missing in found.get("missing_witnesses", []):
         print_line(
-            f"THE DATABASE WENT BACK: it lacks {missing['witness']}, told by {missing['holder']}"
+            f"THE DATABASE WENT BACK: it lacks {missing['witness']}, held by {missing['holder']}"
         )
     if found.get("kept_count"):
         some = "; ".join(
             f"{kept['ledger_id']} at {', '.join(kept['holders'])}" for kept in found["kept_ledgers"]
         )
         print_line(
-            f"ledgers that bookies keep for rows that the database lacks: {found['kept_count']} ({some})"
+            f"ledgers that bookies keep because the database lacks their metadata: {found['kept_count']} ({some})"
         )
     print_line(f"under-replicated ledgers: {found['under_replicated_count']}")
     for title, name in (
@@ -66,11 +67,11 @@ def _print_cluster(found: Mapping[str, Any]) -> None:
 def audit(
     since: Annotated[
         str | None,
-        typer.Option(help="Only from this time on: 2026-01-02T03:04:05Z."),
+        typer.Option(help="Print only changes from this time on, such as 2026-01-02T03:04:05Z."),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="Only what was done to this: logs/NAME, ledgers/ID, tokens/ID."),
+        typer.Option(help="Print only changes of this object: logs/NAME, ledgers/ID or tokens/ID."),
     ] = None,
 ) -> None:
     """Print who changed what: deletions, recoveries, accepted losses, changes of logs, tokens, bookies and settings."""
@@ -89,12 +90,13 @@ def audit(
 def witnesses(
     metadata: MetadataOption,
     limit: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Print at most so many kept ledgers.")
+        int, typer.Option(min=1, max=10_000, help="Print at most this many kept ledgers.")
     ] = 20,
 ) -> None:
-    """Print whether the database lacks changes that it had answered: the changes that the metadata service looks for,
-    those that are missing and who told of them, and the ledgers of which bookies hold copies of lost rows and
-    therefore drop nothing. Status 1 if any are missing or kept.
+    """Print whether the database lacks acknowledged changes: the witnesses that the metadata
+    service checks, the missing witnesses with their holders, and the ledgers whose metadata only
+    bookies have, which therefore keep their entries. Status 1 if any witness is missing or any
+    ledger is kept.
     """
     state = ask_metadata("GET", metadata, "/v1/witnesses")
     kept = ask_metadata("GET", metadata, f"/v1/kept-ledgers?limit={limit}")
@@ -128,19 +130,21 @@ def accept(
     ] = None,
     lost: Annotated[
         list[str] | None,
-        typer.Option(help="A bookie that never returns, so that it need not answer."),
+        typer.Option(help="A bookie that never returns. The command does not wait for its answer."),
     ] = None,
     ledger: Annotated[
         list[int] | None,
         typer.Option(
             min=0,
-            help="A ledger that is refused with copy-lost: end it by the database's row. It may lack entries for ever.",
+            help="A ledger whose recovery or deletion fails with copy-lost: end it by the database's metadata."
+            " It may lack entries for ever.",
         ),
     ] = None,
 ) -> None:
-    """Go on with a database that went back: the changes of these witnesses are lost. See the runbook first.
-    Every registered bookie has to answer, but for those named with --lost. Run `quorumlog metadata rebuild` before:
-    the loss is not accepted while bookies hold copies of rows that a rebuild would write.
+    """Continue with a database that went back, and accept that the changes of these witnesses are
+    lost. Read the runbook first. Every registered bookie must answer, except those named with
+    --lost. Run `quorumlog metadata rebuild` before: the loss is not accepted while bookies hold
+    copies of metadata that a rebuild would write.
     """
     given, names = witnesses or [], [bare(name) for name in lost or ()]
     body = {"witnesses": given, "lost": names, "ledgers": ledger or []}
@@ -161,9 +165,9 @@ def accept(
 
 @metadata_app.command(name="new-key")
 def new_key(
-    file: Annotated[Path, typer.Argument(help="The key file, which is made where there is none.")],
+    file: Annotated[Path, typer.Argument(help="The key file. It is created if it does not exist.")],
 ) -> None:
-    """Add a key to a key file, behind its other keys: the first one of the file encrypts (docs/guides/keys.md)."""
+    """Append a new key to a key file, whose first key encrypts (docs/guides/keys.md)."""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as keys:
         keys.write(base64.b64encode(secrets.token_bytes(32)).decode() + "\n")
 
@@ -172,10 +176,11 @@ def new_key(
 def reseal(
     metadata: MetadataOption,
     after: Annotated[
-        int, typer.Option(min=-1, help="Go on: only ledgers with ids above this one.")
+        int,
+        typer.Option(min=-1, help="Continue an earlier run: only ledgers with ids above this one."),
     ] = -1,
 ) -> None:
-    """Encrypt the keys of all ledgers under the first key of KEY_FILE. Afterwards its other keys are needed no more."""
+    """Encrypt all ledgers' keys with KEY_FILE's first key. Its other keys are then not needed."""
     count, above = 0, after
     while above is not None:
         query = "" if above < 0 else f"?after={above}"
@@ -187,32 +192,39 @@ def reseal(
 @metadata_app.command()
 def rebuild(
     metadata: MetadataOption,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be written.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be written.")
+    ] = False,
     take_over: Annotated[
         bool,
         typer.Option(
             "--take-over",
-            help="The lost database never comes back: an empty one becomes that of the bookies' cluster, and what"
-            " bookies know of changes that nobody has is accepted as lost.",
+            help="The lost database never comes back: make an empty database that of the bookies' cluster, and accept"
+            " changes as lost that bookies know of but that no copy contains.",
         ),
     ] = False,
     bookie: Annotated[
         list[str] | None,
-        typer.Option(help="A bookie's URL, beside those that are registered or wait."),
+        typer.Option(
+            help="URL of a bookie to ask, in addition to those that are registered or wait to register."
+        ),
     ] = None,
     without: Annotated[
         list[str] | None,
         typer.Option(
             "--without",
-            help="A bookie that is gone for ever, or whose earlier directory is: open ledgers do not wait for it.",
+            help="A bookie that is gone for ever, or whose earlier directory is. The rebuild of open ledgers does not wait"
+            " for it.",
         ),
     ] = None,
     after: Annotated[
         int | None,
-        typer.Option(min=0, help="Go on: write only ledgers with ids above this one."),
+        typer.Option(
+            min=0, help="Continue an earlier run: write only ledgers with ids above this one."
+        ),
     ] = None,
 ) -> None:
-    """Make the rows that the database lacks again from what the bookies hold (docs/guides/rebuild.md)."""
+    """Rebuild the database's missing metadata from copies on bookies (docs/guides/rebuild.md)."""
     asked = {
         "dry_run": dry_run,
         "take_over": take_over,
@@ -225,7 +237,7 @@ def rebuild(
 
 
 async def _rebuild(url: str, ask: dict[str, Any]) -> dict[str, Any]:
-    """The report; progress goes to standard error. Raises: EndedEarly, QuorumLogError."""
+    """Run a rebuild, show its progress, return its report. Raises: EndedEarly, QuorumLogError."""
     through: int | None = None
 
     def note(line: dict[str, Any]) -> None:
@@ -260,14 +272,14 @@ def _print_report(report: dict[str, Any]) -> None:
         print_line(f"open ledgers: {report['open_ledgers']}; autorecovery recovers them")
     if report.get("may_be_deleted"):
         print_line(
-            f"CLOSED ledgers of which only bookies that are silent or lost their data may know a deletion: {report['may_be_deleted']}"
+            f"CLOSED ledgers that may have been deleted, which only silent or emptied bookies would know: {report['may_be_deleted']}"
         )
     if report["sealed_passwords"]:
         print_line(
-            f"ledgers with a password: {report['sealed_passwords']}; only their passwords give their keys"
+            f"ledgers with a password: {report['sealed_passwords']}; only the passwords can recover their keys"
         )
     if report["holes"]:
-        print_line(f"holes in logs: {report['holes']} ledgers without rows; reads fail there")
+        print_line(f"holes in logs: {report['holes']} ledgers without metadata; reads fail there")
     if any(report[kind].get("write") for kind in ("ledgers", "logs")):
         print_line(f"on no bookie, and not rebuilt: {', '.join(report['not_rebuilt'])}")
     print_line(f"new ledgers have ids from {report['next_ledger_id']} on")

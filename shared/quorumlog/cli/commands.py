@@ -54,6 +54,6 @@ def root(
         bool, typer.Option("--json", help="Print results and errors as JSON.")
     ] = False,
 ) -> None:
-    """Take the options before the command."""
+    """Keep the options that precede the command."""
     del version
     COMMON_OPTIONS.set(CommonOptions(as_json=as_json))

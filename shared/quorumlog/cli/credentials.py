@@ -1,8 +1,9 @@
-"""`quorumlog token …`: access tokens of gateways that require them. And `quorumlog certificates …`: a small certificate
-authority for the services of a cluster, which asks no server.
+"""The commands `quorumlog token …`, for access tokens of gateways, and `quorumlog certificates …`,
+a small certificate authority for the services of a cluster. The authority sends no requests to
+servers.
 
-The work of the authority is `quorumlog.certificates`, whose package `cryptography` is an extra of its own: few machines
-make certificates.
+`quorumlog.certificates` implements the authority. It needs the package `cryptography`, which only
+the extra `certificates` installs, since few machines make certificates.
 """
 
 import base64
@@ -33,16 +34,19 @@ token_app = typer.Typer(no_args_is_help=True, help="Access tokens: make, list, r
 
 @token_app.command(name="create")
 def create_token(
-    name: Annotated[str, typer.Argument(help="For people: who has it, or what for.")],
+    name: Annotated[
+        str, typer.Argument(help="A name for people: who uses the token, or for what.")
+    ],
     grants: Annotated[
         list[str],
         typer.Argument(
-            help="read, append, manage or admin, then a colon, and what for: logs/NAME, ledgers/NAMESPACE (each with"
-            " * for any rest), cluster, or * for everything."
+            help="A right (read, append, manage or admin), a colon and the object: logs/NAME or ledgers/NAMESPACE (both"
+            " may end with * for any rest), cluster, or * for everything."
         ),
     ],
     days: Annotated[
-        int | None, typer.Option(min=1, max=3650, help="How long it is valid; else until revoked.")
+        int | None,
+        typer.Option(min=1, max=3650, help="Days until the token expires; default: never."),
     ] = None,
     requests_per_s: Annotated[
         int | None, typer.Option(min=1, help="Requests per second, at each gateway.")
@@ -62,11 +66,11 @@ def create_token(
         str | None,
         typer.Option(
             "--metadata",
-            help="URLs of metadata services: make the token there, for the first one of a cluster.",
+            help="URLs of metadata services. Create the token there: a gateway can't create a cluster's first token.",
         ),
     ] = None,
 ) -> None:
-    """Make a token and print it: nobody can print it again."""
+    """Create an access token and print it. The secret can't be printed again."""
     expires_in_s = None if days is None else days * 24 * 3600
     asked = {
         "requests_per_s": requests_per_s,
@@ -86,7 +90,7 @@ def create_token(
 def _create_at(
     urls: str, name: str, grants: list[str], expires_in_s: int | None, quotas: dict[str, int]
 ) -> dict[str, Any]:
-    """The same at the metadata service, which gets no secret."""
+    """Create a token at the metadata service, which gets only the secret's hash."""
     drawn = draw_token()
     body = {
         "token": {
@@ -115,9 +119,11 @@ def list_tokens() -> None:
 
 @token_app.command(name="revoke")
 def revoke_token(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="As `token list` prints it.")],
+    token_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The token's id, from `token list`.")
+    ],
 ) -> None:
-    """End a token: within seconds all gateways refuse it and cut its connections."""
+    """Revoke a token. Within seconds all gateways reject it and close its connections."""
     run(lambda client: client.revoke_token(token_id))
     print_answer({"id": token_id, "revoked": True})
 
@@ -126,7 +132,7 @@ def revoke_token(
 
 certificates_app = typer.Typer(
     no_args_is_help=True,
-    help="Keys and certificates with which services know each other (mutual TLS). Asks no server.",
+    help="Keys and certificates with which services authenticate each other (mutual TLS). Sends no requests.",
 )
 
 _COLUMNS: Final = ("file", "role", "name", "cluster", "hosts", "ends", "days_left")
@@ -139,7 +145,7 @@ class NoCryptography(QuorumLogError, title="A package is missing", outcome=NOT_D
 class CertificateRefused(
     QuorumLogError, title="No such certificate", outcome=NOT_DONE, travels=False
 ):
-    """What was asked for can't be a certificate, or a file is none."""
+    """A certificate can't be made as requested, or a file is not a certificate."""
 
 
 FolderOption = Annotated[
@@ -151,13 +157,13 @@ _FOLDER: Final = Path("certificates")
 @certificates_app.command()
 def init(
     cluster: Annotated[
-        str, typer.Argument(help="The cluster's name: its processes trust no other cluster's.")
+        str, typer.Argument(help="The cluster's name. Its processes trust no other cluster.")
     ] = "quorumlog",
     folder: FolderOption = _FOLDER,
-    days: Annotated[int, typer.Option(min=1, help="How long the authority is valid.")] = 3650,
+    days: Annotated[int, typer.Option(min=1, help="How many days the authority is valid.")] = 3650,
 ) -> None:
-    """Make a certificate authority for a cluster. Its key ca-key.pem makes anybody a member of the cluster:
-    keep the key away from the services' hosts.
+    """Create a certificate authority for a cluster. Whoever has its key, ca-key.pem, can join the
+    cluster: keep the key away from the services' hosts.
     """
     _print_written(lambda library: library.create_authority(folder, cluster, days=days))
 
@@ -171,15 +177,17 @@ def issue(
     name: Annotated[str, typer.Argument(help="The process's name; a bookie's BOOKIE_NAME.")],
     host: Annotated[
         list[str] | None,
-        typer.Option(help="A DNS name or IP address at which others reach the process; repeat it."),
+        typer.Option(
+            help="A DNS name or IP address at which others reach the process; repeatable."
+        ),
     ] = None,
     folder: FolderOption = _FOLDER,
     into: Annotated[
-        Path | None, typer.Option(help="Where to write, instead of the authority's folder.")
+        Path | None, typer.Option(help="Folder for the files; default: the authority's folder.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long the certificate is valid.")] = 365,
+    days: Annotated[int, typer.Option(min=1, help="How many days the certificate is valid.")] = 365,
 ) -> None:
-    """Make a key and a certificate for one process. Refuses to replace files."""
+    """Make a key and a certificate for one process. Existing files are not replaced."""
     more: dict[str, Any] = {"days": days, "into": into}
     _print_written(lambda library: library.issue(folder, role, name, host or (), **more))
 
@@ -188,10 +196,12 @@ def issue(
 def renew(
     certificate: Annotated[Path, typer.Argument(help="The certificate's file.")],
     folder: FolderOption = _FOLDER,
-    days: Annotated[int, typer.Option(min=1, help="How long the new one is valid.")] = 365,
+    days: Annotated[
+        int, typer.Option(min=1, help="How many days the new certificate is valid.")
+    ] = 365,
 ) -> None:
-    """Replace a certificate and its key by new ones for the same process and hosts. A running service takes
-    them within seconds, and its connections go on.
+    """Replace a certificate and its key by new ones for the same process and hosts. A running
+    service uses the new files within seconds, and keeps its connections.
     """
     _print_written(lambda library: library.renew(folder, certificate, days=days))
 
@@ -202,8 +212,9 @@ def revoke(
     name: Annotated[str, typer.Argument(help="The name of the process.")],
     folder: FolderOption = _FOLDER,
 ) -> None:
-    """Refuse all certificates that were issued to a process so far, those before a renewal too: they stand in
-    ca.pem then. Services take a new ca.pem within seconds and cut the process's connections.
+    """Revoke all certificates that were issued to a process so far, including certificates that
+    were renewed since. The revocations are written to ca.pem. Services read a new ca.pem within
+    seconds and close the process's connections.
     """
     count = _run(lambda library: library.revoke(folder, role, name))
     told = {"role": role, "name": name, "revoked": count, "file": str(folder / "ca.pem")}
@@ -218,7 +229,7 @@ def show(
     files: Annotated[list[Path] | None, typer.Argument(help="Certificates; default: all.")] = None,
     folder: FolderOption = _FOLDER,
 ) -> None:
-    """Print whom certificates are for, and when they end."""
+    """Print the process that each certificate is for, and when the certificate expires."""
 
     def described(library: Any) -> list[dict[str, Any]]:
         if not files and not (folder / "ca.pem").exists():
@@ -233,7 +244,7 @@ def show(
 
 
 def _run(work: Callable[[Any], T]) -> T:
-    """Do work with the library; an error ends the command with the error's exit status."""
+    """Run work with the library. An error ends the command with the error's exit status."""
 
     def called() -> T:
         library: Any = _import_library()
@@ -247,7 +258,7 @@ def _run(work: Callable[[Any], T]) -> T:
 
 def _import_library() -> ModuleType:
     try:
-        # Late: the package takes a tenth of a second, and the other commands do without.
+        # Imported here, because the import takes 0.1 s, and the other commands do not need it.
         from quorumlog import certificates  # noqa: PLC0415
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] != "cryptography":
@@ -276,7 +287,7 @@ def _row(file: Path, library: Any) -> dict[str, Any]:
 
 
 def _print_written(work: Callable[[Any], Path]) -> None:
-    """Print which certificate `work` has made, and its key."""
+    """Run `work`, which makes a certificate, and print the files of the certificate and its key."""
 
     def made(library: Any) -> dict[str, Any]:
         file = work(library)

@@ -1,4 +1,4 @@
-"""`quorumlog ledger …`."""
+"""The commands `quorumlog ledger …`."""
 
 import asyncio
 import sys
@@ -35,16 +35,22 @@ app = typer.Typer(no_args_is_help=True, help="Create, append to, read, close led
 def create(
     password: PasswordOption = None,
     ensemble: Annotated[
-        int | None, typer.Option("--ensemble", "-E", help="Bookies that store the ledger.")
+        int | None,
+        typer.Option("--ensemble", "-E", help="Number of bookies that store the ledger."),
     ] = None,
     write_quorum: Annotated[
-        int | None, typer.Option("--write-quorum", "-w", help="Bookies that store each entry.")
+        int | None,
+        typer.Option("--write-quorum", "-w", help="Number of bookies that store each entry."),
     ] = None,
     ack_quorum: Annotated[
         int | None,
-        typer.Option("--ack-quorum", "-a", help="Bookies that must have an entry on disk."),
+        typer.Option(
+            "--ack-quorum", "-a", help="Number of bookies that must have an entry on disk."
+        ),
     ] = None,
-    digest: Annotated[str | None, typer.Option(help="crc32c, hmac-sha256 or none.")] = None,
+    digest: Annotated[
+        str | None, typer.Option(help="Checksum of the entries: crc32c, hmac-sha256 or none.")
+    ] = None,
 ) -> None:
     """Create a ledger and print its id."""
 
@@ -72,7 +78,7 @@ def append(
     file: pipes.FileOption = None,
     framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
-    """Append entries: the arguments, or the records of a file or of standard input as they arrive."""
+    """Append entries: the arguments, or the records of a file or standard input as they arrive."""
 
     async def work(client: Client) -> pipes.Places | None:
         ledger = client.ledger(ledger_id, password=password)
@@ -98,7 +104,7 @@ def read(
     follow: pipes.FollowOption = False,
     framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
-    """Print the confirmed entries; with --follow new entries too."""
+    """Print the confirmed entries, and with --follow also new entries."""
 
     async def work(client: Client) -> None:
         ledger = client.ledger(ledger_id, password=password)
@@ -114,7 +120,7 @@ def read(
         await pipes.write_items(found, framing, pipes.ENTRIES, count)
 
     if follow and last is not None:
-        raise typer.BadParameter("--to and --follow exclude each other")
+        raise typer.BadParameter("give either --to or --follow, not both")
     run(work)
 
 
@@ -123,7 +129,7 @@ def tail(
     ledger_id: LedgerArgument,
     password: PasswordOption = None,
     first: Annotated[
-        int | None, typer.Option("--from", min=0, help="Begin here instead of with -n.")
+        int | None, typer.Option("--from", min=0, help="The first entry; replaces -n.")
     ] = None,
     lines: pipes.LinesOption = 10,
     framing: pipes.FramingOption = pipes.Framing.LINES,
@@ -164,12 +170,10 @@ def change_password(
     password: PasswordOption = None,
     new_password: Annotated[
         str,
-        typer.Option(
-            "--new-password", envvar="QUORUMLOG_NEW_PASSWORD", help="The password from then on."
-        ),
+        typer.Option("--new-password", envvar="QUORUMLOG_NEW_PASSWORD", help="The new password."),
     ] = "",
 ) -> None:
-    """Change a ledger's password. The environment is the better place for both: everyone on a machine sees arguments."""
+    """Change a ledger's password. Pass both in the environment: all users can see arguments."""
     print_object(
         run(
             lambda client: client.ledger(ledger_id, password=password).change_password(new_password)
@@ -190,7 +194,7 @@ def recover(
     declare_lost: Annotated[
         list[str] | None,
         typer.Option(
-            help="A bookie that is gone for ever, such as bookie-1@1; the ledger may lack entries."
+            help="A bookie that is gone for ever, such as bookie-1@1. The ledger may then lack entries."
         ),
     ] = None,
 ) -> None:
@@ -210,18 +214,18 @@ def accept_loss(
     declare_lost: Annotated[
         list[str] | None,
         typer.Option(
-            help="A bookie that is gone for ever, such as bookie-1@1: its answer is not needed."
+            help="A bookie that is gone for ever, such as bookie-1@1, and need not answer."
         ),
     ] = None,
     yes: YesOption = False,
 ) -> None:
-    """Give up lost entries of a closed ledger for ever. Refused unless every bookie that could hold the
-    entries answers that it does not; `ledger verify` lists lost entries.
+    """Give up lost entries of a closed ledger for ever. Refused unless every bookie that could hold
+    the entries answers that it does not. `ledger verify` lists lost entries.
     """
     if first > last:
         raise typer.BadParameter("--from is above --to")
     if not yes and not sys.stdin.isatty():
-        raise typer.BadParameter("this can't be undone: pass --yes where there is no terminal")
+        raise typer.BadParameter("this can't be undone: without a terminal, confirm it by --yes")
     question = f"Give up entries {first} to {last} of ledger {ledger_id} for ever?"
     confirm_on_terminal(question, yes=yes)
 
@@ -236,7 +240,7 @@ def accept_loss(
 def delete(
     ledger_id: LedgerArgument, password: PasswordOption = None, yes: YesOption = False
 ) -> None:
-    """Delete a ledger with its entries. On a terminal it asks first."""
+    """Delete a ledger with its entries. On a terminal, the command asks for confirmation."""
     confirm_on_terminal(f"Delete the ledger {ledger_id} with its entries for ever?", yes=yes)
     run(lambda client: client.delete_ledger(ledger_id, password=password))
     print_answer({"deleted": ledger_id})
@@ -247,9 +251,9 @@ def verify(
     ledger_id: LedgerArgument,
     repair: Annotated[bool, typer.Option("--repair", help="Repair missing copies.")] = False,
 ) -> None:
-    """Compare a ledger's copies by digests that the bookies compute; status 1 if copies are missing.
-    `lost`: entries that no bookie has. Entries from `open_from` on are still being written, and are not
-    compared.
+    """Compare a ledger's copies by digests that the bookies compute. Status 1 if copies are
+    missing. `lost` lists the entries that no bookie has. Entries from `open_from` on are still
+    being written, and are not compared.
     """
     method = "POST" if repair else "GET"
     found = run(lambda client: ask_autorecovery(client, method, f"/v1/checks/{ledger_id}"))

@@ -1,4 +1,4 @@
-"""`quorumlog log …`."""
+"""The commands `quorumlog log …`."""
 
 import asyncio
 import os
@@ -32,19 +32,21 @@ BatchCompression = Literal["none", "zstd"]
 NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
 ConsumerArgument = Annotated[str, typer.Argument(help="The consumer's name.")]
 RollBytesOption = Annotated[
-    int | None, typer.Option(min=0, help="Roll to a new ledger at this size.")
+    int | None, typer.Option(min=0, help="Roll to a new ledger at this size in bytes.")
 ]
 RollSecondsOption = Annotated[
-    int | None, typer.Option(min=0, help="Roll to a new ledger at this age.")
+    int | None, typer.Option(min=0, help="Roll to a new ledger at this age in seconds.")
 ]
 RetentionBytesOption = Annotated[
     int | None, typer.Option(min=0, help="Retain at least this many bytes.")
 ]
 RetentionSecondsOption = Annotated[
-    int | None, typer.Option(min=0, help="Retain ledgers this long.")
+    int | None, typer.Option(min=0, help="Retain ledgers for this many seconds.")
 ]
 
-app = typer.Typer(no_args_is_help=True, help="Named logs, which survive the death of any process.")
+app = typer.Typer(
+    no_args_is_help=True, help="Named logs, which survive the failure of any process."
+)
 
 
 @app.command(name="create")
@@ -58,7 +60,7 @@ def create_log(
         BatchCompression | None, typer.Option(help="Store record batches compressed.")
     ] = None,
     deletion_protection: Annotated[
-        bool | None, typer.Option(help="Whether nobody may delete, truncate or overwrite the log.")
+        bool | None, typer.Option(help="Protect the log from deletion, truncation and overwriting.")
     ] = None,
 ) -> None:
     """Create a log. Repeating the command with the same settings is harmless."""
@@ -92,7 +94,7 @@ def append_to_log(
         typer.Option(metavar="NAME=VALUE", help="A header of each record; repeatable."),
     ] = None,
 ) -> None:
-    """Append records exactly once: the arguments, or the records of a file or of standard input."""
+    """Append records exactly once: the arguments, or the records of a file or standard input."""
     headers = _headers(header or [])
 
     def made(value: bytes) -> bytes | Record:
@@ -117,7 +119,7 @@ async def _places(future: asyncio.Future[LogAppended]) -> pipes.Places:
 
 
 def _headers(given: Sequence[str]) -> dict[str, str]:
-    """Headers of `name=value`. Raises: typer.BadParameter."""
+    """Parse headers of the form `name=value`. Raises: typer.BadParameter."""
     found = {}
     for header in given:
         name, equals, found[name] = header.partition("=")
@@ -128,7 +130,7 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
 
 
 def _start(text: str, option: str = "--from") -> Start:
-    """Where to begin. Raises: typer.BadParameter."""
+    """Parse the offset, time or name at which a read begins. Raises: typer.BadParameter."""
     if text in ("earliest", "latest"):
         return cast("Start", text)
     if _OFFSET.fullmatch(text):
@@ -140,7 +142,7 @@ def _start(text: str, option: str = "--from") -> Start:
     except ValueError:
         at = None
     if at is None or at.tzinfo is None:
-        raise typer.BadParameter(f"{option} is {_STARTS}, with its time zone")
+        raise typer.BadParameter(f"{option} is {_STARTS}; a time needs a time zone")
     return at
 
 
@@ -151,7 +153,7 @@ def read_log(
     follow: pipes.FollowOption = False,
     framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
-    """Print the confirmed records; with --follow new records too."""
+    """Print the confirmed records, and with --follow also new records."""
     start = _start(first)
 
     async def work(client: Client) -> None:
@@ -226,16 +228,18 @@ def set_log(
     name: NameArgument,
     roll_bytes: RollBytesOption = None,
     roll_entries: Annotated[
-        int | None, typer.Option(min=0, help="Roll to a new ledger after so many append requests.")
+        int | None,
+        typer.Option(min=0, help="Roll to a new ledger after this many append requests."),
     ] = None,
     roll_seconds: RollSecondsOption = None,
     retention_bytes: RetentionBytesOption = None,
     retention_seconds: RetentionSecondsOption = None,
     if_version: Annotated[
-        int | None, typer.Option(min=1, help="Only if the log has this version (of log show).")
+        int | None,
+        typer.Option(min=1, help="Change only if the log has this version (`log show`)."),
     ] = None,
 ) -> None:
-    """Change the limits that are given; 0 switches one off. It holds within seconds."""
+    """Change the given limits of a log within seconds; 0 removes a limit."""
     limits: dict[str, Any] = {
         "roll_bytes": roll_bytes,
         "roll_entries": roll_entries,
@@ -244,7 +248,7 @@ def set_log(
         "retention_seconds": retention_seconds,
     }
     if all(value is None for value in limits.values()):
-        raise typer.BadParameter("name a limit to change")
+        raise typer.BadParameter("give at least one limit to change")
     print_object(run(lambda client: client.log(name).change(**limits, if_version=if_version)))
 
 
@@ -253,13 +257,15 @@ def protect_log(
     name: NameArgument,
     is_off: Annotated[bool, typer.Option("--off", help="End the protection.")] = False,
 ) -> None:
-    """Protect a log: nobody may delete, truncate or overwrite it until --off."""
+    """Protect a log from deletion, truncation and overwriting, until `protect --off`."""
     print_object(run(lambda client: client.log(name).protect(deletion_protection=not is_off)))
 
 
 @app.command(name="delete")
 def delete_log(name: NameArgument, yes: YesOption = False) -> None:
-    """Delete a log with its records. On a terminal it asks first, and deletes the log of which it asked."""
+    """Delete a log with its records. On a terminal, the command asks for confirmation, and deletes
+    only the log that had the name at that time.
+    """
     created_at = None
     if not yes and sys.stdin.isatty():
         info = run(lambda client: client.log(name).info())
@@ -275,12 +281,14 @@ def consume_log(
     consumer: ConsumerArgument,
     first: Annotated[
         str,
-        typer.Option("--from", help=f"Where it begins without a position: {_STARTS}."),
+        typer.Option(
+            "--from", help=f"Where a consumer without a committed offset begins: {_STARTS}."
+        ),
     ] = "earliest",
     follow: pipes.FollowOption = False,
     framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
-    """Print the records that a consumer has not processed, and commit what was printed."""
+    """Print the records that a consumer has not processed, and commit the printed records."""
     start = _start(first)
 
     async def work(client: Client) -> None:
@@ -300,12 +308,12 @@ def consume_log(
 
 @app.command(name="consumers")
 def list_consumers(
-    name: Annotated[str | None, typer.Argument(help="The log; without it all logs.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The log's name; default: all logs.")] = None,
     prefix: Annotated[
         str | None, typer.Option(help="Only consumers whose names begin with this.")
     ] = None,
 ) -> None:
-    """Print a log's consumers, and what each has not processed; or the consumers of all logs."""
+    """Print a log's consumers with their lags, or the consumers of all logs without lags."""
 
     async def work(client: Client) -> list[dict[str, Any]]:
         of = client if name is None else client.log(name)
@@ -328,6 +336,6 @@ def reset_consumer(
     consumer: ConsumerArgument,
     to: Annotated[str, typer.Option("--to", help=f"{_STARTS.capitalize()}.")],
 ) -> None:
-    """Put a consumer somewhere else. Its worker loses the lease."""
+    """Set a consumer's committed offset. Its worker loses the lease."""
     start = _start(to, "--to")
     print_object(run(lambda client: client.log(name).reset_consumer(consumer, start)))

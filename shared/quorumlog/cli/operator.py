@@ -1,4 +1,4 @@
-"""Requests of operators to the services behind the gateway."""
+"""Requests of operators to the services behind the gateways."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -18,7 +18,7 @@ from quorumlog.client.transport import Transport
 from quorumlog.wire.problems import from_answer
 
 _LINE_BYTES: Final = 1 << 22
-"""A report of a rebuild has up to 1,000 findings."""
+"""Longest line of an answer: a rebuild's report is one line, with up to 1,000 findings."""
 _PHASES: Final = {"survey": "ledgers counted", "ledgers": "ledgers"}
 
 MetadataOption = Annotated[
@@ -31,13 +31,13 @@ MetadataOption = Annotated[
 
 
 class NoAutorecovery(errors.NotFound, title="No process of autorecovery is alive", travels=False):
-    """No process of autorecovery is alive, so nobody can be asked."""
+    """No process of autorecovery is alive to serve the request."""
 
 
 class WorkEnded(
     errors.QuorumLogError, code="rebuild-ended", title="The rebuild ended early", travels=False
 ):
-    """Work that tells its progress ended before its result. What it did stays, and it may be repeated."""
+    """Work ended without a result. Its changes stay, and the work may be repeated."""
 
 
 async def ask(
@@ -46,9 +46,11 @@ async def ask(
     body: dict[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Any:
-    """Send a request to a service's own endpoint and return the JSON of its answer, or None. Every such
-    request may be repeated. `url`: of one service, or of several that answer alike, with commas. `headers`: in place of
-    the command's credentials.
+    """Send a request to a service's own endpoint, with retries, and return the JSON of the answer,
+    or None.
+
+    `url`: one URL, or several URLs of equivalent services with commas between them. `headers`:
+    replace the headers with the command's credentials.
     """
     bases, _, path = url.partition("/v1/")
     options = common_options()
@@ -66,7 +68,9 @@ async def ask(
 
 
 def ask_metadata(method: str, urls: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """As `ask`, of metadata services at URLs with commas; an error ends the process. Raises: typer.BadParameter."""
+    """Like `ask`, for metadata services. An error ends the process. `urls`: separated by commas.
+    Raises: typer.BadParameter.
+    """
     bases = ",".join(parse_urls(urls))
     return run_async(lambda: ask(method, f"{bases}{path}", body))
 
@@ -74,8 +78,9 @@ def ask_metadata(method: str, urls: str, path: str, body: dict[str, Any] | None 
 async def read_lines(
     urls: Sequence[str], path: str, body: dict[str, Any]
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Send a request to the first of these services that takes connections, and yield the lines of its answer as they
-    come, for as long as that takes. Raises: ConnectionLost; WorkEnded where the answer breaks off.
+    """Send a request to the first service that accepts a connection, and yield each line of the
+    answer as it arrives. The answer has no timeout. Raises: ConnectionLost; WorkEnded if the answer
+    breaks off.
     """
     options = common_options()
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.timeout_s)
@@ -95,7 +100,7 @@ async def read_lines(
                         async for line in answer.content:
                             yield orjson.loads(line)
                     finally:
-                        # Whoever has the last line leaves: TLS would wait for the service's goodbye.
+                        # Abort the connection: TLS would wait for the service's close.
                         if (held := answer.connection) is not None and held.transport is not None:
                             held.transport.abort()
                     return
@@ -114,8 +119,9 @@ async def follow_work(
     body: dict[str, Any],
     note: Callable[[dict[str, Any]], None] = lambda _line: None,
 ) -> dict[str, Any]:
-    """Show the progress of what a metadata service does with all ledgers, on standard error, and return the last
-    line. `note` gets the lines before. Raises: as `read_lines`.
+    """Run work on all ledgers at a metadata service, and return the last line of its answer.
+    Progress is shown on standard error, and `note` gets each line that reports progress. Raises: as
+    `read_lines`.
     """
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with bar_of(*columns) as bar:
@@ -132,7 +138,7 @@ async def follow_work(
 
 
 async def find_bookie(client: Client, name: str) -> dict[str, Any]:
-    """The gateway's entry for a bookie, by its name with or without @incarnation.
+    """Find a bookie in the gateway's list, by its name with or without @incarnation.
 
     Raises: NoSuchBookie.
     """
@@ -143,7 +149,7 @@ async def find_bookie(client: Client, name: str) -> dict[str, Any]:
 
 
 async def autorecoveries(client: Client) -> Sequence[str]:
-    """The URLs of all processes of autorecovery. Raises: NoAutorecovery where there is none."""
+    """The URLs of all processes of autorecovery. Raises: NoAutorecovery if none is alive."""
     services = (await client.cluster())["services"]
     urls = [service["url"] for service in services if service["kind"] == "autorecovery"]
     if not urls:
@@ -154,7 +160,7 @@ async def autorecoveries(client: Client) -> Sequence[str]:
 async def ask_autorecovery(
     client: Client, method: str, path: str, body: dict[str, Any] | None = None
 ) -> Any:
-    """As `ask`, of one process of autorecovery; the others learn of a change from the metadata."""
+    """Like `ask`, for one process of autorecovery. Others see its change in the metadata."""
     return await ask(method, f"{(await autorecoveries(client))[0]}{path}", body)
 
 
@@ -168,7 +174,7 @@ async def auditor(client: Client) -> str:
 
 
 async def drain_of(client: Client, name: str) -> dict[str, Any]:
-    """How far a bookie is drained."""
+    """The progress of draining a bookie, from autorecovery."""
     found: dict[str, Any] = await ask_autorecovery(client, "GET", f"/v1/drains/{quote(bare(name))}")
     return found
 

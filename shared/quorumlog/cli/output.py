@@ -1,7 +1,8 @@
-"""What all commands print, and how they end: lines, tables and JSON, errors and exit statuses.
+"""Output of all commands (lines, tables and JSON), their errors and exit statuses.
 
-Under --json every error is one line of JSON on standard error, of one shape (`_print`), whoever found the
-error: the shell's arguments, the input, the network or a server. Standard output has results only.
+With --json every error is one line of JSON on standard error. All errors have the same members
+(`_print`), whether the arguments, the input, the network or a server caused them. Standard output
+has results only.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 GATEWAY: Final = "http://127.0.0.1:8080"
 TIMEOUT_S: Final = 30.0
-"""A log's takeover after the death of a gateway fits in; a person does not wait longer unasked (taste)."""
+"""Default timeout: longer than a log's takeover, but not too long for a person to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +40,17 @@ class CommonOptions:
     timeout_s: float = TIMEOUT_S
     is_quiet: bool = False
     operator_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What is shown to the services behind the gateways."""
+    """Headers with the cluster's secret, for requests to the services behind the gateways."""
     token: str | Callable[[], str] | None = field(default=None, repr=False)
-    """Of the caller, for gateways that require one."""
+    """The caller's access token, for gateways that require one."""
     compression: str | None = None
-    """Of what is sent to gateways and read from them."""
+    """The content coding of requests to gateways and of their responses."""
     operator_context: ssl.SSLContext | None = None
-    """With which they are asked over TLS."""
+    """The TLS context for requests to the services behind the gateways."""
 
     @property
     def shows_notices(self) -> bool:
-        """Whether standard error may have more than errors."""
+        """Whether notices may be printed on standard error, in addition to errors."""
         return not self.is_quiet and not self.as_json
 
 
@@ -60,7 +61,7 @@ COMMON_OPTIONS: Final[ContextVar[CommonOptions]] = ContextVar(
 
 
 def common_options() -> CommonOptions:
-    """The common options of the command that runs."""
+    """The common options of the running command."""
     return COMMON_OPTIONS.get()
 
 
@@ -77,17 +78,17 @@ class ExitStatus(IntEnum):
     MISSING = 4
     WAITED = 5
     INTERRUPTED = 130
-    """As a shell reports a process that SIGINT ended."""
+    """The status that a shell reports for a process ended by SIGINT (Ctrl-C)."""
     PIPE_CLOSED = 141
-    """As a shell reports a process that SIGPIPE ended."""
+    """The status that a shell reports for a process ended by SIGPIPE."""
 
 
 class CutShort(Exception):
-    """The input is not what it should be: it ends within a record, say."""
+    """The input is malformed; for example, it ends within a record."""
 
 
 class EndedEarly(Exception):
-    """A long command was ended early, by an error or by Ctrl-C; the message says how far it came."""
+    """An error or Ctrl-C ended a long command early. The message says how far the command got."""
 
     def __init__(self, said: str, members: Mapping[str, Any], why: Exception | None) -> None:
         super().__init__(said)
@@ -96,11 +97,11 @@ class EndedEarly(Exception):
 
 
 _WRONG_USAGE: Final[type[Exception]] = typer.BadParameter.__mro__[2]
-"""click's base class of wrong usage. Some versions of typer have a click of their own, and export only this subclass."""
+"""click's base class for wrong usage. Some versions of typer export only BadParameter."""
 
 
 def is_json(arguments: Sequence[str]) -> bool:
-    """Whether errors shall be JSON. Reads the unparsed arguments, since they may be what is wrong."""
+    """Whether errors are printed as JSON. Reads unparsed arguments, since parsing may fail."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in options
 
@@ -117,13 +118,13 @@ def run_command(command: Callable[..., Any], arguments: Sequence[str]) -> int:
             return ExitStatus.FAILED
         return ExitStatus.DONE
     try:
-        # Returns the status of typer.Exit, or what the command returns: None.
+        # The call returns the status of typer.Exit, or the command's result, which is None.
         return command(args=list(arguments), prog_name="quorumlog", standalone_mode=False) or 0
     except _WRONG_USAGE as error:
         return _print(ExitStatus.USAGE, "usage", error.format_message())  # type: ignore[attr-defined]
     except typer.Abort:
         return _print(ExitStatus.FAILED, "aborted", "nothing was done")
-    except Exception as error:  # noqa: BLE001  (a defect of ours, which a program must still be able to read)
+    except Exception as error:  # noqa: BLE001  (a defect of quorumlog, also printed as JSON)
         return _print(ExitStatus.FAILED, "internal-error", f"{type(error).__name__}: {error}")
 
 
@@ -137,9 +138,9 @@ def finished(work: Callable[[], T]) -> T:
         raise typer.Exit(pipe_closed()) from None
     except UnicodeEncodeError as error:
         raise typer.BadParameter(f"{os.fsencode(error.object)!r} is not UTF-8") from None
-    except orjson.JSONDecodeError:  # a ValueError of a server's, not of the user's
+    except orjson.JSONDecodeError:  # a ValueError caused by a server, not by the user
         raise
-    except ValueError as error:  # what the SDK refuses to send
+    except ValueError as error:  # the SDK rejects an argument
         raise typer.BadParameter(str(error)) from None
     except (EndedEarly, CutShort, OSError, QuorumLogError) as error:
         raise typer.Exit(_tell(error)) from None
@@ -151,13 +152,13 @@ def tell_interrupted() -> int:
 
 
 def pipe_closed() -> int:
-    """The status after the reader of our output has closed it; nothing is flushed to it at exit."""
+    """Discard unflushed output, and return the status for a closed standard output."""
     _drop_output()
     return ExitStatus.PIPE_CLOSED
 
 
 def flush_output() -> None:
-    """Flush standard output at exit; a failure was reported before, and Python must not report it again."""
+    """Flush standard output at exit. A failure was reported before and is ignored."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -169,7 +170,7 @@ def _drop_output() -> None:
 
 
 def _tell(error: Exception) -> int:
-    """Print an error with what was done before it, and return the exit status."""
+    """Print an error, preceded by how far the command got, and return the exit status."""
     why = error.why if isinstance(error, EndedEarly) else error
     status, code, detail = _named(why)
     so_far = str(error) if isinstance(error, EndedEarly) else ""
@@ -188,7 +189,7 @@ def _tell(error: Exception) -> int:
 
 
 def _named(why: Exception | None) -> tuple[ExitStatus, str, str]:
-    """The status, the code and the sentence of what ended a command; None: Ctrl-C."""
+    """The exit status, code and detail of a command's error. `why` is None for Ctrl-C."""
     if why is None:
         return ExitStatus.INTERRUPTED, "interrupted", "interrupted"
     if not isinstance(why, QuorumLogError):
@@ -202,7 +203,7 @@ def _named(why: Exception | None) -> tuple[ExitStatus, str, str]:
 
 
 def _print(status: ExitStatus, code: str, detail: str, **members: Any) -> int:
-    """Print the one shape of all errors: after the API's problem documents, with the exit status."""
+    """Print an error as JSON, like a problem document of the API, with the exit status."""
     outcome = UNKNOWN if status in (ExitStatus.UNKNOWN, ExitStatus.INTERRUPTED) else NOT_DONE
     shown = {
         "code": code,
@@ -227,24 +228,24 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmat
 
 
 def confirm_on_terminal(question: str, *, yes: bool) -> None:
-    """Ask a person before what can't be undone. A script has no terminal, and is not asked. Raises: typer.Abort."""
+    """Ask for confirmation on a terminal; scripts are not asked. Raises: typer.Abort."""
     if not yes and sys.stdin.isatty():
         typer.confirm(question, abort=True, err=True)
 
 
 class StandardOutput(Console):
-    """Standard output, whose reader may close it."""
+    """Standard output. A reader that closes it ends the command."""
 
     def __init__(self) -> None:
         super().__init__(highlight=False)
 
     def on_broken_pipe(self) -> None:
-        """End without a word, as other programs in a pipe do."""
+        """End the command without a message, as other programs in a pipe do."""
         raise typer.Exit(pipe_closed())
 
 
 def print_line(text: str) -> None:
-    """Print one line, as it is."""
+    """Print one line, without markup or wrapping."""
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
@@ -258,12 +259,12 @@ def print_json(value: Any) -> None:
 
 
 def print_value(value: T, show: Callable[[T], None]) -> None:
-    """Print a value as JSON under --json, else as `show` prints it."""
+    """Print a value: as JSON with --json, otherwise with `show`."""
     (print_json if common_options().as_json else show)(value)
 
 
 def print_answer(value: Any, text: str | None = None) -> None:
-    """Print a value as JSON under --json, else the text, where there is any."""
+    """Print a value as JSON with --json, otherwise the text unless it is None."""
     if common_options().as_json:
         print_json(value)
     elif text is not None:
@@ -271,7 +272,9 @@ def print_answer(value: Any, text: str | None = None) -> None:
 
 
 def text_of(name: str, value: Any) -> str:
-    """A value as people read it, by its name in the API: sizes, durations and times in few letters, nothing for null."""
+    """Format a member of the API for people: sizes, durations and times in short form, and "" for
+    null. The member's `name` determines its unit.
+    """
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {text_of(key, item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
@@ -294,7 +297,7 @@ def _is_nested(value: Any) -> bool:
 
 
 def _with_unit(value: float, step: int, units: Sequence[str]) -> str:
-    """A number with the largest unit of which there is one at least."""
+    """Format a number with the largest unit in which it is at least 1."""
     for unit in units[:-1]:
         if value < step:
             return f"{value:.4g} {unit}"
@@ -303,13 +306,13 @@ def _with_unit(value: float, step: int, units: Sequence[str]) -> str:
 
 
 def print_object(value: Mapping[str, Any]) -> None:
-    """Print a table of names and values, or JSON."""
+    """Print an object as a table of names and values, or with --json as JSON."""
     if common_options().as_json:
         print_json(value)
         return
     table = Table(show_header=False, box=None)
     table.add_column(no_wrap=True)
-    # Wide values are wrapped: a truncated value helps nobody.
+    # Wide values are wrapped, because a truncated value is of no use.
     table.add_column(overflow="fold")
     for name, item in value.items():
         table.add_row(name, text_of(name, item))
@@ -317,7 +320,7 @@ def print_object(value: Mapping[str, Any]) -> None:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...]) -> None:
-    """Print rows as a table, or as a line of JSON each."""
+    """Print rows as a table, or with --json each row as a line of JSON."""
     if common_options().as_json:
         for row in rows:
             print_json(row)
@@ -333,7 +336,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...]) -> N
 # --- progress --------------------------------------------------------------------------------------
 
 Progressed = Callable[[int, int], None]
-"""Takes the count of records, and of bytes."""
+"""Updates a progress bar. Arguments: the number of records, and of bytes, so far."""
 
 
 def is_progress_shown() -> bool:
@@ -342,7 +345,7 @@ def is_progress_shown() -> bool:
 
 
 def bar_of(*columns: bars.ProgressColumn, is_hidden: bool = False) -> bars.Progress:
-    """A bar on standard error, which vanishes at its end."""
+    """A progress bar on standard error, which is erased at its end."""
     console = Console(stderr=True, highlight=False)
     hidden = is_hidden or not is_progress_shown()
     return bars.Progress(*columns, console=console, transient=True, disable=hidden)
@@ -352,9 +355,9 @@ def bar_of(*columns: bars.ProgressColumn, is_hidden: bool = False) -> bars.Progr
 def progress(
     what: str, size: int | None, unit: str = "bytes", *, is_hidden: bool = False
 ) -> Iterator[Progressed]:
-    """Show a bar on standard error if that is a terminal; a counter where the end is not known.
+    """Show a progress bar on standard error if it is a terminal. Without `size`, show a counter.
 
-    `size`: the whole in `unit`: bytes or items.
+    `size`: the total in `unit`, which is bytes or items.
     """
     counter = bars.TextColumn("{task.fields[count]:,} " + what)
     known = (bars.BarColumn(), bars.TaskProgressColumn(), counter, bars.TimeRemainingColumn())

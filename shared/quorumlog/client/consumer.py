@@ -1,4 +1,4 @@
-"""Consumers: workers that share a committed position in a log. One worker at a time holds the lease and reads."""
+"""Consumers: workers that share a committed offset. One at a time holds the lease and reads."""
 
 import asyncio
 import contextlib
@@ -19,10 +19,10 @@ from quorumlog.client.transport import Transport
 _log = logging.getLogger(__name__)
 
 _ASK_S: Final = 1.0
-"""How often a worker that waits for a lease asks for it, at least (taste)."""
+"""Longest interval at which a waiting worker requests the lease (chosen by judgement)."""
 _LOST: Final = (errors.LeaseLost, errors.LogReplaced, errors.NoSuchConsumer)
 _started_us: int
-"""When this process was started, or forked: of two processes with one `holder` the later one has the lease."""
+"""Start or fork time of this process. Of processes with one `holder`, the latest has the lease."""
 
 
 def _start() -> None:
@@ -35,11 +35,13 @@ os.register_at_fork(after_in_child=_start)
 
 
 class Consumer:
-    """A worker that reads a log as the consumer `name`, from the committed position on, while it holds the lease.
+    """A worker that reads a log as the consumer `name`, from the committed offset on, while it
+    holds the lease.
 
-    Inside `with` or `async with` the worker holds the lease and renews it in the background. Iteration yields each
-    record from the position on, and waits for new records at the log's end. `commit` marks the records that the loop
-    has received as processed; records that were not committed are delivered again, to this worker or to the next one.
+    Inside `with` or `async with` the worker holds the lease and renews it in the background.
+    Iteration yields each record from the committed offset on, and waits for new records at the
+    log's end. `commit` marks the records that the loop has received as processed. Uncommitted
+    records are delivered again, to this worker or to the next one.
 
     Invariant: a record is delivered only while the worker holds the lease by this process's clock.
     """
@@ -60,7 +62,7 @@ class Consumer:
         lease_s: float,
         wait_s: float | None,
     ) -> None:
-        """Use `Log.consumer`. `path`: of the consumer; `read`: the log's."""
+        """Use `Log.consumer`. `path`: the path in the API; `read`: the log's method `read`."""
         self.name = checks.text("a consumer's name", name)
         self.holder = uuid.uuid4().hex if holder is None else checks.text("holder", holder)
         self.position = self.fencing_token = 0
@@ -70,19 +72,19 @@ class Consumer:
         self._transport, self._path, self._read = transport, path, read
         self._next = 0
         self._created_at: str | None = None
-        """When the log was created: an offset means nothing in a later log of the same name."""
+        """When the log was created. An offset means nothing in a later log with the same name."""
         self._held_until = 0.0
         self._lost: errors.QuorumLogError | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._is_told = False
-        """Whether this wait for the lease was logged."""
+        """Whether the current wait for the lease was logged."""
 
     def __repr__(self) -> str:
-        """The name."""
+        """The class and the name, for log lines."""
         return f"Consumer({self.name!r})"
 
     async def __aenter__(self) -> Self:
-        """Wait for the lease, and take it. Raises: LeaseHeld after `wait_s`; LogReplaced, OffsetTruncated."""
+        """Wait for the lease. Raises: LeaseHeld after `wait_s`; LogReplaced, OffsetTruncated."""
         end = None if self._wait_s is None else time.monotonic() + self._wait_s
         self._is_told = False
         while (held := await self._try_acquire(end)) is None:
@@ -95,7 +97,7 @@ class Consumer:
         return self
 
     async def _try_acquire(self, end: float | None) -> dict[str, Any] | None:
-        """Ask for the lease: the answer that grants it, or None after a pause, if another worker holds the lease."""
+        """Request the lease. Returns it, or None after a pause if another worker holds it."""
         wanted = {
             "holder": self.holder,
             "started": _started_us,
@@ -121,18 +123,18 @@ class Consumer:
         return None
 
     async def __aexit__(self, *_reason: object) -> None:
-        """Release the lease, so that another worker gets it at once. Commits nothing."""
+        """Release the lease, so that another worker can acquire it at once. Commits nothing."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
         if self._lost is None:
-            with contextlib.suppress(errors.QuorumLogError):  # its time ends it
+            with contextlib.suppress(errors.QuorumLogError):  # the lease expires by itself
                 path = f"{self._path}/lease"
                 await self._transport.change_consumer("DELETE", path, headers=self._fencing)
         self._lost = errors.LeaseLost(f"{self.name} has let its lease go")
 
     async def __aiter__(self) -> AsyncIterator[LogRecord]:
-        """Each record from the position on, in order, as they come. Raises: LeaseLost."""
+        """Yield each record from the committed offset on, and wait for more. Raises: LeaseLost."""
         async with contextlib.aclosing(self.records().pages()) as pages:
             async for page in pages:
                 for record in page:
@@ -142,8 +144,8 @@ class Consumer:
                     yield record
 
     def records(self, *, follow: bool = True) -> Paged[LogRecord]:
-        """The records behind the last one `taken`, until the log is closed, or without `follow` until the log's end.
-        Call `taken` with the last record that is processed before `commit`.
+        """The records after the last record passed to `taken`, until the log is closed, or without
+        `follow` until the log's end. Before `commit`, call `taken` with the last processed record.
         """
         return Paged(self._pages(follow=follow))
 
@@ -161,7 +163,7 @@ class Consumer:
                 return
 
     def taken(self, record: LogRecord) -> None:
-        """The next commit covers all records up to this one."""
+        """Note that all records up to this one are processed: the next `commit` covers them."""
         self._next = checks.offset("a record's offset", record.offset) + 1
 
     @property
@@ -177,8 +179,8 @@ class Consumer:
             raise self._lost.replace()
 
     async def commit(self, offset: int | None = None) -> int:
-        """Mark as processed all records that the loop has received, or all below `offset`, and return the new position.
-        No worker gets these records again.
+        """Commit all records that the loop has received, or all below `offset`, and return the new
+        committed offset. No worker gets these records again.
 
         Raises: LeaseLost if another worker may have taken over; LogReplaced; PositionBehind.
         """
@@ -207,7 +209,7 @@ class Consumer:
         return shown
 
     async def _renew(self) -> None:
-        with contextlib.suppress(*_LOST):  # the next record or commit raises it
+        with contextlib.suppress(*_LOST):  # the next record or commit raises the error
             await self._put("/lease")
 
     async def _renew_in_time(self) -> None:
@@ -215,10 +217,10 @@ class Consumer:
             left_s = self._held_until - time.monotonic()
             await asyncio.sleep(max(left_s - self._lease_s * 2 / 3, self._lease_s / 10))
             if self._held_until - time.monotonic() > self._lease_s * 2 / 3:
-                continue  # a commit has done it
+                continue  # a commit has renewed the lease
             try:
                 await self._renew()
             except errors.ClientClosed:
                 return
             except errors.QuorumLogError:
-                continue  # the lease's time decides
+                continue  # try again; without success, the lease expires

@@ -1,4 +1,4 @@
-"""One ledger: append, read, follow, close, recover."""
+"""The handle of one ledger: append, read, follow, close, recover."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -23,14 +23,14 @@ from quorumlog.client.transport import Transport
 
 _OCTETS: Final = "application/octet-stream"
 PAGE: Final = 10_000
-"""Entries of a page that an iterator asks for: the most that the API gives. A page ends by bytes too, and
-pages of 1,000 short lines took twice as long (measured)."""
+"""Entries per page that an iterator requests: the API's maximum. The server limits the bytes of a
+page too. Pages of 1,000 short lines took twice as long (measured)."""
 WAIT_MS: Final = 30_000
-"""How long one request waits at a tail for new entries."""
+"""How long one request waits at a tail for new entries, in milliseconds."""
 
 
 class Ledger:
-    """A handle of a ledger: its id and password, and appends that are under way."""
+    """A handle of a ledger. It keeps the ledger's id and password, and the appends under way."""
 
     ledger_id: int
 
@@ -50,30 +50,31 @@ class Ledger:
         self.batcher = Batcher(self._send, _share, _size_of, transport, batching)
 
     def __repr__(self) -> str:
-        """The id."""
+        """The class and the id, for log lines."""
         return f"Ledger({self.ledger_id})"
 
     async def append(self, payload: bytes, *, expect: int | None = None) -> int:
         """Append one entry and return the entry's id once the entry is durable.
 
-        Appends that are made while a request is under way travel together, in the order of the calls.
-        After an error whose `outcome` is unknown the entry may have been appended: the client never
-        sends the entry again by itself, and does not send what was queued behind it.
-        `expect`: the id that the entry must get; else UnexpectedEntryId, and nothing is written.
+        Appends that are made while a request is under way share the next request, in the order of
+        the calls. After an error whose `outcome` is unknown the entry may have been appended. The
+        client does not retry it, and does not send the appends that were queued behind it.
+        `expect`: the id that the entry must get; otherwise UnexpectedEntryId is raised, and nothing
+        is written.
         """
         return (await self.batcher.append((payload,), expect)).first_entry
 
     async def submit(self, payload: bytes) -> asyncio.Future[Appended]:
         """Queue one entry; the future is done once the entry is durable.
 
-        Waits only while too much is queued.
+        Waits only while the queue is full (`Batching.queued_bytes_max`).
         """
         return await self.batcher.submit((payload,))
 
     async def append_batch(
         self, payloads: Sequence[bytes], *, expect: int | None = None
     ) -> Appended:
-        """Append entries under consecutive ids. After an unknown outcome, a prefix of them may have been appended."""
+        """Append entries under consecutive ids. After an unknown outcome, a prefix may exist."""
         return await self.batcher.append(checks.several("payloads", payloads), expect)
 
     async def flush(self) -> None:
@@ -105,7 +106,7 @@ class Ledger:
     async def read(
         self, first: int = 0, *, limit: int | None = None, last: int | None = None, wait_ms: int = 0
     ) -> Page:
-        """Read entries from `first` on, as many as one answer holds.
+        """Read entries from `first` to `last`, as many as one response holds.
 
         `wait_ms`: how long the server may wait for a new entry at the tail.
         """
@@ -145,7 +146,7 @@ class Ledger:
             first = page.next
 
     def tail(self, first: int = 0) -> Paged[Entry]:
-        """Follow the ledger: all entries, and new ones once they are confirmed, until it is closed. Never fences."""
+        """Follow the ledger, with new entries once confirmed, until it is closed. Never fences."""
         return Paged(self._tail(checks.offset("first", first)))
 
     async def _tail(self, first: int) -> AsyncGenerator[Sequence[Entry], None]:
@@ -161,7 +162,7 @@ class Ledger:
         return cast("LedgerInfo", await self._call("GET", ""))
 
     async def last_add_confirmed(self) -> int:
-        """The last add confirmed; -1 while no entry is confirmed."""
+        """The id of the last confirmed entry; -1 while no entry is confirmed."""
         answer = await self._call("GET", "/last-add-confirmed")
         return int(answer["last_add_confirmed"])
 
@@ -170,9 +171,9 @@ class Ledger:
         return await self._call("POST", "/close")
 
     async def recover(self, *, declare_lost: Sequence[str] = ()) -> dict[str, Any]:
-        """Recover the ledger, whose writer may be gone: fence, read forward, close. Every caller gets
-        the same last entry. `declare_lost` names bookies that never come back: the ledger may lack
-        entries then.
+        """Recover the ledger, whose writer may be gone: fence, read forward, close. Every caller
+        gets the same last entry. `declare_lost`: bookies that never come back. If it names any, the
+        recovered ledger may lack entries.
         """
         named = checks.names("declare_lost", declare_lost)
         return await self._call("POST", "/recover", {"declare_lost": named} if named else None)
@@ -180,7 +181,7 @@ class Ledger:
     async def change_password(self, password: str) -> dict[str, Any]:
         """Replace the ledger's password. This handle uses the new password from then on.
 
-        Raises: WrongPassword, InvalidRequest for a ledger without one.
+        Raises: WrongPassword; InvalidRequest for a ledger without a password.
         """
         headers = with_password(password)
         shown = await self._call("PUT", "/password", {"password": password})
@@ -190,10 +191,11 @@ class Ledger:
     async def accept_loss(
         self, first: int, last: int, *, declare_lost: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """Give up entries first..last of a closed ledger for ever: reads of these raise EntryLost.
+        """Give up entries first..last of a closed ledger for ever: reads of these entries raise
+        EntryLost.
 
-        Raises: LossNotProven unless every bookie that could hold the entries answers that it does not;
-        bookies in `declare_lost` need not answer, as they are gone for ever.
+        Raises: LossNotProven unless every bookie that could hold the entries answers that it does
+        not. Bookies in `declare_lost` are gone for ever, and need not answer.
         """
         wanted = {
             "first": checks.offset("first", first),
@@ -209,7 +211,7 @@ class Ledger:
 
 
 async def created(transport: Transport, options: Mapping[str, Any]) -> int:
-    """The id of a new ledger. A retry of the request creates no second ledger."""
+    """Create a ledger and return its id. A retry of the request creates no second ledger."""
     return int((await transport.call("POST", "/v1/ledgers", options))["ledger_id"])
 
 
@@ -228,7 +230,7 @@ def _share(done: Appended, index: int, count: int) -> Appended:
 
 
 def with_password(password: str | None) -> Mapping[str, str]:
-    """The header with the ledger's password, where it has one."""
+    """The header with the ledger's password; empty without a password."""
     if password is None:
         return {}
     return {header.LEDGER_PASSWORD: checks.header_value("password", password)}

@@ -1,4 +1,4 @@
-"""One named log: append records, read by offset, follow."""
+"""The handle of one named log: append records, read them by offset, follow the log."""
 
 import asyncio
 import uuid
@@ -36,7 +36,7 @@ from quorumlog.errors import StaleProducer
 
 
 class Log:
-    """A handle of a log: its name, appends that are under way and, after `open`, the writer token."""
+    """A handle of a log, with its name, appends under way and, after `open`, a writer token."""
 
     name: str
     writer_token: int | None
@@ -54,25 +54,24 @@ class Log:
         self.batcher = Batcher(self._send, share, size_of, transport, batching)
 
     def __repr__(self) -> str:
-        """The name."""
+        """The class and the name, for log lines."""
         return f"Log({self.name!r})"
 
     async def append(self, *records: bytes | Record, expect: int | None = None) -> LogAppended:
         """Append records at consecutive offsets, all or none; return once the records are durable.
 
-        Appends that are made while a request is under way travel together, in the order of the calls.
-        After an error whose `outcome` is unknown the records may have been appended: the client never
-        sends records again by itself, and does not send what was queued behind them. A `producer`
-        appends exactly once instead.
-        `expect`: the offset that the first record must get; else UnexpectedOffset, and nothing is
-        written.
+        Appends that are made while a request is under way share the next request, in the order of
+        the calls. After an error whose `outcome` is unknown the records may have been appended. The
+        client does not retry them, and does not send the appends that were queued behind them. Use
+        a `producer` to append exactly once. `expect`: the offset that the first record must get;
+        otherwise UnexpectedOffset is raised, and nothing is written.
         """
         return await self.batcher.append(records, expect)
 
     async def submit(self, *records: bytes | Record) -> asyncio.Future[LogAppended]:
         """Queue records; the future is done once the records are durable.
 
-        Waits only while too much is queued.
+        Waits only while the queue is full (`Batching.queued_bytes_max`).
         """
         return await self.batcher.submit(records)
 
@@ -87,15 +86,16 @@ class Log:
         epoch: int | None = None,
         since: int | None = None,
     ) -> Producer:
-        """A producer, which appends exactly once whatever process dies. A producer of the same id with
-        a higher epoch ends older ones. The default epoch is the wall clock's time, or one more than the epoch that ended
-        a producer of this client, whichever is later: a clock that was put back ends no new producer.
+        """A producer, which appends exactly once whatever process dies. A producer with a higher
+        epoch fences older producers with the same id. The default epoch is the wall clock's time in
+        ms, but at least one more than the epoch that fenced a producer of this client, in case the
+        clock was set back.
 
-        `since`: the log's `next_offset` before the producer of this id and epoch sent its first
-        request. With the default epoch the first append reads `since` from the log. A caller that gives
-        an epoch may have sent requests under that epoch before, and gives the `since` of that time;
-        without `since`, a log that has forgotten any producer refuses producers that it does not know
-        with ExpiredProducer: begin a new epoch then.
+        `since`: the log's `next_offset` before the producer with this id and epoch sent its first
+        request. With the default epoch, the first append reads `since` from the log. A caller that
+        passes an epoch may have used that epoch before, so it must also pass the `since` of that
+        time. Without `since`, a log that has forgotten any producer rejects unknown producers with
+        ExpiredProducer: begin a new epoch then.
         """
         name = uuid.uuid4().hex if producer_id is None else producer_id
         now_ms = int(datetime.now(UTC).timestamp() * 1000)
@@ -110,7 +110,7 @@ class Log:
         )
 
     async def _end(self, end: float | None = None) -> tuple[int, str]:
-        """The log's next offset, and when the log was created. `end`: the deadline, in the event loop's time."""
+        """The log's next offset and time of creation. `end`: deadline, in the loop's time."""
         answer = await self._transport.request("GET", self._path, is_repeatable=True, end=end)
         shown = answer.json()
         return int(shown["next_offset"]), str(shown["created_at"])
@@ -132,7 +132,7 @@ class Log:
         headers: Mapping[str, str],
         created_at: str | None = None,
     ) -> LogAppended:
-        """Send one append request, of this handle or of one of its producers, whose requests may be repeated."""
+        """Send an append of this handle or of a producer. Only producers' appends are retried."""
         content_type, body = encoded(call.payloads)
         try:
             answer = await self._transport.request(
@@ -160,18 +160,20 @@ class Log:
         wait_ms: int = 0,
         created_at: str | None = None,
     ) -> LogPage:
-        """Read records from `start` on, as many as one answer holds.
+        """Read records from `start` on, as many as one response holds.
 
-        `start`: an offset; -10: ten offsets before the end; a datetime: the first record that was appended then or
-        later. Before the first record both are where the log begins; a time after the last one is the end.
-        `wait_ms`: how long the server may wait for a new record at the tail. `created_at`: of the page before, to
-        continue in the same log.
+        `start`: an offset; -N for N offsets before the end; or a datetime, for the first record
+        that was appended then or later. If -N or the datetime lies before the first record, the
+        read begins with the first record; if the datetime lies after the last record, at the log's
+        end. `wait_ms`: how long the server may wait for a new record at the tail. `created_at`:
+        from the previous page, to continue in the same log.
 
-        Raises: LogReplaced where the log was deleted and created again since; OffsetBeyondEnd; OffsetTruncated.
+        Raises: LogReplaced if the log was deleted and created again since; OffsetBeyondEnd;
+        OffsetTruncated.
         """
         is_offset = isinstance(start, int) and start >= 0
         if wait_ms and not is_offset and start != "earliest":
-            # A request that waits may be sent again, and would miss what was appended in between.
+            # A retry of a waiting request would resolve `start` again, and miss new records.
             page = await self.read(start, limit=limit, created_at=created_at)
             if page.records or page.closed:
                 return page
@@ -215,8 +217,9 @@ class Log:
             start = page.next
 
     def tail(self, start: Start = "earliest") -> Paged[LogRecord]:
-        """Follow the log: all records in order, and new ones as they are confirmed, until the log is
-        closed. Never fences. Raises: as `read`; LogReplaced comes before any record of the new log.
+        """Follow the log: all records in order, and new records as they are confirmed, until the
+        log is closed. Never fences. Raises: as `read`; LogReplaced before any record of a log
+        created later.
         """
         return Paged(self._tail(checked_start(start)))
 
@@ -238,26 +241,29 @@ class Log:
         lease_s: float = 30.0,
         wait_s: float | None = None,
     ) -> Consumer:
-        """A worker of the consumer `name`, for `with` or `async with`. It continues at the committed position.
+        """A worker of the consumer `name`, for `with` or `async with`. It continues at the
+        committed offset.
 
-        `start`: where a consumer without a position begins. `holder`: this worker's name. A process that starts later
-        under the same name takes over the lease at once; other workers get it after `lease_s` of silence. `wait_s`: how
-        long to wait for the lease; None: as long as it takes, 0: not at all.
+        `start`: where a consumer without a committed offset begins. `holder`: this worker's name. A
+        later process with the same name takes over the lease at once; other workers get it after
+        `lease_s` of silence. `wait_s`: how long to wait for the lease; None waits as long as it
+        takes, 0 does not wait.
         """
         path = self._consumer(name)
         return Consumer(self._transport, path, self.read, name, start, holder, lease_s, wait_s)
 
     def consumers(self, *, prefix: str | None = None) -> Paged[dict[str, Any]]:
-        """All consumers in the order of their names, with their lags. `prefix`: only names that begin with it."""
+        """All consumers with their lags, by name. `prefix`: only names that begin with this text."""
         path, only = f"{self._path}/consumers", {"prefix": checks.maybe_text("prefix", prefix)}
         return Paged(self._transport.pages(path, "consumers", only))
 
     async def consumer_info(self, name: str) -> ConsumerInfo:
-        """A consumer as the API shows it: position, lease, lag. Raises: NoSuchConsumer."""
+        """A consumer as the API shows it: committed offset, lease, lag. Raises: NoSuchConsumer."""
         return cast("ConsumerInfo", await self._transport.call("GET", self._consumer(name)))
 
     async def reset_consumer(self, name: str, to: Start) -> dict[str, Any]:
-        """Move a consumer's position to a place where a read may begin (`start` of `read`). Its worker loses the lease.
+        """Set a consumer's committed offset. Its worker loses the lease. `to`: like `start` of
+        `read`.
 
         Raises: NoSuchConsumer.
         """
@@ -265,16 +271,17 @@ class Log:
         return await self._transport.change_consumer("POST", path, wanted)
 
     async def delete_consumer(self, name: str) -> None:
-        """Delete a consumer and its position. Raises: NoSuchConsumer; LeaseHeld while a worker is active."""
+        """Delete a consumer with its offset. Raises: NoSuchConsumer; LeaseHeld if it is active."""
         await self._transport.change_consumer("DELETE", self._consumer(name))
 
     def _consumer(self, name: str) -> str:
-        """The path of a consumer."""
+        """The path of a consumer in the API."""
         return f"{self._path}/consumers/{quote(checks.text('a consumer name', name), safe='')}"
 
     async def open(self, owner: str, *, created_at: str | None = None) -> int:
-        """Become the log's only writer: fence former writers, and send the writer token with this
-        handle's appends. Returns the offset that the next record gets. `created_at` as for `truncate`.
+        """Become the log's only writer: fence earlier writers, and send the writer token with this
+        handle's appends. Returns the offset that the next record gets. `created_at`: as for
+        `truncate`.
         """
         wanted = {"owner": checks.text("owner", owner)}
         shown = await self._call(
@@ -294,7 +301,8 @@ class Log:
     async def truncate(self, before: int, *, created_at: str | None = None) -> dict[str, Any]:
         """Drop whole ledgers that end below an offset; `first_offset` of `info` shows the result.
 
-        `created_at`: when the log was created, as `info` and pages show it. Raises: LogReplaced if that was another log.
+        `created_at`: the log's time of creation, from `info` or a page. Raises: LogReplaced if the
+        log now has another.
         """
         wanted = {"before": checks.offset("before", before)}
         return await self._call("POST", "/truncate", wanted, created_at=created_at)
@@ -302,10 +310,11 @@ class Log:
     async def archived(
         self, through: int, *, expect: int | None = None, created_at: str | None = None
     ) -> dict[str, Any]:
-        """Record that all records below an offset are archived elsewhere; retention keeps the others.
+        """Record that all records below an offset are archived elsewhere; retention keeps the
+        others.
 
-        `expect`: `archived_through` as it was before; `created_at` as for `truncate`. Raises: VersionConflict,
-        InvalidRequest, LogReplaced.
+        `expect`: the current `archived_through`, or else VersionConflict is raised; `created_at`:
+        as for `truncate`. Raises: VersionConflict, InvalidRequest, LogReplaced.
         """
         wanted = {
             "through": checks.offset("through", through),
@@ -314,7 +323,7 @@ class Log:
         return await self._call("POST", "/archived", wanted, created_at=created_at)
 
     async def close(self, *, created_at: str | None = None) -> dict[str, Any]:
-        """Close the log for good. `created_at` as for `truncate`."""
+        """Close the log for good. `created_at`: as for `truncate`."""
         return await self._call("POST", "/close", created_at=created_at)
 
     async def change(
@@ -330,8 +339,8 @@ class Log:
     ) -> dict[str, Any]:
         """Change the given limits; 0 removes a limit. The new limits take effect within seconds.
 
-        `if_version`: change only if the log still has this `version` (of `info`), else raise VersionConflict; a roll
-        or a new owner changes the version too. `created_at` as for `truncate`.
+        `if_version`: raise VersionConflict unless the log still has this `version` (of `info`),
+        which a roll or a new owner changes too. `created_at`: as for `truncate`.
         """
         limits = {
             "roll_bytes": roll_bytes,
@@ -344,7 +353,7 @@ class Log:
             name: checks.offset(name, value) for name, value in limits.items() if value is not None
         }
         if not given:
-            raise ValueError("change names no limit")
+            raise ValueError("no limit is given: name at least one to change")
         headers = {}
         if if_version is not None:
             headers["If-Match"] = f'"{checks.offset("if_version", if_version)}"'
@@ -353,12 +362,15 @@ class Log:
     async def protect(
         self, *, deletion_protection: bool = True, created_at: str | None = None
     ) -> dict[str, Any]:
-        """Protect the log from deletion, truncation and overwriting, or end that. `created_at` as for `truncate`."""
+        """Set the protection from deletion, truncation and overwriting.
+
+        `created_at`: as for `truncate`.
+        """
         wanted = {"deletion_protection": deletion_protection}
         return await self._call("PATCH", "", wanted, created_at=created_at)
 
     async def delete(self, *, created_at: str | None = None) -> None:
-        """Delete the log with its records; with `created_at` that log alone. Raises: LogProtected, NoSuchLog."""
+        """Delete the log. Raises: LogProtected; NoSuchLog, also if `created_at` differs."""
         await self._call("DELETE", "", is_repeatable=False, created_at=created_at)
 
     async def _call(
@@ -370,7 +382,7 @@ class Log:
         created_at: str | None = None,
         **more: Any,
     ) -> dict[str, Any]:
-        """Like `Transport.call`. With `created_at`, a log of this name that was created at another time refuses."""
+        """Like `Transport.call`. A log with another `created_at` rejects the request."""
         url, params = self._path + path, _meant(created_at)
         return await self._transport.call(method, url, value, params=params, **more)
 
@@ -386,5 +398,5 @@ def _appended(shown: Mapping[str, Any], *, is_duplicate: bool = False) -> LogApp
 
 
 def _meant(created_at: str | None) -> dict[str, str | int | None]:
-    """The query parameter by which a log that was created at another time refuses the request."""
+    """The query parameter that makes a log reject the request if it was created at another time."""
     return {"created": checks.maybe_text("created_at", created_at)}

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for code without an event loop."""
+"""The portal: an event loop in its own thread, for code without an event loop."""
 
 import asyncio
 import logging
@@ -22,19 +22,19 @@ P = TypeVar("P")
 
 
 class _Submitted(Future[T]):
-    """The result of an append in the process that submitted it. A forked child has no thread that could set it."""
+    """The future of an append. A forked child has no thread that could set the result."""
 
     def __init__(self) -> None:
         super().__init__()
         self._pid = os.getpid()
 
     def result(self, timeout: float | None = None) -> T:
-        """As of any future. Raises: ClientClosed in a forked child."""
+        """Like `Future.result`, but raises ClientClosed in a forked child."""
         check_process(self._pid)
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As of any future. Raises: ClientClosed in a forked child."""
+        """Like `Future.exception`, but raises ClientClosed in a forked child."""
         check_process(self._pid)
         return super().exception(timeout)
 
@@ -42,9 +42,9 @@ class _Submitted(Future[T]):
 class Portal:
     """Runs coroutines for other threads and returns the results. Any thread may call.
 
-    Invariants: however the thread ends, it ends all its work: nothing is given to the event loop once
-    `_is_open` is False, and then every task is cancelled. A forked child, which has a copy of the lock in whatever
-    state, and no thread, never takes the lock.
+    Invariants: however the portal's thread ends, it ends all its work. Once `_is_open` is False,
+    the event loop gets no more work, and every task is cancelled. A forked child has no portal
+    thread, and its copy of the lock may be locked for ever, so it never takes the lock.
     """
 
     def __init__(self) -> None:
@@ -56,10 +56,10 @@ class Portal:
         self._inner: AbstractAsyncContextManager[object]
         self._thread: threading.Thread | None = None
         self._posted: list[Batcher[Any, Any, Any]] = []
-        """To which threads have posted submissions."""
+        """The batchers to which threads have posted submissions."""
 
     def open(self, inner: AbstractAsyncContextManager[object]) -> None:
-        """Start the thread, which enters `inner`. As a daemon it does not keep the process alive."""
+        """Start the thread, which enters `inner`. The thread does not keep the process alive."""
         if self._is_open:
             self._check_process()
             raise RuntimeError("the client is open already")
@@ -78,7 +78,8 @@ class Portal:
         """Run a coroutine and return its result. If the wait is interrupted (Ctrl-C), cancel the
         coroutine.
 
-        Raises: ClientClosed before `open`, where `close` came first, and in a forked child.
+        Raises: what the coroutine raises; ClientClosed before `open`, after `close`, and in a
+        forked child.
         """
         try:
             self._check_process()
@@ -91,14 +92,15 @@ class Portal:
         try:
             return future.result()
         except CancelledError:
-            raise ClientClosed("the client was closed under this call", outcome=UNKNOWN) from None
+            raise ClientClosed("the client was closed during this call", outcome=UNKNOWN) from None
         except BaseException:
             future.cancel()
             raise
 
     def submit(self, batcher: Batcher[P, Any, T], payloads: Sequence[P]) -> Future[T]:
-        """Submit an append: `Batcher.submit` for threads, without a wait for the event loop unless
-        too much is queued. The loop is woken once for all that threads submit before it looks.
+        """Submit an append: `Batcher.submit` for threads. It waits for the event loop only while
+        the queue is full. One wake-up of the loop serves all submissions that threads post until
+        the loop runs.
         """
         given, size = batcher.checked(payloads)
         self._check_process()
@@ -117,7 +119,7 @@ class Portal:
         return done
 
     def _deliver(self) -> None:
-        """Hand the batchers what threads have submitted, in the order of the calls."""
+        """Hand the posted submissions of threads to the batchers, in the order of the calls."""
         with self._lock:
             batchers, self._posted = self._posted, []
             collected = [(batcher, batcher.collect()) for batcher in batchers]
@@ -125,7 +127,7 @@ class Portal:
             batcher.receive(posted)
 
     def iterate(self, paged: Paged[T]) -> Iterator[T]:
-        """The items; the calling thread waits for the loop once per page."""
+        """Yield the items of a list. The calling thread waits for the event loop once per page."""
         pages = paged.pages()
         try:
             while True:
@@ -135,12 +137,12 @@ class Portal:
                     return
                 yield from page
         finally:
-            # The end of the client has closed the generator already.
+            # ClientClosed: the end of the client has already closed the generator.
             with suppress(ClientClosed):
                 self.run(_closed(pages))
 
     def close(self, *reason: Any) -> None:
-        """Leave what was entered, cancel what is still under way, and end the thread. In a forked child: nothing."""
+        """Leave `inner`, cancel all tasks, and end the thread. Does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         try:
@@ -162,12 +164,12 @@ class Portal:
 
     def _check_callable(self) -> None:
         if not self._is_open or self._thread is None or not self._thread.is_alive():
-            raise ClientClosed("the client is used inside `with` only")
+            raise ClientClosed("the client is not open: use it inside `with`")
         if threading.current_thread() is self._thread:
             raise RuntimeError("a callback of the client's own thread can't wait for the client")
 
     def _work(self) -> None:
-        """The thread: run the event loop, and end what waits however the loop ended."""
+        """The thread's body: run the event loop, and end all tasks however the loop ends."""
         loop = self._loop
         try:
             loop.run_forever()
@@ -182,19 +184,19 @@ class Portal:
 
 
 class Face(Generic[T]):
-    """A synchronous object: its asynchronous one, and the portal that runs it."""
+    """A synchronous object, made of an asynchronous object and the portal that runs its methods."""
 
     def __init__(self, portal: Portal, inner: T) -> None:
-        """Made by a client."""
+        """Only a client or another synchronous object calls this."""
         self._portal, self._inner = portal, inner
 
     def __repr__(self) -> str:
-        """As the asynchronous object's."""
+        """The asynchronous object's representation."""
         return repr(self._inner)
 
 
 async def _end(inner: AbstractAsyncContextManager[object]) -> None:
-    """Cancel every task, those included that a cancelled task starts, and leave `inner`."""
+    """Cancel every task, including the tasks that a cancelled task starts, and leave `inner`."""
     while others := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in others:
             task.cancel()
@@ -203,7 +205,7 @@ async def _end(inner: AbstractAsyncContextManager[object]) -> None:
 
 
 async def _closed(pages: AsyncGenerator[Any, None]) -> None:
-    """Close a generator whose last step may not have returned yet."""
+    """Close a generator whose last step may still be running."""
     while True:
         try:
             await pages.aclose()

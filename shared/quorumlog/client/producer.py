@@ -19,7 +19,7 @@ class Unsettled(
     outcome=NOT_DONE,
     travels=False,
 ):
-    """The outcome of the producer's last request is unknown, so no other request may follow: append
+    """The outcome of the producer's last request is unknown, so no other request may follow. Append
     the same records again in one call, or call `settle`.
     """
 
@@ -27,17 +27,18 @@ class Unsettled(
 AppendRequest = Callable[
     [Call[bytes | Record], Mapping[str, str], str | None], Awaitable[LogAppended]
 ]
-"""Sends one append request to the log that was created then: the request, its headers, and the time."""
+"""Sends an append request. Arguments: the request, its headers, and the log's `created_at`."""
 
 
 class Producer:
-    """Appends to a log exactly once: a repeat of a request gets the first request's answer.
+    """Appends to a log exactly once: a retried request gets the first request's answer.
 
-    Invariants: `seq` is the sequence number of the next request; a request whose outcome is unknown
-    keeps its number, and no other records are sent under that number. `since` is the log's end before
-    this producer sent its first request: a log that has forgotten some producers tells new ones from
-    forgotten ones by it. Once known, `since` never changes; while None, requests do not carry it. A producer that has read
-    `since` appends to the log of that time, and to no later one of its name.
+    Invariants: `seq` is the sequence number of the next request. A request whose outcome is unknown
+    keeps its number, and no other records are sent under that number. `since` is the log's end
+    before this producer's first request. With `since`, a log that has forgotten producers can
+    distinguish a new producer from a forgotten one. Once known, `since` never changes; while it is
+    None, requests do not carry it. A producer that has read `since` appends only to the log of that
+    time, not to a later log with the same name.
     """
 
     producer_id: str
@@ -66,20 +67,21 @@ class Producer:
         self.batcher = Batcher(self._send, share, size_of, transport, batching)
 
     async def append(self, *records: bytes | Record, expect: int | None = None) -> LogAppended:
-        """Append records at consecutive offsets, all or none, and once.
+        """Append records at consecutive offsets, all or none, exactly once.
 
-        Appends that are made while a request is under way travel together, in the order of the calls.
-        After an error whose outcome is unknown the same call again is harmless if its records travelled
-        alone; else it raises Unsettled, and `settle` tells where the records are.
-        `expect`: the offset that the first record must get, unless an earlier request appended the
-        records; else UnexpectedOffset, and nothing is written.
+        Appends that are made while a request is under way share the next request, in the order of
+        the calls. After an error whose outcome is unknown, repeat the same call. If its records
+        shared a request with other appends, the repeated call raises Unsettled, and `settle`
+        returns where the records are. `expect`: the offset that the first record must get, unless
+        an earlier request appended the records. Otherwise UnexpectedOffset is raised, and nothing
+        is written.
         """
         return await self.batcher.append(records, expect)
 
     async def submit(self, *records: bytes | Record) -> asyncio.Future[LogAppended]:
         """Queue records; the future is done once the records are durable.
 
-        Waits only while too much is queued.
+        Waits only while the queue is full (`Batching.queued_bytes_max`).
         """
         return await self.batcher.submit(records)
 
@@ -88,8 +90,8 @@ class Producer:
         await self.batcher.flush()
 
     async def settle(self) -> LogAppended | None:
-        """Repeat the request whose outcome is unknown, and return where all its records are, in the
-        order of their calls; None where there is no such request.
+        """Retry the request whose outcome is unknown, and return the offsets of all its records, in
+        the order of the calls. Returns None if there is no such request.
         """
         await self.batcher.flush()
         asked = self._open
@@ -99,7 +101,9 @@ class Producer:
 
     async def _send(self, call: Call[bytes | Record]) -> LogAppended:
         if self._open is not None and not _is_same(self._open, call):
-            raise Unsettled(f"what became of request {self.seq} is not known")
+            raise Unsettled(
+                f"the outcome of request {self.seq} is unknown: append its records again, or call settle"
+            )
         if self.since is None and self._read_since is not None:
             try:
                 self.since, self._created_at = await self._read_since(call.end)
@@ -118,13 +122,15 @@ class Producer:
                 self._created_at,
             )
         except QuorumLogError as error:
-            # Under an epoch that the caller gave, another process may have sent this request before.
+            # If the caller gave the epoch, another process may have sent this request before.
             may_be_anothers = isinstance(error, ExpiredProducer) and self._read_since is None
             if error.outcome == NOT_DONE and not may_be_anothers and self._open is None:
                 raise
             self._open = call
             unknown = error.with_outcome(UNKNOWN)
-            unknown.add_note(f"request {self.seq} is open: append the same again, or settle")
+            unknown.add_note(
+                f"request {self.seq} may have been done: append the same records again, or call settle"
+            )
             raise unknown from error
         except BaseException:
             # The task was cancelled, or the client has a defect: the request may have been sent.

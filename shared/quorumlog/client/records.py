@@ -1,4 +1,4 @@
-"""Entries and records: what callers append, what they read page by page, and the forms of both on the wire."""
+"""Entries and records as callers append and read them, and their formats on the wire."""
 
 import asyncio
 import base64
@@ -19,17 +19,18 @@ FRAMES: Final = "application/vnd.quorumlog.frames"
 _LENGTH: Final = struct.Struct(">I")
 _HEAD: Final = struct.Struct(">QI")
 _RECORD_BYTES: Final = 64
-"""Bytes that a record counts beside its value, so that a queue of empty records is bounded too."""
+"""Bytes that a record counts beyond key and value, so that queued empty records are bounded."""
 
 Start = int | Literal["earliest", "latest"] | datetime
-"""Where a read begins: an offset; below 0, so many offsets before the end; a time, with its time zone: the first record that
-was appended then or later, by the log's own append times.
+"""Where a read begins: at an offset from 0 on, at N offsets before the end (-N), at `earliest` or
+`latest`, or at a time with its time zone, which means the first record that was appended then or
+later (by the log's append times).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Entries `first` to `last` are durable on an ack quorum."""
+    """The result of an append: `first_entry` to `last_entry` are durable on an ack quorum."""
 
     first_entry: int
     last_entry: int
@@ -38,7 +39,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry as it was appended."""
+    """An entry of a ledger, as it was appended."""
 
     entry_id: int
     payload: bytes
@@ -46,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Entries in order. Continue at `next`, unless `is_end`."""
+    """A page of a ledger: entries in order. The next page begins at `next`, unless `is_end`."""
 
     entries: tuple[Entry, ...]
     next: int
@@ -67,7 +68,7 @@ class Record:
     key: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     timestamp: str | None = None
-    """RFC 3339; by default the time of the append."""
+    """A time in RFC 3339; by default the time of the append."""
 
     def __post_init__(self) -> None:
         checks.octets("a record's value", self.value)
@@ -83,7 +84,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """A record as it was appended. `offset` is dense per log, from 0."""
+    """A record of a log, as it was appended. Offsets count from 0, without gaps."""
 
     offset: int
     value: bytes
@@ -96,7 +97,10 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True)
 class LogAppended:
-    """The records of one request are durable. `is_duplicate`: an earlier request appended them."""
+    """The result of an append: its records are durable.
+
+    `is_duplicate`: an earlier request appended them.
+    """
 
     first_offset: int
     last_offset: int
@@ -107,7 +111,9 @@ class LogAppended:
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """Records in order. Continue at `next` of the log of `created_at`. `closed`: no record will ever follow."""
+    """A page of the log that was created at `created_at`: records in order. The next page begins at
+    `next`. `closed`: no record will ever follow.
+    """
 
     records: tuple[LogRecord, ...]
     next: int
@@ -117,9 +123,10 @@ class LogPage:
 
 
 def encoded(records: Sequence[bytes | Record], noun: str = "records") -> tuple[str, bytes]:
-    """The content type and the body of an append: frames for records of only values, else JSON with the member `noun`.
+    """The content type and the body of an append: frames for records of only values, else JSON with
+    the member `noun`.
 
-    The records were checked (`size_of`).
+    The caller has checked the records with `size_of`.
     """
     plain = [record for record in records if isinstance(record, bytes)]
     if len(plain) == len(records):
@@ -128,7 +135,7 @@ def encoded(records: Sequence[bytes | Record], noun: str = "records") -> tuple[s
 
 
 def size_of(record: bytes | Record) -> int:
-    """A record's approximate size in bytes. Raises: TypeError for what is no record."""
+    """A record's approximate size in bytes. Raises: TypeError if the value is not a record."""
     if isinstance(record, bytes):
         return len(record) + _RECORD_BYTES
     if not isinstance(record, Record):
@@ -139,7 +146,7 @@ def size_of(record: bytes | Record) -> int:
 
 
 def share(done: LogAppended, index: int, count: int) -> LogAppended:
-    """The answer for some records of a batch."""
+    """The result for `count` records of a batch from `index` on. `done`: the batch's result."""
     first = done.first_offset + index
     return LogAppended(first, first + count - 1, done.ledger_id, done.entry_id, done.is_duplicate)
 
@@ -157,7 +164,7 @@ def _record_of(record: bytes | Record) -> dict[str, Any]:
 
 
 def record_of(entry: Mapping[str, Any]) -> LogRecord:
-    """A record of a page."""
+    """Parse a record of a JSON page."""
     key = entry["key"]
     return LogRecord(
         int(entry["offset"]),
@@ -171,7 +178,7 @@ def record_of(entry: Mapping[str, Any]) -> LogRecord:
 
 
 def checked_start(start: Start) -> Start:
-    """Where to begin. Raises: TypeError, ValueError."""
+    """Check where a read begins, and return it. Raises: TypeError, ValueError."""
     if isinstance(start, str):
         if start not in ("earliest", "latest"):
             raise ValueError(f"start is an offset, earliest, latest or a datetime, not {start!r}")
@@ -186,17 +193,17 @@ def checked_start(start: Start) -> Start:
 
 
 def shown_start(start: Start) -> int | str:
-    """The start as a request carries it."""
+    """Format where a read begins as a request's parameter."""
     return start.isoformat() if isinstance(start, datetime) else start
 
 
 def frames(payloads: Sequence[bytes]) -> bytes:
-    """A batch of payloads as one body: a length before each."""
+    """A batch of payloads as one body: each payload follows its length (u32 big-endian)."""
     return b"".join([part for p in payloads for part in (_LENGTH.pack(len(p)), p)])
 
 
 def entries_of(body: bytes) -> list[Entry]:
-    """The entries of a page in frames."""
+    """Parse the body of a page of entries in frames."""
     found, at = [], 0
     while at < len(body):
         entry_id, length = _HEAD.unpack_from(body, at)
@@ -211,7 +218,7 @@ def entries_of(body: bytes) -> list[Entry]:
 async def ahead(
     pages: AsyncGenerator[Sequence[T], None],
 ) -> AsyncGenerator[Sequence[T], None]:
-    """The same pages, read one page ahead of the caller."""
+    """Yield the same pages, but request each page while the caller handles the page before it."""
 
     async def read() -> Sequence[T] | None:
         return await anext(pages, None)
@@ -229,7 +236,7 @@ async def ahead(
 
 
 def _passed_over(reading: asyncio.Task[Sequence[T] | None]) -> None:
-    """Retrieve the error of a page that the caller may never ask for: asyncio would log it."""
+    """Retrieve the error of a page that is never requested, so that asyncio does not log it."""
     if not reading.cancelled():
         reading.exception()
 
@@ -244,7 +251,7 @@ class Paged(AsyncIterator[T], Generic[T]):
         self._index = 0
 
     def __aiter__(self) -> Self:
-        """Itself."""
+        """This iterator itself."""
         return self
 
     async def __anext__(self) -> T:
@@ -256,9 +263,9 @@ class Paged(AsyncIterator[T], Generic[T]):
         return item
 
     def pages(self) -> AsyncGenerator[Sequence[T], None]:
-        """The pages."""
+        """The items page by page; a page may be empty."""
         return self._pages
 
     async def aclose(self) -> None:
-        """Stop fetching."""
+        """End the iteration, and fetch no more pages."""
         await self._pages.aclose()

@@ -1,6 +1,7 @@
-"""What the API shows of logs, ledgers, consumers and the cluster, as types: the answers of `info()` and the like.
+"""Types of the JSON objects that `info()` and similar methods return for logs, ledgers, consumers
+and the cluster.
 
-They are plain dicts at run time: fields of a newer server are in them too.
+The objects are plain dicts at run time, so they also contain the members that a newer server adds.
 """
 
 from typing import Any, Literal, NotRequired, TypedDict
@@ -15,7 +16,7 @@ class WriterInfo(TypedDict):
 
 
 class LogSettingsInfo(TypedDict):
-    """The settings of a log; 0 of a limit: there is none."""
+    """The settings of a log. A limit of 0 means that there is no limit."""
 
     ensemble_size: int
     write_quorum: int
@@ -31,7 +32,7 @@ class LogSettingsInfo(TypedDict):
 
 
 class LogLedgerInfo(TypedDict):
-    """A ledger of a log; `last_offset` is None while it is written."""
+    """A ledger of a log. `last_offset` is None while the ledger is written."""
 
     ledger_id: int
     first_offset: int
@@ -40,7 +41,7 @@ class LogLedgerInfo(TypedDict):
 
 
 class LogInfo(TypedDict):
-    """A log as it is now. `next_offset`: all records before it are durable. Times are RFC 3339."""
+    """The current state of a log. Records below `next_offset` are durable. Times are RFC 3339."""
 
     name: str
     settings: LogSettingsInfo
@@ -56,14 +57,17 @@ class LogInfo(TypedDict):
 
 
 class FragmentInfo(TypedDict):
-    """The entries from `first_entry` to the next fragment live on these bookies."""
+    """A fragment: `bookies` store the entries from `first_entry` to the next fragment."""
 
     first_entry: int
     bookies: list[str]
 
 
 class LedgerInfo(TypedDict):
-    """A ledger as it is now; `last_entry` and `length` (bytes) are None until it is closed."""
+    """The current state of a ledger.
+
+    `last_entry` and `length` (bytes) are None until the ledger is closed.
+    """
 
     ledger_id: int
     state: Literal["OPEN", "IN_RECOVERY", "CLOSED"]
@@ -88,7 +92,7 @@ class LedgerInfo(TypedDict):
 
 
 class LeaseInfo(TypedDict):
-    """Who holds a consumer's lease, perhaps beyond its time."""
+    """A consumer's lease and its holder. The lease may have expired."""
 
     holder: str
     fencing_token: int
@@ -96,7 +100,7 @@ class LeaseInfo(TypedDict):
 
 
 class LagInfo(TypedDict):
-    """What a consumer has not processed; None where it can't be read now."""
+    """How much a consumer has not processed. A value is None if it can't be determined now."""
 
     records: int
     bytes: int | None
@@ -104,7 +108,7 @@ class LagInfo(TypedDict):
 
 
 class ConsumerInfo(TypedDict):
-    """A consumer as it is now; `offset` is the first record that is not processed yet."""
+    """The current state of a consumer. `offset` is the first record that is not processed yet."""
 
     log: str
     consumer: str
@@ -128,7 +132,7 @@ class BookieInfo(TypedDict):
 
 
 class ClusterInfo(TypedDict):
-    """Every service with its state, and what lacks copies."""
+    """Every service with its state, and the ledgers that lack copies."""
 
     cluster_id: str
     bookies: list[BookieInfo]

@@ -1,8 +1,9 @@
-"""Appends of a busy handle by one WebSocket: requests without the cost of HTTP's.
+"""Appends of a busy handle over one WebSocket, which costs less per request than HTTP.
 
-The socket carries the one request that a handle has under way: the next request waits for the answer, and no message
-is sent twice. A request that certainly was not done is sent again over HTTP, which handles errors, retries and
-fail-over. Where no socket can be opened (a proxy, an older gateway, a limit), the handle keeps to HTTP.
+The socket carries the one request that a handle has under way: the next request waits for the
+answer, and no message is sent twice. A request that certainly was not done is sent again over HTTP,
+which handles errors, retries and fail-over. If no socket can be opened (because of a proxy, an
+older gateway or a limit), the handle uses HTTP.
 """
 
 import asyncio
@@ -18,41 +19,41 @@ from quorumlog.errors import NOT_DONE, UNKNOWN, ConnectionLost, QuorumLogError
 from quorumlog.wire import problems
 
 MESSAGE_BYTES_MAX: Final = 1 << 19
-"""A WebSocket masks each byte: of more, HTTP costs less CPU (measured)."""
+"""Larger messages go over HTTP with less CPU (measured), since a WebSocket masks each byte."""
 _BUSY_GAP_S: Final = 0.25
 _BUSY_REQUESTS: Final = 16
-"""So many requests with so little time between them make a handle busy (taste)."""
+"""A handle is busy after this many requests with gaps up to `_BUSY_GAP_S` (by judgement)."""
 _IDLE_S: Final = 5.0
-"""A socket that was not used for so long is closed (taste); gateways ping after 20 s."""
+"""A socket unused for this long is closed (chosen by judgement). Gateways ping after 20 s."""
 _REST_S: Final = 10.0
-"""How long a handle stays with HTTP after a socket could not be opened, or broke (taste)."""
+"""How long a handle uses HTTP only after a failure of a socket (chosen by judgement)."""
 
 
 class AppendStream:
     """The socket of one handle, while the handle is busy.
 
-    Invariants: one message is under way at a time; a socket carries no other message after its message was given up,
-    or after it received anything but the answer.
+    Invariants: one message is under way at a time. A socket carries no further message after a
+    message was given up, or after the socket received anything but the expected answer.
     """
 
     def __init__(self, transport: Transport, path: str) -> None:
-        """`path`: of the socket."""
+        """`path`: the path of the socket in the API."""
         self._transport, self._path = transport, path
         self._loop: asyncio.AbstractEventLoop
         self._way: Way
-        """Of the present socket."""
+        """The URL, token and headers of the current socket."""
         self._work: asyncio.Task[None] | None = None
-        """Opens the socket and reads from it."""
+        """The task that opens the socket and reads from it."""
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._answer: asyncio.Future[str | None] | None = None
-        """None as its result: the connection is lost."""
+        """The answer to the message under way. None means that the connection is lost."""
         self._used_at = self._rests_until = 0.0
         self._count = 0
-        """Of requests in close succession."""
+        """Number of requests in close succession."""
 
     def is_ready(self, headers: Mapping[str, str]) -> bool:
-        """Whether `send` can send a message that HTTP would send with these headers. Asked before each request:
-        where the handle is busy, it begins to open a socket.
+        """Whether `send` can send a message that HTTP would send with these headers. Call this
+        before each request: it begins to open a socket if the handle is busy.
         """
         now = self._transport.loop.time()
         gap_s, self._used_at = now - self._used_at, now
@@ -62,7 +63,7 @@ class AppendStream:
             if is_busy and now >= self._rests_until and self._transport.has_room(now):
                 self._begin(headers)
         elif self._way != self._transport.way(headers) or not self._transport.has_room(now):
-            # Another gateway, token or password: what the socket was opened with does not count any more.
+            # The gateway, token or password has changed since the socket was opened.
             self._end()
         return self._socket is not None
 
@@ -70,16 +71,18 @@ class AppendStream:
         self._loop, self._way = self._transport.loop, self._transport.way(headers)
         self._work = self._transport.stream(self._serve(self._way))
         if self._work is not None:
-            # A task that is cancelled before its first step runs none of its code.
+            # A callback: a task that is cancelled before its first step runs none of its code.
             self._work.add_done_callback(self._ended)
             self._watch(self._work)
 
     async def send(
         self, message: bytes, end: float, *, is_text: bool = False
     ) -> dict[str, Any] | None:
-        """Send an append and return its answer, as HTTP would. None: nothing was done, send it over HTTP.
+        """Send an append and return its answer, as HTTP would. None means: nothing was done, send
+        the append over HTTP.
 
-        `end`: of the deadline, in the event loop's time. Raises: QuorumLogError, with the outcome unknown.
+        `end`: the end of the deadline, in the event loop's time. Raises: QuorumLogError, with the
+        outcome unknown.
         """
         assert self._socket is not None, "it is ready"
         if len(message) > MESSAGE_BYTES_MAX:
@@ -110,7 +113,7 @@ class AppendStream:
             self._answer = None
 
     async def _serve(self, way: Way) -> None:
-        """Open a socket, and deliver its messages until it ends."""
+        """Open a socket, and deliver the messages that it receives until it ends."""
         try:
             async with self._transport.socket(
                 self._path, way, (header.APPENDS_PROTOCOL,)
@@ -122,7 +125,7 @@ class AppendStream:
                     self._socket = socket
                     await self._receive(socket)
         except (aiohttp.ClientError, OSError, TimeoutError):
-            pass  # HTTP serves on, and tells what is wrong
+            pass  # the handle continues over HTTP, which reports the error
 
     def _ended(self, work: "asyncio.Task[None]") -> None:
         if self._work is work:
@@ -138,7 +141,7 @@ class AppendStream:
             answer.set_result(message.data)
 
     def _watch(self, work: "asyncio.Task[None]") -> None:
-        """End a socket that is not used any more."""
+        """End a socket that was unused for `_IDLE_S`."""
         if self._work is not work:
             return
         rest_s = self._used_at + _IDLE_S - self._loop.time()
@@ -148,7 +151,7 @@ class AppendStream:
             self._loop.call_later(max(rest_s, _IDLE_S / 2), self._watch, work)
 
     def _give_up(self, *, is_away: bool) -> None:
-        """End the socket after a failure. `is_away`: the gateway failed."""
+        """End the socket after a failure. `is_away`: whether the gateway failed."""
         self._rests_until = self._loop.time() + _REST_S
         if is_away:
             self._transport.failed(self._way)
@@ -161,15 +164,15 @@ class AppendStream:
 
 
 def _shown(told: str | None) -> dict[str, Any]:
-    """An answer. Raises: QuorumLogError."""
+    """Parse an answer of a socket. Raises: QuorumLogError if it is an error or malformed."""
     if told is None:
-        raise ConnectionLost("the socket was closed under an append", outcome=UNKNOWN)
+        raise ConnectionLost("the socket was closed during an append", outcome=UNKNOWN)
     try:
         shown = orjson.loads(told)
     except orjson.JSONDecodeError:
         shown = None
     if not isinstance(shown, dict):
-        raise ConnectionLost("a socket answered what is no answer", outcome=UNKNOWN)
+        raise ConnectionLost("a socket's answer is not a JSON object", outcome=UNKNOWN)
     if "code" in shown:
         raise problems.from_document(shown)
     return shown

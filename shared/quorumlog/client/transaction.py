@@ -1,4 +1,4 @@
-"""Transactions: records that are published to a log together, once, or not at all."""
+"""Transactions: records that are published to a log together and exactly once, or not at all."""
 
 from typing import Any
 from urllib.parse import quote
@@ -12,10 +12,10 @@ from quorumlog.errors import UnexpectedEntryId
 
 
 class TransactionLedger:
-    """A ledger of a transaction, which one task attempt writes and seals.
+    """A ledger of a transaction. One task attempt writes and closes it.
 
-    Invariant: one append is under way at a time, and `entries` is the id of the next entry; so a retry
-    of an append is recognized, and the entry exists once.
+    Invariant: one append is under way at a time, and `entries` is the id of the next entry. So the
+    server recognizes a retried append by `expect`, and the entry exists once.
     """
 
     ledger_id: int
@@ -29,14 +29,14 @@ class TransactionLedger:
         self._path = f"/v1/ledgers/{ledger_id}"
 
     def __repr__(self) -> str:
-        """The id."""
+        """The class and the id, for log lines."""
         return f"TransactionLedger({self.ledger_id})"
 
     async def append(self, *records: bytes | Record) -> int:
         """Append records as one entry and return the entry's id once the entry is durable.
 
-        Raises: TransactionAborted, TransactionCommitted, LedgerClosed, LedgerFenced, WriterLost:
-        this attempt is lost then, and the next attempt needs a ledger of its own.
+        Raises: TransactionAborted, TransactionCommitted, LedgerClosed, LedgerFenced, WriterLost.
+        After these errors the task attempt has failed, and the next attempt needs a new ledger.
         """
         for record in records:
             size_of(record)
@@ -52,19 +52,19 @@ class TransactionLedger:
                 is_repeatable=True,
             )
         except UnexpectedEntryId as error:
-            # An earlier try appended the entry: nobody else writes to this ledger.
+            # An earlier attempt of this call appended the entry: no other writer exists.
             if error.members.get("next_entry_id") != entry_id + 1:
                 raise
         self.entries = entry_id + 1
         return entry_id
 
     async def close(self) -> dict[str, Any]:
-        """Seal the ledger: a commit may name it then."""
+        """Close the ledger, so that a commit may name it."""
         return await self._transport.call("POST", f"{self._path}/close")
 
 
 class Transaction:
-    """A handle of a transaction of a log: its id."""
+    """A handle of a transaction on a log. It keeps only the transaction's id."""
 
     transaction_id: str
 
@@ -75,7 +75,7 @@ class Transaction:
         self._path = f"/v1/transactions/{quote(transaction_id, safe='')}"
 
     def __repr__(self) -> str:
-        """The id."""
+        """The class and the id, for log lines."""
         return f"Transaction({self.transaction_id!r})"
 
     async def info(self) -> dict[str, Any]:
@@ -92,10 +92,10 @@ class Transaction:
     async def commit(
         self, *ledger_ids: int, overwrite: bool = False, writer_token: int | None = None
     ) -> dict[str, Any]:
-        """Publish these closed ledgers to the log, in this order: all of them, once.
+        """Publish these closed ledgers to the log in this order, atomically and once.
 
-        `overwrite`: drop what was on the log before. `writer_token`: of a log that was opened.
-        Raises: TransactionAborted; TransactionCommitted where other ledgers were published;
+        `overwrite`: drop the log's earlier records. `writer_token`: required for a log that was
+        opened. Raises: TransactionAborted; TransactionCommitted if other ledgers were published;
         InvalidRequest.
         """
         for ledger_id in ledger_ids:
@@ -107,5 +107,5 @@ class Transaction:
         return await self._transport.call("POST", f"{self._path}/commit", wanted, headers=token)
 
     async def abort(self) -> dict[str, Any]:
-        """Abort: nothing of the transaction is published. Raises: TransactionCommitted."""
+        """Abort the transaction without publishing anything. Raises: TransactionCommitted."""
         return await self._transport.call("POST", f"{self._path}/abort")

@@ -1,11 +1,12 @@
-"""Requests to whichever gateway answers, with retries where these are safe.
+"""Requests to whichever gateway responds, with retries where a retry is safe.
 
-A retry is safe for one of two reasons only: the request certainly was not done (`outcome`), or doing it
-twice equals doing it once (`is_repeatable`). A connection that breaks after a request was sent says
-nothing about the request's outcome.
+A retry is safe for one of two reasons only: the request certainly was not done (`outcome`), or
+doing it twice has the same effect as doing it once (`is_repeatable`). A connection that breaks
+after a request was sent says nothing about the request's outcome.
 
-A gateway that stands still may carry out a request long after another gateway has answered its retry. So all tries of
-one call share an `Idempotency-Key`, by which the late one is recognised and not carried out (rule 6a).
+A gateway that hangs may carry out a request long after another gateway has answered its retry. So
+all attempts of one call share an `Idempotency-Key`, by which the cluster recognises the late copy
+and drops it (rule 6a).
 """
 
 import asyncio
@@ -30,15 +31,15 @@ from quorumlog.wire import problems
 from quorumlog.wire.outgoing import outgoing
 
 _LEVEL: Final = 1
-"""Of both: the next ones take half as much CPU again for a tenth fewer bytes (docs/performance.md)."""
+"""Level of gzip and zstd: level 2 takes 50 % more CPU to save a tenth (docs/performance.md)."""
 _SHORT_BYTES: Final = 1024
-"""Shorter bodies go as they are: a packet carries them anyway."""
+"""Shorter bodies are sent uncompressed, because they fit into one packet anyway."""
 _LONG_BYTES: Final = 1 << 20
-"""Longer ones are compressed by a thread, so that the event loop goes on meanwhile (some milliseconds)."""
+"""A thread compresses longer bodies, which would block the event loop for milliseconds."""
 
 
 def _packing(coding: object) -> Callable[[bytes], bytes]:
-    """What compresses by a content coding. Raises: TypeError, ValueError."""
+    """The function that compresses bodies with a content coding. Raises: TypeError, ValueError."""
     if not isinstance(coding, str):
         raise TypeError(f"compression is a str, not {type(coding).__name__}")
     if coding == "gzip":
@@ -57,22 +58,22 @@ _log = logging.getLogger(__name__)
 _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 2.0
 _CONNECT_S: Final = 5.0
-"""A gateway whose machine is gone must not use up the whole deadline (taste)."""
+"""Timeout of connecting: a dead machine must not use up the deadline (chosen by judgement)."""
 _ATTEMPT_S: Final = 20.0
-"""How long one gateway may take for a request that another gateway can serve too: the first one may hang."""
+"""How long one gateway may take for a repeatable request, before the next one is tried."""
 
 STREAMS_MAX: Final = 32
-"""Sockets of one client: a gateway's connections are for all of its clients."""
+"""Most WebSockets of one client, since clients share a gateway's limit of connections."""
 _SEEN_S: Final = 5.0
-"""How long a `Consumers-Version` is sent after it was read: much shorter than gateways remember changes (taste)."""
+"""How long a received `Consumers-Version` is sent: much shorter than changes are remembered."""
 _CROWDED_S: Final = 10.0
-"""For so long after a gateway refused a request as too much, there are no sockets (taste)."""
+"""How long the client opens no sockets after an overload error (chosen by judgement)."""
 _CLOSE_S: Final = 1.0
-"""How long a gateway may take to say goodbye (taste)."""
+"""How long a gateway may take for the closing handshake of a socket (chosen by judgement)."""
 
 
 class Way(NamedTuple):
-    """What a socket is opened with. What is to be sent another way needs another socket."""
+    """The URL, token and headers of a socket. Other values need another socket."""
 
     url: str
     token: str | None
@@ -88,7 +89,7 @@ class GatewayAnswer:
     body: bytes
 
     def json(self) -> dict[str, Any]:
-        """The body, a JSON object; {} for 204 No Content."""
+        """The JSON object in the body; {} for 204 No Content."""
         parsed: dict[str, Any] = {} if self.status == 204 else orjson.loads(self.body)
         return parsed
 
@@ -96,7 +97,8 @@ class GatewayAnswer:
 class Transport:
     """Connections to the gateways of one cluster.
 
-    Invariant: the gateway `_current` has not failed since it was chosen: a healthy gateway is kept.
+    Invariant: the gateway `_current` has not failed since it was chosen; the client stays with a
+    healthy gateway.
     """
 
     def __init__(
@@ -108,8 +110,9 @@ class Transport:
         context: ssl.SSLContext | None = None,
         compression: str | None = None,
     ) -> None:
-        """`deadline_s`: for one call with all its retries. `token`: goes with each request; a function is asked for
-        each. `context`: of TLS, in place of the system's. `compression`: the content coding of bodies and answers.
+        """`deadline_s`: seconds for one call with all its retries. `token`: an access token, or a
+        function that is called for each request. `context`: replaces the system's TLS context.
+        `compression`: content coding of all bodies.
         """
         if not urls:
             raise ValueError("a client needs the URL of at least one gateway")
@@ -118,7 +121,7 @@ class Transport:
         self._present_token = token if callable(token) else None
         self._headers = {} if token is None or callable(token) else _authorization(token)
         self._pack = None if compression is None else _packing(compression)
-        # Said in any case: aiohttp would ask for what it can unpack.
+        # Always set: otherwise aiohttp would request every coding that it can decompress.
         self._headers["Accept-Encoding"] = compression or "identity"
         self._current = 0
         self._context = context
@@ -127,12 +130,12 @@ class Transport:
         self._pid: int
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: set[asyncio.Task[None]] = set()
-        """Each holds a socket, until it is cancelled."""
+        """Tasks that hold a socket each, until they are cancelled."""
         self._crowded_until = 0.0
         self.epochs: dict[tuple[str, str], int] = {}
-        """The epochs that ended producers of this client, by path of the log and producer id."""
+        """The epochs that fenced producers of this client, by path of the log and producer id."""
         self._seen = (0, 0.0)
-        """The last `Consumers-Version`, and when it was read."""
+        """The last `Consumers-Version`, and the time of its response."""
 
     async def __aenter__(self) -> Self:
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
@@ -145,7 +148,7 @@ class Transport:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
-        """Wait for the work that is under way, or cancel it after an exception. In a forked child: nothing."""
+        """Wait for work under way, or cancel it after an exception. No effect in a forked child."""
         if os.getpid() != self._pid:
             return
         try:
@@ -154,7 +157,7 @@ class Transport:
             while self._tasks:
                 await asyncio.wait(self._tasks)
         finally:
-            # Also where the wait itself is cancelled: nothing is sent from here on.
+            # Also if the wait itself is cancelled: nothing may be sent from here on.
             self._cancel()
             session, self._session = self._session, None
             try:
@@ -171,33 +174,36 @@ class Transport:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the `async with`, kept: asyncio's own question costs a system call in Python 3.11, more
-        than all else that an append does. Raises: ClientClosed.
+        """The event loop of the `async with`, cached: in Python 3.11 `asyncio.get_running_loop`
+        makes a system call, which costs more than the rest of an append. Raises: ClientClosed.
         """
         self.check_open()
         return self._loop
 
     def check_open(self) -> None:
-        """Raise ClientClosed outside of `async with`, and in a forked child."""
+        """Raise ClientClosed outside of the `async with` block, and in a forked child."""
         if self._session is None:
-            raise errors.ClientClosed("the client is used inside `with` or `async with` only")
+            raise errors.ClientClosed(
+                "the client is not open: use it inside `with` or `async with`"
+            )
         checks.check_process(self._pid)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run work in the background; leaving the client waits for it."""
+        """Run work in the background. The end of the client's `async with` block waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def has_room(self, now: float) -> bool:
-        """Whether sockets may be open now: not for a while after a gateway refused a request, since each socket takes a
-        connection, and never with compression, which sockets do not have.
+        """Whether sockets may be open now. They may not for a while after a gateway rejected a
+        request as overload, since each socket takes a connection; and never with compression, which
+        sockets do not support.
         """
         return self._pack is None and now >= self._crowded_until
 
     def stream(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-        """Run work that holds a socket, until the client ends; None if the client has too many sockets."""
+        """Run work that holds a socket until the client ends; None if it has too many sockets."""
         if len(self._streams) >= STREAMS_MAX:
             work.close()
             return None
@@ -207,7 +213,7 @@ class Transport:
         return task
 
     def way(self, headers: Mapping[str, str]) -> Way:
-        """How a socket would be opened now. Raises: TypeError, ValueError for a token that can't be sent."""
+        """The way to open a socket now. Raises: TypeError, ValueError for an unusable token."""
         token = None if self._present_token is None else checks.token(self._present_token())
         return Way(self._urls[self._current], token, headers)
 
@@ -215,7 +221,7 @@ class Transport:
     async def socket(
         self, path: str, way: Way, protocols: Sequence[str]
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """Open a socket for the time of a block. Raises: aiohttp.ClientError, OSError, TimeoutError."""
+        """Open a socket for the block. Raises: aiohttp.ClientError, OSError, TimeoutError."""
         assert self._session is not None, "the client is open"
         headers = {**way.headers, **({} if way.token is None else _authorization(way.token))}
         async with asyncio.timeout(_CONNECT_S):
@@ -229,7 +235,7 @@ class Transport:
             yield socket
 
     def failed(self, way: Way) -> None:
-        """Send the next request to another gateway: that of a socket has failed."""
+        """Note that a socket's gateway has failed: the next request goes to another gateway."""
         if way.url == self._urls[self._current]:
             self._current = (self._current + 1) % len(self._urls)
 
@@ -241,7 +247,10 @@ class Transport:
         *,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Like `call`, for a request that changes a consumer: it is carried out once (rule 32). Raises: as `request`."""
+        """Like `call`, for a change of a consumer, which is done only once (rule 32).
+
+        Raises: as `request`.
+        """
         body = None if value is None else checks.json_of(value)
         end = self.loop.time() + self.deadline_s
         while True:
@@ -256,7 +265,7 @@ class Transport:
             except errors.RequestOutdated as error:
                 if version:
                     raise
-                # No gateway has carried it out, since it named no version.
+                # A request without a version was not carried out by any gateway.
                 self._seen = int(error.members["version"]), self.loop.time()
             else:
                 if seen := int(answer.headers.get(header.CONSUMERS_VERSION, 0)):
@@ -273,7 +282,10 @@ class Transport:
         params: Mapping[str, str | int | None] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Send a request and return the JSON of the answer. `value`: the body, without its None fields."""
+        """Send a request and return the JSON object of the response.
+
+        `value`: the body; fields that are None are left out.
+        """
         answer = await self.request(
             method,
             path,
@@ -287,7 +299,7 @@ class Transport:
     async def pages(
         self, path: str, kind: str, params: Mapping[str, str | int | None]
     ) -> AsyncGenerator[Sequence[dict[str, Any]], None]:
-        """Read a list page by page, and yield the items of each page: the member `kind` of the answer."""
+        """Read a list page by page, and yield each page's items (its member `kind`)."""
         after: str | int | None = None
         while True:
             page = await self.call("GET", path, params={**params, "after": after})
@@ -311,10 +323,10 @@ class Transport:
     ) -> GatewayAnswer:
         """Send a request, with safe retries, until there is a final answer.
 
-        `params`: those that are None are left out. `wait_s`: how long the request asks the server to wait, in
-        addition to the deadline. `end`: when the deadline ends, in the event loop's time, where the deadline
-        began before this call.
-        Raises: a class of `quorumlog.errors`, the server's own or ConnectionLost.
+        `params`: parameters that are None are left out. `wait_s`: how long the server may wait at a
+        tail, in addition to the deadline. `end`: the end of a deadline that began before this call,
+        in the event loop's time. Raises: a class of `quorumlog.errors`: the server's error or
+        ConnectionLost.
         """
         sent = {**(headers or {})}
         given = {name: value for name, value in (params or {}).items() if value is not None}
@@ -328,7 +340,7 @@ class Transport:
             end = loop.time() + self.deadline_s + wait_s
         pause_s = _BACKOFF_FIRST_S
         may_be_done, level = False, logging.WARNING
-        rests_until: dict[int, float] = {}  # as each gateway has asked for (Retry-After)
+        rests_until: dict[int, float] = {}  # when each gateway may get a retry (Retry-After)
         while True:
             until = min(end, loop.time() + _ATTEMPT_S + wait_s) if is_repeatable else end
             asked = self._current
@@ -336,15 +348,15 @@ class Transport:
                 url = self._urls[asked]
                 return await self._once(url, method, path, body, given, sent, until)
             except errors.QuorumLogError as raised:
-                # The outcome of a retry says nothing about the tries before it: ExpiredProducer means
-                # that this try did nothing, though an earlier one may have appended.
+                # The outcome of a retry says nothing about earlier attempts: ExpiredProducer means
+                # that this attempt did nothing, though an earlier one may have appended.
                 is_expired = isinstance(raised, errors.ExpiredProducer)
                 error = raised.with_outcome(errors.NOT_DONE) if is_expired else raised
                 if isinstance(error, errors.Overloaded):
                     self._crowded_until = loop.time() + _CROWDED_S
                 may_be_done = may_be_done or (error.outcome == errors.UNKNOWN and method != "GET")
                 if error.retryable and asked == self._current:
-                    # The next gateway may be able to do what this one can't do now.
+                    # The next gateway may be able to serve a request that this one can't serve now.
                     self._current = (asked + 1) % len(self._urls)
                 may_repeat = error.retryable and (is_repeatable or error.outcome == errors.NOT_DONE)
                 rests_until[asked] = loop.time() + (error.retry_after_s or 0)
@@ -365,7 +377,7 @@ class Transport:
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
 
     async def _packed(self, body: bytes, headers: dict[str, str]) -> bytes:
-        """A body as it is sent, and the header of its coding; one that does not shrink goes as it is."""
+        """Compress a body and add Content-Encoding, unless the body would not shrink."""
         if self._pack is None or len(body) < _SHORT_BYTES:
             return body
         is_long = len(body) > _LONG_BYTES
@@ -385,7 +397,7 @@ class Transport:
         headers: Mapping[str, str],
         end: float,
     ) -> GatewayAnswer:
-        """Ask one gateway."""
+        """Send a request to one gateway, without retries."""
         self.check_open()
         assert self._session is not None
         if self._present_token is not None:
@@ -418,28 +430,28 @@ class Transport:
             header.REQUEST_ID not in response.headers
             and response.content_type != "application/json"
         ):
-            # Every answer of a gateway has a request id. A proxy's blank page or login form is no
-            # answer, and must not make a delete count as done.
+            # Every response of a gateway has a request id. A proxy's blank page or login form has
+            # none, and must not make a delete count as done.
             raise errors.ConnectionLost(
-                f"{url}: something else answers there", outcome=errors.UNKNOWN
+                f"{url}: the response does not come from a gateway", outcome=errors.UNKNOWN
             )
         return GatewayAnswer(response.status, response.headers, content)
 
 
 def _authorization(token: object) -> dict[str, str]:
-    """Raises: TypeError, ValueError."""
+    """The header with an access token. Raises: TypeError, ValueError."""
     return {"Authorization": f"Bearer {checks.token(token)}"}
 
 
 def _watched() -> aiohttp.TraceConfig:
-    """Mark a request's outcome as unknown just before its first byte is sent: a request whose deadline
-    ends while it waits for a connection is not done. And follow no redirect of a socket, for which aiohttp has no
-    other switch: passwords and tokens would go along.
+    """Mark a request's outcome as unknown just before its first byte is sent: a request whose
+    deadline ends while it waits for a connection is not done. Also reject redirects of sockets,
+    which would get the password and token. aiohttp has no other switch for these redirects.
     """
     config = aiohttp.TraceConfig()
 
     async def sending(_session: object, context: SimpleNamespace, _headers: object) -> None:
-        # A socket's handshake has none.
+        # The handshake of a socket has no context.
         if context.trace_request_ctx is not None:
             context.trace_request_ctx.outcome = errors.UNKNOWN
 

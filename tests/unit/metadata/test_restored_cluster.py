@@ -154,7 +154,7 @@ async def test_a_restored_database_under_a_metadata_process_that_starts(world: W
     assert await state() == "OPEN"
     await world.restart(GATEWAY)
     shown = await world.run("cluster", "status", "--gateway", cluster.gateways[0])
-    told = re.findall(r"THE DATABASE WENT BACK: it lacks (\S+), told by \S", shown)
+    told = re.findall(r"THE DATABASE WENT BACK: it lacks (\S+), held by \S", shown)
     shown = await world.run("cluster", "status", "--json", "--gateway", cluster.gateways[0])
     missing = [found["witness"] for found in json.loads(shown)["missing_witnesses"]]
     assert set(told) <= set(missing)

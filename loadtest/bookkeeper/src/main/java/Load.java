@@ -20,17 +20,17 @@ import org.apache.bookkeeper.conf.ClientConfiguration;
 import org.apache.bookkeeper.conf.ServerConfiguration;
 
 /**
- * A client of BookKeeper that makes load. Each line of standard input is a command, answered by a line of JSON, which
- * names the error of a command that failed.
+ * A client of BookKeeper that makes load. Each line of standard input is a command, and the answer is a line of JSON. If
+ * the command failed, the JSON has the member "error".
  *
- * <p>Its one JVM serves all rounds, so that its code is compiled once.
+ * <p>One JVM serves all rounds, so that its code is compiled only once.
  */
 public final class Load {
     private static final byte[] PASSWORD = "".getBytes(UTF_8);
     private static final long BATCH_BYTES = 4 << 20;
 
     private final BookKeeper client;
-    /** Another client, which recovers what the first one writes. */
+    /** A second client, which recovers ledgers of the first one. */
     private final BookKeeper second;
     private final BookKeeperAdmin admin;
     private final Map<Long, LedgerHandle> written = new HashMap<>();
@@ -72,7 +72,10 @@ public final class Load {
         System.out.flush();
     }
 
-    /** A command that fails ends no thread: the JVM would live on without the one that reads commands. */
+    /**
+     * Runs a command and returns its answer. An exception must not end the thread that reads commands, since the JVM
+     * would continue without it.
+     */
     private String answerTo(String[] words) {
         try {
             return run(words);
@@ -116,7 +119,7 @@ public final class Load {
         }
     }
 
-    /** Appends with so many calls in flight, for some seconds. */
+    /** Appends with a number of concurrent calls, for some seconds. */
     private static String append(LedgerHandle ledger, int inFlight, double seconds, int size)
             throws InterruptedException {
         byte[] payload = payload(size);
@@ -139,7 +142,7 @@ public final class Load {
         return appended.json(System.nanoTime() - start);
     }
 
-    /** What came of appends: their callbacks run one after another, in the ledger's thread. */
+    /** The results of appends. Their callbacks run one after another, in the ledger's thread. */
     private static final class Appended {
         private long[] times = new long[1 << 16];
         private int count;
@@ -199,7 +202,7 @@ public final class Load {
         return String.format("{\"entries\":%d}", ledger.getLastAddConfirmed() + 1);
     }
 
-    /** Reads a ledger in order, again and again: one request at a time of so many entries. */
+    /** Reads a ledger in order, repeatedly, with one request at a time for at most {@code limit} entries. */
     private String read(long id, boolean isBatched, int limit, double seconds) throws Exception {
         try (LedgerHandle ledger = client.openLedgerNoRecovery(id, DigestType.CRC32C, PASSWORD)) {
             long end = ledger.getLastAddConfirmed() + 1;
@@ -207,7 +210,7 @@ public final class Load {
             long nanos = 0;
             long read = 0;
             for (long next = 0; nanos < seconds * 1e9; nanos = System.nanoTime() - start) {
-                // A bookie knows entries beyond the end that this handle was opened with.
+                // Limited to this handle's end, because a bookie may return entries beyond it.
                 int count = (int) Math.min(limit, end - next);
                 try (LedgerEntries page =
                         isBatched
