@@ -10,7 +10,7 @@ WORKERS ?= 3
 # PYTHONDONTWRITEBYTECODE is unset.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest
 
-# Settings of the local cluster and of load, which are passed on unchanged (docs/guides/settings.md).
+# Settings of the local cluster and of load, which are passed on unchanged (docs/reference/settings.md).
 export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_DELAY_S RESTART
 export TLS LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
@@ -101,7 +101,7 @@ BENCH_ALONE := bookie compression consumers deleted durable-streams forward idle
 BENCH_OPTIONS := TIME ROUNDS OUT LEDGERS ENTRIES IDS COUNT ROWS
 lower = $(shell echo $(1) | tr A-Z a-z)
 
-bench: setup $(if $(or $(filter $(BENCH_ALONE),$(ONLY)),$(filter --list --help,$(ARGS))),,build/nats build/bookkeeper) ## compare with JetStream and BookKeeper, or run benchmark ONLY= (ARGS=--list); TIME= ROUNDS= OUT=docs/benchmarks TLS=1
+bench: setup $(if $(or $(filter $(BENCH_ALONE),$(ONLY)),$(filter --list --help,$(ARGS))),,build/nats build/bookkeeper) ## compare with JetStream and BookKeeper, or run benchmark ONLY= (ARGS=--list); TIME= ROUNDS= OUT=docs/internals/journal TLS=1
 	@exec $(PY) -m loadtest.bench $(addprefix --only ,$(ONLY)) \
 		$(foreach name,$(BENCH_OPTIONS),$(if $($(name)),--$(call lower,$(name)) $($(name)))) $(ARGS)
 
@@ -162,7 +162,7 @@ attack: setup ## attack a new cluster as strangers, slow peers and crowds: SEED=
 		$(if $(SECONDS),--seconds $(SECONDS)) $(addprefix --only ,$(ONLY)) $(ARGS)
 
 .PHONY: hosts
-hosts: setup ## run a cluster on three hosts (network namespaces) with the commands of docs/operations.md, and remove one host
+hosts: setup ## run a cluster on three hosts (network namespaces) with the commands of docs/learn/production.md, and remove one host
 	@exec $(PY) -m tests.cluster.hosts
 
 .PHONY: chart

@@ -26,7 +26,7 @@ _BATCH_LINES: Final = 100
 _BATCH_BYTES: Final = 4 << 20
 _ENTRY_BYTES: Final = (
     1 << 20
-)  # the largest entry (docs/guides/http.md); a longer line becomes several entries
+)  # the largest entry (docs/reference/http.md); a longer line becomes several entries
 
 _LOGS: Final = Path("/var/log")
 _LOG_BYTES_MIN: Final = 64 << 10

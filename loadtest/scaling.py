@@ -2,9 +2,9 @@
 bottleneck.
 
 This is a model, not a measurement. It compares the CPU per entry and per request, measured on one
-machine (docs/benchmarks/scaling.json has the source of each figure), with the cores, disks and
+machine (docs/internals/journal/scaling.json has the source of each figure), with the cores, disks and
 networks of a cluster. It assumes even load, and one core for each bookie and gateway, since one
-process can't use more. docs/scaling.md has the table.
+process can't use more. docs/internals/scaling.md has the table.
 """
 
 import math

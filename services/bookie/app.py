@@ -109,5 +109,5 @@ class _StoreMetrics(Collector):
                 ("checked_entries", progress.checked_entries),
                 ("copied_entries", copied),
             ):
-                text = f"limbo: {name.replace('_', ' ')} (docs/guides/bookie.md)"
+                text = f"limbo: {name.replace('_', ' ')} (docs/internals/bookie.md)"
                 yield GaugeMetricFamily(f"bookie_limbo_{name}", text, value=value)

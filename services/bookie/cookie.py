@@ -31,7 +31,7 @@ MARKER: Final = "marker"
 
 _TEXT: Final = (
     b"This file's inode and birth time say which directory this is: a copy has others.\n"
-    b"See docs/guides/bookie.md, Who am I.\n"
+    b"See docs/internals/bookie.md, Who am I.\n"
 )
 _AT_FDCWD: Final = -100
 _STATX_BTIME: Final = 0x800
@@ -50,7 +50,7 @@ class Identity:
 
     Without birth times, a copy on another file system may have the same inode by chance. A file
     system that changes inodes at each mount makes every start a suspected loss, which is safe but
-    useless (docs/guides/bookie.md).
+    useless (docs/internals/bookie.md).
     """
 
     inode: int

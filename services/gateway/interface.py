@@ -41,7 +41,7 @@ class EngineConfig:
     credentials: Credentials = ANONYMOUS
     """The credentials that this process presents to other services."""
     ledger_in_flight_bytes_max: int = 128 << 20
-    """The default is twice the largest request body (docs/guides/http.md, Bounds)."""
+    """The default is twice the largest request body (docs/reference/http.md, Bounds)."""
     gateway_in_flight_bytes_max: int = 512 << 20
     open_ledgers_max: int = 200_000
     peer_open_ledgers_max: int = 25_000

@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="quorumlog serve",
         description="Run a whole cluster on this machine until Ctrl-C.",
         epilog="Each option is also an environment variable: PORT=9000 for --port 9000. The services"
-        " read their own settings from the environment (docs/guides/settings.md); give absolute paths there.",
+        " read their own settings from the environment (docs/reference/settings.md); give absolute paths there.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )

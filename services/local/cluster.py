@@ -167,7 +167,7 @@ class LocalCluster:
         self._write_targets()
 
     def _write_targets(self) -> None:
-        """Writes Prometheus' targets (docs/operations/prometheus.yml) and the gateways' URLs."""
+        """Writes Prometheus' targets (deploy/monitoring/prometheus.yml) and the gateways' URLs."""
         services = [s for s in self.services.values() if s.kind in _SERVICES]
         targets = [
             {

@@ -1,4 +1,4 @@
-"""The settings of the one-machine cluster (docs/guides/settings.md, "The local cluster")."""
+"""The settings of the one-machine cluster (docs/reference/settings.md, "The local cluster")."""
 
 import os
 from pathlib import Path

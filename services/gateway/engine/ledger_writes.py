@@ -40,7 +40,7 @@ _PLACINGS: Final = 3
 """How often a creation chooses an ensemble, if chosen bookies register again in the meantime."""
 LARGE_BYTES: Final = 512 << 10
 """Batches of this size or more are compressed in a thread. The compression of such a batch takes a
-millisecond (docs/performance.md), the use of a thread a tenth of that."""
+millisecond (docs/internals/performance.md), the use of a thread a tenth of that."""
 
 _U32: Final = struct.Struct(">I")
 

@@ -43,7 +43,7 @@ class KeptPages:
     is dropped first.
 
     A page of 1 MiB in records of 64 KiB costs a gateway and its bookies 2.2 ms, and a cached page a
-    quarter of that (docs/performance.md).
+    quarter of that (docs/internals/performance.md).
 
     Invariant: each cached page is full. So neither its records nor its end ever change: the records
     of one creation of a log are immutable, and only a page with room grows. Callers pass log

@@ -31,7 +31,7 @@ from quorumlog.wire import problems
 from quorumlog.wire.outgoing import outgoing
 
 _LEVEL: Final = 1
-"""Level of gzip and zstd: level 2 takes 50 % more CPU to save a tenth (docs/performance.md)."""
+"""Level of gzip and zstd: level 2 takes 50 % more CPU to save a tenth (docs/internals/performance.md)."""
 _SHORT_BYTES: Final = 1024
 """Shorter bodies are sent uncompressed, because they fit into one packet anyway."""
 _LONG_BYTES: Final = 1 << 20

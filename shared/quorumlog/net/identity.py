@@ -1,4 +1,4 @@
-"""Identities of a service's callers, and the credentials that it presents (docs/security.md).
+"""Identities of a service's callers, and the credentials that it presents (docs/reference/security.md).
 
 The internal listener of every service has an authenticator identify the caller of each request
 before anything else. A `ClusterSecret` knows only one caller: a process with the secret may act as

@@ -2,7 +2,7 @@
 
 A handler reads a value by the declaration (`given[LIMIT]`). The same declaration refuses an invalid
 value and appears in the OpenAPI document, so the three can't differ. Each value has one spelling. A
-text that is not a number gets a 400; a number that is not allowed gets a 422 (docs/guides/http.md).
+text that is not a number gets a 400; a number that is not allowed gets a 422 (docs/reference/http.md).
 Undeclared and repeated query parameters are refused.
 """
 

@@ -40,10 +40,10 @@ NO_TIME: Final = -(2**63)
 """A value in the column of times: the record has the batch's append time."""
 
 RECORDS_MAX: Final = 10_000
-"""The maximum number of records in one batch (docs/guides/http.md, Bounds)."""
+"""The maximum number of records in one batch (docs/reference/http.md, Bounds)."""
 
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-"""The maximum size of one batch, which is one entry of a ledger (docs/guides/http.md, Bounds)."""
+"""The maximum size of one batch, which is one entry of a ledger (docs/reference/http.md, Bounds)."""
 
 
 STREAM_SEQ_BYTES_MAX: Final = 255

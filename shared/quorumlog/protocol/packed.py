@@ -12,7 +12,7 @@ from quorumlog.zstd import zstd
 
 _LEVEL: Final = 3
 """zstd's own default: batches of 16 KiB shrink a tenth more than at level 1, for a tenth more CPU
-(docs/performance.md)."""
+(docs/internals/performance.md)."""
 
 _SMALL_BYTES: Final = 256
 """Smaller columns hardly shrink, or by less than the head grows (measured)."""

@@ -12,7 +12,7 @@ from typing import Annotated, Self
 
 from quorumlog.protocol.values import Bounds
 
-QUORUM_MAX = 255  # docs/guides/http.md, Bounds
+QUORUM_MAX = 255  # docs/reference/http.md, Bounds
 _Size = Annotated[int, Bounds(ge=1, le=QUORUM_MAX)]
 
 

@@ -18,7 +18,7 @@ MEMBER = rf"{BOOKIE_NAME}@(0|[1-9][0-9]{{0,17}})"
 MEMBER_OR_NAME = rf"{BOOKIE_NAME}(@(0|[1-9][0-9]{{0,17}}))?"
 
 LOG_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
-"""A log's name (docs/guides/http.md, Bounds)."""
+"""A log's name (docs/reference/http.md, Bounds)."""
 
 ATTEMPT = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 

@@ -47,7 +47,7 @@ NO_KEY: Final = bytes(KEY_BYTES)
 """The value that stands for "no ledger key"."""
 
 MESSAGE_BYTES_MAX: Final = 80 << 20
-"""More than the largest run (64 MiB of frames: docs/guides/http.md, Bounds) with its columns."""
+"""More than the largest run (64 MiB of frames: docs/reference/http.md, Bounds) with its columns."""
 
 FRAME_HEAD: Final = struct.Struct(">III")
 _SIZES_BYTES: Final = 8

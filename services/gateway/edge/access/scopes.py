@@ -1,6 +1,6 @@
 """The scopes that public operations declare (`edge/operations.py`), and the grants of callers.
 
-docs/security.md lists the scopes of all operations. Access to a ledger of a log depends on grants
+docs/reference/security.md lists the scopes of all operations. Access to a ledger of a log depends on grants
 for the log. Access to any other ledger depends on grants for its namespace, which its creator sets
 as `namespace` in the ledger's metadata (docs/adr/0021-access-tokens.md).
 """

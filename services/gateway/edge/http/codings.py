@@ -1,4 +1,4 @@
-"""Content codings (RFC 9110, 8.4) of requests and responses (docs/guides/http.md, Compression).
+"""Content codings (RFC 9110, 8.4) of requests and responses (docs/reference/http.md, Compression).
 
 A few bytes may decompress to gigabytes, so no body is decompressed as a whole: `Unpacker` yields
 pieces of bounded size, and its caller charges each piece to its limits before the next piece.
@@ -28,15 +28,15 @@ from services.gateway.edge.http.media import ARROW, FRAMES, HTML, NDJSON, OCTETS
 GZIP: Final = "gzip"
 ZSTD: Final = "zstd"
 CODINGS: Final = (ZSTD, GZIP)
-"""Codings, best first: zstd takes a third of gzip's CPU for the same size (docs/performance.md)."""
+"""Codings, best first: zstd takes a third of gzip's CPU for the same size (docs/internals/performance.md)."""
 
 _EXPANSION_MAX: Final = 100
 """Maximum ratio of decompressed to received bytes. JSON lines have a ratio of 10, rarely 50
-(docs/performance.md). gzip can reach 1,000, and zstd 30,000.
+(docs/internals/performance.md). gzip can reach 1,000, and zstd 30,000.
 """
 
 PIECE_BYTES: Final = 128 << 10
-"""Bytes decompressed before other requests are served: at most 0.33 ms (docs/performance.md)."""
+"""Bytes decompressed before other requests are served: at most 0.33 ms (docs/internals/performance.md)."""
 
 MEMBER_BYTES: Final = 4 << 10
 """Minimum charge for a member (gzip) or frame (zstd): an empty one has nine bytes, but costs as
@@ -197,7 +197,7 @@ class _Gzip:
 
 
 SLICE_BYTES: Final = 64 << 10
-"""Bytes compressed before other requests are served: 0.33 ms (docs/performance.md)."""
+"""Bytes compressed before other requests are served: 0.33 ms (docs/internals/performance.md)."""
 
 PACKS: Final = web.RequestKey("packs_answers", bool)
 """Request key: whether the response may be compressed. False for the cluster's own processes."""
@@ -205,7 +205,7 @@ PACKS: Final = web.RequestKey("packs_answers", bool)
 _FORMS: Final = frozenset((JSON, NDJSON, FRAMES, ARROW, OCTETS, HTML, "text/plain"))
 _SECRET: Final = ("/v1/tokens", "/v1/tickets")
 _LEVEL: Final = 1
-"""Level of gzip and zstd. The next levels take 50 % more CPU to save 10 % (docs/performance.md)."""
+"""Level of gzip and zstd. The next levels take 50 % more CPU to save 10 % (docs/internals/performance.md)."""
 _IDENTITY: Final = "identity"
 _WORTH: Final = 8
 """A response is compressed only if its first slice shrinks by more than one part in this many."""

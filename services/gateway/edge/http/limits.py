@@ -15,7 +15,7 @@ from quorumlog.net.connections import end_limits, ending_with_the_connection
 from services.gateway.edge.http.follows import Follows
 
 BATCH_ENTRIES_MAX: Final = 10_000
-"""Maximum entries of one append, and of one page (docs/guides/http.md, Bounds)."""
+"""Maximum entries of one append, and of one page (docs/reference/http.md, Bounds)."""
 
 CONTROL_BYTES_MAX: Final = 2 << 20
 """Maximum JSON body other than an append's: three times the largest commit of a transaction."""
@@ -71,7 +71,7 @@ class Limits(BaseModel):
     peer_answers_bytes_max: int = Field(default=32 << 20, ge=1)
     """Maximum for one address, once seven eighths of `ANSWERS_BYTES_MAX` are in use."""
     compressed_answer_bytes_min: int = Field(default=0, ge=0)
-    """Size from which responses to reads are compressed; 0 means never (docs/guides/http.md)."""
+    """Size from which responses to reads are compressed; 0 means never (docs/reference/http.md)."""
     waiters_max: int = Field(default=10_000, ge=1)
     """Maximum number of long polls and tails, which cost no work; beyond it: 429 overloaded."""
     peer_waiters_max: int = Field(default=1250, ge=1)

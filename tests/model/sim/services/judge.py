@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quorumlog.protocol.ids import member_incarnation, member_name
-from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.metadata import LedgerMetadata, Repair, State
 from quorumlog.protocol.record import Entry
 from quorumlog.protocol.row_copy import RowName
 from tests.model.sim.services.plan import CUT, ServicePlan
@@ -40,6 +40,10 @@ class Judge:
         self.acked: dict[int, int] = {}
         self.held: dict[tuple[int, str], dict[int, int]] = {}
         """By ledger, bookie and entry: the last incarnation in which it was durable there."""
+        self.collected: dict[tuple[int, str], set[int]] = {}
+        """By ledger and bookie: entries that the bookie dropped as garbage, and did not store again."""
+        self.targets: dict[tuple[int, str], int] = {}
+        """By ledger and member: the version of the metadata that first named the member as a repair's target."""
         self.copies: dict[tuple[int, str], set[int]] = {}
         """By ledger and member: the versions of the row of which it ever kept a copy durably."""
         self.bytes_of: dict[tuple[int, int], Entry] = {}
@@ -90,8 +94,10 @@ class Judge:
 
     def stored(self, ledger_id: int, member: str, entries: Sequence[Entry]) -> None:
         """Entries became durable: equal ids mean equal bytes (I7)."""
-        held = self.held.setdefault((ledger_id, member_name(member)), {})
+        key = ledger_id, member_name(member)
+        held, collected = self.held.setdefault(key, {}), self.collected.setdefault(key, set())
         for entry in entries:
+            collected.discard(entry.entry_id)
             held[entry.entry_id] = member_incarnation(member)
             known = self.bytes_of.setdefault((ledger_id, entry.entry_id), entry)
             where = f"{member}, ledger {ledger_id},"
@@ -134,6 +140,10 @@ class Judge:
             )
         ledger_id = after.ledger_id
         self.rows[ledger_id] = after
+        for target in {r.target for r in after.repairs} - {
+            r.target for r in (before.repairs if before else ())
+        }:
+            self.targets[ledger_id, target] = after.version
         if after.state is State.IN_RECOVERY:
             self.marked.add(ledger_id)
         acked = self.acked.get(ledger_id, -1)
@@ -240,7 +250,19 @@ class Judge:
             # A target that got no place yet is no holder by the older row: whoever was to leave holds all. And if the
             # right row comes back, all is read back from the target before it gets the place (rule 20a).
             row = replace(row, repairs=row.placed_repairs)
+        row = replace(
+            row, repairs=tuple(r for r in row.repairs if not self._is_unreached(node, row, r))
+        )
         judged(invariants.garbage_is_proven(node.me, row, keep_stub=keep_stub))
+
+    def _is_unreached(self, node: "Node", row: LedgerMetadata, repair: Repair) -> bool:
+        """Whether a bookie has nothing of a repair that began during the collector's last look. The bookie withholds
+        the ledger's requests from that look to the drop, so every copy comes after the drop (seed 505192).
+        """
+        if repair in row.placed_repairs or member_name(repair.target) != node.name:
+            return False
+        first = self.targets.get((row.ledger_id, repair.target), 0)
+        return all(name.version < first for name in node.ledger(row.ledger_id).row_names)
 
     def auditor_recovers(self, ledger_id: int, *, is_writer_there: bool) -> None:
         """Rule 21: a live writer is told, not fenced. One that can't be heard may be gone."""

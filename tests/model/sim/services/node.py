@@ -206,7 +206,9 @@ class Node(Process):
 
     def may_have(self, ledger_id: int, entry_id: int) -> bool:
         """Whether an entry is on this bookie's disk, and that may come back."""
-        return self.has_disk_of(ledger_id, entry_id) and ledger_id in self.ledgers
+        is_collected = entry_id in self.judge.collected.get((ledger_id, self.name), ())
+        has_disk = self.has_disk_of(ledger_id, entry_id)
+        return has_disk and ledger_id in self.ledgers and not is_collected
 
     def has_disk_of(self, ledger_id: int, entry_id: int) -> bool:
         """Whether this bookie may come back with the disk on which it acknowledged an entry."""
@@ -312,6 +314,8 @@ class Node(Process):
     def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
         """Give a ledger's entries up."""
         self.judge.dropped(self, ledger_id, keep_stub=keep_stub)
+        entries = self.judge.held.get((ledger_id, self.name), {})
+        self.judge.collected.setdefault((ledger_id, self.name), set()).update(entries)
         ledger = self.ledgers[ledger_id]
         if keep_stub:
             ledger.keep_stub()
