@@ -19,7 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rocksdict import AccessType, Options, Rdict, WriteBatch, WriteOptions
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    Options,
+    Rdict,
+    WriteBatch,
+    WriteOptions,
+)
 
 from quorumlog.protocol.ids import NO_ENTRY, NO_LEDGER
 from quorumlog.protocol.row_copy import RowCopy, RowName
@@ -47,7 +55,11 @@ REOPEN_BYTES: Final = 2 * 1024 * 1024
 """Free space needed to open RocksDB, which writes its options, a manifest and a log of its own."""
 
 WRITE_BUFFER_BYTES: Final = 16 * 1024 * 1024
-"""Size of a write buffer. Two buffers and a block cache of 8 MiB bound RocksDB's memory."""
+"""Size of a write buffer. Two buffers and the block cache bound RocksDB's memory."""
+
+BLOCK_CACHE_BYTES: Final = 8 * 1024 * 1024
+"""RocksDB's own default is 32 MiB, which a scan of a small index fills: blocks of deleted files stay
+until newer ones need their space."""
 
 
 class IndexRow(NamedTuple):
@@ -123,6 +135,9 @@ class Index:
         options.set_max_write_buffer_number(2)
         options.set_max_open_files(64)
         options.set_keep_log_file_num(2)
+        table = BlockBasedOptions()
+        table.set_block_cache(Cache(BLOCK_CACHE_BYTES))
+        options.set_block_based_table_factory(table)
         return Rdict(str(self.path), options, access_type=AccessType.read_write())
 
     def checkpoint(self) -> Position | None:
