@@ -18,6 +18,7 @@ from tests.support.scrape import scraped
 from tests.support.waiting import until
 
 FOLDER = ROOT / "deploy" / "monitoring"
+RUNBOOK = "docs/guides/runbook.md"
 NAME = re.compile(r"\b(?:quorumlog|bookie|process)_[a-z0-9_]+")
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -38,11 +39,11 @@ def panels() -> list[dict[str, Any]]:
 
 
 def test_every_alert_has_its_section_in_the_runbook() -> None:
-    titles = re.findall(r"^## (.+)$", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    titles = re.findall(r"^## (.+)$", (ROOT / RUNBOOK).read_text(), re.MULTILINE)
     anchors = {title.lower().replace(" ", "-") for title in titles}
     for rule in rules():
         page, _, anchor = rule["runbook"].strip('"').partition("#")
-        assert (page, anchor in anchors) == ("README.md", True), rule["alert"]
+        assert (page, anchor in anchors) == (RUNBOOK, True), rule["alert"]
         assert re.fullmatch(r"{severity: (info|warning|critical)}", rule["labels"])
     assert len({rule["alert"] for rule in rules()}) == len(rules())
 
