@@ -156,7 +156,7 @@ class Cluster:
         """
         self._local.launch(name, prefix=prefix)
 
-    def tell(self, name: str, **settings: str) -> None:
+    def notify(self, name: str, **settings: str) -> None:
         """Add settings to a process. They take effect at its next start."""
         service = self._service(name)
         service.program = replace(service.program, env={**service.program.env, **settings})

@@ -44,7 +44,7 @@ class Journal:
         self._write("done", token, offset, value.decode())
         self.next = offset + 1
 
-    def told(self, token: int, asked_ns: int, offset: int) -> None:
+    def reported(self, token: int, asked_ns: int, offset: int) -> None:
         """Note that a commit was acknowledged."""
         self._write("told", token, asked_ns, time.monotonic_ns(), offset)
 
@@ -161,8 +161,8 @@ def judge_consumer(
     leases = sorted(leases, key=lambda lease: lease.token)
     problems = [*_of_tokens(leases), *_of_records(leases, records, commit_every)]
     done = [offset for lease in leases for offset, _ in lease.done]
-    told = list(itertools.chain.from_iterable(lease.zombies for lease in leases))
-    if wrong := [what for what in told if what != REFUSED]:
+    reported = list(itertools.chain.from_iterable(lease.zombies for lease in leases))
+    if wrong := [what for what in reported if what != REFUSED]:
         problems.append(f"{len(wrong)} commits without the lease were not refused: {wrong[0]}")
     return Consumed(
         leases=len(leases),
@@ -170,7 +170,7 @@ def judge_consumer(
         again=len(done) - len(set(done)),
         bound=sum(lease.uncommitted for lease in leases[:-1]),
         back=_back(leases, looks),
-        zombies=told.count(REFUSED),
+        zombies=reported.count(REFUSED),
         problems=tuple(f"{name}: {problem}" for problem in problems),
     )
 
@@ -216,15 +216,15 @@ def _back(leases: Sequence[Lease], looks: Sequence[Known]) -> int:
     for lease in leases:
         back += lease.granted.offset < known
         known = max(known, lease.committed)
-    told = [*looks]
+    reported = [*looks]
     for lease in leases:
-        told += [lease.granted, *lease.commits]
-    told.sort(key=lambda each: each.told_ns)
-    highest = list(itertools.accumulate((each.offset for each in told), max))
+        reported += [lease.granted, *lease.commits]
+    reported.sort(key=lambda each: each.told_ns)
+    highest = list(itertools.accumulate((each.offset for each in reported), max))
     at = 0
     asked = [*looks, *(lease.granted for lease in leases)]
     for each in sorted(asked, key=lambda each: each.asked_ns):
-        while at < len(told) and told[at].told_ns < each.asked_ns:
+        while at < len(reported) and reported[at].told_ns < each.asked_ns:
             at += 1
         back += at > 0 and each.offset < highest[at - 1]
     return back

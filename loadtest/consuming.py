@@ -51,8 +51,8 @@ class Task:
     @classmethod
     def of(cls, argument: str) -> Self:
         """Parse the argument of the process."""
-        told = json.loads(argument)
-        return cls(**told | {"journal": Path(told["journal"])})
+        reported = json.loads(argument)
+        return cls(**reported | {"journal": Path(reported["journal"])})
 
 
 async def work(task: Task) -> None:
@@ -111,7 +111,7 @@ async def _process(consumer: Consumer, task: Task, journal: Journal, left: int) 
 
 async def _commit(consumer: Consumer, journal: Journal) -> None:
     asked_ns = time.monotonic_ns()
-    journal.told(consumer.fencing_token, asked_ns, await consumer.commit())
+    journal.reported(consumer.fencing_token, asked_ns, await consumer.commit())
 
 
 async def _insist(consumer: Consumer, task: Task, journal: Journal) -> None:
@@ -127,14 +127,14 @@ async def _insist(consumer: Consumer, task: Task, journal: Journal) -> None:
                     async with session.put(
                         gateway + path, json={"offset": offset}, headers=headers
                     ) as answer:
-                        told = await answer.json()
+                        reported = await answer.json()
                 except (aiohttp.ClientError, TimeoutError, ValueError):
                     continue
                 if answer.ok:
                     journal.zombie(token, TAKEN)
                     return
-                if not told["retryable"] and told["outcome"] != UNKNOWN:
-                    journal.zombie(token, told["code"])
+                if not reported["retryable"] and reported["outcome"] != UNKNOWN:
+                    journal.zombie(token, reported["code"])
                     return
             await asyncio.sleep(_PAUSE_S)
 

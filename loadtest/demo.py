@@ -43,7 +43,7 @@ class Story:
     """Lines of the file that are known to be durable."""
     ledgers: list[int] = field(default_factory=list)
 
-    def tell(self, line: str) -> None:
+    def notify(self, line: str) -> None:
         """Print an event, with the line of the file at which it happened."""
         self.console.print(f"[dim]line {self.acknowledged + 1:>9,}[/] {line}")
 
@@ -110,7 +110,7 @@ async def _send(
     async with Client(first, deadline_s=20) as client:
         ledger = await client.create_ledger()
         story.ledgers.append(ledger.ledger_id)
-        story.tell(f"ledger {ledger.ledger_id} is created; its writer is gateway-1")
+        story.notify(f"ledger {ledger.ledger_id} is created; its writer is gateway-1")
         victims = [(total // 3, await _bookie_of(ledger)), (2 * total // 3, "gateway-1")]
         try:
             # A short file is sent in small batches, so that batches are left after each kill.
@@ -120,26 +120,26 @@ async def _send(
                     # Kill while an append is in flight.
                     name = victims.pop(0)[1]
                     await cluster.kill(name)
-                    story.tell(f"{name} is killed (SIGKILL)")
+                    story.notify(f"{name} is killed (SIGKILL)")
                 done = await appending
                 story.acknowledged = done.last_entry + 1
                 show()
         except QuorumLogError as error:
-            story.tell(f"gateway-1 does not answer: {error.code}, outcome {error.outcome}")
+            story.notify(f"gateway-1 does not answer: {error.code}, outcome {error.outcome}")
     async with Client(second, deadline_s=60) as client:
-        story.tell("gateway-2 recovers the ledger")
+        story.notify("gateway-2 recovers the ledger")
         closed = await client.ledger(ledger.ledger_id).recover()
         end = int(closed["last_entry"]) + 1
         if end < story.acknowledged:
-            story.tell(f"[bold red]recovery ended at {end}: acknowledged entries are lost[/]")
+            story.notify(f"[bold red]recovery ended at {end}: acknowledged entries are lost[/]")
             return
-        story.tell(f"it is CLOSED with {end:,} entries, all that were acknowledged among them")
+        story.notify(f"it is CLOSED with {end:,} entries, all that were acknowledged among them")
         # Entries beyond the acknowledged ones were sent, and recovery kept them: they must not be
         # sent again.
         story.acknowledged = end
         rest = await client.create_ledger()
         story.ledgers.append(rest.ledger_id)
-        story.tell(f"ledger {rest.ledger_id} takes the rest, written by gateway-2")
+        story.notify(f"ledger {rest.ledger_id} takes the rest, written by gateway-2")
         for batch in batches(path, end):
             story.acknowledged = end + (await rest.append_batch(batch)).last_entry + 1
             show()

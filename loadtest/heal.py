@@ -295,12 +295,12 @@ async def unwhole(cluster: Cluster, load: Load) -> list[str]:
         ledger_id = book.ledger.ledger_id
 
         async def report(ledger_id: int = ledger_id) -> Any:
-            told = await healers.ask("GET", f"/v1/checks/{ledger_id}")
-            return None if told["silent"] else told
+            reported = await healers.ask("GET", f"/v1/checks/{ledger_id}")
+            return None if reported["silent"] else reported
 
-        told = await until(report, f"ledger {ledger_id} is checked", 60, passing=_PASSING)
-        if not told["whole"]:
-            found.append(str(told))
+        reported = await until(report, f"ledger {ledger_id} is checked", 60, passing=_PASSING)
+        if not reported["whole"]:
+            found.append(str(reported))
     return found
 
 
@@ -325,7 +325,9 @@ async def heal(
     if killed:
 
         async def is_found() -> bool:
-            return any(member in told["lost"] for told in (await healers.statuses()).values())
+            return any(
+                member in reported["lost"] for reported in (await healers.statuses()).values()
+            )
 
         limit_s = plan.delay_s + plan.heal_s
         await until(is_found, f"{member} counts as lost", limit_s, passing=_PASSING)

@@ -234,7 +234,7 @@ class JetStream:
         rate = _RATE_OF_ONE if in_flight == 1 else _RATE_OF_MANY
         count = max(in_flight, round(rate * self._seconds))
         how = ("sync",) if in_flight == 1 else ("async", "--batch", str(in_flight))
-        meter, told = await self._nats(
+        meter, reported = await self._nats(
             "js", "pub", *how, "--stream", _STREAM, _SUBJECT, count=count
         )
         await self._streams.purge_stream(_STREAM)
@@ -242,7 +242,7 @@ class JetStream:
         if in_flight == 1:  # otherwise the latencies are those of whole batches
             names = {"p50 ms": "P50", "p99 ms": "P99", "p99.9 ms": "P99.9"}
             figures |= {
-                name: float(told[f"{own}LatencyMicroSecs"]) / 1e3 for name, own in names.items()
+                name: float(reported[f"{own}LatencyMicroSecs"]) / 1e3 for name, own in names.items()
             }
         return figures
 
@@ -265,10 +265,10 @@ class JetStream:
         ]  # fmt: skip
         await by_program(meter, argv)
         with table.open(newline="") as lines:
-            (told,) = csv.DictReader(lines)
+            (reported,) = csv.DictReader(lines)
         # Use the program's own rate, because the program runs longer than its measurement.
-        meter.seconds = count / float(told["MsgsPerSec"])
-        return meter, told
+        meter.seconds = count / float(reported["MsgsPerSec"])
+        return meter, reported
 
 
 async def _fetch(pull: Any, count: int) -> list[Any]:

@@ -188,9 +188,9 @@ def judge(
     problems: Sequence[str] = (),
 ) -> Result:
     """Compare the acknowledged records with the records that were read back."""
-    told = list(problems)
+    reported = list(problems)
     if [offset for offset, _ in found] != list(range(len(found))):
-        told.append("offsets are not dense")
+        reported.append("offsets are not dense")
     counts = Counter(value for _, value in found)
     at = {value: offset for offset, value in found}
     lost = misplaced = 0
@@ -206,15 +206,15 @@ def judge(
             places.append(at.get(value, -1))
         known = [place for place in places if place >= 0]
         if known != sorted(known):
-            told.append(f"{one.name} is out of order")
+            reported.append(f"{one.name} is out of order")
     strangers = counts.keys() - {
         value_of(one.name, number) for one in sent for number in range(one.count)
     }
     if strangers:
-        told.append(f"{len(strangers)} records were never sent")
+        reported.append(f"{len(strangers)} records were never sent")
     duplicated = sum(count - 1 for count in counts.values())
     repeats = sum(one.duplicates for one in sent)
-    return Result(len(found), kills, repeats, lost, duplicated, misplaced, tuple(told))
+    return Result(len(found), kills, repeats, lost, duplicated, misplaced, tuple(reported))
 
 
 Say = Callable[[str], None]
@@ -260,7 +260,7 @@ async def _run(plan: Plan, cluster: Cluster, crowd: Crowd, say: Say, show: Show)
                     # Half of the producers begin at each gateway.
                     turned = urls[n % len(urls) :] + urls[: n % len(urls)]
                     group.create_task(_produce_alone(turned, one, plan))
-                group.create_task(_tell(sent, plan, show))
+                group.create_task(_notify(sent, plan, show))
             say(f"all were answered after {time.monotonic() - began:.1f} s")
             # The killer is not cancelled: a victim that has not ended yet would count as alive.
             over.set()
@@ -286,7 +286,7 @@ async def _produce_alone(urls: Sequence[str], sent: Sent, plan: Plan) -> None:
         await _produce(client, sent, plan)
 
 
-async def _tell(sent: Sequence[Sent], plan: Plan, show: Show) -> None:
+async def _notify(sent: Sequence[Sent], plan: Plan, show: Show) -> None:
     """Show the progress until all records are acknowledged."""
     while (done := sum(len(one.offsets) for one in sent)) < plan.records:
         show(done)

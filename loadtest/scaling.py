@@ -63,8 +63,8 @@ Figures = Mapping[str, Mapping[str, float]]
 
 def figures() -> Figures:
     """The measured figures, without their sources."""
-    told: dict[str, dict[str, list[Any]]] = orjson.loads(FIGURES.read_bytes())
-    return {kind: {name: each[0] for name, each in own.items()} for kind, own in told.items()}
+    reported: dict[str, dict[str, list[Any]]] = orjson.loads(FIGURES.read_bytes())
+    return {kind: {name: each[0] for name, each in own.items()} for kind, own in reported.items()}
 
 
 def carried(cluster: Cluster, write: str, known: Figures) -> Mapping[str, float]:

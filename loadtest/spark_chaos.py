@@ -495,7 +495,7 @@ async def storm(
             counts.broken_off = f"interrupted in {counts.stage}"
 
 
-async def _told(counts: Counts, teller: Teller) -> None:
+async def _reported(counts: Counts, teller: Teller) -> None:
     """Print the progress at an interval until cancelled."""
     while True:
         teller.say(counts.progress)
@@ -517,12 +517,12 @@ async def _run(asked: argparse.Namespace, counts: Counts) -> None:
         )
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, run.cancel)
-    telling = asyncio.ensure_future(_told(counts, teller))
+    reporting = asyncio.ensure_future(_reported(counts, teller))
     try:
         await run
     finally:
-        telling.cancel()
-        await asyncio.wait({telling})
+        reporting.cancel()
+        await asyncio.wait({reporting})
 
 
 def _seconds(text: str) -> float:

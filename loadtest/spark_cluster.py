@@ -31,10 +31,10 @@ class SparkCluster:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
-        told = self._answer()
-        self._urls: dict[str, str] = told["urls"]
-        self.data = Path(told["data"])
-        self.headers: dict[str, str] = told["headers"]
+        reported = self._answer()
+        self._urls: dict[str, str] = reported["urls"]
+        self.data = Path(reported["data"])
+        self.headers: dict[str, str] = reported["headers"]
         """The headers that requests to internal listeners need."""
         gateways = (url for name, url in self._urls.items() if name.startswith("gateway-"))
         self.urls = ",".join(gateways)

@@ -118,9 +118,9 @@ class Ours:
         async def acquire(name: str) -> None:
             wanted = {"holder": "bench", "lease_ms": lease_ms}
             async with self.session.post(f"{self.url(name)}/lease", json=wanted) as answer:
-                told = await answer.json()
+                reported = await answer.json()
                 answer.raise_for_status()
-            tokens[name] = str(told["lease"]["fencing_token"])
+            tokens[name] = str(reported["lease"]["fencing_token"])
 
         await for_each(names, acquire, _AT_ONCE)
         return tokens

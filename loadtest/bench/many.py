@@ -73,8 +73,8 @@ async def _measured(system: tuple[Cluster, str], count: int) -> Figures:
         await healers.ask("POST", "/v1/checks")
 
         async def checked() -> float:
-            told = await healers.ask("GET", "/v1/status")
-            return float(told["check_s"]) if told["checked"] > count else 0.0
+            reported = await healers.ask("GET", "/v1/status")
+            return float(reported["check_s"]) if reported["checked"] > count else 0.0
 
         check_s = await until(checked, "all are checked", _HOURS_S, passing=(QuorumLogError,))
         idle_s = float((await healers.ask("GET", "/v1/status"))["audit_s"])
@@ -83,9 +83,9 @@ async def _measured(system: tuple[Cluster, str], count: int) -> Figures:
         await healers.ask("PUT", "/v1/lost-bookie-delay", {"seconds": 0})
 
         async def queued() -> float:
-            told = await healers.ask("GET", "/v1/status")
-            is_over = told["queue"]["items"] > count and told["audit_s"] > 2 * idle_s
-            return float(told["audit_s"]) if is_over else 0.0
+            reported = await healers.ask("GET", "/v1/status")
+            is_over = reported["queue"]["items"] > count and reported["audit_s"] > 2 * idle_s
+            return float(reported["audit_s"]) if is_over else 0.0
 
         lost_s = await until(queued, "all are queued", _HOURS_S, passing=(QuorumLogError,))
         return {

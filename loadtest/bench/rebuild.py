@@ -122,9 +122,9 @@ async def _rebuild(
         last = b""
         async for line in answer.content:
             last = line
-    told = orjson.loads(last)
-    assert "report" in told, told
-    return time.perf_counter() - began, told["report"]
+    reported = orjson.loads(last)
+    assert "report" in reported, reported
+    return time.perf_counter() - began, reported["report"]
 
 
 def _peak_mib(pid: int) -> float:

@@ -122,10 +122,10 @@ class Report:
 
     def _conditions(self) -> str:
         plan = self.plan
-        told = ", ".join(f"{name} {fact}" for name, fact in self.facts.items())
+        reported = ", ".join(f"{name} {fact}" for name, fact in self.facts.items())
         lasting = f" of {plan.seconds:g} s" if plan.seconds else ""
         said = f", {plan.conditions}" if plan.conditions else ""
-        return f"{told}; rounds: {plan.rounds}{lasting}{said}"
+        return f"{reported}; rounds: {plan.rounds}{lasting}{said}"
 
     def _document(self) -> dict[str, Any]:
         return {

@@ -22,9 +22,9 @@ async def appends(meter: Meter, url: str, connections: int, seconds: float) -> F
     argv = [
         wrk, "-t1", f"-c{connections}", duration, "--timeout", "30s", "-s", str(_SCRIPT), url, "--", str(KIB),
     ]  # fmt: skip
-    told = orjson.loads((await by_program(meter, argv)).splitlines()[-1])
-    if told["errors"]:
-        raise Failed(f"wrk met {told['errors']} errors")
-    meter.seconds = told["us"] / 1e6
-    times = {f"p{each:g} ms": told["latency_us"][f"{each:g}"] / 1e3 for each in (50, 99, 99.9)}
-    return meter.figures(told["requests"], KIB) | times
+    reported = orjson.loads((await by_program(meter, argv)).splitlines()[-1])
+    if reported["errors"]:
+        raise Failed(f"wrk met {reported['errors']} errors")
+    meter.seconds = reported["us"] / 1e6
+    times = {f"p{each:g} ms": reported["latency_us"][f"{each:g}"] / 1e3 for each in (50, 99, 99.9)}
+    return meter.figures(reported["requests"], KIB) | times

@@ -136,10 +136,10 @@ class BookKeeper:
         """Measure the recovery of a ledger that another client still writes."""
         ledger = await self._create()
         await self._ask("fill", ledger, count)
-        told = await self._ask("recover", ledger)
-        assert told["entries"] == count, told
+        reported = await self._ask("recover", ledger)
+        assert reported["entries"] == count, reported
         await self._ask("delete", ledger)
-        return {"ms": told["s"] * 1e3}
+        return {"ms": reported["s"] * 1e3}
 
     async def death(self) -> Figures:
         """Measure 64 concurrent appends while a bookie is killed, and a fourth one replaces it."""
@@ -160,12 +160,12 @@ class BookKeeper:
 
         killing = asyncio.ensure_future(kill())
         try:
-            told = await self._ask("append", ledger, 64, self._seconds, KIB)
+            reported = await self._ask("append", ledger, 64, self._seconds, KIB)
         finally:
             await killing
         await self._ask("delete", ledger)
-        through = {name: told[name] for name in ("gap ms", "failed")}
-        return _figures(Meter({}), told) | through
+        through = {name: reported[name] for name in ("gap ms", "failed")}
+        return _figures(Meter({}), reported) | through
 
     async def _restore_bookies(self) -> None:
         if "bookie-1" not in self._servers:
@@ -179,8 +179,8 @@ class BookKeeper:
     async def _measure(self, size: int, *words: object) -> Figures:
         await self._ask("bookies")  # starts the client if necessary, before its CPU is measured
         with Meter(self._pids()) as meter:
-            told = await self._ask(*words)
-        return _figures(meter, told, size)
+            reported = await self._ask(*words)
+        return _figures(meter, reported, size)
 
     # Processes.
 
@@ -284,7 +284,7 @@ class BookKeeper:
         """
         question = " ".join(map(str, words))
         deadline_s = _ANSWER_S + _WARM_UP * self._seconds
-        told = None
+        reported = None
         try:
             async with asyncio.timeout(deadline_s):
                 if self._client is None:
@@ -292,19 +292,19 @@ class BookKeeper:
                 assert self._client is not None
                 assert self._client.stdin is not None
                 self._client.stdin.write(f"{question}\n".encode())
-                told = await self._answer(self._client)
+                reported = await self._answer(self._client)
         except TimeoutError as error:
             raise Failed(
                 f"BookKeeper's client had no answer to `{question}` within {deadline_s:g} s"
             ) from error
         finally:
-            if told is None and self._client is not None:
+            if reported is None and self._client is not None:
                 # A late answer would be mistaken for the answer to the next command.
                 self._client.kill()
                 await self._end_client()
-        if (why := told.pop("error", None)) is not None:
+        if (why := reported.pop("error", None)) is not None:
             raise Failed(f"BookKeeper's client answered `{question}` with {why}")
-        return told
+        return reported
 
     async def _answer(self, client: AsyncProcess) -> Figures:
         assert client.stdout is not None
@@ -316,8 +316,8 @@ class BookKeeper:
         return answer
 
 
-def _figures(meter: Meter, told: Figures, size: int = KIB) -> Figures:
+def _figures(meter: Meter, reported: Figures, size: int = KIB) -> Figures:
     """The figures of a measurement, by the client's own time, without communication."""
-    meter.seconds = told["s"]
-    latencies = {name: value for name, value in told.items() if name.startswith("p")}
-    return meter.figures(round(told["entries"]), size) | latencies
+    meter.seconds = reported["s"]
+    latencies = {name: value for name, value in reported.items() if name.startswith("p")}
+    return meter.figures(round(reported["entries"]), size) | latencies

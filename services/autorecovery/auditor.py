@@ -65,7 +65,7 @@ class Auditor:
         self._stuck = GracePeriod(self._config.in_recovery_s)
         self._queued_at: dict[str, float] = {}
         self._drain_due_at: dict[str, float] = {}
-        self._drains_told: dict[str, tuple[str, int, int]] = {}
+        self._reported_drains: dict[str, tuple[str, int, int]] = {}
         self._open_check_due_at = 0.0
         self._triggers = 0
         self._recovering: set[int] = set()
@@ -185,28 +185,30 @@ class Auditor:
             count = await self._queue_places_of(member, but=queued)
             if count:
                 log.info("drain-queued", extra={"bookie": member, "ledgers": count})
-            await self._tell_of_drain(member)
+            await self._report_drain(member)
         ended = clock()
         again_at = ended + _pause_s(ended - begun)
         self._drain_due_at = {}
         for member in self.draining:
             self._note_audited(self._drain_due_at, member, again_at, triggers)
 
-    async def _tell_of_drain(self, member: str) -> None:
+    async def _report_drain(self, member: str) -> None:
         """Logs the end of a drain, or what the drain waits for, if that has changed."""
         is_paused = self._steering.is_paused
         try:
             left = await drain_of(member_name(member), self._metadata, is_paused=is_paused)
         except NoSuchBookie:
             return  # an older database, without the bookie's cookie, was restored in the meantime
-        told = (left.why, left.ledgers, left.repairs)
-        if self._drains_told.get(member) == told:
+        reported = (left.why, left.ledgers, left.repairs)
+        if self._reported_drains.get(member) == reported:
             return
         # Forget bookies that are no longer draining.
-        self._drains_told = {
-            each: self._drains_told[each] for each in self.draining if each in self._drains_told
+        self._reported_drains = {
+            each: self._reported_drains[each]
+            for each in self.draining
+            if each in self._reported_drains
         }
-        self._drains_told[member] = told
+        self._reported_drains[member] = reported
         if left.done:
             log.info("drained", extra={"bookie": member})
         else:

@@ -264,8 +264,8 @@ def _lacks(member: str, share: _Share, answer: RangeDigest) -> Iterator[Lack]:
             return "missing"
         return "damaged" if contains(answer.damaged, entry_id) else None
 
-    told = (entry_id for entry_id in share.ids if entry_id <= known_to)
-    for reason, entries in groupby(told, why):
+    reported = (entry_id for entry_id in share.ids if entry_id <= known_to)
+    for reason, entries in groupby(reported, why):
         if reason is not None:
             first, *others = entries
             yield Lack(member, share.fragment, first, others[-1] if others else first, reason)

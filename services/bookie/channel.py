@@ -186,7 +186,11 @@ def dispatch(
         case Op.READ_LAC:
             store.ask(ledger_id, replica.LacAsked(member), verdict)
         case Op.WRITE_LAC:
-            store.ask(ledger_id, replica.LacTold(member, request.last, request.ledger_key), verdict)
+            store.ask(
+                ledger_id, replica.LacReported(member, request.last, request.ledger_key), verdict
+            )
         case Op.KEEP_ROW:
             assert request.row is not None
-            store.ask(ledger_id, replica.RowTold(member, request.row, request.ledger_key), verdict)
+            store.ask(
+                ledger_id, replica.RowReported(member, request.row, request.ledger_key), verdict
+            )

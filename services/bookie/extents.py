@@ -115,7 +115,7 @@ def read_large_cached(extent: Extent, ledger_id: int) -> list[tuple[Part, Bytes]
     run.advance(part.size - KEY_BYTES)
     body = run.value()
     if crc_of((bytes(key), body)) != part.crc:
-        _tell_damage(part, ledger_id)
+        _report_damage(part, ledger_id)
         return []
     return [(part, body)]
 
@@ -183,12 +183,12 @@ def bodies(extent: Extent, data: Bytes, ledger_id: int) -> Iterable[tuple[Part, 
         at = part.offset - extent.start
         body = bytes(data[at : at + part.size])
         if len(body) != part.size or google_crc32c.value(body) != part.crc:
-            _tell_damage(part, ledger_id)
+            _report_damage(part, ledger_id)
             continue
         yield part, memoryview(body)[KEY_BYTES:]
 
 
-def _tell_damage(part: Part, ledger_id: int) -> None:
+def _report_damage(part: Part, ledger_id: int) -> None:
     log.error(
         "entries-damaged",
         extra={

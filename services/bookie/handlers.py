@@ -134,8 +134,8 @@ def _asking(
 async def open_channel(request: web.Request, _given: Given) -> web.StreamResponse:
     """Upgrade the connection to `quorumlog-channel/1`: pipelined frames (`wire/frames.py`)."""
     store = _store(request)
-    told = ",".join(request.headers.getall(hdrs.UPGRADE, ()))
-    offered = [name.strip().lower() for name in told.split(",")]
+    reported = ",".join(request.headers.getall(hdrs.UPGRADE, ()))
+    offered = [name.strip().lower() for name in reported.split(",")]
     spoken = versions.upgrades(versions.CHANNEL)
     for name in spoken:
         if name in offered:

@@ -116,9 +116,9 @@ class PendingWrites:
         """Whether so much is queued that peers should wait before they send more."""
         return self.bytes * CROWDED_PART > self._bytes_max
 
-    def when_roomy(self, tell: Callable[[], None]) -> None:
-        """Call `tell` when the queue, which is crowded now, is no longer crowded."""
-        self._room_waiters.append(tell)
+    def when_roomy(self, notify: Callable[[], None]) -> None:
+        """Call `notify` when the queue, which is crowded now, is no longer crowded."""
+        self._room_waiters.append(notify)
 
     def on_batch_synced(self, records: list[QueuedRecord], position: Position) -> None:
         """Called in the writer's thread: notify the event loop, once per batch."""
@@ -161,8 +161,8 @@ class PendingWrites:
         if self._room_waiters and not self.is_crowded:
             waiting, self._room_waiters = self._room_waiters, []
             loop = asyncio.get_running_loop()
-            for tell in waiting:
-                loop.call_soon(tell)
+            for notify in waiting:
+                loop.call_soon(notify)
         self._on_written(size, len(records))
 
 

@@ -244,7 +244,7 @@ class Store:
     def ask(
         self,
         ledger_id: int,
-        asked: replica.FenceAsked | replica.LacAsked | replica.LacTold | replica.RowTold,
+        asked: replica.FenceAsked | replica.LacAsked | replica.LacReported | replica.RowReported,
         done: Callable[[replica.Verdict], None],
     ) -> None:
         """Fence a ledger, read or store its LAC, or keep a copy of its metadata; `done` is called
@@ -299,13 +299,15 @@ class Store:
         is_advised = is_advised and not asked.from_disk  # `from_disk` drops the page cache
 
         def answer(found: FoundParts) -> None:
-            told = unknown
+            reported = unknown
             try:
                 body = join(found, asked.first, known_to, bytes_max) if found else None
-                told = ReadAnswer(verdict.status, verdict.last_add_confirmed, body, verdict.absent)
+                reported = ReadAnswer(
+                    verdict.status, verdict.last_add_confirmed, body, verdict.absent
+                )
             except Exception:
                 log.exception("read-failed", extra={"ledger": ledger_id})
-            done(told)
+            done(reported)
 
         def fetch() -> None:
             try:

@@ -135,7 +135,7 @@ def build_app(
             hosts=app[HOSTS],
             # Hooks that change responses need the regular path. The fast path serves no streams, so
             # it can ignore the hook for their headers.
-            is_usual=lambda: (
+            is_regular=lambda: (
                 app[DRAINING].is_set()
                 or any(hook is not stream_headers for hook in app.on_response_prepare)
             ),

@@ -161,7 +161,7 @@ class LocalCluster:
         kept_secret(self.settings.secret_file)
         if self.settings.tls:
             self.certificates = LocalCertificates(self.settings.certificates)
-        self._tell_of_room()
+        self._report_room()
         dsn, redis_url = await self._start_stores()
         await self._start_services(dsn, redis_url)
         self._write_targets()
@@ -236,7 +236,7 @@ class LocalCluster:
         self._lock = lock
         _await_orphans(self._run)
 
-    def _tell_of_room(self) -> None:
+    def _report_room(self) -> None:
         """Warns if the disk has too little room for new bookies and databases."""
         names = _names("bookie", self.settings.bookies)
         if not self.settings.postgres_dsn:

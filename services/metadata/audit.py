@@ -59,14 +59,14 @@ async def keep(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
 
 
 def _asked_by(request: web.Request) -> tuple[AuditedRequest | audit.Audited, str] | None:
-    told = request.headers.get(header.AUDITED)
+    reported = request.headers.get(header.AUDITED)
     resource = request.match_info.route.resource
     is_for_others = (
         resource is not None
         and f"{request.method} {resource.canonical}" in request.app[FOR_CLIENTS]
     )
-    if told is not None and caller_of(request).role in _TRUSTED and is_for_others:
-        asked = AuditedRequest.from_header(told)
+    if reported is not None and caller_of(request).role in _TRUSTED and is_for_others:
+        asked = AuditedRequest.from_header(reported)
         if asked is not None:
             return asked, audit.who_is(caller_of(request))
     own = audit.current()

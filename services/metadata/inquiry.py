@@ -145,10 +145,10 @@ class Inquiry:
             answers = await asyncio.gather(
                 *(_witnesses_of(session, name, url, cluster_id) for name, url in urls)
             )
-        told = [answer for answer in answers if answer is not None]
-        for answer in told:
+        reported = [answer for answer in answers if answer is not None]
+        for answer in reported:
             await self._learn(answer)
-        known = {answer.bookie: answer.highest_ledger for answer in told}
+        known = {answer.bookie: answer.highest_ledger for answer in reported}
         await self._skip_ids(
             max((held for held in known.values() if held is not None), default=NO_LEDGER)
         )
@@ -162,13 +162,13 @@ class Inquiry:
         registered, urls = await self.places()
         async with self.session() as session:
             asked = (_copies_of(session, name, f"{url}/v1", row) for name, url in urls)
-            told = [each for each in await asyncio.gather(*asked) if each is not None]
+            reported = [each for each in await asyncio.gather(*asked) if each is not None]
         # Bookies that an operator declared lost never return.
         lost = frozenset(await self._database.run(lambda connection: connection.fetchval(_LOST)))
         directories = await self._database.run(
             lambda connection: registered_of(connection, "cookies WHERE retired_at IS NULL")
         )
-        fenced = {held.holder: number for held, number in told if number is not None}
+        fenced = {held.holder: number for held, number in reported if number is not None}
         known = {*registered, *map(member_name, row.all_members)} - lost
         silent = frozenset(known - fenced.keys())
         bookies = Bookies(fenced, silent, directories, given_up=lost)
@@ -179,7 +179,7 @@ class Inquiry:
                 " them as lost (`quorumlog cluster accept --lost`)",
                 ledger_id=row.ledger_id,
             )
-        return [held for held, _ in told]
+        return [held for held, _ in reported]
 
     def session(self) -> aiohttp.ClientSession:
         """A session for questions to bookies."""
@@ -207,7 +207,7 @@ class Inquiry:
             await self._database.run(lambda connection: connection.execute(_SKIP_IDS, highest))
 
 
-async def _told_in_time(name: str, url: str, limit_s: float, asking: Awaitable[T]) -> T | None:
+async def _reported_in_time(name: str, url: str, limit_s: float, asking: Awaitable[T]) -> T | None:
     """Wait for a bookie's answer. Returns None if the bookie is silent or answers with an error."""
     try:
         async with awake_timeout(limit_s):
@@ -228,7 +228,7 @@ async def _witnesses_of(
 ) -> BookieWitnesses | None:
     """What a bookie knows of the database; None if it is silent, or another bookie answers."""
     asking = _get(session, f"{url}/v1/witnesses", name, BookieWitnesses)
-    answer = await _told_in_time(name, url, _ASK_S, asking)
+    answer = await _reported_in_time(name, url, _ASK_S, asking)
     if answer is not None and (answer.bookie, answer.cluster_id) != (name, cluster_id):
         log.warning("another-bookie", extra={"bookie": name, "url": url, "found": answer.bookie})
         return None
@@ -258,7 +258,7 @@ async def _copies_of(
         copies = HeldCopies(name, tuple(attempt for attempt in attempts if attempt))
         return copies, member_incarnation(page.bookie) if is_fenced else None
 
-    return await _told_in_time(name, url, _COPIES_S, fenced())
+    return await _reported_in_time(name, url, _COPIES_S, fenced())
 
 
 async def _fence(
@@ -268,8 +268,8 @@ async def _fence(
     key = {"X-Ledger-Key": b64encode(row.ledger_key).decode()}
     fence = f"{url}/ledgers/{row.ledger_id}/fence"
     async with session.post(fence, headers=key, ssl=ExpectedServer(Role.BOOKIE, name)) as answer:
-        told = orjson.loads(await answer.read())
-    return told.get("status") if isinstance(told, dict) else None
+        reported = orjson.loads(await answer.read())
+    return reported.get("status") if isinstance(reported, dict) else None
 
 
 # A rebuild reads what bookies hold, ledger by ledger (rule 18d).

@@ -340,10 +340,13 @@ def check_deleted(current: Row, request: RowDelete) -> None:
 
 
 def _conflict(current: Row) -> VersionConflict:
-    told = {"detail": f"the current version is {current.version}", "current": document_of(current)}
+    reported = {
+        "detail": f"the current version is {current.version}",
+        "current": document_of(current),
+    }
     if isinstance(current, LedgerMetadata):
-        return VersionConflict(**told, ledger_id=current.ledger_id)
-    return VersionConflict(**told, log=current.name)
+        return VersionConflict(**reported, ledger_id=current.ledger_id)
+    return VersionConflict(**reported, log=current.name)
 
 
 class _AlreadyCreated(Exception):

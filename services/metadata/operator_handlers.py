@@ -53,7 +53,7 @@ from services.metadata.http import (
 from services.metadata.losses import KeptStore
 from services.metadata.memory import PRESENTED, Presented
 from services.metadata.migrate import SealingStore
-from services.metadata.rebuild import Tell
+from services.metadata.rebuild import Notify
 from services.metadata.rebuild_store import RebuildStore
 from services.metadata.repairs import LeaseStore, RepairSettingsStore, RepairStore
 from services.metadata.tokens import AuditStore, TokenStore
@@ -142,31 +142,31 @@ async def rebuild(request: web.Request, _given: Given) -> web.StreamResponse:
     """
     ask = await parsed(request, RebuildAsk)
 
-    async def work(tell: Tell) -> RebuildLine:
-        return RebuildLine(report=await request.app[PARTS].rebuilder.run(ask, tell))
+    async def work(notify: Notify) -> RebuildLine:
+        return RebuildLine(report=await request.app[PARTS].rebuilder.run(ask, notify))
 
-    return await _told_in_lines(request, work)
+    return await _reported_in_lines(request, work)
 
 
-async def _told_in_lines(
-    request: web.Request, work: Callable[[Tell], Awaitable[RebuildLine]]
+async def _reported_in_lines(
+    request: web.Request, work: Callable[[Notify], Awaitable[RebuildLine]]
 ) -> web.StreamResponse:
     """Run `work`, and answer with lines of progress, and at last with its result or its error."""
     response = web.StreamResponse(headers={"Content-Type": LINES})
     await response.prepare(request)
 
-    async def tell(line: RebuildLine) -> None:
+    async def notify(line: RebuildLine) -> None:
         await response.write(line.model_dump_json(exclude_defaults=True).encode() + b"\n")
 
     try:
-        await tell(await work(tell))
+        await notify(await work(notify))
     except ConnectionResetError:
         log.warning("rebuild-cancelled", extra={"path": request.path})
     except QuorumLogError as error:
-        await tell(RebuildLine(error=error.detail, code=error.code))
+        await notify(RebuildLine(error=error.detail, code=error.code))
     except Exception as error:
         log.exception("rebuild-failed", extra={"path": request.path})
-        await tell(RebuildLine(error=repr(error)))
+        await notify(RebuildLine(error=repr(error)))
     return response
 
 
@@ -249,12 +249,12 @@ async def accept_lost(request: web.Request, _given: Given) -> web.StreamResponse
         request.app[PARTS].witnesses.accept, body.witnesses, lost=body.lost, ledgers=body.ledgers
     )
     if request.headers.get("Accept") != LINES:
-        return answer(await accept(tell=_quiet))
+        return answer(await accept(notify=_quiet))
 
-    async def work(tell: Tell) -> RebuildLine:
-        return RebuildLine(state=await accept(tell=tell))
+    async def work(notify: Notify) -> RebuildLine:
+        return RebuildLine(state=await accept(notify=notify))
 
-    return await _told_in_lines(request, work)
+    return await _reported_in_lines(request, work)
 
 
 async def _quiet(_line: RebuildLine) -> None:

@@ -56,7 +56,7 @@ _PROGRESS_EVERY: Final = 1000
 _FINDINGS_KEPT: Final = 1000
 """How many findings a report lists, chosen by judgement; further findings are counted."""
 
-Tell = Callable[[RebuildLine], Awaitable[None]]
+Notify = Callable[[RebuildLine], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -151,26 +151,26 @@ class Rebuilder:
     _liveness: Liveness
     _credentials: Credentials = ANONYMOUS
 
-    async def run(self, ask: RebuildAsk, tell: Tell) -> RebuildReport:
-        """Run a rebuild; `tell` receives lines of progress.
+    async def run(self, ask: RebuildAsk, notify: Notify) -> RebuildReport:
+        """Run a rebuild; `notify` receives lines of progress.
 
         Raises: InvalidRequest, SourceAway, MetadataUnavailable.
         """
-        async with self._begun(ask, tell) as work:
+        async with self._begun(ask, notify) as work:
             return await work.run()
 
-    async def count_behind(self, lost: Collection[str], tell: Tell) -> int:
+    async def count_behind(self, lost: Collection[str], notify: Notify) -> int:
         """Count the rows, and the tombstones for reusable ids, that a rebuild would write.
 
-        `lost`: bookies that never return. `tell` receives lines of progress. Raises: InvalidRequest
+        `lost`: bookies that never return. `notify` receives lines of progress. Raises: InvalidRequest
         while another rebuild runs, SourceAway, MetadataUnavailable.
         """
         ask = RebuildAsk(dry_run=True, without=tuple(lost))
-        async with self._begun(ask, tell) as work:
+        async with self._begun(ask, notify) as work:
             return await work.count_behind()
 
     @asynccontextmanager
-    async def _begun(self, ask: RebuildAsk, tell: Tell) -> AsyncIterator["_Work"]:
+    async def _begun(self, ask: RebuildAsk, notify: Notify) -> AsyncIterator["_Work"]:
         """Begin a rebuild, which asks all bookies whose URLs are known."""
         async with self.store.begin() as tables, service_session(self._credentials) as session:
             rows = await self._cookies.list()
@@ -181,7 +181,7 @@ class Rebuilder:
             urls |= set((await self._liveness.bookie_urls()).values())
             urls |= {url.rstrip("/") for url in ask.bookies}
             registered = {row.name for row in rows}
-            yield _Work(tables, session, ask, tell, urls - {""}, registered)
+            yield _Work(tables, session, ask, notify, urls - {""}, registered)
 
 
 @dataclass(eq=False)
@@ -191,7 +191,7 @@ class _Work:
     _tables: RebuildTables
     _session: aiohttp.ClientSession
     _ask: RebuildAsk
-    _tell: Tell
+    _notify: Notify
     _urls: set[str]
     """The URLs of the bookies to ask."""
     _registered: set[str]
@@ -231,9 +231,9 @@ class _Work:
             for source in await find_sources(self._session, self._urls)
             if _cluster_of(source) == cluster_id
         ]
-        untold = self._registered - {source.name for source in sources} - set(self._ask.without)
-        if untold:
-            raise SourceAway(f"{', '.join(sorted(untold))}: no report of the rows held there")
+        unreported = self._registered - {source.name for source in sources} - set(self._ask.without)
+        if unreported:
+            raise SourceAway(f"{', '.join(sorted(unreported))}: no report of the rows held there")
         survey = await self._survey(sources)
         added = await self._stand_ins(sources, survey)
         bookies = await self._bookies(sources, survey, added)
@@ -254,9 +254,9 @@ class _Work:
         if clusters == {cluster_id}:
             return cluster_id
         if len(clusters) > 1 or not await self._tables.is_empty():
-            told = ", ".join(f"{source.name}: {_cluster_of(source)}" for source in sources)
+            reported = ", ".join(f"{source.name}: {_cluster_of(source)}" for source in sources)
             raise InvalidRequest(
-                f"the database is of cluster {cluster_id}, and the bookies report {told}. Only an"
+                f"the database is of cluster {cluster_id}, and the bookies report {reported}. Only an"
                 " empty database can take over a cluster, and only if all bookies are of one"
             )
         found = clusters.pop()
@@ -286,7 +286,7 @@ class _Work:
             texts = {copy for _, held in holding for copy in held.copies}
             found.note([row_copies.decode(text) for text in texts])
             if found.ledgers % _PROGRESS_EVERY == 0:
-                await self._tell(RebuildLine(phase="survey", done=found.ledgers))
+                await self._notify(RebuildLine(phase="survey", done=found.ledgers))
         return found
 
     async def _stand_ins(self, sources: Sequence[Source], survey: Survey) -> dict[str, StandIn]:
@@ -329,7 +329,7 @@ class _Work:
                 of=survey.ledgers,
                 through=page[-1][0] if is_due else None,
             )
-            await self._tell(line)
+            await self._notify(line)
 
     async def _judge(
         self, held: Mapping[int, Sequence[Held]], bookies: Bookies, *, writes: bool
@@ -456,14 +456,14 @@ def _place_of(row: LedgerMetadata, *, has_row: bool, hides_next: bool) -> Ledger
 
 def _log_finding(decision: LogDecision) -> str:
     """The report's finding about a log, or "" if there is none."""
-    told = [decision.why] if decision.why else []
+    reported = [decision.why] if decision.why else []
     if decision.holes:
-        told.append(
+        reported.append(
             f"holes, where reads fail until a rebuild finds the rows: ledgers {shown(decision.holes)}"
         )
     if not decision.why and decision.action is Action.WRITE and decision.unplaced:
-        told.append(f"ledgers without a place in the log: {shown(decision.unplaced)}")
-    return "; ".join(told)
+        reported.append(f"ledgers without a place in the log: {shown(decision.unplaced)}")
+    return "; ".join(reported)
 
 
 def _cluster_of(source: Source) -> str:

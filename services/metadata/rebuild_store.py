@@ -509,8 +509,8 @@ async def registered_of(
 def _judged(ledger_id: int, decision: Decision, known: Known, held: Sequence[Held]) -> Judged:
     row = decision.row or known.row
     is_free = known.row is None and not known.is_deleted
-    told = newest_of(held) if decision.action in {Action.WAIT, Action.CONFLICT} else None
-    return Judged(ledger_id, decision, told or row, has_row=row is not None, is_free=is_free)
+    reported = newest_of(held) if decision.action in {Action.WAIT, Action.CONFLICT} else None
+    return Judged(ledger_id, decision, reported or row, has_row=row is not None, is_free=is_free)
 
 
 def _target_of(row: LedgerMetadata) -> str:

@@ -23,7 +23,7 @@ class Reach:
     def __init__(self, *, away: str, there: str, deadline_s: float) -> None:
         """`away` and `there`: the names of the log events for an outage and for its end."""
         self._away, self._there, self._deadline_s = away, there, deadline_s
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.is_up = False
         """Whether the last query reached the server."""
 
@@ -35,8 +35,8 @@ class Reach:
         if is_late:
             text = f"no answer within {self._deadline_s:g} s"
         self.is_up = False
-        if text not in self._told and len(self._told) < _LINES_OF_OUTAGE:
-            self._told.add(text)
+        if text not in self._reported and len(self._reported) < _LINES_OF_OUTAGE:
+            self._reported.add(text)
             log.warning(self._away, extra={"error": text})
 
     def found(self) -> None:
@@ -45,7 +45,7 @@ class Reach:
             return
         log.info(self._there)
         self.is_up = True
-        self._told.clear()
+        self._reported.clear()
 
 
 log = logging.getLogger(__name__)

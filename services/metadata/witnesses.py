@@ -14,7 +14,7 @@ from services.metadata.inquiry import Inquiry
 from services.metadata.ledgers import lock_ledger, write_row
 from services.metadata.losses import accept_tokens, note_lost, prove
 from services.metadata.memory import PRESENTED
-from services.metadata.rebuild import Rebuilder, Tell
+from services.metadata.rebuild import Notify, Rebuilder
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +58,16 @@ class WitnessStore(RowStore):
         )
 
     async def accept(
-        self, witnesses: Sequence[str], *, lost: Collection[str], ledgers: Sequence[int], tell: Tell
+        self,
+        witnesses: Sequence[str],
+        *,
+        lost: Collection[str],
+        ledgers: Sequence[int],
+        notify: Notify,
     ) -> WitnessState:
         """Accept the loss of these witnesses' changes, as an operator decided. `lost`: bookies that
         never return. `ledgers`: ledgers that keep the database's rows, although bookies hold copies
-        of other rows. `tell` receives lines of progress.
+        of other rows. `notify` receives lines of progress.
 
         Raises: InvalidRequest; NotEnoughBookies while another bookie is silent, since ids of
         ledgers that it holds would be assigned again; CopyLost while a rebuild would write rows
@@ -80,7 +85,7 @@ class WitnessStore(RowStore):
         # Witnesses are not checked: the database lacks these tokens, and an operator decides.
         await self.database.run(lambda connection: note_lost(connection, lost))
         if tokens:
-            await self._accept_tokens(tokens, lost, tell)
+            await self._accept_tokens(tokens, lost, notify)
             log.warning("loss-of-changes-accepted", extra={"witnesses": list(witnesses)})
             await self.database.probe()
         for ledger_id in ledgers:
@@ -88,7 +93,7 @@ class WitnessStore(RowStore):
         return self.state()
 
     async def _accept_tokens(
-        self, tokens: Collection[str], lost: Collection[str], tell: Tell
+        self, tokens: Collection[str], lost: Collection[str], notify: Notify
     ) -> None:
         silent = [name for name in await self._inquiry.ask() if name not in lost]
         if silent:
@@ -97,7 +102,7 @@ class WitnessStore(RowStore):
                 " again: start it, or, if it never returns, name it as lost",
                 bookies=silent,
             )
-        if behind := await self._rebuilder.count_behind(lost, tell):
+        if behind := await self._rebuilder.count_behind(lost, notify):
             raise CopyLost(
                 f"the database's rows of {behind} ledgers are missing, or older than copies that bookies hold: run"
                 " `quorumlog metadata rebuild` first, or a recovery by an older row cuts off acknowledged entries",

@@ -311,8 +311,8 @@ def test_where_a_query_begins_is_no_progress(cluster: SparkCluster) -> None:
     end = stream.latestOffset(start, EVERYTHING)
     stream.latestOffset(end, EVERYTHING)
     assert position(cluster, log, "query") == 4
-    told = stream.reportLatestOffset()
-    assert published({"sources": [{"latestOffset": json.dumps(told)}]}) == {log: 4}
+    reported = stream.reportLatestOffset()
+    assert published({"sources": [{"latestOffset": json.dumps(reported)}]}) == {log: 4}
     stream.stop()
 
 

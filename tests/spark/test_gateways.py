@@ -131,8 +131,10 @@ def _gated(folder: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
         for batch in batches:
             (folder / f"begun-{context.partitionId()}").touch()
             until_sync((folder / "go").exists, "the gateway is full", SETTLED_S)
-            told = [f"{value}/{context.attemptNumber()}" for value in batch.column(0).to_pylist()]
-            yield pa.RecordBatch.from_pydict({"value": pa.array(told, pa.string())})
+            reported = [
+                f"{value}/{context.attemptNumber()}" for value in batch.column(0).to_pylist()
+            ]
+            yield pa.RecordBatch.from_pydict({"value": pa.array(reported, pa.string())})
 
     return wait
 
@@ -234,8 +236,8 @@ def _row(value: bytes, key: str | bytes | None, headers: Any, timestamp: Any) ->
     known = [
         (name, text if isinstance(text, str) else bytes(text).decode()) for name, text in pairs
     ]
-    told = key.encode() if isinstance(key, str) else key
-    return bytes(value), told, known, timestamp
+    reported = key.encode() if isinstance(key, str) else key
+    return bytes(value), reported, known, timestamp
 
 
 def test_a_plain_ledger_is_read_as_json(spark: SparkSession, odd: SparkCluster) -> None:

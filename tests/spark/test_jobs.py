@@ -184,19 +184,19 @@ def test_scrub_finds_exactly_what_was_planted_while_writers_run(
 
     def scrubbed() -> tuple[job.JobResult, list[Any]] | None:
         result = scrub.run(spark, cluster.urls, findings=saved)
-        told = result.frame.collect()
-        elsewhere = {row.kind for row in told if row.ledger not in planted} - {EXTRA}
+        reported = result.frame.collect()
+        elsewhere = {row.kind for row in reported if row.ledger not in planted} - {EXTRA}
         # Where a machine is slow a copy may be late in both looks. Nothing else is wrong elsewhere.
         assert elsewhere <= {MISSING, UNREACHABLE}
-        is_late = bool(elsewhere) or any(row.kind == UNREACHABLE for row in told)
-        return None if is_late else (result, told)
+        is_late = bool(elsewhere) or any(row.kind == UNREACHABLE for row in reported)
+        return None if is_late else (result, reported)
 
     seen = cluster.until(scrubbed, "nothing is found but what was planted")
     assert seen is not None
-    result, told = seen
+    result, reported = seen
     found = {
         (row.ledger, row.first, row.last, row.bookie, row.kind, row.survivors)
-        for row in told
+        for row in reported
         if row.ledger in planted
     }
     assert found == {
@@ -208,12 +208,12 @@ def test_scrub_finds_exactly_what_was_planted_while_writers_run(
         (rotten, 200, 200, "bookie-2@1", CORRUPT, 2),
     }
     assert result.status == job.FOUND
-    assert result.report["findings"] == Counter(row.kind for row in told)
+    assert result.report["findings"] == Counter(row.kind for row in reported)
     assert not writers
 
     assert result.report["queued"] == 0, "nobody asked for repairs"
     lines = [json.loads(line) for line in saved.read_text().splitlines()]
-    assert lines == [row.asDict() for row in told]
+    assert lines == [row.asDict() for row in reported]
     repaired = scrub.run(
         spark, cluster.urls, ledgers=sorted(planted), repair=cluster.url("metadata-1")
     )

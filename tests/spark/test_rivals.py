@@ -294,9 +294,9 @@ def test_a_commit_that_may_be_done_is_not_told_as_refused(bad: BadGateway) -> No
     with Gateways(bad.url) as gateways:
         for plan, outcome in (((), NOT_DONE), (("cut",), UNKNOWN)):
             bad.plan = [*plan]
-            with pytest.raises(NoSuchTransaction) as told:
+            with pytest.raises(NoSuchTransaction) as reported:
                 gateways.request("POST", commit, value={"ledgers": []}, is_repeatable=True)
-            assert told.value.outcome == outcome
+            assert reported.value.outcome == outcome
 
 
 def test_a_commit_that_may_have_been_forgotten_is_not_told_as_nothing_on_the_log(
@@ -309,8 +309,8 @@ def test_a_commit_that_may_have_been_forgotten_is_not_told_as_nothing_on_the_log
     through = WriteOptions.of({"gateway.url": bad.url, "topic": log}, is_stream=False)
 
     bad.plan = ["cut"]
-    with pytest.raises(NoSuchTransaction) as told:
+    with pytest.raises(NoSuchTransaction) as reported:
         publish(through, driver.whose, [part])
-    assert told.value.outcome == UNKNOWN
+    assert reported.value.outcome == UNKNOWN
     with pytest.raises(WriteOver):
         publish(through, driver.whose, [part])

@@ -26,31 +26,33 @@ def issuer(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
 @pytest.fixture
 def gateways(servers: StoreServers, issuer: Issuer) -> Iterator[str]:
     """Gateways in a thread, with a log; their URLs. They start no process: a fork would end py4j's connection."""
-    told: Future[str] = Future()
+    reported: Future[str] = Future()
     ended = asyncio.Event()
     loop = asyncio.new_event_loop()
     stores = servers.fresh()
     thread = threading.Thread(
-        target=lambda: loop.run_until_complete(_serve(stores, issuer, told, ended))
+        target=lambda: loop.run_until_complete(_serve(stores, issuer, reported, ended))
     )
     thread.start()
     try:
-        yield told.result(SETTLED_S)
+        yield reported.result(SETTLED_S)
     finally:
         loop.call_soon_threadsafe(ended.set)
         thread.join(SETTLED_S)
         loop.close()
 
 
-async def _serve(stores: Stores, issuer: Issuer, told: "Future[str]", ended: asyncio.Event) -> None:
+async def _serve(
+    stores: Stores, issuer: Issuer, reported: "Future[str]", ended: asyncio.Event
+) -> None:
     try:
         async with guarded(stores, issuer=issuer) as found:
             await found.log(LOG)
-            told.set_result(",".join(found.http.urls))
+            reported.set_result(",".join(found.http.urls))
             await ended.wait()
     except Exception as error:
-        if not told.done():
-            told.set_exception(error)
+        if not reported.done():
+            reported.set_exception(error)
         raise
 
 

@@ -99,7 +99,7 @@ quorumlog.spark.writing.WriteOver: the transaction of this write on a is over
     ],
 )
 def test_what_could_not_be_done_ends_with_3_and_is_no_finding(
-    error: Exception, told: str, capsys: pytest.CaptureFixture[str]
+    error: Exception, reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def call() -> job.JobResult:
         raise error
@@ -108,4 +108,4 @@ def test_what_could_not_be_done_ends_with_3_and_is_no_finding(
         job.attempt("scrub", call)
 
     assert ended.value.exit_code == job.FAILED
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err

@@ -69,7 +69,7 @@ def chromium() -> str | None:
 def running(program: str) -> Iterator[str]:
     """A browser for as long as the block runs; gives the address of its DevTools. Raises: DoesNotStart."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        told = Path(folder, "DevToolsActivePort")
+        reported = Path(folder, "DevToolsActivePort")
         argv = (program, *_FLAGS, f"--user-data-dir={folder}", "about:blank")
         env = {**os.environ, "HOME": folder, "XDG_CONFIG_HOME": folder, "XDG_CACHE_HOME": folder}
         log = Path(folder, "log")
@@ -79,7 +79,7 @@ def running(program: str) -> Iterator[str]:
             def address() -> str | None:
                 if process.poll() is not None:
                     raise DoesNotStart(log.read_text(errors="replace")[-500:])
-                lines = told.read_text().splitlines() if told.exists() else []
+                lines = reported.read_text().splitlines() if reported.exists() else []
                 return f"ws://127.0.0.1:{lines[0]}{lines[1]}" if len(lines) == 2 else None
 
             yield until_sync(address, "Chromium listens") or ""
@@ -107,14 +107,14 @@ class Page:
 
     async def run(self, script: str) -> Any:
         """What the body of an async function in the page returns."""
-        told = await self._call(
+        reported = await self._call(
             "Runtime.evaluate",
             expression=f"(async () => {{ {script} }})()",
             awaitPromise=True,
             returnByValue=True,
         )
-        assert "exceptionDetails" not in told, told
-        return told["result"].get("value")
+        assert "exceptionDetails" not in reported, reported
+        return reported["result"].get("value")
 
     async def texts(self, of: str, count: int) -> list[str]:
         """The texts of the items of a list, given by its id, once it has so many or more."""

@@ -177,23 +177,23 @@ def fenced_rejects(member: str, *, was_fenced: bool) -> Wrong:
     return f"I12: {member} is fenced and stored a normal add" if was_fenced else None
 
 
-def fence_is_kept(member: str, *, told: bool, is_kept: bool) -> Wrong:
+def fence_is_kept(member: str, *, reported: bool, is_kept: bool) -> Wrong:
     """I13: a fence that was told is durable then, and stays whatever befalls the bookie.
 
     Source: BP-46, scenario 1.
     """
-    return f"I13: {member} told a fence and has none" if told and not is_kept else None
+    return f"I13: {member} told a fence and has none" if reported and not is_kept else None
 
 
-def deleted_is_for_ever(member: str, *, told: bool, is_kept: bool, says: bool) -> Wrong:
+def deleted_is_for_ever(member: str, *, reported: bool, is_kept: bool, says: bool) -> Wrong:
     """I13, rule 16a: what a bookie's log says is deleted it knows for ever, and of that it says
     nothing that anybody may count on.
 
     Source: issue 13: an append to a deleted ledger, whose fence went with it, was acknowledged.
     """
-    if told and not is_kept:
+    if reported and not is_kept:
         return f"rule 16a: {member} has forgotten that the ledger was deleted"
-    return f"rule 16a: {member} answers for a deleted ledger" if told and says else None
+    return f"rule 16a: {member} answers for a deleted ledger" if reported and says else None
 
 
 def covers_before_reading(quorum: Quorum, fenced: Collection[int]) -> Wrong:

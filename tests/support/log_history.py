@@ -253,13 +253,13 @@ class Checker:
         if offsets != list(range(first, first + len(offsets))):
             self.say("gap", number, first, "offsets are not dense")
 
-    def end_is_within(self, number: int, told: int, end: int, what: str) -> None:
+    def end_is_within(self, number: int, reported: int, end: int, what: str) -> None:
         """I10: an end that was told is not beyond what was produced, nor beyond the log's.
 
         Source: TLA NoDirtyReads.
         """
-        if told > end:
-            self.say("end", number, told, what)
+        if reported > end:
+            self.say("end", number, reported, what)
 
     def known_is_there(self, number: int, log: _Log, content: dict[int, bytes]) -> None:
         """I1, I6, I32: what was acknowledged or read is there, but for what retention took.

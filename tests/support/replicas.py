@@ -14,7 +14,7 @@ from quorumlog.protocol.replica import (
     Asked,
     Replica,
     ReplicaRecord,
-    RowTold,
+    RowReported,
     RunStored,
     Verdict,
 )
@@ -101,10 +101,10 @@ def add_asked(effect: SendAdd) -> AddAsked:
     )
 
 
-def row_told(effect: SendRow) -> RowTold:
+def row_told(effect: SendRow) -> RowReported:
     """The same of a row that no add brings."""
     row = effect.row
-    return RowTold(effect.member, RowCopy(name_of(row), b""), row.ledger_key)
+    return RowReported(effect.member, RowCopy(name_of(row), b""), row.ledger_key)
 
 
 def ask(replica: Replica, asked: Asked) -> Verdict:

@@ -121,12 +121,12 @@ class _Lines:
     def __init__(self, what: str, total: int) -> None:
         self._what = what
         self._total = total
-        self._began = self._told = time.monotonic()
+        self._began = self._reported = time.monotonic()
 
     def update(self, *, completed: int) -> None:
         now = time.monotonic()
-        if now - self._told >= TELL_EVERY_S:
-            self._told = now
+        if now - self._reported >= TELL_EVERY_S:
+            self._reported = now
             line = f"{self._what}: {completed} of {self._total}, {now - self._began:.0f} s\n"
             sys.stderr.write(line)
             sys.stderr.flush()

@@ -80,12 +80,12 @@ CASES: Final[dict[Callable[..., Wrong], tuple[Wrong, Wrong]]] = {
         invariants.fenced_rejects("b1@1", was_fenced=True),
     ),
     invariants.fence_is_kept: (
-        invariants.fence_is_kept("b1@1", told=False, is_kept=False),
-        invariants.fence_is_kept("b1@1", told=True, is_kept=False),
+        invariants.fence_is_kept("b1@1", reported=False, is_kept=False),
+        invariants.fence_is_kept("b1@1", reported=True, is_kept=False),
     ),
     invariants.deleted_is_for_ever: (
-        invariants.deleted_is_for_ever("b1@1", told=True, is_kept=True, says=False),
-        invariants.deleted_is_for_ever("b1@1", told=True, is_kept=False, says=False),
+        invariants.deleted_is_for_ever("b1@1", reported=True, is_kept=True, says=False),
+        invariants.deleted_is_for_ever("b1@1", reported=True, is_kept=False, says=False),
     ),
     invariants.covers_before_reading: (
         invariants.covers_before_reading(QUORUM, {0, 2}),
@@ -204,8 +204,8 @@ def test_a_check_tells_right_from_wrong(check: Callable[..., Wrong]) -> None:
 
 
 def test_a_deleted_ledger_is_not_answered_for() -> None:
-    assert invariants.deleted_is_for_ever("b1@1", told=True, is_kept=True, says=True)
-    assert not invariants.deleted_is_for_ever("b1@1", told=False, is_kept=False, says=True)
+    assert invariants.deleted_is_for_ever("b1@1", reported=True, is_kept=True, says=True)
+    assert not invariants.deleted_is_for_ever("b1@1", reported=False, is_kept=False, says=True)
 
 
 def test_a_closed_ledger_that_names_a_bookie_is_not_dropped_by_it() -> None:

@@ -37,12 +37,12 @@ def test_each_named_check_is_asked_in_a_world_and_named_by_a_norm() -> None:
 
 
 def test_the_norms_without_a_script_are_those_that_the_page_excuses() -> None:
-    told = re.search(
+    reported = re.search(
         r"^(Rules [^:]*) have no script of their own", NOT_COVERED.read_text(), re.MULTILINE
     )
     without = {
         row.norm.label for row in rows() if row.norm.label[0] not in "IL" and not row.scripts
     }
 
-    assert told is not None
-    assert without == cited(told[1])
+    assert reported is not None
+    assert without == cited(reported[1])

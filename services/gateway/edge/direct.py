@@ -96,12 +96,12 @@ class DirectRequests:
         metrics: Metrics,
         *,
         hosts: Hosts,
-        is_usual: Callable[[], bool],
+        is_regular: Callable[[], bool],
     ) -> None:
-        """`is_usual`: whether all requests must currently take the regular path."""
+        """`is_regular`: whether all requests must currently take the regular path."""
         self._appends, self._consumers = appends, consumers
         self._room, self._metrics = room, metrics
-        self._hosts, self._is_usual = hosts, is_usual
+        self._hosts, self._is_regular = hosts, is_regular
         self.bytes_max = min(
             _SMALL_BYTES,
             room.limits.entry_bytes_max,
@@ -121,7 +121,7 @@ class DirectRequests:
             or headers.get(hdrs.ACCEPT, "*/*") not in ("*/*", JSON)
             or not self._hosts.knows(headers.get(hdrs.HOST))
             or headers.get(hdrs.CONTENT_LENGTH, "0").startswith("0")
-            or self._is_usual()
+            or self._is_regular()
         ):
             return False
         for name in _OTHERS:

@@ -161,7 +161,7 @@ class EntryRoutes(op.Handlers, tag="Entries"):
         bytes_max = self._room.limits.entry_bytes_max if transaction is None else BATCH_BYTES_MAX
         data = await self._data(request, media, bytes_max)
         try:
-            told = await self._appends.forward(
+            reported = await self._appends.forward(
                 ledger_id, media, data, password=password, expect=expect
             )
         except (errors.Superseded, errors.NotFound, errors.QuorumTimeout):
@@ -169,7 +169,7 @@ class EntryRoutes(op.Handlers, tag="Entries"):
                 # If the transaction has ended, its ledgers are fenced or deleted: report its end.
                 await self._transactions.check(transaction)
             raise
-        return json_bytes(told, 201)
+        return json_bytes(reported, 201)
 
     async def _data(self, request: web.Request, media: str, entry_bytes_max: int) -> bytes:
         """Read the body of an append without parsing it."""

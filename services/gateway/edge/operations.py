@@ -203,11 +203,11 @@ def operation(
     its summary is the first line of the handler's docstring, and its description is the rest.
     `errors` are the errors that do not follow from the declaration.
     """
-    usual = ALWAYS if scope is OPEN else (*ALWAYS, MetadataUnavailable)
+    regular = ALWAYS if scope is OPEN else (*ALWAYS, MetadataUnavailable)
     if any(JSON in reply.content for reply in replies.values()):
-        usual = (*usual, *ANSWERING)
+        regular = (*regular, *ANSWERING)
     if body:
-        usual = (*usual, *WITH_BODY)
+        regular = (*regular, *WITH_BODY)
 
     def declared(handler: _H) -> _H:
         first, *rest = handler.__name__.split("_")
@@ -222,7 +222,7 @@ def operation(
             given,
             body or {},
             replies,
-            (*usual, *errors),
+            (*regular, *errors),
             needs_body,
             is_audited=is_audited,
             scope=scope,

@@ -55,7 +55,7 @@ class Ends:
         self._recovering: dict[int, asyncio.Task[tuple[LedgerMetadata, int]]] = {}
         self._in_background: set[int] = set()
 
-    async def told(self, row: LedgerMetadata) -> LedgerMetadata:
+    async def reported(self, row: LedgerMetadata) -> LedgerMetadata:
         """Returns the given metadata or a later version, after a check that bookies keep a CLOSED
         ledger's end (rule 18b). Concurrent callers share one check.
 

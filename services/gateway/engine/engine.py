@@ -139,7 +139,7 @@ class Engine:
 
         Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
         """
-        return await self._ends.told(await self.rows.fresh(ledger_id))
+        return await self._ends.reported(await self.rows.fresh(ledger_id))
 
     def writes(self, ledger_id: int) -> bool:
         """Whether this process has the ledger open for appends."""
@@ -230,7 +230,7 @@ class Engine:
         Raises: LossNotProven, InvalidRequest, NoSuchLedger, MetadataUnavailable.
         """
         row = await self._allowed(ledger_id, password)
-        row = await self._ends.told(row)
+        row = await self._ends.reported(row)
         declared = _members(row, declare_lost)
         row = await self._ends.accept_loss(row, first, last, declared, self._holdings)
         return await self._ends.copied(row)
@@ -268,12 +268,12 @@ class Engine:
         found = await asyncio.gather(*map(read, ledger_ids))
         return [row for row in found if row is not None]
 
-    async def tell_deleted(
+    async def notify_deleted(
         self, rows: Sequence[LedgerMetadata], deletion: Deletion = Deletion.ALONE
     ) -> None:
         """Sends members copies of deleted ledgers' last metadata, marked as deleted (rule 18e)."""
-        told = [row.deleted(deletion=deletion) for row in rows]
-        await asyncio.gather(*[spread(row, self._ports) for row in told])
+        reported = [row.deleted(deletion=deletion) for row in rows]
+        await asyncio.gather(*[spread(row, self._ports) for row in reported])
 
     async def copy_rows(self, ledger_ids: Sequence[int]) -> None:
         """Sends members copies of metadata that the metadata service or another process has changed

@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Final, Protocol
 
 from quorumlog import errors
-from quorumlog.net.driver import Driver, Told, error_of
+from quorumlog.net.driver import Driver, Reported, error_of
 from quorumlog.net.ports import LacPort, Ports
 from quorumlog.net.spread import spread
 from quorumlog.protocol import messages
@@ -319,8 +319,8 @@ class WriteHandle:
         self._gathered_bytes -= size
         return tuple(gathered[:count]), size
 
-    def _on_outcome(self, told: Told) -> None:
-        match told:
+    def _on_outcome(self, reported: Reported) -> None:
+        match reported:
             case messages.Confirmed(_, last, runs):
                 self._recent.keep(runs)
                 self._confirm(last)
@@ -331,7 +331,7 @@ class WriteHandle:
                 # An ENDING machine still closes the ledger at its LAC, and reports the close later,
                 # unless it is stopped.
                 is_ending = self.machine.state in (WriterState.ENDING, WriterState.CLOSED)
-                self._fail(told, is_final=not is_ending or self._driver.is_stopped)
+                self._fail(reported, is_final=not is_ending or self._driver.is_stopped)
             case messages.RecoveryNeeded():
                 self._owner.recovery_wanted(self)
             case messages.EntriesRead() | messages.Repaired():

@@ -154,7 +154,7 @@ class Handles:
     ) -> errors.QuorumLogError:
         """Returns LedgerClosed, LedgerFenced or NoSuchLedger if one applies; otherwise `error`."""
         try:
-            self.writer_of(await self.ends.told(await self.rows.fresh(ledger_id)))
+            self.writer_of(await self.ends.reported(await self.rows.fresh(ledger_id)))
         except (errors.LedgerClosed, errors.LedgerFenced, errors.NoSuchLedger) as ended:
             return ended.with_outcome(error.outcome)
         except errors.QuorumLogError:
@@ -172,7 +172,7 @@ class Handles:
         if is_closed(row):
             last = self.closed_here.get(ledger_id) if handle is None else handle.last_add_confirmed
             if last is not None and last != row.last_entry:
-                row = await self.ends.told(row)
+                row = await self.ends.reported(row)
                 raise errors.LedgerClosed(
                     f"another process closed it at {row.last_entry}, not at {last}",
                     ledger_id=ledger_id,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from quorumlog import errors
-from quorumlog.net.driver import Driver, Told, error_of
+from quorumlog.net.driver import Driver, Reported, error_of
 from quorumlog.net.ports import BookiesPort, Ports
 from quorumlog.protocol.ends import LacByCoverage
 from quorumlog.protocol.ids import NO_ENTRY
@@ -135,7 +135,7 @@ class LedgerReads:
         row = None if is_fresh else self._rows.cached(ledger_id)
         if row is None or not is_closed(row):
             row = await self._rows.fresh(ledger_id)
-        return _view_of_ended(await self._ends.told(row))
+        return _view_of_ended(await self._ends.reported(row))
 
     async def writers_lac(
         self, ledger_id: int, *, after: int | None, wait_s: float
@@ -187,7 +187,7 @@ class LedgerReads:
         returns the LAC that bookies know instead, and does not report the end (rule 18b).
         """
         try:
-            return _view_of_ended(await self._ends.told(row))
+            return _view_of_ended(await self._ends.reported(row))
         except (errors.MetadataUnavailable, errors.DatabaseWentBack):
             return await self._by_bookies(row)
 
@@ -255,7 +255,7 @@ async def read_range(
     runs: list[Run] = []
     end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def on_outcome(news: Told) -> None:
+    def on_outcome(news: Reported) -> None:
         if end.done():
             return
         if isinstance(news, EntriesRead):

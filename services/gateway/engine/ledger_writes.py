@@ -261,11 +261,11 @@ class Appends:
             raise errors.OwnedByLog("append to the log", ledger_id=ledger_id, log=row.log)
         if handle is None:
             frames = b"".join([part for p in payloads for part in (_U32.pack(len(p)), p)])
-            told = orjson.loads(
+            reported = orjson.loads(
                 await self.forward(ledger_id, FRAMES, frames, password=password, expect=expect)
             )
             return EntriesAppended(
-                told["first_entry"], told["last_entry"], told["last_add_confirmed"]
+                reported["first_entry"], reported["last_entry"], reported["last_add_confirmed"]
             )
         self._gatekeeper.check(row, password)
         try:
@@ -357,4 +357,4 @@ class Appends:
         row = await self._rows.row(ledger_id)
         if is_closed(row):
             row = await self._rows.fresh(ledger_id)
-        return await self._handles.ends.told(row)
+        return await self._handles.ends.reported(row)

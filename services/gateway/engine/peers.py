@@ -82,8 +82,10 @@ class Peers:
         self, writer: Writer, method: str, path: str, timeout_s: float, data: bytes = b""
     ) -> dict[str, Any]:
         """Sends a request of this gateway to `writer`; returns the JSON. Raises: as `send`."""
-        told: dict[str, Any] = orjson.loads(await self.send(writer, method, path, timeout_s, data))
-        return told
+        reported: dict[str, Any] = orjson.loads(
+            await self.send(writer, method, path, timeout_s, data)
+        )
+        return reported
 
     async def send(
         self,

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from quorumlog.errors import NOT_DONE, EntryUnavailable, NoSuchLog, WriterLost
-from quorumlog.protocol.idle import Kept, Told, slack_s
+from quorumlog.protocol.idle import Kept, Reported, slack_s
 from quorumlog.protocol.log import Expiry, LogMetadata
 from quorumlog.protocol.metadata import Writer
 
@@ -77,7 +77,7 @@ class Accesses:
         self._read, self._appoint, self._remove = read, appoint, remove
         self._start, self._awake_s = start, awake_s
         self._loop = asyncio.get_running_loop()
-        self._kept, self._told = Kept(), Told()
+        self._kept, self._reported = Kept(), Reported()
         self._removals: dict[str, asyncio.Task[bool]] = {}
         self._uses: dict[tuple[str, str], _Use] = {}
         """Keyed by the log's name and creation time."""
@@ -110,7 +110,7 @@ class Accesses:
         if expiry.keeper.id == self._me.id:
             return await self.here(name, expiry, is_access=is_access)
         now_s = self._loop.time()
-        if not self._told.is_due(expiry.term, expiry.idle_s, now_s):
+        if not self._reported.is_due(expiry.term, expiry.idle_s, now_s):
             return Verdict.LIVES
         try:
             verdict = await self._ask(expiry.keeper, name, expiry, is_access)
@@ -120,7 +120,7 @@ class Accesses:
             await self._appoint(name, expiry.term)
             return Verdict.MOVED
         if is_access and verdict is Verdict.LIVES:
-            self._told.note(expiry.term, now_s)
+            self._reported.note(expiry.term, now_s)
         return verdict
 
     async def here(self, name: str, expiry: Expiry, *, is_access: bool) -> Verdict:

@@ -267,8 +267,8 @@ class LogDriver:
             gone = await store.unshared(ledgers)
             gone_ids = {ledger.ledger_id for ledger in gone}
             forked = [ledger for ledger in ledgers if ledger.ledger_id not in gone_ids]
-            await engine.tell_deleted(gone, Deletion.WITH_LOG)
-            await engine.tell_deleted(forked, Deletion.OF_LOG)
+            await engine.notify_deleted(gone, Deletion.WITH_LOG)
+            await engine.notify_deleted(forked, Deletion.OF_LOG)
             await store.require(
                 row.name, lambda now: now is None or now.created_at != row.created_at
             )

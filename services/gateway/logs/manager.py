@@ -288,18 +288,18 @@ class LogManager:
             check_unprotected(row)
             return before
 
-        return await self.retain(name, below, tells_again=True, once=once)
+        return await self.retain(name, below, reports_again=True, once=once)
 
     async def retain(
         self,
         name: str,
         begin: Callable[[LogMetadata], int],
         *,
-        tells_again: bool = False,
+        reports_again: bool = False,
         once: Once | None = None,
     ) -> LogView:
         """Release whole ledgers that end below the offset that `begin` returns for the current
-        metadata. If nothing is released, `tells_again` informs the members of ledgers that were
+        metadata. If nothing is released, `reports_again` informs the members of ledgers that were
         released earlier (rule 18e, clause 7): the attempt that released a ledger may have ended
         before it informed members.
         """
@@ -313,10 +313,10 @@ class LogManager:
 
         row, new = await self._change(name, truncated, once)
         # Late copies inform members too: they don't know what the first copy released.
-        if tells_again and not dropped:
+        if reports_again and not dropped:
             dropped = await self.orphans.of_log(name)
         # The release of these ledgers is final, even if the sweep deletes them later (rule 18e).
-        await self._engine.tell_deleted(await self._store.unshared(dropped))
+        await self._engine.notify_deleted(await self._store.unshared(dropped))
         if dropped:
             await self._store.require(name, lambda now: now is None or _is_past(now, new))
         named = {item.ledger_id for item in new.items}
@@ -421,7 +421,7 @@ class LogManager:
             finally:
                 self.rows.changed(name)
             if not isinstance(new, messages.RowChanged):
-                self.ownership.tell(name, messages.RowTaken(new))
+                self.ownership.notify(name, messages.RowTaken(new))
                 return row, new
 
     async def open(
@@ -487,8 +487,8 @@ class LogManager:
 
         Raises: NotTheOwner if `is_forwarded` and this process is not the owner.
         """
-        told: messages.Here | bytes = await self._ask(name, call, is_forwarded=is_forwarded)
-        return told
+        reported: messages.Here | bytes = await self._ask(name, call, is_forwarded=is_forwarded)
+        return reported
 
     async def forwarded(
         self, name: str, call: messages.Append | messages.Publish | messages.Consult | None

@@ -93,7 +93,7 @@ class Ownership:
         self._is_draining = False
         self._sealing: Mapping[str, asyncio.Future[None]] = {}
         self.rereads = Rereads(
-            lambda: self.owned, store.heads, lambda head: self.tell(head.name, HeadLearned(head))
+            lambda: self.owned, store.heads, lambda head: self.notify(head.name, HeadLearned(head))
         )
         """Reads metadata of owned logs again after a gap in the stream of changes (rule 16a)."""
 
@@ -126,7 +126,7 @@ class Ownership:
         """Names of the logs that this process owns."""
         return [name for name, handle in self._handles.items() if handle.owner is not None]
 
-    def tell(self, name: str, event: Event) -> None:
+    def notify(self, name: str, event: Event) -> None:
         """Pass an event to the log's machine, if this process has one."""
         handle = self._handles.get(name)
         if handle is not None:
@@ -137,12 +137,12 @@ class Ownership:
         learns the settings, which another gateway may have changed, and acts on the time. An owner
         that `row` no longer names ends.
         """
-        self.tell(row.name, HeadLearned(LogHead.of(row)))
+        self.notify(row.name, HeadLearned(LogHead.of(row)))
         owner = self.owner(row.name)
         if owner is None or not owner.is_mine(row):
             return False
-        self.tell(row.name, RowTaken(row))
-        self.tell(row.name, Ticked())
+        self.notify(row.name, RowTaken(row))
+        self.notify(row.name, Ticked())
         return True
 
     async def writer_of(self, ledger_id: int) -> Writer | None:

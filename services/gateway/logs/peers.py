@@ -65,7 +65,7 @@ class LogPeers:
         query = "&".join(f"{key}={value}" for key, value in options.items() if value is not None)
         path = f"/logs/{quote(name, safe='')}/forwarded?{query}"
         try:
-            told = await self._peers.send(owner, "POST", path, _APPEND_S, data)
+            reported = await self._peers.send(owner, "POST", path, _APPEND_S, data)
         except WriterLost as error:
             if error.log is not None:
                 raise
@@ -73,10 +73,10 @@ class LogPeers:
         except TimeoutError:
             return OwnerLost("it did not answer", sent=True)
         if isinstance(call, Append):
-            return received(RecordsAppended, told)
+            return received(RecordsAppended, reported)
         if isinstance(call, Publish):
-            return received(Transaction, told)
-        return None if call is None else told
+            return received(Transaction, reported)
+        return None if call is None else reported
 
     async def access(self, keeper: Writer, name: str, expiry: Expiry, is_access: bool) -> Verdict:
         """Report an access to a log's expiry keeper (`is_access`), or only ask for its verdict.
@@ -84,18 +84,18 @@ class LogPeers:
         """
         query = f"term={quote(expiry.term, safe='')}&idle_s={expiry.idle_s}&counts={int(is_access)}"
         path = f"/logs/{quote(name, safe='')}/access?{query}"
-        told = await self._peers.ask(keeper, "POST", path, _ACCESS_S, data=b"")
-        return Verdict(told["verdict"])
+        reported = await self._peers.ask(keeper, "POST", path, _ACCESS_S, data=b"")
+        return Verdict(reported["verdict"])
 
     async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
         """The ends of the logs among `heads` that a gateway owns; none without its answer."""
         asked = [(head.name, head.last_ledger, head.writer_token) for head in heads]
         data = orjson.dumps({"logs": asked})
         try:
-            told = await self._peers.ask(owner, "POST", "/log-ends", _ENDS_S, data=data)
+            reported = await self._peers.ask(owner, "POST", "/log-ends", _ENDS_S, data=data)
         except (QuorumLogError, TimeoutError):
             return {}
-        return {str(name): int(end) for name, end in told["ends"].items()}
+        return {str(name): int(end) for name, end in reported["ends"].items()}
 
     async def is_alive(self, owner: Writer) -> bool:
         """Whether this very process, and no successor, answers at its URL (rule 11)."""

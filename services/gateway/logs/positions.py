@@ -1,7 +1,7 @@
 """Committed offsets of consumers, at one gateway. The owner of their log decides requests (ADR 37).
 
 A request is sent to the owner as a `Consult`, like any other request to a log: it is decided here
-or forwarded. The offset store (`protocol/position_keeper.py`) is correct in any process, but only
+or forwarded. The offset store (`protocol/offset_store.py`) is correct in any process, but only
 at the owner can it append without conflicts. A change without a client's token gets a token here,
 because gateways retry requests by themselves (rule 32).
 """
@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from quorumlog import errors
 from quorumlog.net.timers import awake
-from quorumlog.protocol import position_keeper, positions
+from quorumlog.protocol import offset_store, positions
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.log.messages import HERE, Append, Consult, Here, RecordsAppended
@@ -110,7 +110,7 @@ class PositionService:
         self._monotonic_s = monotonic_s or (lambda: awake().time())
         self._loop = asyncio.get_running_loop()
         self._gathered: list[_Ask] = []
-        self._keeper = position_keeper.PositionKeeper(self._expiry_ms)
+        self._keeper = offset_store.OffsetStore(self._expiry_ms)
         self._deleted: dict[str, str] = {}
         """Logs that this gateway has deleted, each with its creation time."""
         self._waiting: set[_Ask] = set()
@@ -118,7 +118,7 @@ class PositionService:
         self.seen = 0
         """The highest version of the log of committed offsets that this process has seen."""
         self._seen_s = 0.0
-        self._inbox: deque[position_keeper.Event] = deque()
+        self._inbox: deque[offset_store.Event] = deque()
         self._is_stepping = False
 
     @property
@@ -259,12 +259,12 @@ class PositionService:
     async def _consult(self, gathered: Sequence[_Ask]) -> None:
         data = position_bodies.encode_requests([(one.request, one.stamp) for one in gathered])
         try:
-            told = await self._logs.consult(POSITIONS_LOG, Consult(data), is_forwarded=False)
-            if told is HERE:
+            reported = await self._logs.consult(POSITIONS_LOG, Consult(data), is_forwarded=False)
+            if reported is HERE:
                 self._keep(gathered)
                 return
-            assert isinstance(told, bytes)
-            answers, version = position_bodies.decode_answers(told)
+            assert isinstance(reported, bytes)
+            answers, version = position_bodies.decode_answers(reported)
             self._saw(version)
             assert len(answers) == len(gathered), "each request has its answer"
             for one, answer in zip(gathered, answers, strict=True):
@@ -298,12 +298,12 @@ class PositionService:
     def _keep(self, gathered: Sequence[_Ask]) -> None:
         self._waiting.update(gathered)
         self._post(
-            position_keeper.Gathered(
-                tuple(position_keeper.Asked(one, one.request, one.stamp) for one in gathered)
+            offset_store.Gathered(
+                tuple(offset_store.Asked(one, one.request, one.stamp) for one in gathered)
             )
         )
 
-    def _post(self, event: position_keeper.Event) -> None:
+    def _post(self, event: offset_store.Event) -> None:
         """Step the offset store with an event: now, or after the queued events."""
         self._inbox.append(event)
         if self._is_stepping:
@@ -318,7 +318,7 @@ class PositionService:
         except Exception:
             # A defect in the offset store: a new one reads its state from the log.
             log.exception("position-keeper-broke")
-            self._keeper = position_keeper.PositionKeeper(self._expiry_ms)
+            self._keeper = offset_store.OffsetStore(self._expiry_ms)
             self._inbox.clear()
             lost, self._waiting = self._waiting, set()
             broke = errors.QuorumLogError("the offset store failed", outcome=errors.UNKNOWN)
@@ -327,25 +327,25 @@ class PositionService:
         finally:
             self._is_stepping = False
 
-    def _perform(self, effect: position_keeper.Effect) -> None:
+    def _perform(self, effect: offset_store.Effect) -> None:
         match effect:
-            case position_keeper.Told(one, errors.NotTheOwner()) if not one.is_forwarded:
+            case offset_store.Reported(one, errors.NotTheOwner()) if not one.is_forwarded:
                 self._waiting.discard(one)
                 self._gather(one)
-            case position_keeper.Told(one, answer):
+            case offset_store.Reported(one, answer):
                 self._waiting.discard(one)
                 resolve(one.future, answer)
-            case position_keeper.Truncate(before):
+            case offset_store.Truncate(before):
                 _ = self._start(self._truncate(before))
-            case position_keeper.AppendBatch(expect, batch):
+            case offset_store.AppendBatch(expect, batch):
                 call = Append.of([Record(position_bodies.encode_batch(batch))], expect=expect)
                 done = partial(self._appended, self._keeper)
                 self._logs.submit(POSITIONS_LOG, call).add_done_callback(done)
-            case position_keeper.ReadLog() | position_keeper.Pause():
+            case offset_store.ReadLog() | offset_store.Pause():
                 _ = self._start(self._answer(self._keeper, effect))
 
     def _appended(
-        self, keeper: position_keeper.PositionKeeper, done: asyncio.Future[RecordsAppended]
+        self, keeper: offset_store.OffsetStore, done: asyncio.Future[RecordsAppended]
     ) -> None:
         error = None if done.cancelled() else done.exception()
         if done.cancelled() or keeper is not self._keeper:
@@ -353,45 +353,45 @@ class PositionService:
         match error:
             case None:
                 self._saw(done.result().first_offset * positions.CHANGES_MAX + 1)
-                self._post(position_keeper.Appended())
+                self._post(offset_store.Appended())
             case errors.UnexpectedOffset():
-                self._post(position_keeper.Overtaken(self.is_here))
+                self._post(offset_store.Overtaken(self.is_here))
             case errors.QuorumLogError():
-                self._post(position_keeper.Failed(error))
+                self._post(offset_store.Failed(error))
             case _:
                 self._post(
-                    position_keeper.Failed(errors.QuorumLogError(repr(error), log=POSITIONS_LOG))
+                    offset_store.Failed(errors.QuorumLogError(repr(error), log=POSITIONS_LOG))
                 )
 
     async def _answer(
         self,
-        keeper: position_keeper.PositionKeeper,
-        effect: position_keeper.ReadLog | position_keeper.Pause,
+        keeper: offset_store.OffsetStore,
+        effect: offset_store.ReadLog | offset_store.Pause,
     ) -> None:
-        event: position_keeper.Event
+        event: offset_store.Event
         try:
             match effect:
-                case position_keeper.ReadLog(start):
+                case offset_store.ReadLog(start):
                     event = await self._read("earliest" if start is None else start)
-                case position_keeper.Pause():
+                case offset_store.Pause():
                     await asyncio.sleep(_PAUSE_S)
-                    event = position_keeper.Paused()
+                    event = offset_store.Paused()
         except errors.QuorumLogError as error:
-            event = position_keeper.Failed(error)
+            event = offset_store.Failed(error)
         except Exception as error:
             log.exception("position-question-broke")
-            event = position_keeper.Failed(errors.QuorumLogError(repr(error), log=POSITIONS_LOG))
+            event = offset_store.Failed(errors.QuorumLogError(repr(error), log=POSITIONS_LOG))
         if keeper is self._keeper:
             self._post(event)
 
-    async def _read(self, start: Any) -> position_keeper.Event:
+    async def _read(self, start: Any) -> offset_store.Event:
         while True:
             try:
                 page = await self._read_log(
                     POSITIONS_LOG, start, limit=_READ_RECORDS, max_bytes=_READ_BYTES
                 )
             except errors.OffsetTruncated:
-                return position_keeper.Truncated()
+                return offset_store.Truncated()
             except errors.EntryLost as error:
                 # An operator has accepted the loss: lost records count as never written.
                 start = error.members["next_offset"]
@@ -406,7 +406,7 @@ class PositionService:
                 raise errors.EntryUnavailable(
                     detail, log=POSITIONS_LOG, outcome=errors.NOT_DONE
                 ) from error
-            return position_keeper.BatchesRead(batches, page.next)
+            return offset_store.BatchesRead(batches, page.next)
 
     async def _truncate(self, before: int) -> None:
         try:

@@ -201,7 +201,7 @@ class Orphans:
             is_closed = ledger.state is State.CLOSED
             closed = ledger if is_closed else await self._engine.recover(ledger_id)
             await self._store.delete_unnamed(ledger_id)
-            await self._engine.tell_deleted([closed])
+            await self._engine.notify_deleted([closed])
             log.info("orphan-deleted", extra={"ledger": ledger_id})
 
     async def delete_some(self, *, older_than_s: float) -> bool:

@@ -290,13 +290,13 @@ class StreamReads:
         except OffsetBeyondEnd as error:
             raise _not_given_out(error) from error
         response = await opened(request, "text/event-stream", headers)
-        is_over, told = False, dict[str, str]()
+        is_over, reported = False, dict[str, str]()
         # After the head, an error can only end the events. The client reconnects and gets a status.
         with contextlib.suppress(TimeoutError, QuorumLogError):
-            is_over = await self._event(response, found, SharedPage(page), cursor, told)
+            is_over = await self._event(response, found, SharedPage(page), cursor, reported)
             async with asyncio.timeout(EVENTS_S), aclosing(stream.tail()) as pages:
                 while not is_over and (shared := await anext(pages, None)) is not None:
-                    is_over = await self._event(response, found, shared, cursor, told)
+                    is_over = await self._event(response, found, shared, cursor, reported)
         await response.write_eof()
         return response
 
@@ -306,21 +306,21 @@ class StreamReads:
         found: Found,
         shared: SharedPage[LogBatches],
         cursor: int | None,
-        told: dict[str, str],
+        reported: dict[str, str],
     ) -> bool:
         """Send a page's data and the next offset. Returns whether the stream is closed there.
-        `told` has the control data that was sent last, so that it isn't repeated.
+        `reported` has the control data that was sent last, so that it isn't repeated.
         """
         page = shared.page
         data = b""
         if not page.is_empty:
             data = shared.form("durable-streams", lambda page: _data_of(page, found.config))
         place = await self._place(found, page)
-        if not data and place == told:
+        if not data and place == reported:
             await write(response, self._room, b":\n\n")  # keeps the connection open
             return False
-        told.clear()
-        told.update(place)
+        reported.clear()
+        reported.update(place)
         control: dict[str, str | bool] = {"streamNextOffset": place["Stream-Next-Offset"]}
         is_closed = "Stream-Closed" in place
         if is_closed:

@@ -217,10 +217,10 @@ def revoke(
     seconds and close the process's connections.
     """
     count = _run(lambda library: library.revoke(folder, role, name))
-    told = {"role": role, "name": name, "revoked": count, "file": str(folder / "ca.pem")}
+    reported = {"role": role, "name": name, "revoked": count, "file": str(folder / "ca.pem")}
     print_answer(
-        told,
-        f"{count} certificates of {role} {name} are revoked: copy {told['file']} to the hosts of all processes",
+        reported,
+        f"{count} certificates of {role} {name} are revoked: copy {reported['file']} to the hosts of all processes",
     )
 
 

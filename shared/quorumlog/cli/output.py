@@ -133,7 +133,7 @@ def finished(work: Callable[[], T]) -> T:
     try:
         return work()
     except KeyboardInterrupt:
-        raise typer.Exit(tell_interrupted()) from None
+        raise typer.Exit(report_interrupted()) from None
     except BrokenPipeError:
         raise typer.Exit(pipe_closed()) from None
     except UnicodeEncodeError as error:
@@ -143,12 +143,12 @@ def finished(work: Callable[[], T]) -> T:
     except ValueError as error:  # the SDK rejects an argument
         raise typer.BadParameter(str(error)) from None
     except (EndedEarly, CutShort, OSError, QuorumLogError) as error:
-        raise typer.Exit(_tell(error)) from None
+        raise typer.Exit(_notify(error)) from None
 
 
-def tell_interrupted() -> int:
+def report_interrupted() -> int:
     """Print that Ctrl-C ended the command, and return the exit status."""
-    return _tell(EndedEarly("", {}, None))
+    return _notify(EndedEarly("", {}, None))
 
 
 def pipe_closed() -> int:
@@ -169,7 +169,7 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _tell(error: Exception) -> int:
+def _notify(error: Exception) -> int:
     """Print an error, preceded by how far the command got, and return the exit status."""
     why = error.why if isinstance(error, EndedEarly) else error
     status, code, detail = _named(why)

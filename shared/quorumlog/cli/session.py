@@ -31,7 +31,7 @@ from quorumlog.cli.output import (
     print_error,
     print_rows,
     print_value,
-    tell_interrupted,
+    report_interrupted,
 )
 from quorumlog.client import Batching, Client, Paged
 from quorumlog.wire.secret import (
@@ -45,7 +45,7 @@ from quorumlog.wire.secret import (
 T = TypeVar("T")
 
 BATCHING: Final = Batching(count_max=5000, linger_ms=2, queued_bytes_max=8 << 20)
-_MOMENT_S: Final = 2.0
+_SHORT_WAIT_S: Final = 2.0
 """A notice names a gateway that has not answered for this long (normal: milliseconds)."""
 
 
@@ -192,7 +192,7 @@ def _with_options(
         try:
             return command(**{name: given[name] for name in own})
         except KeyboardInterrupt:
-            raise typer.Exit(tell_interrupted()) from None
+            raise typer.Exit(report_interrupted()) from None
         finally:
             COMMON_OPTIONS.reset(restored)
 
@@ -346,7 +346,7 @@ async def _silence_noticed(urls: Sequence[str]) -> AsyncIterator[None]:
 
 
 async def _notice_silence(url: str) -> None:
-    timeout = aiohttp.ClientTimeout(total=_MOMENT_S)
+    timeout = aiohttp.ClientTimeout(total=_SHORT_WAIT_S)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
@@ -355,7 +355,7 @@ async def _notice_silence(url: str) -> None:
             return
     except TimeoutError:
         print_error(
-            f"{url} has not answered for {_MOMENT_S:.0f} s;"
+            f"{url} has not answered for {_SHORT_WAIT_S:.0f} s;"
             f" tried for {common_options().timeout_s:.0f} s (--timeout)"
         )
     except (aiohttp.ClientError, ValueError):

@@ -76,7 +76,7 @@ class Consumer:
         self._held_until = 0.0
         self._lost: errors.QuorumLogError | None = None
         self._renewing: asyncio.Task[None] | None = None
-        self._is_told = False
+        self._is_reported = False
         """Whether the current wait for the lease was logged."""
 
     def __repr__(self) -> str:
@@ -86,7 +86,7 @@ class Consumer:
     async def __aenter__(self) -> Self:
         """Wait for the lease. Raises: LeaseHeld after `wait_s`; LogReplaced, OffsetTruncated."""
         end = None if self._wait_s is None else time.monotonic() + self._wait_s
-        self._is_told = False
+        self._is_reported = False
         while (held := await self._try_acquire(end)) is None:
             pass
         self.fencing_token = int(held["lease"]["fencing_token"])
@@ -112,10 +112,10 @@ class Consumer:
             rest_s = min(left_s, _ASK_S) * random.uniform(0.5, 1) + 0.01  # noqa: S311
             if end is not None and asked + rest_s >= end:
                 raise
-            if not self._is_told:
+            if not self._is_reported:
                 holder = error.members.get("holder")
                 _log.info("%s waits for its lease, which %s holds", self.name, holder)
-                self._is_told = True
+                self._is_reported = True
         else:
             self._held_until = asked + self._lease_s
             return held

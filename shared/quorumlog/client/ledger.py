@@ -88,9 +88,9 @@ class Ledger:
         else:
             body, content_type = call.payloads[0], _OCTETS
         if is_streamed:
-            told = await self._stream.send(body, call.end)
-            if told is not None:
-                return _appended(told, len(call.payloads))
+            reported = await self._stream.send(body, call.end)
+            if reported is not None:
+                return _appended(reported, len(call.payloads))
         answer = await self._transport.request(
             "POST",
             f"{self._path}/entries",

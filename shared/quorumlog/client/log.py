@@ -118,9 +118,9 @@ class Log:
     async def _send(self, call: Call[bytes | Record]) -> LogAppended:
         if call.expect is None and self._stream.is_ready(self._token_header()):
             content_type, body = encoded(call.payloads)
-            told = await self._stream.send(body, call.end, is_text=content_type != FRAMES)
-            if told is not None:
-                return _appended(told)
+            reported = await self._stream.send(body, call.end, is_text=content_type != FRAMES)
+            if reported is not None:
+                return _appended(reported)
         return await self._request(call, {})
 
     def _token_header(self) -> dict[str, str]:

@@ -94,8 +94,8 @@ class AppendStream:
                     await self._socket.send_str(message.decode())
                 else:
                     await self._socket.send_bytes(message)
-                told = await answer
-            return _shown(told)
+                reported = await answer
+            return _shown(reported)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             self._give_up(is_away=True)
             detail = f"{self._way.url}: {type(error).__name__} {error}".rstrip()
@@ -163,12 +163,12 @@ class AppendStream:
             work.cancel()
 
 
-def _shown(told: str | None) -> dict[str, Any]:
+def _shown(reported: str | None) -> dict[str, Any]:
     """Parse an answer of a socket. Raises: QuorumLogError if it is an error or malformed."""
-    if told is None:
+    if reported is None:
         raise ConnectionLost("the socket was closed during an append", outcome=UNKNOWN)
     try:
-        shown = orjson.loads(told)
+        shown = orjson.loads(reported)
     except orjson.JSONDecodeError:
         shown = None
     if not isinstance(shown, dict):

@@ -280,7 +280,7 @@ class DirectConnection(RequestHandler):
         self._close = not self._messages
         return True
 
-    def close_behind_the_last(self) -> None:
+    def close_after_the_last(self) -> None:
         """End the connection after the answer about to be sent, if no other request waits."""
         self._close = self._close or not self._messages
 

@@ -349,7 +349,7 @@ class Connection(DirectConnection):
             instance = request_id(request.headers.get(header.REQUEST_ID))
             resp = problem_response(error_of_http(resp, request.method, request.path), instance)
         if self.is_half_closed:
-            self.close_behind_the_last()
+            self.close_after_the_last()
         if not self.has_queued and isinstance(resp, web.StreamResponse):
             head = sum(len(name) + len(value) for name, value in request.raw_headers)
             if len(request.raw_path) + head > _HEAD_KEPT_BYTES:

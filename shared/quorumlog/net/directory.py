@@ -155,10 +155,12 @@ class Directory:
         states = Counter(bookie.state for bookie in self._bookies)
         lost = states.pop("lost", 0)
         live = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        told = f"{states.total()} of {len(self._bookies)} bookies live" + (live and f" ({live})")
+        reported = f"{states.total()} of {len(self._bookies)} bookies live" + (
+            live and f" ({live})"
+        )
         suspected = len(self.quarantine.names)
-        told += f", {lost} lost" if lost else ""
-        return told + (f", {suspected} suspected here (in quarantine)" if suspected else "")
+        reported += f", {lost} lost" if lost else ""
+        return reported + (f", {suspected} suspected here (in quarantine)" if suspected else "")
 
     def _weighted_draw(self, weight: int) -> float:
         """Draw a number for a bookie. The probability that a bookie gets the lowest number is in

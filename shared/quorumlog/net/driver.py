@@ -3,7 +3,7 @@
 The driver is the machine's serial executor: it steps one event at a time, in order of arrival, on
 the event loop, without a task. Answers of bookies and timers are callbacks; only metadata requests,
 which are rare, use a task. What a machine reports to its owner (confirmed, failed, closed, ...)
-goes to `tell`, also one effect at a time and in order.
+goes to `notify`, also one effect at a time and in order.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 Row = tuple[messages.CasStatus, LedgerMetadata | None]
 
-Told = (
+Reported = (
     messages.Confirmed
     | messages.Failed
     | messages.Closed
@@ -55,20 +55,24 @@ class Driver:
         "_is_stepping",
         "_ledger_id",
         "_machine",
+        "_notify",
         "_ports",
         "_stopped",
-        "_tell",
         "_token",
     )
 
     def __init__(
-        self, machine: LedgerMachine, ledger_id: int, ports: Ports, tell: Callable[[Told], None]
+        self,
+        machine: LedgerMachine,
+        ledger_id: int,
+        ports: Ports,
+        notify: Callable[[Reported], None],
     ) -> None:
-        """`tell` must not raise."""
+        """`notify` must not raise."""
         self._machine = machine
         self._ledger_id = ledger_id
         self._ports = ports
-        self._tell = tell
+        self._notify = notify
         self._inbox: deque[messages.Event] = deque()
         self._is_stepping = False
         self._stopped = False
@@ -92,7 +96,7 @@ class Driver:
             # unknown outcome, and nothing more is sent.
             log.exception("machine-broke", extra={"ledger": self._ledger_id})
             self.stop()
-            self._tell(messages.Failed("internal-error", detail="the ledger's machine broke"))
+            self._notify(messages.Failed("internal-error", detail="the ledger's machine broke"))
         finally:
             self._is_stepping = False
 
@@ -152,7 +156,7 @@ class Driver:
                 self._ports.tasks.start(self._ask_metadata(attempt, read))
             case _:
                 if not self._stopped:
-                    self._tell(effect)
+                    self._notify(effect)
 
     def _answered(self, event: Callable[..., messages.Event], *parts: Any) -> None:
         """Step the machine with an event made of the fields of the request and of its answer."""
@@ -179,7 +183,7 @@ class Driver:
             # Rule 18d: continuing may lose entries. The machine ends, and an operator decides.
             if not self._stopped:
                 self.stop()
-                self._tell(messages.Failed(error.code, detail=error.detail))
+                self._notify(messages.Failed(error.code, detail=error.detail))
             return
         except Exception:
             log.exception("metadata-client-broke", extra={"ledger": self._ledger_id})
@@ -215,7 +219,7 @@ async def conclude(
     """
     end: asyncio.Future[LedgerMetadata] = asyncio.get_running_loop().create_future()
 
-    def told(news: Told) -> None:
+    def reported(news: Reported) -> None:
         if end.done():
             return
         if isinstance(news, messages.Closed | messages.Repaired):
@@ -223,7 +227,7 @@ async def conclude(
         elif isinstance(news, messages.Failed):
             end.set_exception(error_of(news, ledger_id))
 
-    driver = Driver(machine, ledger_id, ports, told)
+    driver = Driver(machine, ledger_id, ports, reported)
     try:
         driver.post(first)
         async with asyncio.timeout(deadline_s):

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 _BACKLOG: Final = 1024
 _ACCEPT_AGAIN_S: Final = 0.1
 """The pause after a connection could not be accepted (chosen by judgement)."""
-_TOLD_EVERY_S: Final = 1.0
+_REPORT_EVERY_S: Final = 1.0
 _ACCEPT_TURNS: Final = 3
 """Turns of asyncio's event loop between accepting a connection and notifying its protocol."""
 _NAMED: Final = 5
@@ -189,7 +189,7 @@ async def listening(
         finally:
             await _stop_accepting(sockets)
     finally:
-        async with telling(waits_for):
+        async with reporting(waits_for):
             await runner.cleanup()
 
 
@@ -210,16 +210,16 @@ def in_words(waits_for: Sequence[str]) -> str:
 
 
 @contextlib.asynccontextmanager
-async def telling(waits_for: Callable[[], Sequence[str]]) -> AsyncIterator[None]:
+async def reporting(waits_for: Callable[[], Sequence[str]]) -> AsyncIterator[None]:
     """Log every second what an ending process waits for, until the block ends."""
 
-    async def tell() -> None:
+    async def notify() -> None:
         while True:
-            await asyncio.sleep(_TOLD_EVERY_S)
+            await asyncio.sleep(_REPORT_EVERY_S)
             if found := waits_for():
                 log.info("drain-waits", extra={"why": in_words(found)})
 
-    task = asyncio.create_task(tell())
+    task = asyncio.create_task(notify())
     try:
         yield
     finally:

@@ -80,10 +80,10 @@ class MetadataClient(MetadataRequests):
         body = bodies.LedgerProofsAsk(holder=holder, ledgers=tuple(asked))
         path = "/v1/ledger-proofs"
         proofs = (await self.ask("POST", path, body, gives=bodies.LedgerProofs, proof=True)).ledgers
-        told = [
+        reported = [
             proof.ledger_id if proof.row is None else proof.row.ledger_id for proof in proofs
         ]  # fmt: skip
-        if told != [each.ledger_id for each in asked]:
+        if reported != [each.ledger_id for each in asked]:
             raise errors.MetadataUnavailable("the answer is about other ledgers than the question")
         return proofs
 

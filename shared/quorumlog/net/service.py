@@ -34,7 +34,7 @@ from quorumlog.net import audit, identity, memory, responses, trace
 from quorumlog.net.bodies import RECEIVING, Receiving
 from quorumlog.net.connections import HEAD_LINE_BYTES, ListenLimits
 from quorumlog.net.hosts import Hosts
-from quorumlog.net.listen import PortUnusable, in_words, listening, telling
+from quorumlog.net.listen import PortUnusable, in_words, listening, reporting
 from quorumlog.net.memory import keep_freed, trim_forever
 from quorumlog.net.openapi import describe, openapi_page
 from quorumlog.net.operations import Operation
@@ -516,7 +516,7 @@ async def _drain(app: web.Application, deadline_s: float) -> None:
         return
     settle, waits_for = app[_DRAIN]
     try:
-        async with telling(waits_for), asyncio.timeout(deadline_s):
+        async with reporting(waits_for), asyncio.timeout(deadline_s):
             await settle()
     except TimeoutError:
         why = in_words(waits_for())

@@ -105,11 +105,11 @@ class End(Enum):
     """The database went back, and the ledger has another end: no end is reported."""
 
 
-def end_after(told: LedgerMetadata, copies: int, found: LedgerMetadata) -> End:
-    """Judge an end: `told` is the metadata with that end, `copies` the number of bookies that
+def end_after(reported: LedgerMetadata, copies: int, found: LedgerMetadata) -> End:
+    """Judge an end: `reported` is the metadata with that end, `copies` the number of bookies that
     confirmed a copy, `found` what the primary returned afterwards.
     """
-    if found.last_entry != told.last_entry:
+    if found.last_entry != reported.last_entry:
         return End.MOVED
     return End.KEPT if copies >= found.quorum.ack_quorum else End.UNSURE
 

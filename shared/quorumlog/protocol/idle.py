@@ -68,7 +68,7 @@ class Kept:
             self._expired.discard(term)
 
 
-class Told:
+class Reported:
     """By term, when this process last reported a use to a log's keeper.
 
     Times are in seconds that also count while the process stands still.
@@ -76,16 +76,16 @@ class Told:
 
     def __init__(self) -> None:
         """Start without reports."""
-        self._told_s: OrderedDict[str, float] = OrderedDict()
+        self._reported_s: OrderedDict[str, float] = OrderedDict()
 
     def is_due(self, term: str, idle_s: int, now_s: float) -> bool:
         """Whether a use must be reported to the keeper before the access is served."""
-        told_s = self._told_s.get(term)
-        return told_s is None or now_s - told_s >= slack_s(idle_s)
+        reported_s = self._reported_s.get(term)
+        return reported_s is None or now_s - reported_s >= slack_s(idle_s)
 
     def note(self, term: str, asked_s: float) -> None:
         """Record that the keeper accepted, in time, a report that was sent at `asked_s`."""
-        self._told_s[term] = asked_s
-        self._told_s.move_to_end(term)
-        if len(self._told_s) > TERMS_MAX:
-            self._told_s.popitem(last=False)
+        self._reported_s[term] = asked_s
+        self._reported_s.move_to_end(term)
+        if len(self._reported_s) > TERMS_MAX:
+            self._reported_s.popitem(last=False)

@@ -71,14 +71,14 @@ def holders(row: LedgerMetadata, entry_id: int) -> tuple[str, ...]:
 
 
 def answers(
-    row: LedgerMetadata, ids: Iterable[int], told: Mapping[str, Holding | None]
+    row: LedgerMetadata, ids: Iterable[int], reported: Mapping[str, Holding | None]
 ) -> Iterator[Answers]:
     """The answers about ascending ids; adjacent entries with the same answers make one range."""
     found: Answers | None = None
     for entry_id in ids:
         words = []
         for member in holders(row, entry_id):
-            holding = told.get(member)
+            holding = reported.get(member)
             words.append((member, Word.SILENT if holding is None else holding.word(entry_id)))
         if found is not None and (found.last + 1, found.words) == (entry_id, tuple(words)):
             found = Answers(found.first, entry_id, found.words)

@@ -2,7 +2,7 @@
 
 The state is a fold over the log of committed offsets, where the last record of a consumer counts. A
 request is decided on a `Draft`; its changes count once the draft's batch is in the log
-(`position_keeper.py`). A version is made of its change's offset in the log, so it always grows,
+(`offset_store.py`). A version is made of its change's offset in the log, so it always grows,
 even over a deletion. The version of the change that granted a lease is the lease's fencing token.
 
 Invariants (checked by the simulation in tests/model/positions):

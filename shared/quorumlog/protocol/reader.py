@@ -120,7 +120,7 @@ class RangeReader(Keyed):
         assert self.next <= self.last
         assert not self._asked & ~self._tried
         if self._reading_row is None and self._tally is not None:
-            silent = self._tally.may_tell(self.next)
+            silent = self._tally.may_decide(self.next)
             assert any(self._asked & 1 << position for position in silent), "a member is asked"
 
     # --- asking ------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class RangeReader(Keyed):
         for entry_id in range(self.next, min(ahead, tally.last + 1)):
             if entry_id in tally.found:
                 continue
-            silent = tally.may_tell(entry_id)
+            silent = tally.may_decide(entry_id)
             if any(self._asked & 1 << position for position in silent):
                 continue
             if silent:
@@ -185,7 +185,7 @@ class RangeReader(Keyed):
         is_current = event.timer is Timer.HEDGE and event.tag == self._round
         if tally is None or self.is_done or not is_current:
             return
-        others = tuple(p for p in tally.may_tell(self.next) if not self._asked & 1 << p)
+        others = tuple(p for p in tally.may_decide(self.next) if not self._asked & 1 << p)
         if others:
             self._ask(tally, self._best(tally, others))
 
@@ -211,7 +211,7 @@ class RangeReader(Keyed):
         quorum = self.metadata.quorum
         for wanted in range(entry_id, tally.last + 1):
             if quorum.is_member(position, wanted) and wanted not in tally.found:
-                return not any(self._asked & 1 << other for other in tally.may_tell(wanted))
+                return not any(self._asked & 1 << other for other in tally.may_decide(wanted))
         return False
 
     def _hand_out(self, tally: Tally) -> None:

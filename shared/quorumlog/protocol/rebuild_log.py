@@ -82,8 +82,8 @@ class LedgerPlace:
     @property
     def begins_log(self) -> tuple[int, ...]:
         """(_NOTHING,) if the log began with the first ledger of `before`, or with this ledger."""
-        is_told = self.lineage is not None and len(self.before) < PREDECESSORS_KEPT
-        return (_NOTHING,) if is_told else ()
+        is_reported = self.lineage is not None and len(self.before) < PREDECESSORS_KEPT
+        return (_NOTHING,) if is_reported else ()
 
     @property
     def least_end(self) -> int:
@@ -198,7 +198,7 @@ class _Found:
 
     start: int
     ledgers: Mapping[int, LedgerPlace]
-    told: Mapping[int, int]
+    reported: Mapping[int, int]
     """By id, first offsets of ledgers behind which others were placed."""
     follows: Mapping[int, int]
     """By ledger, the ledger with records before it, or _NOTHING; only where metadata has it."""
@@ -220,7 +220,9 @@ class _Found:
         first = item.first_offset
         if first is None and ledger is not None:
             first = ledger.first_offset
-        return replace(item, first_offset=self.told.get(item.ledger_id) if first is None else first)
+        return replace(
+            item, first_offset=self.reported.get(item.ledger_id) if first is None else first
+        )
 
     @property
     def forked_at(self) -> int | None:
@@ -246,7 +248,7 @@ class _Found:
         """The ledgers that no bookie holds, with the place from later ledgers' metadata."""
         return [
             LogItem(ledger_id, first)
-            for ledger_id, first in self.told.items()
+            for ledger_id, first in self.reported.items()
             if ledger_id not in self.ledgers and first >= self.start
         ]
 
@@ -292,8 +294,8 @@ class _Found:
 
     def _is_passed_over(self, item: LogItem, after: LogItem) -> bool:
         """Whether the next ledger has the item's first offset, and follows another ledger."""
-        is_told = self.follows.get(after.ledger_id, item.ledger_id) != item.ledger_id
-        return item.first_offset == after.first_offset and is_told
+        is_reported = self.follows.get(after.ledger_id, item.ledger_id) != item.ledger_id
+        return item.first_offset == after.first_offset and is_reported
 
     def hides_next(self, items: Sequence[LogItem]) -> bool:
         """Whether the log may continue in an unknown ledger with acknowledged records, whose
@@ -318,11 +320,11 @@ class _Found:
             if is_first or item.ledger_id not in deleted:
                 continue
             place = last_place if item.first_offset is None else item.first_offset
-            if not any(self._tells_behind(one, place) for one in items):
+            if not any(self._reports_behind(one, place) for one in items):
                 return f"ledger {item.ledger_id} in the middle of the log is deleted"
         return ""
 
-    def _tells_behind(self, item: LogItem, place: int) -> bool:
+    def _reports_behind(self, item: LogItem, place: int) -> bool:
         """Whether an item at or behind `place` has records and a known predecessor."""
         is_behind = item.first_offset is not None and item.first_offset >= place
         return is_behind and item.ledger_id in self.follows and not self._is_empty(item)
@@ -401,15 +403,17 @@ def _new_log(name: str, created_at: str, ledgers: Sequence[LedgerPlace]) -> LogM
 def is_opened(known: LogMetadata | None, ledgers: Iterable[LedgerPlace]) -> bool:
     """Whether a log was opened for one writer, by its metadata or its ledgers' (rule 22a)."""
     lineages = (one.lineage for one in ledgers)
-    told = (0 if lineage is None else lineage.writer_token for lineage in lineages)
-    return any(told) or (known is not None and known.writer_token > 0)
+    reported = (0 if lineage is None else lineage.writer_token for lineage in lineages)
+    return any(reported) or (known is not None and known.writer_token > 0)
 
 
 def _stream_seq(row: LogMetadata, ledgers: Iterable[LedgerPlace]) -> str | None:
     """The highest stream sequence before the last ledger, whose batches have it (rule 25a)."""
-    told = [one.lineage.stream_seq for one in ledgers if one.lineage is not None]
+    reported = [one.lineage.stream_seq for one in ledgers if one.lineage is not None]
     return max(
-        (seq for seq in (row.stream_seq, *told) if seq is not None), key=str.encode, default=None
+        (seq for seq in (row.stream_seq, *reported) if seq is not None),
+        key=str.encode,
+        default=None,
     )
 
 

@@ -80,7 +80,7 @@ class LacAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class LacTold:
+class LacReported:
     """A request to store a LAC: an idle writer's explicit LAC."""
 
     member: str
@@ -89,7 +89,7 @@ class LacTold:
 
 
 @dataclass(frozen=True, slots=True)
-class RowTold:
+class RowReported:
     """A request to store a copy of the metadata, after a close or repair (rule 18b)."""
 
     member: str
@@ -97,7 +97,7 @@ class RowTold:
     ledger_key: bytes
 
 
-Asked = AddAsked | FenceAsked | ReadAsked | LacAsked | LacTold | RowTold
+Asked = AddAsked | FenceAsked | ReadAsked | LacAsked | LacReported | RowReported
 
 
 # Replay works in any order (rule 16): fence, key and delete are monotone, the LAC is a maximum,
@@ -263,10 +263,10 @@ class Replica(Keyed):
                 return self._read(asked)
             case LacAsked():
                 return self._lac_asked(asked)
-            case LacTold():
-                return self._lac_told(asked)
-            case RowTold():
-                return self._row_told(asked)
+            case LacReported():
+                return self._lac_reported(asked)
+            case RowReported():
+                return self._row_reported(asked)
 
     def synced(self, count: int) -> None:
         """Note that the first `count` records of this ledger are on disk."""
@@ -556,7 +556,7 @@ class Replica(Keyed):
         status = Status.OK if self._may_say_no(asked.member) else Status.NOT_MINE
         return Verdict(status, 0, self.last_add_confirmed)
 
-    def _lac_told(self, asked: LacTold) -> Verdict:
+    def _lac_reported(self, asked: LacReported) -> Verdict:
         """Store a LAC, also if fenced: it is never above the end that recovery finds (I10)."""
         if self._is_foreign(asked.member):
             return self._refused(Status.NOT_MINE)
@@ -566,7 +566,7 @@ class Replica(Keyed):
             return Verdict(Status.OK, self.accepted_count, self.last_add_confirmed)
         return self._took(LacKept(asked.last_add_confirmed, asked.ledger_key))
 
-    def _row_told(self, asked: RowTold) -> Verdict:
+    def _row_reported(self, asked: RowReported) -> Verdict:
         """Store a copy of the metadata, despite fence and limbo: it says nothing about entries."""
         if self._is_foreign(asked.member) or self._is_older(asked.member):
             # Rule 18b: this metadata counts on an incarnation that may have lost entries.

@@ -222,10 +222,10 @@ class Slots(Keyed):
         stride = quorum.ensemble_size - quorum.write_quorum + 1
         self.missed = merged((*self.missed, *missed), stride)
 
-    def lacking(self, told: Iterable[MissedRange]) -> tuple[MissedRange, ...]:
-        """Ranges that members would lack without further answers, including those in `told`."""
+    def lacking(self, reported: Iterable[MissedRange]) -> tuple[MissedRange, ...]:
+        """Ranges that members would lack without further answers, including those in `reported`."""
         twin = self.copy()
-        twin.add_missed(told)
+        twin.add_missed(reported)
         twin.write_off(twin.everyone)
         return twin.missed
 

@@ -88,9 +88,9 @@ class Tally(Keyed):
             return EntryVerdict.PRESENT
         if self._is_absent(entry_id):
             return EntryVerdict.ABSENT
-        return EntryVerdict.UNDECIDED if self.may_tell(entry_id) else EntryVerdict.BLOCKED
+        return EntryVerdict.UNDECIDED if self.may_decide(entry_id) else EntryVerdict.BLOCKED
 
-    def may_tell(self, entry_id: int) -> tuple[int, ...]:
+    def may_decide(self, entry_id: int) -> tuple[int, ...]:
         """The positions that have not answered about an entry yet, in write set order."""
         silent = []
         for position in self.quorum.write_set(entry_id):

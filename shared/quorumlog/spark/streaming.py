@@ -33,17 +33,17 @@ LAG: Final = "lag"
 def lag(progress: Mapping[str, Any]) -> dict[str, int]:
     """How many records a query is behind in each log, according to the progress from Spark."""
     found: dict[str, int] = {}
-    for name, behind in _told(progress, LAG):
+    for name, behind in _reported(progress, LAG):
         found[name] = found.get(name, 0) + behind
     return found
 
 
 def published(progress: Mapping[str, Any]) -> dict[str, int]:
     """The offset that a query had published in each log when the batch began."""
-    return dict(_told(progress, PUBLISHED))
+    return dict(_reported(progress, PUBLISHED))
 
 
-def _told(progress: Mapping[str, Any], what: str) -> Iterator[tuple[str, int]]:
+def _reported(progress: Mapping[str, Any], what: str) -> Iterator[tuple[str, int]]:
     """The name of each log, and the number under the key `what` next to the log's offset."""
     for source in progress["sources"]:
         latest = source.get("latestOffset")

@@ -55,11 +55,11 @@ async def test_what_all_have_lost_is_told_and_only_an_operator_gives_it_up(store
 async def _lives_with_the_loss(world: World, ledger_id: int, healer: Process) -> None:
     """It is told with all who were asked; nobody denies it, and limbo does not end."""
 
-    async def is_told() -> list[dict[str, Any]]:
+    async def is_reported() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = (await healer.get("/v1/status"))["lost_entries"]
         return found
 
-    (lost,) = await until(is_told, "the loss is told", MENDED_S)
+    (lost,) = await until(is_reported, "the loss is told", MENDED_S)
     assert (lost["ledger_id"], lost["first"], lost["last"]) == (ledger_id, 3, 4)
     assert set(lost["answers"].values()) == {"absent"}
     assert {member.partition("@")[0] for member in lost["answers"]} == {"b1", "b2", "b3"}
@@ -69,9 +69,9 @@ async def _lives_with_the_loss(world: World, ledger_id: int, healer: Process) ->
         return any("lost: entries 3 to 4" in item["detail"] for item in queued)
 
     await until(is_the_reason, "the queue says why", MENDED_S)
-    status, _, told = await _quorumlog(world, "ledger", "verify", str(ledger_id))
+    status, _, reported = await _quorumlog(world, "ledger", "verify", str(ledger_id))
     assert status == 1
-    assert [(part["first"], part["last"]) for part in told["lost"]] == [(3, 4)]
+    assert [(part["first"], part["last"]) for part in reported["lost"]] == [(3, 4)]
     assert (await _read(world, f"/v1/ledgers/{ledger_id}/entries/3"))[0] == 503
     assert all((bookie.data / "limbo").exists() for bookie in world.bookies)
 
@@ -94,7 +94,7 @@ async def _is_given_up(world: World, ledger_id: int, healer: Process) -> None:
         # A repair may have begun to fill it under its new name meanwhile.
         _, refusal = await world.post(1, path, {"first": 3, "last": 3})
         said = refusal["answers"][0]["answers"]
-        gone = [word for m, told in said.items() if told == "silent" for word in (FLAG, m)]
+        gone = [word for m, reported in said.items() if reported == "silent" for word in (FLAG, m)]
         status, why, _ = await _quorumlog(world, *words, "2", "--to", "3", "--yes", *gone)
         assert (status, "loss-not-proven" in why, "held" in why) == (1, True, True), why
         status, _, row = await _quorumlog(world, *words, "3", "--to", "3", "--yes", *gone)
@@ -134,9 +134,9 @@ async def _is_given_up(world: World, ledger_id: int, healer: Process) -> None:
     await until(is_whole, "nothing is in limbo, and all else has its copies", MENDED_S)
 
     async def is_quiet() -> bool:
-        told = await healer.get("/v1/status")
+        reported = await healer.get("/v1/status")
         queued = (await healer.get("/v1/repairs"))["repairs"]
-        return not told["lost_entries"] and not queued
+        return not reported["lost_entries"] and not queued
 
     await until(is_quiet, "nothing is queued or told any more", MENDED_S)
 

@@ -92,11 +92,11 @@ async def c1_wakes_up(world: World, ledger_id: int, *, is_protected: bool) -> No
         assert (await append)["code"] in LATE
         assert await world.lost(ledger_id) == {}
         return
-    told = await append
+    reported = await append
     world.is_cut(cut=False)
-    if told.get("code") == "quorum-timeout":
-        raise DeadlineMissed("b2 and b3 acknowledge e2", told, 50)
-    assert world.acknowledged[ledger_id] == {0: "e1", 1: "e2"}, told
+    if reported.get("code") == "quorum-timeout":
+        raise DeadlineMissed("b2 and b3 acknowledge e2", reported, 50)
+    assert world.acknowledged[ledger_id] == {0: "e1", 1: "e2"}, reported
     assert await world.lost(ledger_id) == {1: "no-such-entry"}
 
 

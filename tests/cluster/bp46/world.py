@@ -157,10 +157,10 @@ class World:
     async def append(self, ledger_id: int, text: str) -> dict[str, Any]:
         """C1 appends; an acknowledgement is written down."""
         body = {"entries": [{"text": text}]}
-        status, told = await self.post(0, f"/v1/ledgers/{ledger_id}/entries", body)
+        status, reported = await self.post(0, f"/v1/ledgers/{ledger_id}/entries", body)
         if status < 300:
-            self.acknowledged[ledger_id][told["first_entry"]] = text
-        return told
+            self.acknowledged[ledger_id][reported["first_entry"]] = text
+        return reported
 
     async def recovered(self, ledger_id: int) -> dict[str, Any]:
         """C2 recovers, again if need be, until the ledger is closed; gives its row."""
@@ -177,12 +177,12 @@ class World:
         for entry_id, text in self.acknowledged[ledger_id].items():
             url = f"{self.gateways[1].url}/v1/ledgers/{ledger_id}/entries/{entry_id}?encoding=text"
 
-            async def told(url: str = url) -> dict[str, Any]:
+            async def reported(url: str = url) -> dict[str, Any]:
                 async with self.session.get(url) as answer:
                     body: dict[str, Any] = await answer.json()
                     return body if answer.status in (200, 404) else {}
 
-            found = await until(told, f"entry {entry_id} is there, or denied")
+            found = await until(reported, f"entry {entry_id} is there, or denied")
             if "code" in found:
                 denied[entry_id] = found["code"]
             else:

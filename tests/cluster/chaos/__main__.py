@@ -140,7 +140,7 @@ async def storm(asked: argparse.Namespace, machine: Machine, report: Report) -> 
     # Every second storm runs over mutual TLS.
     is_tls = (asked.seed + is_deferred) % 2 == 0
     world_of = machine.world(is_deferred=is_deferred, is_tls=is_tls)
-    async with told(report, console), world_of as world:
+    async with reported(report, console), world_of as world:
         # Where both are asked for, the calls fail in the first storm.
         with_sites = not is_deferred or asked.durability == DEFERRED
         plan = Plan(asked, machine, share, with_sites=with_sites)
@@ -162,11 +162,11 @@ async def storm(asked: argparse.Namespace, machine: Machine, report: Report) -> 
 
 
 @asynccontextmanager
-async def told(report: Report, console: Console) -> AsyncIterator[None]:
+async def reported(report: Report, console: Console) -> AsyncIterator[None]:
     """A line that tells how far it is: always the last one of a terminal, else one now and then."""
     with console.status("") if console.is_terminal else nullcontext() as status:
 
-        async def tell() -> None:
+        async def notify() -> None:
             while True:
                 if status is not None:
                     status.update(report.progress())
@@ -175,7 +175,7 @@ async def told(report: Report, console: Console) -> AsyncIterator[None]:
                     console.print(report.progress(), soft_wrap=True, highlight=False)
                     await asyncio.sleep(TELL_EVERY_S)
 
-        teller = asyncio.get_running_loop().create_task(tell())
+        teller = asyncio.get_running_loop().create_task(notify())
         try:
             yield
         finally:

@@ -452,8 +452,8 @@ class Faults:
                 self._cluster.session() as session,
                 session.get(url, timeout=timeout) as answer,
             ):
-                told = await answer.json()
-            return not told["limbo"]["ledgers"]
+                reported = await answer.json()
+            return not reported["limbo"]["ledgers"]
 
         what = f"{name} has again what it lost"
         await until(is_whole, what, FILL_S, passing=(aiohttp.ClientError,))

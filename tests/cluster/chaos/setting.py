@@ -140,7 +140,7 @@ async def _linked(
     scheme = cluster.url("metadata-1").partition(":")[0]
     for name in (name for name in cluster.names if name.startswith("gateway")):
         link = await stack.enter_async_context(proxy_to(cluster.url("metadata-1"), host))
-        cluster.tell(name, METADATA_URLS=f"{scheme}://{host}:{link.port}")
+        cluster.notify(name, METADATA_URLS=f"{scheme}://{host}:{link.port}")
         await cluster.kill(name)
         cluster.start(name)
         links[name] = link

@@ -31,7 +31,7 @@ LAST_LINE: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Reported:
     """What `make chaos` has told."""
 
     status: int
@@ -50,7 +50,7 @@ class Told:
                 pytest.skip(line)
 
 
-def stormed(build: Path, *options: str) -> Told:
+def stormed(build: Path, *options: str) -> Reported:
     """One storm. It is a process of its own, because it takes mounts and a network of its own."""
     argv = [sys.executable, "-m", "tests.cluster.chaos", "--seed", str(SEED), "--build", str(build)]
     done = subprocess.run(
@@ -61,7 +61,7 @@ def stormed(build: Path, *options: str) -> Told:
         check=False,
         preexec_fn=in_child(Become.SELF, signal.SIGKILL),
     )
-    return Told(done.returncode, done.stdout)
+    return Reported(done.returncode, done.stdout)
 
 
 def test_nothing_acknowledged_is_lost_or_there_twice_whatever_is_hurt(
@@ -75,34 +75,38 @@ def test_nothing_acknowledged_is_lost_or_there_twice_whatever_is_hurt(
         "--failovers": FAILOVERS,
     }
     options = [word for name, count in counts.items() for word in (name, str(count))]
-    told = stormed(tmp_path, "--durability", "synced", *options)
-    if told.status == MISSED_STATUS:
-        raise DeadlineMissed("the storm goes on", told.output[-20_000:], 0)
+    reported = stormed(tmp_path, "--durability", "synced", *options)
+    if reported.status == MISSED_STATUS:
+        raise DeadlineMissed("the storm goes on", reported.output[-20_000:], 0)
 
-    assert told.status == 0, told.output[-20_000:]
-    assert told.number("acknowledged") > 0
-    assert told.number("kills") >= KILLS
-    assert told.number("failovers") >= FAILOVERS
-    assert told.number("lost") == 0
-    assert told.number("duplicated") == 0
+    assert reported.status == 0, reported.output[-20_000:]
+    assert reported.number("acknowledged") > 0
+    assert reported.number("kills") >= KILLS
+    assert reported.number("failovers") >= FAILOVERS
+    assert reported.number("lost") == 0
+    assert reported.number("duplicated") == 0
     with subtests.test("power was cut"):
-        told.skip_without("power cut")
-        assert told.number("power_cuts") >= POWER_CUTS
+        reported.skip_without("power cut")
+        assert reported.number("power_cuts") >= POWER_CUTS
     with subtests.test("the network was parted"):
-        told.skip_without("partition")
-        assert told.number("partitions") >= PARTITIONS
+        reported.skip_without("partition")
+        assert reported.number("partitions") >= PARTITIONS
     with subtests.test("how far it is is told without a terminal"):
-        assert "synced, a cluster starts: 0 kills" in told.output
+        assert "synced, a cluster starts: 0 kills" in reported.output
 
 
 def test_a_storm_that_breaks_off_tells_what_it_did_and_claims_nothing(tmp_path: Path) -> None:
-    told = stormed(tmp_path, "--durability", "deferred", "--only", "processes", "--patience", "0")
+    reported = stormed(
+        tmp_path, "--durability", "deferred", "--only", "processes", "--patience", "0"
+    )
 
-    assert told.status == MISSED_STATUS, told.output[-20_000:]
-    assert "deferred, a cluster starts: 0 kills" in told.output
-    assert "BROKEN OFF while storm: not within 0 s: appends are acknowledged again" in told.output
-    assert told.number("lost") == 0
-    assert told.output.splitlines()[-1].endswith(", broken off")
+    assert reported.status == MISSED_STATUS, reported.output[-20_000:]
+    assert "deferred, a cluster starts: 0 kills" in reported.output
+    assert (
+        "BROKEN OFF while storm: not within 0 s: appends are acknowledged again" in reported.output
+    )
+    assert reported.number("lost") == 0
+    assert reported.output.splitlines()[-1].endswith(", broken off")
     assert (tmp_path / f"chaos-{SEED}.json").is_file()
 
 

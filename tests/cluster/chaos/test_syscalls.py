@@ -147,11 +147,11 @@ def test_each_site_of_a_recording_comes_and_only_that_call_fails(tmp_path: Path)
     (tmp_path / "log").mkdir()
     recorder = Recorder(tmp_path, tmp_path / "recorded")
 
-    def told(*prefix: str) -> str:
+    def reported(*prefix: str) -> str:
         argv = [*prefix, sys.executable, "-c", PROGRAM, str(tmp_path)]
         return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
 
-    assert told(*recorder.prefix) == ""
+    assert reported(*recorder.prefix) == ""
     sites = recorder.read().sites()
 
     assert {(site.call, site.file, site.nth) for site in sites} == {
@@ -166,7 +166,7 @@ def test_each_site_of_a_recording_comes_and_only_that_call_fails(tmp_path: Path)
     }
     for site in sites:
         tracer = Tracer(site, tmp_path, tmp_path / "traced")
-        errors = told(*tracer.prefix).split()
+        errors = reported(*tracer.prefix).split()
         assert errors == [_ERRNO[site.error]], site
         assert len(tracer.failed()) == 1
         assert tracer.has_broken_the_log() == (site.call == "fsync")

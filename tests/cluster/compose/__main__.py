@@ -99,7 +99,7 @@ async def run(folder: Path, seed: int) -> int:
     """Everything, with an engine whose sockets are in a folder."""
     began = time.monotonic()
 
-    def tell(what: str) -> None:
+    def notify(what: str) -> None:
         print(f"{time.monotonic() - began:5.0f} s  {what}", flush=True)
 
     engine, done, report = Engine(folder, ENGINE, PLUGINS), Done(), Report(seed=seed)
@@ -110,18 +110,18 @@ async def run(folder: Path, seed: int) -> int:
         return 0
     containers = Containers(engine, done)
     try:
-        tell("the engine runs; images are made")
+        notify("the engine runs; images are made")
         await asyncio.to_thread(make_images, engine)
         await asyncio.to_thread(engine.build, "compose", "build", "credentials")
-        tell("the cluster starts")
+        notify("the cluster starts")
         await asyncio.to_thread(engine.compose, "down", "--volumes")
         await asyncio.to_thread(engine.build, "compose", "up", "--detach", "--wait")
         await asyncio.to_thread(containers.check)
         await check_command_line(engine)
         await check_ways_through()
-        await Rage(engine, containers, report, tell).run(random.Random(seed))
+        await Rage(engine, containers, report, notify).run(random.Random(seed))
         await check_tokens(engine)
-        tell("done")
+        notify("done")
     except DeadlineMissed as missed:
         report.stuck.append(f"{missed} {getattr(missed, '__notes__', '')}")
     finally:
@@ -143,9 +143,9 @@ class Rage:
     """Faults while clients write, and the judgement on what they saw."""
 
     def __init__(
-        self, engine: Engine, containers: Containers, report: Report, tell: Callable[[str], None]
+        self, engine: Engine, containers: Containers, report: Report, notify: Callable[[str], None]
     ) -> None:
-        self._containers, self._report, self._tell = containers, report, tell
+        self._containers, self._report, self._notify = containers, report, notify
         self._engine = engine
         self._clients = Clients(cast("Cluster", Balanced()), report.seed, report)
 
@@ -153,7 +153,7 @@ class Rage:
         """Hurt everything, then recover and read everything."""
         try:
             await self._clients.run(lambda: self._hurt(dice), writers=3)
-            self._tell("everything is recovered and read")
+            self._notify("everything is recovered and read")
             await self._clients.learn()
         finally:
             self._report.violations += history.check(self._clients.history)
@@ -163,17 +163,17 @@ class Rage:
         containers = self._containers
         await self._until_going()
         for name in containers.in_turn(dice):
-            self._tell(f"kill {name}")
+            self._notify(f"kill {name}")
             await containers.kill(name)
             await self._until_going()
         await containers.until_healthy()
         for name, network in PARTITIONS:
-            self._tell(f"take {name} from network {network}")
+            self._notify(f"take {name} from network {network}")
             await containers.part(name, network, self._until_going)
             await self._until_going()
             await containers.until_healthy()
         for end in (self._engine.stop, self._engine.cut):
-            self._tell(f"the engine and all containers end: {end.__name__}")
+            self._notify(f"the engine and all containers end: {end.__name__}")
             await containers.restart_engine(end)
             await containers.until_healthy()
             await self._until_going()

@@ -102,9 +102,9 @@ async def test_certificates_are_renewed_under_load_and_no_append_fails(cluster: 
     async def end_of(name: str) -> str:
         async with (
             cluster.session() as session,
-            session.get(f"{cluster.url(name)}/metrics") as told,
+            session.get(f"{cluster.url(name)}/metrics") as reported,
         ):
-            lines = (await told.text()).splitlines()
+            lines = (await reported.text()).splitlines()
         return next(line for line in lines if line.startswith("quorumlog_certificate_end"))
 
     names = [name for name in cluster.names if name.startswith("bookie")]

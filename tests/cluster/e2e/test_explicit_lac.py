@@ -32,10 +32,10 @@ async def test_the_last_entry_of_an_idle_writer_outlives_its_gateway_and_every_b
                 held: dict[str, Any] = await answer.json()
                 return int(held.get("last_add_confirmed", -1))
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             return [await lac_at(name) for name in bookies] == [2, 2, 2]
 
-        await until(is_told, "every bookie knows the LAC though nothing more was appended")
+        await until(is_reported, "every bookie knows the LAC though nothing more was appended")
         await cluster.kill("gateway-1")
         for name in bookies:
             await cluster.kill(name)

@@ -156,12 +156,12 @@ async def test_the_command_tells_what_is_there_and_changes_nothing_of_it() -> No
         await append(ledger)
         before = await ledger.info()
 
-        told = await asyncio.to_thread(cli_rebuild, cluster, "--dry-run")
+        reported = await asyncio.to_thread(cli_rebuild, cluster, "--dry-run")
         done = await asyncio.to_thread(cli_rebuild, cluster)
         again = await asyncio.to_thread(cli_rebuild, cluster, "--after", str(ledger.ledger_id))
 
-        assert told["ledgers"] == done["ledgers"] == again["ledgers"] == {"same": 1}
-        assert (told["dry_run"], done["dry_run"]) == (True, False)
+        assert reported["ledgers"] == done["ledgers"] == again["ledgers"] == {"same": 1}
+        assert (reported["dry_run"], done["dry_run"]) == (True, False)
         assert len(done["bookies"]) == 4
         assert await ledger.info() == before
 

@@ -52,7 +52,7 @@ class Thief:
             await self.asks("PUT", f"/v1/bookies/{name}/{what}", body)
             for what, body in sent.items()
         ]
-        return {(status, told["code"]) for status, told in answers}
+        return {(status, reported["code"]) for status, reported in answers}
 
 
 @asynccontextmanager

@@ -84,12 +84,12 @@ async def losing_answers(session: aiohttp.ClientSession, gateway: str) -> AsyncI
         async with session.request(
             request.method, gateway + request.path_qs, data=body, headers=headers
         ) as answer:
-            told = await answer.read()
+            reported = await answer.read()
             if request.method == "POST":
                 assert request.transport is not None
                 request.transport.abort()
             kept = {name: text for name, text in answer.headers.items() if name not in skipped}
-            return web.Response(status=answer.status, body=told, headers=kept)
+            return web.Response(status=answer.status, body=reported, headers=kept)
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", forward)

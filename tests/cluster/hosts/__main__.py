@@ -156,8 +156,8 @@ class Story:
 
     def _is_repaired(self) -> bool:
         for bookie in ("bookie-3a", "bookie-3b"):
-            told = self._operate(f"quorumlog bookie info {bookie} --json")
-            if not told or json.loads(told)["ledgers"] or json.loads(told)["repairs"]:
+            reported = self._operate(f"quorumlog bookie info {bookie} --json")
+            if not reported or json.loads(reported)["ledgers"] or json.loads(reported)["repairs"]:
                 return False
         return True
 
@@ -173,11 +173,11 @@ class Story:
         argv = (sys.executable, "-m", "tests.cluster.hosts.appender", str(desk / "end"), *urls)
         self._clients = start(Program("clients", argv, environment, cwd=desk), desk / "clients.log")
 
-    def _told(self) -> list[str]:
+    def _reported(self) -> list[str]:
         assert self._clients is not None
-        told = (self._machines.desk / "clients.log").read_text()
-        assert self._clients.poll() in (None, 0), told[-4000:]
-        return told.splitlines()
+        reported = (self._machines.desk / "clients.log").read_text()
+        assert self._clients.poll() in (None, 0), reported[-4000:]
+        return reported.splitlines()
 
     async def _appends_go_on(self) -> None:
         before = self._counts()
@@ -188,12 +188,12 @@ class Story:
         )  # fmt: skip
 
     def _counts(self) -> Counter[str]:
-        return Counter(line.partition(" ")[0] for line in self._told())
+        return Counter(line.partition(" ")[0] for line in self._reported())
 
     async def _judged(self) -> tuple[int, int]:
         (self._machines.desk / "end").touch()
-        await until(lambda: self._told()[-1].startswith("end "), "all is read back", SETTLED_S)
-        _, acknowledged, lost = self._told()[-1].split()
+        await until(lambda: self._reported()[-1].startswith("end "), "all is read back", SETTLED_S)
+        _, acknowledged, lost = self._reported()[-1].split()
         return int(acknowledged), int(lost)
 
 

@@ -36,12 +36,12 @@ def steps_of(asked: argparse.Namespace) -> list[Step]:
     ]
 
 
-def tell(line: str) -> None:
+def notify(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 async def stormed(asked: argparse.Namespace, report: Report) -> None:
-    async with storm(report, seed=asked.seed, deleters=asked.deleters, tell=tell) as running:
+    async with storm(report, seed=asked.seed, deleters=asked.deleters, notify=notify) as running:
         await running.run(steps_of(asked))
 
 

@@ -55,15 +55,15 @@ class Operator:
         await self.kill([name])
         directory = Path(self._cluster.program(name).env["DATA_DIR"])
         await asyncio.to_thread(shutil.rmtree, directory)
-        self._cluster.tell(name, AUTO_FIX_COOKIES="1")
+        self._cluster.notify(name, AUTO_FIX_COOKIES="1")
         self._emptied.append(name)
 
     async def until_told(self) -> None:
         """Wait until every metadata service tells that its database lacks changes."""
         self.start(self.named("metadata"))
         for name in self.named("metadata"):
-            is_told = partial(self._is_ready, name, 503, "database-went-back")
-            await until(is_told, f"{name} tells the loss", SETTLED_S)
+            is_reported = partial(self._is_ready, name, 503, "database-went-back")
+            await until(is_reported, f"{name} tells the loss", SETTLED_S)
 
     async def until_well(self) -> None:
         """Start whatever is down, and wait until all of it is ready."""
@@ -72,7 +72,7 @@ class Operator:
             for name in self.named(kind):
                 await until(partial(self._is_ready, name, 200, None), f"{name} is ready", SETTLED_S)
         for name in self._emptied:
-            self._cluster.tell(name, AUTO_FIX_COOKIES="0")
+            self._cluster.notify(name, AUTO_FIX_COOKIES="0")
         self._emptied.clear()
 
     async def rebuild(self, *options: str) -> dict[str, Any]:
@@ -87,19 +87,19 @@ class Operator:
             service = self.named("metadata")[0]
             return await self._run(service, "metadata", "rebuild", "--json", *named, *options)
 
-        told = await until(report, "the rebuild ends", SETTLED_S, passing=(Refused,))
-        found: dict[str, Any] = orjson.loads(told)
+        reported = await until(report, "the rebuild ends", SETTLED_S, passing=(Refused,))
+        found: dict[str, Any] = orjson.loads(reported)
         return found
 
     async def copies(self, ledger_id: int) -> list[str]:
         """What each bookie holds of a ledger's row, for who looks into a conflict."""
-        told = []
+        reported = []
         for name in self.named("bookie"):
             found = await self._got(name, f"/v1/rows?after={ledger_id - 1}&limit=1")
             for held in [] if found is None else found[1]["ledgers"]:
                 if held["ledger_id"] == ledger_id:
-                    told += [f"{name} holds {copy}" for copy in held.get("copies", ())]
-        return told
+                    reported += [f"{name} holds {copy}" for copy in held.get("copies", ())]
+        return reported
 
     async def accept(self) -> None:
         """Accept what is still missing, until nobody tells of anything more."""

@@ -108,11 +108,11 @@ class Storm:
         *,
         seed: int,
         deleters: int,
-        tell: Callable[[str], None] = _tell_nobody,
+        notify: Callable[[str], None] = _tell_nobody,
     ) -> None:
-        """`deleters` make and delete logs; `tell` gets a line of progress for each step."""
+        """`deleters` make and delete logs; `notify` gets a line of progress for each step."""
         self._cluster, self._both, self._folder = cluster, both, folder
-        self._report, self._tell = report, tell
+        self._report, self._notify = report, notify
         self._dice = random.Random(f"restore-{seed}")
         self._clients = Clients(cluster.gateways, seed, deleters)
         self._operator = Operator(cluster)
@@ -129,12 +129,12 @@ class Storm:
                 await self._hurt_a_bookie()
                 await self._do(step)
                 took = time.monotonic() - begun
-                self._tell(
+                self._notify(
                     f"{number}/{len(steps)} {step.name.lower().replace('_', ' ')}: {took:.0f} s"
                 )
             await self._more(ACKS)
         self._report.committed = self._clients.logs.committed
-        self._tell("everything is read")
+        self._notify("everything is read")
         self._report.found = await self._clients.judged()
 
     async def _do(self, step: Step) -> None:
@@ -246,18 +246,18 @@ class Storm:
         """Accept what is still missing, start the gateways anew, and settle what the rebuild told."""
         operator = self._operator
         self._report.rebuilds += 1
-        told = await self._told_by(report)
+        reported = await self._told_by(report)
         await operator.accept()
         await operator.kill(operator.named("gateway"))
         # What the gateways told in between.
         await operator.accept()
         await operator.until_well()
-        if any("rebuild again" in finding["why"] for finding in told):
+        if any("rebuild again" in finding["why"] for finding in reported):
             # A copy is of a bookie's last incarnation before its disk was lost. The bookie is a later one by now.
             await operator.kill([*operator.named("gateway"), *operator.named("autorecovery")])
-            told = await self._told_by(await operator.rebuild())
+            reported = await self._told_by(await operator.rebuild())
             await operator.until_well()
-        for finding in told:
+        for finding in reported:
             # A log without any ledger left may have been truncated, and one that had none yet may have been written and
             # deleted since: who knows that it was deleted says so.
             name = finding.get("log", LOG)
@@ -270,18 +270,18 @@ class Storm:
 
     async def _told_by(self, report: dict[str, Any]) -> list[dict[str, Any]]:
         """What a rebuild leaves to the operator."""
-        told = [found for found in report["findings"] if found["action"] in _TOLD]
+        reported = [found for found in report["findings"] if found["action"] in _TOLD]
         counts = ", ".join(f"{count} {what}" for what, count in sorted(report["ledgers"].items()))
-        self._tell(f"rebuilt: {counts}; {len(told)} wait for an operator")
-        for finding in told:
+        self._notify(f"rebuilt: {counts}; {len(reported)} wait for an operator")
+        for finding in reported:
             await self._tell_copies(finding)
-        return told
+        return reported
 
     async def _tell_copies(self, finding: dict[str, Any]) -> None:
-        self._tell(str(finding))
+        self._notify(str(finding))
         if "ledger_id" in finding:
             for line in await self._operator.copies(finding["ledger_id"]):
-                self._tell(line)
+                self._notify(line)
 
     # --- between ---------------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ async def storm(
     *,
     seed: int,
     deleters: int = 1,
-    tell: Callable[[str], None] = _tell_nobody,
+    notify: Callable[[str], None] = _tell_nobody,
 ) -> AsyncIterator[Storm]:
     """A cluster of its own."""
     async with AsyncExitStack() as stack:
@@ -342,4 +342,4 @@ async def storm(
                 tls=seed % 2 == 1,
             )
         )
-        yield Storm(cluster, both, folder, report, seed=seed, deleters=deleters, tell=tell)
+        yield Storm(cluster, both, folder, report, seed=seed, deleters=deleters, notify=notify)

@@ -17,7 +17,7 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def tell(line: str) -> None:
+def notify(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -30,8 +30,8 @@ def releases(earlier: str) -> Releases:
 
 async def upgraded(earlier: str, report: Upgrade) -> None:
     chosen = releases(earlier)
-    tell(f"a cluster of {chosen.earlier.name} starts")
-    async with storm(chosen, report, tell) as running:
+    notify(f"a cluster of {chosen.earlier.name} starts")
+    async with storm(chosen, report, notify) as running:
         await running.run()
 
 

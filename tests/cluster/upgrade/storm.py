@@ -70,9 +70,14 @@ class Storm:
     """One cluster on its way."""
 
     def __init__(
-        self, cluster: Cluster, releases: Releases, report: Upgrade, tell: Callable[[str], None]
+        self, cluster: Cluster, releases: Releases, report: Upgrade, notify: Callable[[str], None]
     ) -> None:
-        self._cluster, self._releases, self._report, self._tell = cluster, releases, report, tell
+        self._cluster, self._releases, self._report, self._notify = (
+            cluster,
+            releases,
+            report,
+            notify,
+        )
         self._clients = Clients(cluster, report.seed, report.seen)
 
     async def run(self) -> None:
@@ -80,7 +85,7 @@ class Storm:
         seen = self._report.seen
         try:
             await self._clients.run(self._replace_all, writers=WRITERS)
-            self._tell("everything is recovered and read")
+            self._notify("everything is recovered and read")
             await self._clients.learn()
         finally:
             seen.violations += history.check(self._clients.history)
@@ -104,7 +109,7 @@ class Storm:
         cluster.start(name)
         await cluster.until_up(name)
         await self._more()
-        self._tell(f"{name}: {release.name}, {self._report.seen.acknowledged} acknowledged")
+        self._notify(f"{name}: {release.name}, {self._report.seen.acknowledged} acknowledged")
 
     async def _more(self) -> None:
         """Ledgers and logs go on with this mixture."""
@@ -140,7 +145,7 @@ def events_of(log: str) -> Iterator[str]:
 
 @asynccontextmanager
 async def storm(
-    releases: Releases, report: Upgrade, tell: Callable[[str], None]
+    releases: Releases, report: Upgrade, notify: Callable[[str], None]
 ) -> AsyncIterator[Storm]:
     """A cluster of its own, of the earlier release."""
     place = ServicePlace(prefix=releases.earlier.prefix)
@@ -151,4 +156,4 @@ async def storm(
         metadata_services=COUNTS["metadata"],
         around=Surroundings(UNHURRIED, places=dict.fromkeys(names(ORDER), place)),
     ) as cluster:
-        yield Storm(cluster, releases, report, tell)
+        yield Storm(cluster, releases, report, notify)

@@ -155,11 +155,13 @@ def contains(whole: Any, part: Any) -> bool:
     return bool(whole == part)
 
 
-def documents(body: object, told: Any) -> list[dict[str, Any]]:
+def documents(body: object, reported: Any) -> list[dict[str, Any]]:
     """The parts of a body to which a later release may add fields: not those whose names are users'."""
     if isinstance(body, BaseModel) or is_dataclass(body):
-        parts = [documents(getattr(body, name), part) for name, part in told.items()]
-        return [told, *(document for some in parts for document in some)]
-    if isinstance(body, tuple) and isinstance(told, list):
-        return [one for item, part in zip(body, told, strict=True) for one in documents(item, part)]
+        parts = [documents(getattr(body, name), part) for name, part in reported.items()]
+        return [reported, *(document for some in parts for document in some)]
+    if isinstance(body, tuple) and isinstance(reported, list):
+        return [
+            one for item, part in zip(body, reported, strict=True) for one in documents(item, part)
+        ]
     return []

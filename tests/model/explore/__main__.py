@@ -30,7 +30,7 @@ def search(index: int, minutes: float) -> tuple[Result, float, float]:
     return result, time.perf_counter() - began, time.process_time() - worked
 
 
-def tell(result: Result, took: float) -> None:
+def notify(result: Result, took: float) -> None:
     """One scope's line, and the story of what it found."""
     print(
         f"{result.scope.name}: {'complete' if result.is_complete else 'NOT complete'},"
@@ -85,7 +85,7 @@ def main() -> int:
         for result, took, core_s in spread(
             partial(search, minutes=asked.minutes), numbers, jobs=min(CORES, len(numbers))
         ):
-            tell(result, took)
+            notify(result, took)
             states += result.states
             transitions += result.transitions
             complete += result.is_complete

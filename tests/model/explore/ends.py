@@ -88,11 +88,14 @@ class EndExplorer:
                 yield f"begins, down: {sorted(down)}", partial(self._begun, world, down)
             return
         for member in world.asked:
-            yield f"{member} keeps it and answers", partial(self._told, world, member, Status.OK)
+            yield (
+                f"{member} keeps it and answers",
+                partial(self._reported, world, member, Status.OK),
+            )
             if member not in world.keeping:
                 kept = world._replace(keeping=world.keeping | {member})
                 yield f"{member} keeps it", partial(self._judged, kept)
-            yield f"{member} fails", partial(self._told, world, member, Status.UNKNOWN)
+            yield f"{member} fails", partial(self._reported, world, member, Status.UNKNOWN)
         if world.deadlines < 1 + (world.machine.phase is Spreading.OTHERS):
             machine = world.machine.copy()
             machine.overdue()
@@ -106,7 +109,7 @@ class EndExplorer:
             raise Broken("18b: a member is sent no copy")
         return self._judged(world._replace(machine=machine, asked=asked, down=down, sent=asked))
 
-    def _told(self, world: Copies, member: str, status: Status) -> tuple[str, Copies]:
+    def _reported(self, world: Copies, member: str, status: Status) -> tuple[str, Copies]:
         machine = world.machine.copy()
         machine.answered(member, status)
         keeping = world.keeping | {member} if status is Status.OK else world.keeping

@@ -168,9 +168,9 @@ class Explorer:
             elif index == AT_TIMER:
                 if counts.timers < scope.timers:
                     fired = counts._replace(timers=counts.timers + 1)
-                    yield number, self._told(state, client, number, fired)
+                    yield number, self._reported(state, client, number, fired)
             else:
-                yield number, self._told(state, client, number, counts)
+                yield number, self._reported(state, client, number, counts)
 
     def _deletions(self, state: World) -> Iterator[tuple[Label, Any]]:
         """The ledger gets its tombstone; then each bookie that holds something drops it."""
@@ -209,7 +209,7 @@ class Explorer:
                 return False
         return True
 
-    def _told(self, state: World, client: int, number: int, counts: Counts) -> Any:
+    def _reported(self, state: World, client: int, number: int, counts: Counts) -> Any:
         """A client hears a message that was in flight."""
         clients, bookies, row, flight, _ = state
         move = self.moves.get((clients[client], number))
@@ -418,10 +418,10 @@ class Explorer:
     def _search(self, until_s: float) -> Result:
         is_plain = len(self.symmetry.namings) == 1
         canonical = None if is_plain else lambda state: self._least(*state)
-        space = Space(self.start(), self.next, _hash, canonical, self._tell)
+        space = Space(self.start(), self.next, _hash, canonical, self._notify)
         return search(self.scope, space, until_s)
 
-    def _tell(self, label: Label) -> str:
+    def _notify(self, label: Label) -> str:
         return label if isinstance(label, str) else str(self.parts.messages.values[label])
 
 

@@ -174,7 +174,7 @@ class LogExplorer:
             for event in (what, *self._late(world, what)):
                 yield (
                     f"g{life[0]} hears {_short(event)}",
-                    partial(self._tell, without, life, event),
+                    partial(self._notify, without, life, event),
                 )
             return
         question, kept = what.question, 0
@@ -266,7 +266,7 @@ class LogExplorer:
         whose, what = self._parts.messages.values[number]
         return whose != life or (isinstance(what, Ask) and isinstance(what.question, _CHANGES))
 
-    def _tell(self, world: World, life: Life, event: Event) -> World:
+    def _notify(self, world: World, life: Life, event: Event) -> World:
         """A process hears of something, unless it died."""
         return self._hear(world, life[0], event) if world.lives(life) else world
 
@@ -308,8 +308,8 @@ class LogExplorer:
             return self._parts.with_message(world, asker, Answered(number, answer))
         self._judge.answer(world, request, answer)
         if isinstance(answer, RecordsAppended):
-            told = replace(answer, is_duplicate=False)
-            return world._replace(acked=world.acked | {(request, told)})
+            reported = replace(answer, is_duplicate=False)
+            return world._replace(acked=world.acked | {(request, reported)})
         if self._judge.is_refused(request, answer):
             return world._replace(refused=world.refused | {request})
         return world
@@ -325,7 +325,7 @@ class LogExplorer:
         if ask.number != CLIENT:
             event = Answered(ask.number, value)
             is_late = isinstance(question, _ANSWERED_LATE)
-            do = self._parts.with_message if is_late else self._tell
+            do = self._parts.with_message if is_late else self._notify
             return do(after, life, event)
         if isinstance(question, SwapLog) and isinstance(value, LogMetadata):
             return self._truncated(world, after, life)
@@ -335,7 +335,7 @@ class LogExplorer:
         """A request reaches the process that it is for, or nobody."""
         target = life_of(asked.owner)
         if not world.lives(target):
-            return self._tell(world, life, Answered(number, OwnerLost("it died", sent=False)))
+            return self._notify(world, life, Answered(number, OwnerLost("it died", sent=False)))
         if world.lives(life):
             world = world._replace(forwards=world.forwards | {(life, number, target)})
         request = (FORWARDED, life, number)

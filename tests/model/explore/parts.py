@@ -17,7 +17,7 @@ from quorumlog.protocol.recovery import Recovery
 from quorumlog.protocol.writer import LedgerWriter
 from tests.model.explore.bookies import ModelBookie
 from tests.model.explore.scope import Scope
-from tests.model.sim.world import tell
+from tests.model.sim.world import notify
 
 LEDGER: Final = 7
 WRITER: Final = 0
@@ -43,7 +43,7 @@ class Message:
 
     def __str__(self) -> str:
         who = "writer" if self.client == WRITER else f"recoverer-{self.client}"
-        return f"{self.kind} {who}: {tell(self.what)}"
+        return f"{self.kind} {who}: {notify(self.what)}"
 
 
 class Interned:

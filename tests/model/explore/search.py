@@ -38,7 +38,7 @@ class Space(NamedTuple):
     a chance of 1e-5."""
     canonical: Callable[[Any], Any] | None = None
     """The state that stands for all that differ in names."""
-    tell: Callable[[Any], str] = str
+    notify: Callable[[Any], str] = str
     """A label as text."""
 
 
@@ -90,12 +90,12 @@ def _story(space: Space, seen: dict[int, int], state: int, end: str) -> tuple[st
                 continue
             same = after if space.canonical is None else space.canonical(after)
             if space.number(same) == wanted:
-                lines.append(space.tell(label))
+                lines.append(space.notify(label))
                 now = after
                 break
         else:
             return ()
     for label, after in space.following(now):
         if isinstance(after, Broken) and str(after)[:3] == end[:3]:
-            return (*lines, space.tell(label), str(after))
+            return (*lines, space.notify(label), str(after))
     return ()

@@ -256,9 +256,9 @@ class Symmetry:
         identity = self.namings[0]
         for (machine, event), (after, effects) in list(self.parts.steps.items()):
             for naming in self.namings[1:]:
-                renamed, told = self.parts.step(naming.machine(machine), naming.value(event))
+                renamed, reported = self.parts.step(naming.machine(machine), naming.value(event))
                 if renamed != naming.machine(after) or _set(naming, effects) != _set(
-                    identity, told
+                    identity, reported
                 ):
                     return f"{self.parts.machines.values[machine]!r} and {event}"
         return None
@@ -267,8 +267,10 @@ class Symmetry:
         identity = self.namings[0]
         for (bookie, number), (after, event) in list(self.parts.answers.items()):
             for naming in self.namings[1:]:
-                renamed, told = self.parts.answer(naming.bookie(bookie), naming.message(number))
-                if renamed != naming.bookie(after) or naming.value(event) != identity.value(told):
+                renamed, reported = self.parts.answer(naming.bookie(bookie), naming.message(number))
+                if renamed != naming.bookie(after) or naming.value(event) != identity.value(
+                    reported
+                ):
                     return f"bookie and {self.parts.messages.values[number]}"
         for bookie, after in list(self.parts.losses.items()):
             for naming in self.namings[1:]:

@@ -169,9 +169,9 @@ def members_know_of_its_end(cluster: Cluster, name: str) -> None:
     """Rule 18e: a deletion is told once members have copies that say so. Source: CI, a log that was there again after a
     rebuild, since nobody could be asked which of its ledgers forks name.
     """
-    untold = cluster.deleted_with[name] - cluster.told_deleted
-    if untold:
-        raise Violation(f"rule 18e: nobody was told that ledgers {sorted(untold)} are deleted")
+    unreported = cluster.deleted_with[name] - cluster.told_deleted
+    if unreported:
+        raise Violation(f"rule 18e: nobody was told that ledgers {sorted(unreported)} are deleted")
 
 
 class Namesakes:

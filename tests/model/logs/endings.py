@@ -142,7 +142,7 @@ class Ending:
             except LogClosed:
                 return
             if done is not None:
-                self.told(done)
+                self.reported(done)
                 gateway = self.alive()
                 with contextlib.suppress(ConnectionResetError, QuorumLogError):
                     await gateway.while_it_lives(gateway.logs.finish(NAME, None), PATIENCE_S)
@@ -150,7 +150,7 @@ class Ending:
                     return
             await asyncio.sleep(self.rng.random() * 0.01)
 
-    def told(self, done: RecordsAppended) -> None:
+    def reported(self, done: RecordsAppended) -> None:
         end = done.last_offset + 1
         if self.ended_at not in (None, end):
             raise Violation(f"rule 25b: the log ended at {self.ended_at}, and at {end}")

@@ -44,7 +44,7 @@ class Judge(LogHistory):
         self._cluster = cluster
         self._name = name
         self._checker = Checker()
-        self._told = 0
+        self._reported = 0
         self.found: list[str] = []
         """All violations: a gateway in which one was raised may take it for a request that failed."""
         self.token = 0
@@ -69,9 +69,9 @@ class Judge(LogHistory):
 
     def _raise(self) -> None:
         """Each violation is told once: who goes on after one may."""
-        told, self._told = self._told, len(self._checker.violations)
-        if self._told > told:
-            self.violated(str(self._checker.violations[told]))
+        reported, self._reported = self._reported, len(self._checker.violations)
+        if self._reported > reported:
+            self.violated(str(self._checker.violations[reported]))
 
     # --- events of the cluster -------------------------------------------------------------------
 

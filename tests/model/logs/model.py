@@ -505,7 +505,7 @@ class Gateway:
         await self.hear()
         return found
 
-    async def tell_deleted(
+    async def notify_deleted(
         self, rows: Sequence[LedgerMetadata], deletion: Deletion = Deletion.ALONE
     ) -> None:
         await self.step()
@@ -543,14 +543,14 @@ class Gateway:
         if not is_verified and self.cluster.knows_end():
             raise error
 
-        async def told() -> EntriesAppended:
+        async def reported() -> EntriesAppended:
             await self.step()
             if is_verified:
                 until = max(self.unasked_until, self.unheard_until)
                 await asyncio.sleep(min(max(until - self.cluster.now(), 0.0), VERIFY_S))
             raise error.with_outcome(UNKNOWN)
 
-        return self._pumped(told())
+        return self._pumped(reported())
 
     def _pumped(
         self, work: Coroutine[Any, Any, EntriesAppended]
@@ -991,18 +991,18 @@ class Net(LogPeers):
         self, owner: Writer, name: str, call: Append | Publish | Consult | None
     ) -> RecordsAppended | Transaction | bytes | OwnerLost | None:
         async def done(peer: Gateway) -> Any:
-            told = await peer.logs.forwarded(name, call)
-            return orjson.dumps(told) if isinstance(call, Consult) else told
+            reported = await peer.logs.forwarded(name, call)
+            return orjson.dumps(reported) if isinstance(call, Consult) else reported
 
         return await self._ask(owner, done)
 
     async def access(self, keeper: Writer, name: str, expiry: Expiry, is_access: bool) -> Verdict:
-        told = await self._ask(
+        reported = await self._ask(
             keeper, lambda peer: peer.logs.accesses.here(name, expiry, is_access=is_access)
         )
-        if isinstance(told, OwnerLost):
-            raise WriterLost(told.detail)
-        return told
+        if isinstance(reported, OwnerLost):
+            raise WriterLost(reported.detail)
+        return reported
 
     async def ends(self, owner: Writer, heads: Sequence[LogHead]) -> Mapping[str, int]:
         async def ends(peer: Gateway) -> Mapping[str, int]:

@@ -164,7 +164,7 @@ class Run:
         self.trace = hashlib.sha256()
         self.events = 0
 
-    def tell(self, what: str) -> None:
+    def notify(self, what: str) -> None:
         at = asyncio.get_running_loop().time()
         line = f"{at:9.4f} {what}"
         self.events += 1
@@ -180,7 +180,7 @@ class Run:
         """A gateway that deletes a namesake dies now and then before it deletes the ledgers."""
         if name == Namesakes.NAME and self.kills and self.random.random() < 0.5:
             self.kills -= 1
-            self.tell(f"{gateway.writer.id} dies as it deletes")
+            self.notify(f"{gateway.writer.id} dies as it deletes")
             gateway.kill()
             self.add_gateway()
         elif name == Namesakes.NAME:
@@ -195,7 +195,7 @@ class Run:
         if self.losses and self.random.random() < 0.3:
             self.losses -= 1
             for_s = 2 * self.random.random()
-            self.tell(f"{gateway.writer.id} can ask metadata nothing for {for_s:.3f} s")
+            self.notify(f"{gateway.writer.id} can ask metadata nothing for {for_s:.3f} s")
             gateway.cut_off(for_s, asks=False, hears=True)
 
     def alive(self) -> list[Gateway]:
@@ -277,7 +277,7 @@ class Run:
         except QuorumLogError:
             return
         else:
-            self.tell(f"{call.producer} again is at {done.first_offset}")
+            self.notify(f"{call.producer} again is at {done.first_offset}")
             self.acknowledge(op, done.first_offset, call.count)
 
     def is_true(self, call: Append, error: QuorumLogError) -> None:
@@ -295,23 +295,23 @@ class Run:
         try:
             done = await self.through(gateway, gateway.logs.append(NAME, call), APPEND)
         except LogFenced as error:
-            self.tell(f"{name} has the token {call.token}: {error.detail}")
+            self.notify(f"{name} has the token {call.token}: {error.detail}")
             await self.learn_token(name)
             return False
         except QuorumLogError as error:
             if call.producer is None and error.outcome == UNKNOWN:
-                self.tell(f"{name} does not know of {values[0]}: {error.code}")
+                self.notify(f"{name} does not know of {values[0]}: {error.code}")
                 return True
             self.is_true(call, error)
             if isinstance(error, ExpiredProducer) or (
                 isinstance(error, InvalidRequest) and call.since
             ):
-                self.tell(f"{name} was refused {values[0]}: {error.code}")
+                self.notify(f"{name} was refused {values[0]}: {error.code}")
                 raise
             if call.producer is not None and not error.retryable and error.outcome != UNKNOWN:
                 raise Violation(f"rule 26: {name} was refused {values[0]}: {error!r}") from error
             return False
-        self.tell(f"{name} got {done.first_offset} for {values[0]} through {gateway.writer.id}")
+        self.notify(f"{name} got {done.first_offset} for {values[0]} through {gateway.writer.id}")
         if done.last_offset - done.first_offset + 1 != len(values):
             raise Violation(f"rule 25: {values} are at {done}")
         self.judge.appended(sent, done)
@@ -335,7 +335,7 @@ class Run:
         """
         self.may_be_open_for_one = True
         token, at = await self.through(gateway, gateway.logs.open(NAME, "who asks"), OPEN)
-        self.tell(f"opened with the token {token} at {at} through {gateway.writer.id}")
+        self.notify(f"opened with the token {token} at {at} through {gateway.writer.id}")
         self.judge.opened(int(token))
         return int(token), int(at)
 
@@ -430,7 +430,7 @@ class Run:
             try:
                 done = await self.through(gateway, work, COMMIT)
             except TransactionAborted:
-                self.tell(f"{transaction} is aborted")
+                self.notify(f"{transaction} is aborted")
                 return
             except LogFenced:
                 await self.learn_token(transaction)
@@ -445,7 +445,7 @@ class Run:
             raise Violation(f"rule 28: {transaction} never comes to an end")
         if done.is_duplicate:
             raise Violation(f"rule 28: {transaction} is told to be a duplicate")
-        self.tell(f"{transaction} is at {done.first_offset} to {done.last_offset}")
+        self.notify(f"{transaction} is at {done.first_offset} to {done.last_offset}")
         if count:
             assert done.first_offset is not None
             self.acknowledge(op, done.first_offset, count)
@@ -463,7 +463,7 @@ class Run:
                 return
             except QuorumLogError:
                 continue
-            self.tell(f"{transaction} was aborted")
+            self.notify(f"{transaction} was aborted")
             return
 
     # --- readers and mishaps ---
@@ -518,7 +518,7 @@ class Run:
             match rng.randrange(13 if not (self.cuts or self.opens) else 16):
                 case 0 if self.kills:
                     self.kills -= 1
-                    self.tell(f"{gateway.writer.id} dies")
+                    self.notify(f"{gateway.writer.id} dies")
                     gateway.kill()
                     self.add_gateway()
                 case 1:
@@ -581,7 +581,7 @@ class Run:
             gateway = rng.choice(owners)
             others = [other for other in self.alive() if other is not gateway]
         how, for_s = rng.choice(("all", "all", "asking", "hearing")), 2 * rng.random()
-        self.tell(f"{gateway.writer.id} loses metadata ({how}) for {for_s:.3f} s")
+        self.notify(f"{gateway.writer.id} loses metadata ({how}) for {for_s:.3f} s")
         gateway.cut_off(for_s, asks=how == "hearing", hears=how == "asking")
         if not others or rng.random() < 0.3:
             return
@@ -592,7 +592,7 @@ class Run:
             at = await self.taken_over(rival)
             if rng.random() < 0.7:
                 await self.through(rival, rival.logs.truncate(NAME, at))
-                self.tell(f"{rival.writer.id} let go of what was before offset {at}")
+                self.notify(f"{rival.writer.id} let go of what was before offset {at}")
                 await asyncio.sleep(min(self.cluster.collect_s, 1.0) * 1.5)
         finally:
             self.talks.set()
@@ -608,18 +608,18 @@ class Run:
 
     def stand_still(self, gateway: Gateway, for_s: float) -> None:
         """A process is paused, and goes on as the owner of what others may have taken since."""
-        self.tell(f"{gateway.writer.id} stands still for {for_s:.3f} s")
+        self.notify(f"{gateway.writer.id} stands still for {for_s:.3f} s")
         gateway.goes.clear()
         asyncio.get_running_loop().call_later(for_s, gateway.goes.set)
 
     async def leave(self, gateway: Gateway) -> None:
         """Drain a process, which is asked on meanwhile, and end it."""
-        self.tell(f"{gateway.writer.id} drains")
+        self.notify(f"{gateway.writer.id} drains")
         task = asyncio.ensure_future(gateway.logs.ownership.drain())
         await asyncio.wait((task,), timeout=self.random.random() * 10)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        self.tell(f"{gateway.writer.id} ends")
+        self.notify(f"{gateway.writer.id} ends")
         gateway.kill()
         self.add_gateway()
 
@@ -677,7 +677,7 @@ class Run:
         owner = self.random.choice(self.alive())
         with contextlib.suppress(QuorumLogError):
             await owner.take_over(NAME)
-        self.tell(f"{owner.writer.id} dies at the end")
+        self.notify(f"{owner.writer.id} dies at the end")
         owner.kill()
 
     async def check(self) -> None:

@@ -200,13 +200,13 @@ class LogStage:
 
     def replaced(self, before: LogMetadata, now: LogMetadata) -> None:
         """The row was changed."""
-        self._said.append(_told(now))
+        self._said.append(_reported(now))
         self._judged(lambda: self.judge.replaced(before, now))
 
     def _begin(self, who: str, what: str, work: Coroutine[Any, Any, str]) -> None:
         """A client sends a request, and prints the answer unless its gateway dies."""
 
-        async def told() -> None:
+        async def reported() -> None:
             try:
                 answer = await work
             except QuorumLogError as error:
@@ -217,7 +217,7 @@ class LogStage:
             if not self.cluster.gateways[who].is_dead:
                 self._said.append(f"{who}: {what}{answer}")
 
-        task = asyncio.get_running_loop().create_task(told())
+        task = asyncio.get_running_loop().create_task(reported())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -457,7 +457,7 @@ def _records(entries: Sequence[bytes]) -> list[bytes]:
     return [value.encode() for value in values_of(entries)]
 
 
-def _told(row: LogMetadata) -> str:
+def _reported(row: LogMetadata) -> str:
     """`log v4: 1 at 0..1, 3 at 2.., 4 ahead`, and the producers that its last known start knows; then what
     is forgotten.
     """

@@ -1,7 +1,7 @@
 """Gateways and their keepers of positions in virtual time: they stand still, die, are overtaken; answers are lost,
 clocks jump.
 
-The shipped `PositionKeeper` decides; the world is a log that appends where it is expected to end, and clients that
+The shipped `OffsetStore` decides; the world is a log that appends where it is expected to end, and clients that
 go on with leases they have lost. Clients repeat a change at the next gateway, and gateways repeat it at the next
 keeper. Every copy may be carried out long after another one was answered: gateways stand still with it before they
 pass it on, and with it in their keeper. Requests go to any keeper, as if each took itself for the owner: worse than
@@ -23,8 +23,8 @@ from quorumlog.errors import (
     QuorumTimeout,
     RequestOutdated,
 )
-from quorumlog.protocol import position_keeper, positions
-from quorumlog.protocol.position_keeper import (
+from quorumlog.protocol import offset_store, positions
+from quorumlog.protocol.offset_store import (
     AppendBatch,
     Appended,
     Asked,
@@ -33,13 +33,13 @@ from quorumlog.protocol.position_keeper import (
     Event,
     Failed,
     Gathered,
+    OffsetStore,
     Overtaken,
     Pause,
     Paused,
     Phase,
-    PositionKeeper,
     ReadLog,
-    Told,
+    Reported,
     Truncate,
     Truncated,
 )
@@ -158,8 +158,8 @@ class World:
 
     def stamp(self) -> Stamp:
         """Of a new change: its sender knows a version that was told, perhaps long ago."""
-        told = self.told_versions
-        seen = self.random.choice((0, *(told[-1],) * 6, self.random.choice(told)))
+        reported = self.told_versions
+        seen = self.random.choice((0, *(reported[-1],) * 6, self.random.choice(reported)))
         return Stamp(f"t{self.unique()}", "", seen)
 
     def ask(self, request: Request, then: Callable[[Answer], None] | None = None) -> None:
@@ -167,7 +167,7 @@ class World:
         op = Op(request, self.now_s)
         self.history.ops.append(op)
 
-        def told(answer: Answer) -> None:
+        def reported(answer: Answer) -> None:
             if op.answer is None:
                 op.answered_s, op.answer = self.now_s, answer
                 if then is not None:
@@ -175,7 +175,7 @@ class World:
 
         repeats = self.is_calm or self.random.random() < 0.7
         stamp = self.stamp() if repeats and counts_once(request) else None
-        Sender(self, request, stamp, told, self.keepers, repeats=repeats).send()
+        Sender(self, request, stamp, reported, self.keepers, repeats=repeats).send()
 
     def saw(self, version: int) -> None:
         self.told_versions.append(max(version, self.told_versions[-1]))
@@ -189,7 +189,7 @@ class Sender:
         world: World,
         request: Request,
         stamp: Stamp | None,
-        told: Callable[[Answer], None],
+        reported: Callable[[Answer], None],
         to: Sequence["Keeper"],
         *,
         repeats: bool = True,
@@ -197,7 +197,13 @@ class Sender:
         is_first: bool = True,
     ) -> None:
         """`is_first`: no other sender made the stamp."""
-        self.world, self.request, self.stamp, self.told, self.to = world, request, stamp, told, to
+        self.world, self.request, self.stamp, self.reported, self.to = (
+            world,
+            request,
+            stamp,
+            reported,
+            to,
+        )
         self.left = _COPIES_MAX if repeats else 1
         self.is_gateway, self.is_first = is_gateway, is_first
         self.is_over = False
@@ -232,7 +238,7 @@ class Sender:
             self.is_over = True
             if isinstance(answer, NotTheOwner) and self.left != _COPIES_MAX - 1:
                 answer = QuorumTimeout("a copy before this one may be done", outcome=UNKNOWN)
-            self.told(answer)
+            self.reported(answer)
 
 
 class Keeper:
@@ -240,7 +246,7 @@ class Keeper:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.machine = PositionKeeper(EXPIRY_MS)
+        self.machine = OffsetStore(EXPIRY_MS)
         self.life = 0
         self.stands_until_s = 0.0
         self._stood_s = 0.0
@@ -260,7 +266,7 @@ class Keeper:
 
     def die(self) -> None:
         """What it has sent goes on; nobody hears of it."""
-        self.machine, self.life = PositionKeeper(EXPIRY_MS), self.life + 1
+        self.machine, self.life = OffsetStore(EXPIRY_MS), self.life + 1
         self.stands_until_s, self._gathered = 0.0, []
 
     def take(self, asked: Asked, *, is_passed_on: bool) -> None:
@@ -312,7 +318,7 @@ class Keeper:
     def _perform(self, effect: Effect) -> None:
         world, life = self.world, self.life
         match effect:
-            case Told(then, answer):
+            case Reported(then, answer):
                 world.after(world.soon_s(), lambda: then(answer))
             case Pause():
                 self._later(life, Paused())
@@ -440,7 +446,7 @@ def trouble(world: World) -> None:
 def run(seed: int) -> History:
     """One history, judged. Raises: Violation."""
     with (
-        patch.multiple(position_keeper, _SLACK=10, _TRUNCATE_EVERY=5, _CARRIED=2, _KEPT_RECORDS=10),
+        patch.multiple(offset_store, _SLACK=10, _TRUNCATE_EVERY=5, _CARRIED=2, _KEPT_RECORDS=10),
         patch.multiple(positions, REMEMBERED_MAX=30, GRACE_S=2.0),
     ):
         world = World(seed)
@@ -596,7 +602,7 @@ def _is_ended(
 
 def _judge_answers(history: History, rows: dict[Key, dict[int, Position]]) -> None:
     """Who was told a state was told one that the log has, and not an older one than was told before."""
-    told: list[tuple[float, Key, int]] = []
+    reported: list[tuple[float, Key, int]] = []
     for op in sorted(history.ops, key=lambda op: op.asked_s):
         if not isinstance(op.answer, Position):
             continue
@@ -610,7 +616,7 @@ def _judge_answers(history: History, rows: dict[Key, dict[int, Position]]) -> No
                 raise Violation(f"another offset was committed: {op.request} {row}")
         assert op.answered_s is not None
         # What comes after a deletion is newer than what was deleted.
-        told.append((op.answered_s, key, row.version + isinstance(op.request, Delete)))
+        reported.append((op.answered_s, key, row.version + isinstance(op.request, Delete)))
     resets = [op.answer for op in history.ops if isinstance(op.request, Reset)]
     for op in history.ops:
         if not isinstance(op.request, Commit) or not isinstance(op.answer, Position):
@@ -621,9 +627,9 @@ def _judge_answers(history: History, rows: dict[Key, dict[int, Position]]) -> No
                 continue
             if token < reset.version < op.answer.version:
                 raise Violation(f"a holder committed after a reset: {op} {reset}")
-    told.sort()
+    reported.sort()
     newest: dict[Key, list[tuple[float, int]]] = {}
-    for answered_s, key, version in told:
+    for answered_s, key, version in reported:
         so_far = newest.setdefault(key, [(0.0, -1)])
         so_far.append((answered_s, max(version, so_far[-1][1])))
     for op in history.ops:

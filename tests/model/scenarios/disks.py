@@ -42,12 +42,12 @@ class DiskBookie(ModelBookie):
         """It starts again with what is on disk; says how much that is. One that deferred entries is
         its next incarnation, and marks what it may have lost before it serves.
         """
-        told = len(self._log)
+        reported = len(self._log)
         self.incarnation += self._is_deferred
         self._begin(self._log[: self._on_disk])
         me = self.replica.me
         was_fenced = ", fenced" if self.replica.is_fenced else ""
-        left = f"{me} starts with {len(self._log)} of {told} records{was_fenced}"
+        left = f"{me} starts with {len(self._log)} of {reported} records{was_fenced}"
         if limbo.older_members(row, me):
             is_fenced = row.state is not State.OPEN
             self._sync(self.replica.enter_limbo(row.ledger_key, is_fenced=is_fenced))

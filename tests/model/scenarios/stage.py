@@ -159,14 +159,14 @@ class Stage:
     def answer(self, names: str, client: str) -> None:
         for name in names.split():
             actor, request = self.take(name, client)
-            self.said.append(f"{name} <- {client}: {told(request)}")
+            self.said.append(f"{name} <- {client}: {reported(request)}")
             event = self.bookies[name].answer(request)
             self.step(actor, event)
 
     def misdirected(self, name: str, client: str, other: str) -> None:
         """What is asked of one bookie reaches another one, which answers."""
         actor, request = self.take(other, client)
-        self.said.append(f"{name} <- {client}, for {other}: {told(request)}")
+        self.said.append(f"{name} <- {client}, for {other}: {reported(request)}")
         self.step(actor, self.bookies[name].answer(request))
 
     def late(self, name: str, client: str) -> None:
@@ -278,7 +278,7 @@ class Stage:
     def gives_up(self, first: str, last: str, silent: str | None, gone: str | None) -> None:
         """An operator asks that these entries are lost; all who could have them are asked."""
         row, ids = self.known(), range(int(first), int(last) + 1)
-        told = {
+        reported = {
             member: None
             if member_name(member) in (silent or "").split()
             else loss.Holding(self.holdings(member_name(member)).present(ids[0], ids[-1]), ())
@@ -286,7 +286,7 @@ class Stage:
             for member in loss.holders(row, entry_id)
         }
         declared = tuple(map(self.member, (gone or "").split()))
-        found = list(loss.answers(row, ids, told))
+        found = list(loss.answers(row, ids, reported))
         self.said.extend(str(answers) for answers in found)
         if not all(answers.is_lost(declared) for answers in found):
             self.said.append("refused, loss-not-proven")
@@ -489,7 +489,7 @@ def row_text(row: LedgerMetadata) -> str:
     return " ".join(words)
 
 
-def told(request: Request) -> str:
+def reported(request: Request) -> str:
     match request:
         case SendAdd():
             verb = "write back" if request.recovery else "add"
@@ -510,7 +510,7 @@ def sends_text(name: str, effects: list[Effect]) -> list[str]:
     lines: dict[str, list[str]] = {}
     for effect in effects:
         if isinstance(effect, SendAdd | SendFence | SendRead | SendRow):
-            lines.setdefault(told(effect), []).append(short(effect.member))
+            lines.setdefault(reported(effect), []).append(short(effect.member))
     return [f"{name} -> {' '.join(members)}: {what}" for what, members in lines.items()]
 
 

@@ -74,11 +74,11 @@ def chunks(what: str, first: int, count: int) -> Iterator[tuple[str, range]]:
 def story_of(outcome: Outcome) -> tuple[str, ...]:
     """All that happens in a seed."""
     if isinstance(outcome, services.Outcome):
-        return services.run_plan(outcome.plan, is_told=True).story
-    return machines.run_plan(outcome.plan, is_told=True).story
+        return services.run_plan(outcome.plan, is_reported=True).story
+    return machines.run_plan(outcome.plan, is_reported=True).story
 
 
-def tell(what: str, outcome: Outcome, lines: int) -> None:
+def notify(what: str, outcome: Outcome, lines: int) -> None:
     """A broken seed: how to run it again, and its story as short as it gets."""
     small: Outcome = (
         services.shrink(outcome)
@@ -114,7 +114,7 @@ def main() -> int:
                 break
     took = time.perf_counter() - began
     for outcome in total.broken[: asked.failures]:
-        tell(asked.of, outcome, asked.story)
+        notify(asked.of, outcome, asked.story)
     if asked.seeds == 1 and total.seeds and not total.broken:
         run = services.run_seed if asked.of == "services" else machines.run_seed
         print("\n".join(story_of(run(asked.seed))))

@@ -29,13 +29,13 @@ from quorumlog.protocol.replica import (
     EntriesDropped,
     FenceAsked,
     FenceSet,
-    LacTold,
+    LacReported,
     LedgerDeleted,
     ReadAsked,
     Replica,
     ReplicaRecord,
     RowKept,
-    RowTold,
+    RowReported,
     RunStored,
     Verdict,
 )
@@ -162,18 +162,20 @@ class SimBookie:
         match asked:
             case SendAdd(position, member, generation, run):
                 verdict = self._add(asked)
-                told: Event = AddAnswered(
+                reported: Event = AddAnswered(
                     position, member, generation, run.first, run.last, verdict.status
                 )
                 self._check_add(asked, verdict, was_fenced=was_fenced)
             case SendFence(position, member):
                 verdict = self.replica.step(FenceAsked(member, asked.ledger_key))
-                told = FenceAnswered(position, member, verdict.status, verdict.last_add_confirmed)
+                reported = FenceAnswered(
+                    position, member, verdict.status, verdict.last_add_confirmed
+                )
             case SendRead(position, member, _, first, last):
                 verdict = self.replica.step(
                     ReadAsked(member, first, last, asked.fence, asked.ledger_key, asked.from_disk)
                 )
-                told = ReadAnswered(
+                reported = ReadAnswered(
                     position,
                     member,
                     first,
@@ -189,24 +191,24 @@ class SimBookie:
                     )
             case SendRow(member, row):
                 verdict = self.replica.step(row_told(asked))
-                told = RowAnswered(member, row.version, verdict.status)
+                reported = RowAnswered(member, row.version, verdict.status)
             case _:
                 assert_never(asked)
         is_promise = isinstance(asked, SendRead) and asked.fence
         ids = tuple(asked.run.ids) if isinstance(asked, SendAdd) else ()
-        self._take(verdict, answer, told, ids=ids, is_promise=is_promise)
+        self._take(verdict, answer, reported, ids=ids, is_promise=is_promise)
 
-    def keep(self, asked: LacTold | RowTold, answer: Answer) -> None:
+    def keep(self, asked: LacReported | RowReported, answer: Answer) -> None:
         """The explicit LAC of an idle writer, or a copy of the row."""
         verdict = self.replica.step(asked)
-        told = FenceAnswered(-1, asked.member, verdict.status, verdict.last_add_confirmed)
-        self._take(verdict, answer, told)
+        reported = FenceAnswered(-1, asked.member, verdict.status, verdict.last_add_confirmed)
+        self._take(verdict, answer, reported)
 
     def _take(
         self,
         verdict: Verdict,
         answer: Answer,
-        told: Event,
+        reported: Event,
         *,
         ids: tuple[int, ...] = (),
         is_promise: bool = False,
@@ -216,7 +218,7 @@ class SimBookie:
             says=bool(verdict.records or verdict.absent or verdict.status is Status.OK)
         )
         self.log.extend(verdict.records)
-        self._waiting.append((verdict.after, answer, told, ids, is_promise))
+        self._waiting.append((verdict.after, answer, reported, ids, is_promise))
         self._release()
         self._sync()
 
@@ -409,14 +411,16 @@ class SimBookie:
 
     def _check_fence(self) -> None:
         """The fence is kept, or more than it: what is deleted takes nothing at all (rule 16a)."""
-        told, replica = self._has_fenced, self.replica
+        reported, replica = self._has_fenced, self.replica
         is_kept = replica.is_fenced or replica.is_deleted
-        faultless(invariants.fence_is_kept(self.member, told=told, is_kept=is_kept))
+        faultless(invariants.fence_is_kept(self.member, reported=reported, is_kept=is_kept))
 
     def _check_deleted(self, *, says: bool = False) -> None:
-        told, is_kept = self._is_deleted, self.replica.is_deleted
+        reported, is_kept = self._is_deleted, self.replica.is_deleted
         faultless(
-            invariants.deleted_is_for_ever(self.member, told=told, is_kept=is_kept, says=says)
+            invariants.deleted_is_for_ever(
+                self.member, reported=reported, is_kept=is_kept, says=says
+            )
         )
 
     def _is_fence_on_disk(self) -> bool:
@@ -430,7 +434,7 @@ class SimBookie:
             case FenceAnswered(_, _, Status.OK):
                 self._has_fenced = True
                 is_kept = self._is_fence_on_disk()
-                faultless(invariants.fence_is_kept(self.member, told=True, is_kept=is_kept))
+                faultless(invariants.fence_is_kept(self.member, reported=True, is_kept=is_kept))
             case AddAnswered(status=Status.OK):
                 if missing := sorted(set(ids) - stored_in(self.log[: self.synced])):
                     raise BookieFault(f"rule 3: {self.member} said ok, {missing} are not on disk")

@@ -124,7 +124,7 @@ class Checker:
             case UpdateMetadata(metadata=wanted):
                 self._wanted(client, wanted)
             case Closed(metadata):
-                # The answer may be of a store that is lost since: then nobody is told (`told`).
+                # The answer may be of a store that is lost since: then nobody is told (`reported`).
                 if metadata.state is not State.CLOSED or (
                     self.world.store.row.state is not State.CLOSED
                     and not self.world.store.is_lost(metadata)
@@ -185,7 +185,7 @@ class Checker:
                 judged(invariants.writer_changes_the_last(before, after))
         self.acknowledged_are_held(after)
 
-    def told(self, row: LedgerMetadata) -> None:
+    def reported(self, row: LedgerMetadata) -> None:
         """A client was told that the ledger is CLOSED."""
         assert row.last_entry is not None
         assert row.length is not None

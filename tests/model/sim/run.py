@@ -62,9 +62,9 @@ class Outcome:
 class Run:
     """A world with one writer, recoverers that come and go, and a checker."""
 
-    def __init__(self, plan: Plan, *, is_told: bool = False) -> None:
+    def __init__(self, plan: Plan, *, is_reported: bool = False) -> None:
         self.plan = plan
-        self.world = World(plan, is_told=is_told)
+        self.world = World(plan, is_reported=is_reported)
         self.checker = Checker(self.world)
         self.world.watcher = self.checker
         row = self.world.metadata
@@ -82,17 +82,17 @@ class Run:
     def _closed(self, client: Client, row: LedgerMetadata) -> None:
         """Who closed a ledger tells so once its members keep the row, and the store has it then (rule 18b)."""
 
-        def tell() -> None:
+        def notify() -> None:
             store = self.world.store
             if not client.is_alive:
                 return
             if store.is_down:
-                self.world.after(SECOND, tell)
+                self.world.after(SECOND, notify)
             elif store.row.last_entry == row.last_entry:
-                self.checker.told(row)
+                self.checker.reported(row)
                 client.is_alive = client is self.writer
 
-        self.world.spread(client, row, tell)
+        self.world.spread(client, row, notify)
 
     def _writer_said(self, client: Client, effect: Effect) -> None:
         if isinstance(effect, Closed):
@@ -412,9 +412,9 @@ class Run:
         )
 
 
-def run_plan(plan: Plan, *, is_told: bool = False) -> Outcome:
+def run_plan(plan: Plan, *, is_reported: bool = False) -> Outcome:
     """A plan's verdict."""
-    run = Run(plan, is_told=is_told)
+    run = Run(plan, is_reported=is_reported)
     violation = None
     try:
         run.storm()
@@ -478,4 +478,4 @@ def shrink(outcome: Outcome) -> Outcome:
         ),
         dice=DICE,
     )
-    return run_plan(plan, is_told=True)
+    return run_plan(plan, is_reported=True)

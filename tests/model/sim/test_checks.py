@@ -192,7 +192,7 @@ def all_bad(original: Any, self: Checker, client: Client, event: Event) -> None:
         self.bad[client.name] = {name: Sticky(range(1000)) for name in self.world.bookies}
 
 
-def told(change: Callable[[Any], Any]) -> Damage:
+def reported(change: Callable[[Any], Any]) -> Damage:
     """What the checker hears of what clients ask and tell."""
 
     def make(original: Any) -> Any:
@@ -202,8 +202,8 @@ def told(change: Callable[[Any], Any]) -> Damage:
 
 
 def a_gap(effect: Any) -> Any:
-    is_told = isinstance(effect, Confirmed)
-    return Confirmed(effect.first + 1, effect.last + 1) if is_told else effect
+    is_reported = isinstance(effect, Confirmed)
+    return Confirmed(effect.first + 1, effect.last + 1) if is_reported else effect
 
 
 def a_phantom(effect: Any) -> Any:
@@ -348,8 +348,8 @@ MACHINES: Final[dict[str, Damage]] = {
     "one_payload": wrapped(SimBookie, "peek", guards.always(None)),
     "end_never_moves": row(ends_again),
     "same_bytes": wrapped(Checker, "stored", other_bytes),
-    "in_order": told(a_gap),
-    "was_appended": told(a_phantom),
+    "in_order": reported(a_gap),
+    "was_appended": reported(a_phantom),
     "lac_is_bounded": wrapped(SimBookie, "receive", high_lac),
     "fenced_rejects": wrapped(Replica, "_is_fence_in_the_way", never),
     "fence_is_kept": wrapped(SimBookie, "restart", fenceless),
@@ -360,7 +360,7 @@ MACHINES: Final[dict[str, Damage]] = {
     "state_goes_on": row(opens_again),
     "row_is_legal": row(with_twins),
     "borders_stay": row(with_moved_borders),
-    "begins_after_acked": told(a_change_too_late),
+    "begins_after_acked": reported(a_change_too_late),
     "recovery_changes_at_the_close": wrapped(Recovery, "_change", guards.early_commit),
     "writer_changes_the_last": row(with_another_past),
     "repair_copies_first": row(with_a_stranger),

@@ -104,7 +104,7 @@ class _Imagined(Cookies):
 
 def simulated(loop: VirtualLoop, *, are_imagined: bool) -> Service:
     """A service of the simulation, with a network that loses nothing."""
-    net = Net(loop, CALM, is_told=False)
+    net = Net(loop, CALM, is_reported=False)
     database = Database(net, Restores())
     no_bookies = BookieList(bookies=())
     metadata = Metadata(1, database, net, lambda: no_bookies, lambda *_rows, **_when: None)

@@ -22,8 +22,8 @@ def test_a_seed_is_one_schedule_in_any_process(seed: int) -> None:
     here = run_seed(seed)
 
     there = {
-        told.splitlines()[-2]
-        for told in printed_under_salts(
+        reported.splitlines()[-2]
+        for reported in printed_under_salts(
             "-m", "tests.model.logs", "--seeds", "1", "--seed", str(seed)
         )
     }

@@ -60,7 +60,7 @@ def test_the_seeds_of_the_tests_meet_every_kind_of_fault_and_drop_garbage() -> N
 
 
 def test_older_tables_lose_changes_and_an_operator_rebuilds_and_accepts() -> None:
-    outcomes = [run_plan(draw_restores(seed), is_told=True) for seed in (1, 4)]
+    outcomes = [run_plan(draw_restores(seed), is_reported=True) for seed in (1, 4)]
 
     stories = "\n".join("\n".join(outcome.story) for outcome in outcomes)
     assert not any(outcome.violation or outcome.waits for outcome in outcomes)

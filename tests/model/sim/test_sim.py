@@ -39,10 +39,10 @@ def test_telling_the_story_does_not_change_it() -> None:
     for seed in range(1, 6):
         plan = draw(seed)
 
-        quiet, told = run_plan(plan), run_plan(plan, is_told=True)
+        quiet, reported = run_plan(plan), run_plan(plan, is_reported=True)
 
-        assert quiet.trace_hash == told.trace_hash
-        assert told.story
+        assert quiet.trace_hash == reported.trace_hash
+        assert reported.story
 
 
 def test_the_seeds_of_the_tests_meet_every_kind_of_fault() -> None:
@@ -69,7 +69,7 @@ def test_a_broken_plan_is_told_as_a_short_story_of_the_same_violation() -> None:
         )
 
         small = shrink(broken)
-        again = run_plan(small.plan, is_told=True)
+        again = run_plan(small.plan, is_reported=True)
 
     assert (small.violation or "").startswith("I16:")
     assert again.story == small.story

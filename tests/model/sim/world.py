@@ -134,7 +134,7 @@ class Watcher(Protocol):
         self, client: Client, before: LedgerMetadata, after: LedgerMetadata
     ) -> None: ...
 
-    def told(self, row: LedgerMetadata) -> None: ...
+    def reported(self, row: LedgerMetadata) -> None: ...
 
     def rebuilt(self, row: LedgerMetadata) -> None: ...
 
@@ -146,13 +146,13 @@ class Watcher(Protocol):
 class World:
     """Everything that happens in a run, in virtual microseconds."""
 
-    def __init__(self, plan: Plan, *, is_told: bool = False) -> None:
+    def __init__(self, plan: Plan, *, is_reported: bool = False) -> None:
         self.plan = plan
         self.rng = random.Random(f"dice-{plan.seed}")
         self.now = 0
         self.messages = 0
         self.story: list[str] = []
-        self._is_told = is_told
+        self._is_reported = is_reported
         self._hash = hashlib.blake2b(digest_size=8)
         self._heap: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._number = 0
@@ -212,7 +212,7 @@ class World:
         """Part of the trace: hashed always, told when somebody wants the story."""
         line = f"{self.now} " + " ".join(map(str, parts))
         self._hash.update(line.encode())
-        if self._is_told:
+        if self._is_reported:
             self.story.append(f"{self.now / SECOND:10.6f}  " + line.partition(" ")[2])
 
     @property
@@ -270,7 +270,7 @@ class World:
                 # The runbook stops a writer with a row that the store lacks: here its connection breaks.
                 event = MetadataAnswered(event.attempt, CasStatus.UNKNOWN)
         self.messages += 1
-        self.note(client.name, "<-", tell(event))
+        self.note(client.name, "<-", notify(event))
         if self.watcher is not None:
             self.watcher.before_step(client, event)
         effects = client.machine.step(event)
@@ -280,7 +280,7 @@ class World:
         requests = [effect for effect in effects if not isinstance(effect, OUTPUTS)]
         self.rng.shuffle(requests)
         for effect in (*outputs, *requests):
-            self.note(client.name, "->", tell(effect))
+            self.note(client.name, "->", notify(effect))
             if self.watcher is not None:
                 self.watcher.effect(client, effect)
             self.perform(client, effect)
@@ -381,7 +381,7 @@ class World:
                 return
             # What was on its way to a process that has lost its disk ended with the connection.
             if bookie.is_up and bookie.wipes == wipes:
-                self.note(bookie.name, "<-", client.name, tell(effect))
+                self.note(bookie.name, "<-", client.name, notify(effect))
                 self.messages += 1
                 bookie.receive(effect, answer)
             else:
@@ -608,7 +608,7 @@ def describe(row: LedgerMetadata) -> str:
     return f"v{row.version} {row.state}{end} [{fragments}]{repairs}"
 
 
-def tell(message: Event | Effect) -> str:
+def notify(message: Event | Effect) -> str:
     """An event or effect as one line of a story."""
     match message:
         case SendAdd(position, member, generation, run, _, recovery):

@@ -40,14 +40,16 @@ def _only_who_is_awaited(original: Any, self: RowSpread, down: Container[str]) -
 
 
 @stand_in
-def _however_few(original: Any, told: LedgerMetadata, copies: int, found: LedgerMetadata) -> End:
-    kept: End = original(told, max(copies, found.quorum.ack_quorum), found)
+def _however_few(
+    original: Any, reported: LedgerMetadata, copies: int, found: LedgerMetadata
+) -> End:
+    kept: End = original(reported, max(copies, found.quorum.ack_quorum), found)
     return kept
 
 
 @stand_in
-def _as_it_was(original: Any, told: LedgerMetadata, copies: int, _found: LedgerMetadata) -> End:
-    same: End = original(told, copies, told)
+def _as_it_was(original: Any, reported: LedgerMetadata, copies: int, _found: LedgerMetadata) -> End:
+    same: End = original(reported, copies, reported)
     return same
 
 

@@ -41,7 +41,7 @@ from tests.unit.gateway.engine.hands import (
     Hand,
     Lacs,
     Primary,
-    Told,
+    Reported,
     closed,
     handle_of,
     reading_of,
@@ -104,7 +104,7 @@ async def a_row_above_ends_a_handle() -> str | None:
         LedgerHead(ROW.ledger_id, 3, None),
     ):
         hand = Hand()
-        handle = handle_of(hand, Told())
+        handle = handle_of(hand, Reported())
         pending = handle.append([b"x"])
         await turns()
         handle.learn(head)
@@ -121,7 +121,7 @@ async def a_row_that_is_no_news_ends_no_handle() -> str | None:
         LedgerHead(ROW.ledger_id, 1, None),
         LedgerHead(ROW.ledger_id, 3, State.OPEN, ME.id),
     ):
-        handle = handle_of(Hand(), Told())
+        handle = handle_of(Hand(), Reported())
         handle.learn(head)
         if not handle.is_live:
             return f"rule 16a: a handle has ended by {head}"
@@ -129,12 +129,12 @@ async def a_row_that_is_no_news_ends_no_handle() -> str | None:
 
 
 async def a_writers_own_close_is_not_taken_for_anothers() -> str | None:
-    told = Told()
-    handle = handle_of(Hand(), told)
+    reported = Reported()
+    handle = handle_of(Hand(), reported)
     closing = asyncio.ensure_future(handle.close())
     await turns()
     handle.learn(LedgerHead(ROW.ledger_id, 3, State.CLOSED, ME.id))
-    is_over = closing.done() or told.failed
+    is_over = closing.done() or reported.failed
     closing.cancel()
     return "rule 16a: a writer's own close has ended its handle" if is_over else None
 
@@ -195,7 +195,7 @@ def lives_on(gateway: Gateway) -> str | None:
 
 async def what_was_missed_outlives_its_handle() -> str | None:
     hand = Hand()
-    handle = handle_of(hand, Told())
+    handle = handle_of(hand, Reported())
     pending = handle.append([b"x"])
     await turns()
     for done in hand.adds[:2]:
@@ -213,9 +213,9 @@ async def what_was_missed_outlives_its_handle() -> str | None:
 async def the_lac_of_one_bookie_is_not_enough() -> str | None:
     confirmed = partial(cast(Any, ledger_reads).confirmed_by_bookies, ROW)
     # The first to answer lacks what the two others have: it had been away.
-    told = await confirmed(Lacs(-1, 5, 5))
-    if told != 5:
-        return f"rule 5: the LAC is {told}, as one bookie says, and two know 5"
+    reported = await confirmed(Lacs(-1, 5, 5))
+    if reported != 5:
+        return f"rule 5: the LAC is {reported}, as one bookie says, and two know 5"
     alone = await confirmed(Lacs(5, None, None))
     return None if alone is None else f"rule 5: one bookie of three says the LAC: {alone}"
 
@@ -248,15 +248,15 @@ async def an_end_that_the_database_lacks_is_not_told() -> str | None:
     for row in (ROW, closed(2)):
         hand = Hand()
         ends = Ends(rows_of(Primary(row)), hand.ports)
-        for ask in (ends.kept, ends.told):
+        for ask in (ends.kept, ends.reported):
             asking = asyncio.ensure_future(ask(closed(1)))
             await turns(_TURNS)
             hand.keep_all()
             try:
-                told = await asking
+                reported = await asking
             except DatabaseWentBack:
                 continue
-            return f"rule 18b: {told.last_entry} is told, and the database has {row.last_entry}"
+            return f"rule 18b: {reported.last_entry} is told, and the database has {row.last_entry}"
     return None
 
 
@@ -294,7 +294,7 @@ async def an_end_with_too_few_copies_is_not_known_as_kept() -> str | None:
     hand = Hand()
     ends = Ends(rows_of(Primary(closed(1))), hand.ports)
     for _ in range(2):
-        asking = asyncio.ensure_future(ends.told(closed(1)))
+        asking = asyncio.ensure_future(ends.reported(closed(1)))
         await turns(_TURNS)
         if not hand.copies:
             return "rule 18b: one bookie keeps an end, and later readers are told it without copies"
@@ -333,7 +333,7 @@ async def an_end_is_told_to_readers_once_it_is_kept() -> str | None:
 async def an_entry_in_flight_is_shown_to_nobody() -> str | None:
     hand, rows = Hand(), rows_of(Primary(ROW))
     await rows.fresh(ROW.ledger_id)
-    handle = handle_of(hand, Told())
+    handle = handle_of(hand, Reported())
     reading = reading_of(rows, {ROW.ledger_id: handle})
     for payload in (b"a", b"b"):
         _ = handle.append([payload])
@@ -401,7 +401,7 @@ def only_told(_original: Any, self: Ownership, row: LogMetadata) -> bool:
     owner = self.owner(row.name)
     if owner is None or not owner.is_mine(row):
         return False
-    self.tell(row.name, Ticked())
+    self.notify(row.name, Ticked())
     return True
 
 
@@ -417,7 +417,7 @@ def whoever_closes(_original: Any) -> Any:
     return property(lambda _self: False)
 
 
-def untold(_original: Any) -> Any:
+def unreported(_original: Any) -> Any:
     """Whoever ends the ledger is left to find what its writer knew."""
     return property(lambda _self: ())
 
@@ -525,7 +525,7 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
         a_writers_own_close_is_not_taken_for_anothers,
     ),
     (
-        Patch(machine.LedgerWriter, "missed", untold).mutant(
+        Patch(machine.LedgerWriter, "missed", unreported).mutant(
             "what a writer knew to be missed goes with its handle", "rule 8"
         ),
         what_was_missed_outlives_its_handle,
@@ -567,7 +567,7 @@ _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
         an_end_that_the_database_lacks_is_not_told,
     ),
     (
-        Patch(Ends, "told", as_it_was_read).mutant(
+        Patch(Ends, "reported", as_it_was_read).mutant(
             "a reader is told an end before members keep its row", "rule 18b"
         ),
         an_end_is_told_to_readers_once_it_is_kept,

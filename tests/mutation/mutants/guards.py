@@ -314,8 +314,8 @@ def stores(asked: Any, verdict: Verdict) -> bool:
 
 
 def repeats(asked: Any, verdict: Verdict) -> bool:
-    is_told = verdict.status in {Status.OK, Status.CONFLICT}
-    return isinstance(asked, AddAsked) and is_told and not verdict.records
+    is_reported = verdict.status in {Status.OK, Status.CONFLICT}
+    return isinstance(asked, AddAsked) and is_reported and not verdict.records
 
 
 @stand_in

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, Final
 
-from quorumlog.protocol.idle import Kept, Told
+from quorumlog.protocol.idle import Kept, Reported
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.handover import Handover
 from quorumlog.protocol.metadata import Writer
@@ -51,9 +51,9 @@ def _of_the_term_before(
 
 
 @stand_in
-def _told_for_ever(_original: Any, self: Told, term: str, idle_s: int, now_s: float) -> bool:
+def _told_for_ever(_original: Any, self: Reported, term: str, idle_s: int, now_s: float) -> bool:
     del idle_s, now_s
-    return term not in self._told_s
+    return term not in self._reported_s
 
 
 @stand_in
@@ -85,7 +85,7 @@ IDLE_MUTANTS: Final = (
     Patch(LogMetadata, "kept_by", _of_the_term_before).mutant(
         "an appointment has no term of its own", "ADR 40"
     ),
-    Patch(Told, "is_due", _told_for_ever).mutant("a keeper is told once", "ADR 40"),
+    Patch(Reported, "is_due", _told_for_ever).mutant("a keeper is told once", "ADR 40"),
     Patch(Accesses, "here", _asleep_too).mutant(
         "a keeper counts the time in which it stood still", "ADR 40"
     ),

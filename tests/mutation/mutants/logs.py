@@ -122,7 +122,7 @@ async def told_untold(_original: Any, self: LogDriver, row: LogMetadata) -> RowC
     other = await store.delete(row)
     if other is None:
         with contextlib.suppress(MetadataUnavailable):
-            await engine.tell_deleted(await store.unshared(ledgers), Deletion.WITH_LOG)
+            await engine.notify_deleted(await store.unshared(ledgers), Deletion.WITH_LOG)
     return other
 
 
@@ -133,7 +133,7 @@ async def forks_untold(_original: Any, self: LogDriver, row: LogMetadata) -> Row
     ledgers = await engine.existing([item.ledger_id for item in row.own])
     other = await store.delete(row)
     if other is None:
-        await engine.tell_deleted(await store.unshared(ledgers), Deletion.WITH_LOG)
+        await engine.notify_deleted(await store.unshared(ledgers), Deletion.WITH_LOG)
     return other
 
 
@@ -292,7 +292,7 @@ def as_written(original: Any) -> Any:
     return lambda self, sealed, **kwargs: original(self, sealed, **(kwargs | {"published_ms": 0}))
 
 
-def untold(_original: Any) -> Any:
+def unreported(_original: Any) -> Any:
     """A takeover does not learn when its predecessor appended last."""
     return property(lambda self: self._log.appended_ms)
 
@@ -334,7 +334,7 @@ def since_any(original: Any, self: Any, request: Any, content: Any, *, since: in
 
 def forgetting_whom(original: Any) -> Any:
     """The row is not told what was forgotten."""
-    return lambda self, ends, **told: original(self, ends, **(told | {"forgotten_end": 0}))
+    return lambda self, ends, **reported: original(self, ends, **(reported | {"forgotten_end": 0}))
 
 
 def one_less(original: Any) -> Any:
@@ -651,7 +651,7 @@ LOG_MUTANTS: Final = (
     Patch(Now, "stamp_ms", by_its_own).mutant(
         "a gateway's own clock stamps what it appends", "rule 26a"
     ),
-    Patch(Takeover, "_appended_ms", untold).mutant(
+    Patch(Takeover, "_appended_ms", unreported).mutant(
         "a takeover appends at times before those of its predecessor", "rule 26b"
     ),
     Patch(Tenancy, "next_ledger", in_its_own_order).mutant(

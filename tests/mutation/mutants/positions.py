@@ -4,11 +4,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from quorumlog.protocol import positions
-from quorumlog.protocol.position_keeper import (
+from quorumlog.protocol.offset_store import (
     BatchesRead,
+    OffsetStore,
     Phase,
-    PositionKeeper,
-    Told,
+    Reported,
     Truncated,
 )
 from quorumlog.protocol.positions import Batch, Draft, Position, Positions
@@ -34,14 +34,14 @@ def by_positions(mutant: Mutant, seeds: range = POSITION_SEEDS) -> Find | None:
 
 
 @stand_in
-def _told_at_once(original: Any, self: PositionKeeper, *args: Any) -> None:
+def _told_at_once(original: Any, self: OffsetStore, *args: Any) -> None:
     original(self, *args)
-    self._out.extend(Told(waiting.key, answer) for waiting, answer in self._decided)
+    self._out.extend(Reported(waiting.key, answer) for waiting, answer in self._decided)
     self._decided = []
 
 
 @stand_in
-def _taken_for_done(original: Any, self: PositionKeeper, error: Any) -> None:
+def _taken_for_done(original: Any, self: OffsetStore, error: Any) -> None:
     if self.phase is Phase.APPENDING:
         self._appended()
     else:
@@ -60,7 +60,7 @@ def _without_a_token(original: Any, self: Draft, row: Position, request: Any) ->
 
 @stand_in
 def _by_the_wall(
-    original: Any, self: PositionKeeper, event: Any, now_s: float, wall_ms: int, *more: int
+    original: Any, self: OffsetStore, event: Any, now_s: float, wall_ms: int, *more: int
 ) -> Any:
     del now_s
     return original(self, event, wall_ms / 1000, wall_ms, *more)
@@ -73,7 +73,7 @@ def _of_the_last_row(_original: Any, self: Positions, end: int) -> int:
 
 
 @stand_in
-def _with_what_it_had(original: Any, self: PositionKeeper, event: Any, *args: Any) -> Any:
+def _with_what_it_had(original: Any, self: OffsetStore, event: Any, *args: Any) -> Any:
     if isinstance(event, Truncated):
         state = self.state
         effects = original(self, event, *args)
@@ -83,7 +83,7 @@ def _with_what_it_had(original: Any, self: PositionKeeper, event: Any, *args: An
 
 
 @stand_in
-def _unread(original: Any, self: PositionKeeper, event: Any, *args: Any) -> Any:
+def _unread(original: Any, self: OffsetStore, event: Any, *args: Any) -> Any:
     if isinstance(event, BatchesRead) and event.batches:
         event = BatchesRead((), event.next)
     return original(self, event, *args)
@@ -176,7 +176,7 @@ POSITION_MUTANTS: Final = (
     Patch(Positions, "reach", _from_the_beginning).mutant(
         "tokens of records that were never read count as remembered", "32"
     ),
-    Patch(PositionKeeper, "_overtaken", _for_ever_the_owner).mutant(
+    Patch(OffsetStore, "_overtaken", _for_ever_the_owner).mutant(
         "a keeper that was overtaken and is not the owner decides anew", "32"
     ),
     Patch(Draft, "_expire", _whoever_holds_it).mutant(
@@ -195,22 +195,22 @@ POSITION_MUTANTS: Final = (
         "a fencing token is not compared", "ADR 37"
     ),
     Patch(Draft, "_check_free", always(None)).mutant("a lease that is held is granted", "ADR 37"),
-    Patch(PositionKeeper, "_append", _told_at_once).mutant(
+    Patch(OffsetStore, "_append", _told_at_once).mutant(
         "an answer is given before it is in the log", "ADR 37"
     ),
-    Patch(PositionKeeper, "_failed", _taken_for_done).mutant(
+    Patch(OffsetStore, "_failed", _taken_for_done).mutant(
         "an append of an unknown outcome counts as done", "ADR 37"
     ),
     Patch(Draft, "_acquire", _whoever_was_started_later).mutant(
         "the older of two workers with one name takes the lease", "ADR 37"
     ),
     Patch(Draft, "_decide", _without_a_token).mutant("a reset leaves the token", "ADR 37"),
-    Patch(PositionKeeper, "step", _by_the_wall).mutant(
+    Patch(OffsetStore, "step", _by_the_wall).mutant(
         "a lease ends by the clock on the wall", "ADR 37"
     ),
     Patch(Positions, "begin", _of_the_last_row).mutant("records that count are dropped", "ADR 37"),
-    Patch(PositionKeeper, "step", _with_what_it_had).mutant("rows outlive a truncation", "ADR 37"),
-    Patch(PositionKeeper, "step", _unread).mutant("who was overtaken does not read", "ADR 37"),
+    Patch(OffsetStore, "step", _with_what_it_had).mutant("rows outlive a truncation", "ADR 37"),
+    Patch(OffsetStore, "step", _unread).mutant("who was overtaken does not read", "ADR 37"),
     Patch(Draft, "_version", _from_one).mutant("versions begin anew after a deletion", "ADR 37"),
     Patch(Draft, "_commit", _any_offset).mutant("a commit moves a position back", "ADR 37"),
 )

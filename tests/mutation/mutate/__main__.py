@@ -200,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
             _hunt(campaign, options, began)
     for name in old:
         print(f"stale  {name}: it is listed, and the code has no such guard")
-    _tell(campaign, options.json, time.monotonic() - began)
+    _notify(campaign, options.json, time.monotonic() - began)
     counts = campaign.counts()
     unnoticed = counts[UNNOTICED] + counts[UNREACHED]
     print(
@@ -249,7 +249,7 @@ def _each(
             bar.update(completed=done)
 
 
-def _tell(campaign: Campaign, report: Path | None, took: float) -> None:
+def _notify(campaign: Campaign, report: Path | None, took: float) -> None:
     """What was not noticed, by file, and the report."""
     for place in campaign.places:
         verdict = campaign.verdicts.get(place.name)

@@ -42,13 +42,13 @@ class Watch:
         return used - self.began_cpu > self.cpu_s or time.monotonic() - self.began > self.wall_s
 
 
-Tell = Callable[[Any], None]
+Notify = Callable[[Any], None]
 
 
 class Child:
     """Forks, and yields what the child tells. `watch` ends it where it hangs; so does `stop`."""
 
-    def __init__(self, work: Callable[[Tell], None]) -> None:
+    def __init__(self, work: Callable[[Notify], None]) -> None:
         self.watch = Watch()
         self.is_overdue = False
         reading, writing = os.pipe()
@@ -63,7 +63,7 @@ class Child:
         self._reading = reading
         self._is_over = False
 
-    def told(self) -> Iterator[Any]:
+    def reported(self) -> Iterator[Any]:
         """Each line, until the child ends or takes too long."""
         rest = b""
         try:
@@ -104,7 +104,7 @@ class Child:
         os.close(self._reading)
 
 
-def _be_child(work: Callable[[Tell], None], writing: IO[bytes], parent: int) -> None:
+def _be_child(work: Callable[[Notify], None], writing: IO[bytes], parent: int) -> None:
     """The child's whole life."""
     try:
         os.setpgid(0, 0)  # Ctrl-C is the parent's; and a group ends as one

@@ -75,27 +75,27 @@ class Hunter:
 
         if not chosen:
             return made(UNREACHED)
-        child = Child(lambda tell: self._try(place, chosen, tell))
+        child = Child(lambda notify: self._try(place, chosen, notify))
         running, count = "", 0
         found = None
-        for told in child.told():
-            if "unfit" in told:
-                found = made(UNFIT, told["unfit"])
-            elif "runs" in told:
-                running, count = told["runs"], count + 1
+        for reported in child.reported():
+            if "unfit" in reported:
+                found = made(UNFIT, reported["unfit"])
+            elif "runs" in reported:
+                running, count = reported["runs"], count + 1
                 seconds = self._seconds_of(running)
                 child.watch.again(
                     _GRACE_CPU_S + _SLOWER * seconds,
                     _GRACE_WALL_S + 3 * _SLOWER * seconds,
                     child.used_s(),
                 )
-            elif "failed" in told:
-                found = made(FOUND, f"{running}: {told['failed']}", count)
-            elif "broken" in told:
+            elif "failed" in reported:
+                found = made(FOUND, f"{running}: {reported['failed']}", count)
+            elif "broken" in reported:
                 # What breaks before a test runs says nothing about the tests.
                 verdict = FOUND if running else UNFIT
-                found = made(verdict, f"{running}: ended by {told['broken']}", count)
-            elif "done" in told:
+                found = made(verdict, f"{running}: ended by {reported['broken']}", count)
+            elif "done" in reported:
                 found = made(UNNOTICED, "", count)
             if found is not None:
                 break
@@ -108,26 +108,26 @@ class Hunter:
             self._killers[place.path][running] += 1
         return found
 
-    def _try(self, place: Place, chosen: list[str], tell: Callable[[Any], None]) -> None:
+    def _try(self, place: Place, chosen: list[str], notify: Callable[[Any], None]) -> None:
         """In the child."""
         try:
             self._functions.put(place)
         except live.Unfit as error:
-            tell({"unfit": str(error)})
+            notify({"unfit": str(error)})
             return
         self._suite.be_ready()
         tests = [name for name in chosen if name not in DETECTORS]
         then = dict(itertools.pairwise(tests))
         for name in chosen:
-            tell({"runs": name})
+            notify({"runs": name})
             if name in DETECTORS:
                 DETECTORS[name].run()
                 continue
             is_right, said = self._suite.trial(name, then.get(name))
             if not is_right:
-                tell({"failed": said})
+                notify({"failed": said})
                 return
-        tell({"done": True})
+        notify({"done": True})
 
     def _seconds_of(self, name: str) -> float:
         if name in DETECTORS:

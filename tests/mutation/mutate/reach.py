@@ -48,7 +48,9 @@ class Reach:
         return sorted(found, key=lambda nodeid: (self.tests[nodeid], nodeid))
 
 
-def recorded(suite: Suite, cache: Path, sources: list[Path], tell: Callable[[str], None]) -> Reach:
+def recorded(
+    suite: Suite, cache: Path, sources: list[Path], notify: Callable[[str], None]
+) -> Reach:
     """The record of what all tests of the suite run of the sources, from the cache where it still holds."""
     now = {str(path.relative_to(suite.root)): _digest(path) for path in sources}
     kept: dict[str, Any] = orjson.loads(cache.read_bytes()) if cache.exists() else {}
@@ -58,7 +60,7 @@ def recorded(suite: Suite, cache: Path, sources: list[Path], tell: Callable[[str
         digest = _digest(suite.root / name)
         held = kept.get(name)
         if held is None or held["digest"] != digest or not held["reached"].items() <= now.items():
-            tell(f"recording what {name} reaches: {len(nodeids)} tests")
+            notify(f"recording what {name} reaches: {len(nodeids)} tests")
             tests = _record(suite, nodeids, sources)
             reached = {path for test in tests for path in test["lines"]}
             held = {
@@ -77,16 +79,16 @@ def recorded(suite: Suite, cache: Path, sources: list[Path], tell: Callable[[str
 def _record(suite: Suite, nodeids: list[str], sources: list[Path]) -> list[Any]:
     include = [str(path) for path in sources]
 
-    def work(tell: Callable[[Any], None]) -> None:
+    def work(notify: Callable[[Any], None]) -> None:
         suite.be_ready()
-        suite.recorded(nodeids, include, tell)
+        suite.recorded(nodeids, include, notify)
 
     child = Child(work)
     found = []
     child.watch.again(SLOWEST_S, SLOWEST_S, 0.0)
-    for told in child.told():
-        if "test" in told:
-            found.append(told)
+    for reported in child.reported():
+        if "test" in reported:
+            found.append(reported)
             child.watch.again(SLOWEST_S, SLOWEST_S, child.used_s())
     suite.clean_up()
     return found

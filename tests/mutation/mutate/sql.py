@@ -28,7 +28,7 @@ def without(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     for first, last in (*_conditions(text), *_locks(text)):
         clause = text[first:last]
         new = "" if _LOCK.fullmatch(clause) else f"({clause} OR TRUE)"
-        yield _told(clause.strip(), holes), _made(text[:first] + new + text[last:], holes, node)
+        yield _reported(clause.strip(), holes), _made(text[:first] + new + text[last:], holes, node)
 
 
 def _conditions(text: str) -> Iterator[tuple[int, int]]:
@@ -91,7 +91,7 @@ def _flat(node: ast.expr) -> tuple[str, list[ast.expr]]:
     return text, holes
 
 
-def _told(text: str, holes: list[ast.expr]) -> str:
+def _reported(text: str, holes: list[ast.expr]) -> str:
     def hole(found: re.Match[str]) -> str:
         value = holes[int(found[1])]
         return "{" + ast.unparse(getattr(value, "value", value)) + "}"

@@ -16,7 +16,7 @@ from coverage import Coverage
 from hypothesis import Phase, settings
 
 from loadtest.stores import StoreServers, store_servers
-from tests.mutation.mutate.child import Tell
+from tests.mutation.mutate.child import Notify
 
 LEFT_OUT: Final = (
     "tests/mutation/mutants/*",
@@ -126,7 +126,7 @@ class Suite:
                 return False, str(report.longrepr).strip().splitlines()[-1][:200]
         return True, ""
 
-    def recorded(self, nodeids: Sequence[str], include: Sequence[str], tell: Tell) -> None:
+    def recorded(self, nodeids: Sequence[str], include: Sequence[str], notify: Notify) -> None:
         """Run tests, and tell for each of them how long it took and which lines it ran."""
         cover = Coverage(data_file=None, config_file=False, include=list(include))
         for nodeid, then in itertools.zip_longest(nodeids, nodeids[1:]):
@@ -143,4 +143,4 @@ class Suite:
                 str(Path(name).relative_to(self.root)): sorted(data.lines(name) or ())
                 for name in sorted(data.measured_files())
             }
-            tell({"test": nodeid, "passes": is_right, "seconds": took, "lines": lines})
+            notify({"test": nodeid, "passes": is_right, "seconds": took, "lines": lines})

@@ -131,15 +131,15 @@ def _fault_of_problem(answer: Answer, method: str) -> str:
     if answer.media != problems.CONTENT_TYPE:
         return f"is no problem document but {answer.media or 'nothing'}: {answer.body[:200]!r}"
     try:
-        told = orjson.loads(answer.body)
+        reported = orjson.loads(answer.body)
     except orjson.JSONDecodeError:
         return f"has a broken problem document: {answer.body[:200]!r}"
-    code = told.get("code")
+    code = reported.get("code")
     if code not in codes():
         return f"has no code that is known: {code!r}"
     if code == QuorumLogError.code:
-        return f"{code}: {told.get('detail')}"
-    missing = {"type", "title", "status", "detail", "retryable", "outcome"} - told.keys()
-    if missing or told["status"] != answer.status:
-        return f"{code} lacks {sorted(missing)} or tells another status: {told['status']}"
+        return f"{code}: {reported.get('detail')}"
+    missing = {"type", "title", "status", "detail", "retryable", "outcome"} - reported.keys()
+    if missing or reported["status"] != answer.status:
+        return f"{code} lacks {sorted(missing)} or tells another status: {reported['status']}"
     return ""

@@ -249,9 +249,9 @@ class Arena:
         for name in ("gateway-1", "gateway-2"):
             await raw.ask(self.address(name), arrow.encode(), peer=self.peer())
         head = f"GET /internal/instance HTTP/1.1\r\nHost: localhost\r\n{self.secret_line}\r\n"
-        told = await raw.ask(self.address("internal-1"), head.encode(), peer=self.peer())
-        assert told is not None
-        self.instance = orjson.loads(told.body)["id"]
+        reported = await raw.ask(self.address("internal-1"), head.encode(), peer=self.peer())
+        assert reported is not None
+        self.instance = orjson.loads(reported.body)["id"]
 
 
 async def made_token(cluster: Cluster, *grants: str) -> str:
@@ -287,10 +287,10 @@ class Watch:
         """End it; what it saw. Raises: RuntimeError where it broke."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        told, errors = await self._process.communicate()
-        if self._process.returncode or not told:
+        reported, errors = await self._process.communicate()
+        if self._process.returncode or not reported:
             raise RuntimeError(f"the bystander broke:\n{errors.decode(errors='replace')}")
-        verdict: dict[str, Any] = orjson.loads(told)
+        verdict: dict[str, Any] = orjson.loads(reported)
         return verdict
 
 

@@ -121,10 +121,10 @@ class Bystander:
         """Append and measure, the tries that were refused with it."""
         loop, phase = asyncio.get_running_loop(), self._phase
         started = loop.time()
-        told = await self.call("POST", url, OCTETS, payload)
+        reported = await self.call("POST", url, OCTETS, payload)
         self.latencies[phase].append((loop.time() - started) * 1000)
         self.counts["appends"] += 1
-        return told
+        return reported
 
     async def call(
         self, method: str, url: str, headers: dict[str, str], data: bytes | None
@@ -222,11 +222,11 @@ class Subject:
 
     async def _append(self) -> None:
         text = f"{self.path}:{len(self._acknowledged)}"
-        told = await self._bystander.append(
+        reported = await self._bystander.append(
             f"{self._gateway}{self.path}/{self._noun}", text.encode()
         )
-        if told.get("entry_id", told.get("first_offset")) != len(self._acknowledged):
-            raise Noticed(f"{text} became {told}: somebody else appended, or it is there twice")
+        if reported.get("entry_id", reported.get("first_offset")) != len(self._acknowledged):
+            raise Noticed(f"{text} became {reported}: somebody else appended, or it is there twice")
         self._acknowledged.append(text)
 
     async def follow(self) -> None:
@@ -264,8 +264,8 @@ class Subject:
 
     async def _page(self, gateway: str, first: int) -> list[dict[str, Any]]:
         url = f"{gateway}{self.path}/{self._noun}?encoding=text&from={first}&limit=1000"
-        told = await self._bystander.call("GET", url, {}, None)
-        page: list[dict[str, Any]] = told[self._noun]
+        reported = await self._bystander.call("GET", url, {}, None)
+        page: list[dict[str, Any]] = reported[self._noun]
         return page
 
     def _check(self, page: list[dict[str, Any]], first: int) -> None:

@@ -99,8 +99,8 @@ async def names(arena: Arena) -> None:
         answer = await arena.send("gateway-2", data, is_bare=True)
         if answer is None or answer.status in (429, 503):
             return
-        is_told = hidden.encode() in answer.body or answer.status == 403
-        if is_told or (path in lists and b'"next":null' not in answer.body):
+        is_reported = hidden.encode() in answer.body or answer.status == 403
+        if is_reported or (path in lists and b'"next":null' not in answer.body):
             arena.find(Kind.ANSWER, f"{method} {path} tells of others: {answer}", "gateway-2", data)
 
     await arena.crowd(

@@ -105,12 +105,12 @@ def fault_of_line(line: str, forged: Collection[int] = ()) -> str | None:
     `forged`: of these ledgers a bookie rightly says that they have no row.
     """
     try:
-        told = orjson.loads(line)
+        reported = orjson.loads(line)
     except orjson.JSONDecodeError:
         return line if _TRACE in line else None
-    if not isinstance(told, dict) or (told.get("level") != "ERROR" and _TRACE not in line):
+    if not isinstance(reported, dict) or (reported.get("level") != "ERROR" and _TRACE not in line):
         return None
-    if told.get("event") == ROW_MISSING and told.get("ledger") in forged:
+    if reported.get("event") == ROW_MISSING and reported.get("ledger") in forged:
         return None
-    trace = str(told.get("error") or "").strip()
-    return f"{told.get('event')}: {trace.splitlines()[-1][:300] if trace else line[:300]}"
+    trace = str(reported.get("error") or "").strip()
+    return f"{reported.get('event')}: {trace.splitlines()[-1][:300] if trace else line[:300]}"

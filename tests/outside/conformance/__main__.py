@@ -58,10 +58,10 @@ async def main(*, has_kills: bool) -> int:
     # Browsers of other origins are what the suite's preflight stands for.
     async with running(None, environment={"CORS_ORIGINS": "*"}) as cluster:
         if not has_kills:
-            return _tell(await _results(cluster.gateways[0]))
+            return _notify(await _results(cluster.gateways[0]))
         async with Repeats(cluster.gateways) as repeats:
             async with killing(cluster) as kills:
-                status = _tell(await _results(repeats.url))
+                status = _notify(await _results(repeats.url))
             acknowledged, lost = await repeats.appends.read_back(cluster.gateways)
     for problem in lost:
         print(f"lost: {problem}")
@@ -109,7 +109,7 @@ def _why(test: dict[str, Any]) -> str:
     return " ".join(test["failureMessages"])[:_LINE_MAX]
 
 
-def _tell(results: dict[str, dict[str, Any]]) -> int:
+def _notify(results: dict[str, dict[str, Any]]) -> int:
     """Print how each test that was not passed ended, and the counts."""
     counts: Counter[str] = Counter()
     skipped: Counter[str] = Counter()

@@ -41,13 +41,13 @@ class Appends:
     """Of acknowledged records, those of streams that are gone since too."""
 
     def created(
-        self, path: str, asked: Mapping[str, str], told: Mapping[str, str], body: bytes
+        self, path: str, asked: Mapping[str, str], reported: Mapping[str, str], body: bytes
     ) -> None:
         """A stream was created with a body, perhaps an empty one; headers of the request and of the answer. A fork has what
         its source had been told below the place where the fork begins.
         """
         given = {name.lower(): value for name, value in asked.items()}
-        answer = {name.lower(): value for name, value in told.items()}
+        answer = {name.lower(): value for name, value in reported.items()}
         media = answer["content-type"].partition(";")[0].strip().lower()
         source = self._streams.get(given.get("stream-forked-from", ""))
         expires = not given.keys().isdisjoint(("stream-ttl", "stream-expires-at"))

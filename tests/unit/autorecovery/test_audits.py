@@ -34,7 +34,7 @@ DRAINS = {"drain-waits", "drained"}
 """Events of the log about drains."""
 
 
-class Told(MetadataClient):
+class Reported(MetadataClient):
     """The metadata service, with liveness as a test has it."""
 
     bookie_list: BookieList
@@ -57,7 +57,7 @@ class Audits:
     """An auditor beside a metadata service; an open ledger's writer refuses connections."""
 
     auditor: Auditor
-    metadata: Told
+    metadata: Reported
     repairs: RepairClient
     steering: Steering
     ledger_id: int
@@ -92,7 +92,7 @@ async def audits(service: Service) -> AsyncIterator[Audits]:
             "LEASE_S": "3000",
         }
     )
-    client = Told([service.url], service.session, deadline_s=PATIENT_S, try_s=PATIENT_S)
+    client = Reported([service.url], service.session, deadline_s=PATIENT_S, try_s=PATIENT_S)
     client.bookie_list = liveness("lost", "writable", "writable")
     writer = Writer("gone", f"http://127.0.0.1:{free_ports(1)[0]}")
     row = await client.create(replace(DRAFT, writer=writer))
@@ -257,8 +257,8 @@ async def test_a_draining_bookie_that_is_gone_when_it_is_asked_about_ends_no_aud
 
     await audits.auditor.audit()
 
-    told = {r.__dict__["bookie"]: r.msg for r in caplog.records if r.msg in DRAINS}
-    assert told == {"b2@1": "drain-waits", "b4@1": "drained"}
+    reported = {r.__dict__["bookie"]: r.msg for r in caplog.records if r.msg in DRAINS}
+    assert reported == {"b2@1": "drain-waits", "b4@1": "drained"}
     assert audits.auditor._open_check_due_at > 0, "the open ledgers were looked at"
 
 

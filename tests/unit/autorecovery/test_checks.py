@@ -22,9 +22,9 @@ async def verify(cluster: Cluster, ledger_id: int, *words: str) -> tuple[int, An
 
 
 async def is_whole(cluster: Cluster, ledger: Ledger) -> bool:
-    status, told = await verify(cluster, ledger.ledger_id)
-    is_all_compared = told["open_from"] is None and told["entries"] == 20
-    return status == 0 and told["whole"] is True and is_all_compared
+    status, reported = await verify(cluster, ledger.ledger_id)
+    is_all_compared = reported["open_from"] is None and reported["entries"] == 20
+    return status == 0 and reported["whole"] is True and is_all_compared
 
 
 def flip(folder: Path) -> None:
@@ -49,8 +49,8 @@ async def test_missing_copies_are_found_reported_and_repaired(stores: Stores) ->
         whole, whole_payloads = await written(client, 20)
         striped = await client.create_ledger(ensemble_size=3, write_quorum=2, ack_quorum=2)
         await striped.append_batch([f"striped {number}".encode() for number in range(20)])
-        _, told = await verify(cluster, whole.ledger_id)
-        assert (told["entries"], told["open_from"]) == (0, 0)  # it is still written
+        _, reported = await verify(cluster, whole.ledger_id)
+        assert (reported["entries"], reported["open_from"]) == (0, 0)  # it is still written
         await whole.close()
         await striped.close()
         for ledger in (whole, striped):
@@ -63,9 +63,12 @@ async def test_missing_copies_are_found_reported_and_repaired(stores: Stores) ->
         await cluster.kill("bookie-3")
         await gappy.append(b"without bookie-3")
         await gappy.close()
-        status, told = await verify(cluster, whole.ledger_id)
+        status, reported = await verify(cluster, whole.ledger_id)
         assert status == 1
-        assert (told["lacking"], told["silent"]) == ([], ["bookie-3@1"])  # it is not missing
+        assert (reported["lacking"], reported["silent"]) == (
+            [],
+            ["bookie-3@1"],
+        )  # it is not missing
 
         await cluster.restart("bookie-3")
         # The writer queued what it knew (rule 8): the check is to find it by itself.
@@ -76,25 +79,25 @@ async def test_missing_copies_are_found_reported_and_repaired(stores: Stores) ->
             await until(partial(is_whole, cluster, ledger), "the others are whole", MENDED_S)
 
         async def found() -> Any:
-            _, told = await verify(cluster, gappy.ledger_id)
-            return told if told and not told["silent"] else None
+            _, reported = await verify(cluster, gappy.ledger_id)
+            return reported if reported and not reported["silent"] else None
 
-        told = await until(found, "all three say what they have", MENDED_S)
-        lacking = {(lack["bookie"], lack["why"]): lack for lack in told["lacking"]}
+        reported = await until(found, "all three say what they have", MENDED_S)
+        lacking = {(lack["bookie"], lack["why"]): lack for lack in reported["lacking"]}
         assert lacking.keys() >= {("bookie-2@1", "damaged"), ("bookie-3@1", "missing")}
         assert lacking["bookie-3@1", "missing"]["last"] == 11
 
         async def tells_damage() -> Any:
-            status, told = await quorumlog(cluster, "bookie", "damage", "bookie-2")
-            return told["entries"] if status == 1 and told else None
+            status, reported = await quorumlog(cluster, "bookie", "damage", "bookie-2")
+            return reported["entries"] if status == 1 and reported else None
 
         (place,) = await until(tells_damage, "the bookie says what it can't read", MENDED_S)
         assert place["ledger_id"] == gappy.ledger_id
         assert [10, 10] in place["ranges"]
 
         async def is_queued() -> bool:
-            status, told = await quorumlog(cluster, "repair", "status")
-            return status == 0 and "bookie-2@1" in {item["member"] for item in told["first"]}
+            status, reported = await quorumlog(cluster, "repair", "status")
+            return status == 0 and "bookie-2@1" in {item["member"] for item in reported["first"]}
 
         await until(is_queued, "what a bookie itself finds damaged is queued unasked", MENDED_S)
         await until_told(cluster, "repair", "resume")

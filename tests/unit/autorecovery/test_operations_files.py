@@ -122,9 +122,12 @@ async def test_a_trace_continues_in_the_next_service() -> None:
 
 def test_valid_traces_are_logged_and_invalid_ones_are_not() -> None:
     trace.begin("r-1", TRACEPARENT)
-    told = trace.in_logs()
-    assert (told["request_id"], told["trace_id"]) == ("r-1", "4bf92f3577b34da6a3ce929d0e0e4736")
-    assert told["span_id"] != "00f067aa0ba902b7"
+    reported = trace.in_logs()
+    assert (reported["request_id"], reported["trace_id"]) == (
+        "r-1",
+        "4bf92f3577b34da6a3ce929d0e0e4736",
+    )
+    assert reported["span_id"] != "00f067aa0ba902b7"
     for invalid in (None, "", "00-" + "0" * 32 + "-00f067aa0ba902b7-01", "01-abc", "x" * 4000):
         trace.begin("r-2", invalid)
         assert trace.in_logs() == {"request_id": "r-2"}

@@ -62,10 +62,10 @@ async def until_state(client: Client, name: str, state: str) -> None:
 async def until_told(cluster: Cluster, *words: str) -> None:
     """A command again and again, where a machine is so slow that a service seems silent."""
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         return (await quorumlog(cluster, *words))[0] == 0
 
-    await until(is_told, " ".join(words), MENDED_S)
+    await until(is_reported, " ".join(words), MENDED_S)
 
 
 async def members(client: Client, ledger: Ledger) -> set[str]:
@@ -112,13 +112,13 @@ async def a_read_only_bookie_takes_nothing_and_too_few_zones_are_told(
     await until_told(cluster, "bookie", "readonly", "bookie-3")  # the only one in its zone
     await until_state(client, "bookie-3", "read-only")
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         made = await client.create_ledger()
         return "bookie-3@1" not in await members(client, made) and bool(
             (await made.info()).get("degraded")
         )
 
-    await until(is_told, "new ledgers are elsewhere, and told to be degraded", MENDED_S)
+    await until(is_reported, "new ledgers are elsewhere, and told to be degraded", MENDED_S)
     for ledger, payloads in ledgers:
         assert await contents(ledger) == payloads
     await until_told(cluster, "bookie", "writable", "bookie-3")
@@ -126,26 +126,26 @@ async def a_read_only_bookie_takes_nothing_and_too_few_zones_are_told(
 
 
 async def a_bookie_tells_its_damage_and_pauses_its_scrub(cluster: Cluster) -> None:
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
 
     async def has(*words: str) -> bool:
-        nonlocal told
-        status, told = await quorumlog(cluster, "bookie", *words, "bookie-2")
+        nonlocal reported
+        status, reported = await quorumlog(cluster, "bookie", *words, "bookie-2")
         return status == 0
 
     await until(lambda: has("damage"), "nothing is damaged", MENDED_S)
-    assert told == {"bookie": "bookie-2@1", "entries": [], "stretches": [], "is_cut": False}
+    assert reported == {"bookie": "bookie-2@1", "entries": [], "stretches": [], "is_cut": False}
     for command, paused in (("pause", True), ("resume", False)):
         await until(lambda command=command: has(command), f"{command} is obeyed", MENDED_S)  # type: ignore[misc]
-        assert (told["bookie"], told["paused"]) == ("bookie-2@1", paused)
+        assert (reported["bookie"], reported["paused"]) == ("bookie-2@1", paused)
 
 
 async def a_drain_that_waits_says_why(cluster: Cluster) -> None:
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         _, left = await quorumlog(cluster, "bookie", "drain", "bookie-1")
         return bool(left and left.get("why", "").startswith("copying is paused"))
 
-    await until(is_told, "the command says that copying is paused", MENDED_S)
+    await until(is_reported, "the command says that copying is paused", MENDED_S)
 
     def is_logged() -> bool:
         lines = cluster.log("autorecovery-1").splitlines()
@@ -192,10 +192,10 @@ async def a_drained_bookie_is_named_by_nothing(
 async def a_bookie_that_fails_is_quarantined(cluster: Cluster, client: Client) -> None:
     """It tells that it lives, and can't be reached where it says that it is."""
     await cluster.stop("gateway-1")
-    cluster.tell("gateway-1", QUARANTINE_FAILURES="1", QUARANTINE_S="3600")
+    cluster.notify("gateway-1", QUARANTINE_FAILURES="1", QUARANTINE_S="3600")
     await cluster.restart("gateway-1")
     await cluster.stop("bookie-5")
-    cluster.tell("bookie-5", ADVERTISED_URL=f"http://127.0.0.1:{free_ports(1)[0]}")
+    cluster.notify("bookie-5", ADVERTISED_URL=f"http://127.0.0.1:{free_ports(1)[0]}")
     cluster.start("bookie-5")
 
     async def is_quarantined() -> bool:

@@ -34,7 +34,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.status = 200
-        self.told: dict[str, Any] = {}
+        self.reported: dict[str, Any] = {}
         self.digest: dict[str, Any] = {}
         self.heals_after = -1
         self.asked = 0
@@ -51,7 +51,7 @@ class Peer:
             entries = max(0, high - low + 1)
             answer = {"first": first, "last": last, "entries": entries, "present": present}
             found.append(answer | {"damaged": [], "digest": "d"} | self.digest)
-        body = {"bookie": "b1@1", "ledger_id": 7, "limbo": False, "digests": found} | self.told
+        body = {"bookie": "b1@1", "ledger_id": 7, "limbo": False, "digests": found} | self.reported
         return web.json_response(body, status=self.status)
 
 
@@ -80,10 +80,10 @@ async def test_entries_that_a_bookie_reports_as_missing_are_findings() -> None:
 async def test_a_reply_about_another_member_or_ledger_is_ignored() -> None:
     wrong: tuple[dict[str, Any], ...] = (
         {"status": 503},
-        {"told": {"limbo": True}},
-        {"told": {"bookie": "b1@2"}},
-        {"told": {"ledger_id": 8}},
-        {"told": {"digests": []}},
+        {"reported": {"limbo": True}},
+        {"reported": {"bookie": "b1@2"}},
+        {"reported": {"ledger_id": 8}},
+        {"reported": {"digests": []}},
         {"digest": {"first": 1}},
         {"digest": {"entries": "0"}},
     )

@@ -57,7 +57,7 @@ def named(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", look_up)
 
 
-async def told(answer: Any, status: int = 200) -> WriterPresence:
+async def reported(answer: Any, status: int = 200) -> WriterPresence:
     async with saying(answer, status) as url, asked() as writers:
         return await writers.presence_of(Writer("me", url))
 
@@ -68,17 +68,17 @@ async def test_a_writer_that_refuses_or_was_replaced_is_gone() -> None:
             await writers.presence_of(Writer("me", f"http://{HOST}:{free_ports(1)[0]}"))
             is WriterPresence.GONE
         )
-    assert await told({"id": "another"}) is WriterPresence.GONE
-    assert await told({"id": "me"}) is WriterPresence.ALIVE
+    assert await reported({"id": "another"}) is WriterPresence.GONE
+    assert await reported({"id": "me"}) is WriterPresence.ALIVE
 
 
 async def test_an_answer_without_an_id_is_silence() -> None:
     """A proxy's, or of something else that got the port."""
     answers: tuple[Any, ...] = ({}, {"id": None}, {"id": ""}, {"id": 7}, {"status": "ok"}, [], "me")
     for answer in (*answers, None):
-        assert await told(answer) is WriterPresence.SILENT, answer
-    assert await told({"id": "another"}, 502) is WriterPresence.SILENT
-    assert await told({"id": "another"}, 404) is WriterPresence.SILENT
+        assert await reported(answer) is WriterPresence.SILENT, answer
+    assert await reported({"id": "another"}, 502) is WriterPresence.SILENT
+    assert await reported({"id": "another"}, 404) is WriterPresence.SILENT
 
 
 async def test_an_unknown_host_name_is_silence() -> None:

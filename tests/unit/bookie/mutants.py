@@ -223,7 +223,7 @@ TWIN_MUTANTS: Final = (
     ),
 )
 GUARD_MUTANTS: Final = (
-    Patch(Replica, "_row_told", patches.for_any_incarnation).guard(
+    Patch(Replica, "_row_reported", patches.for_any_incarnation).guard(
         "a copy is kept for an incarnation that may have lost its entries",
         "rule 18b",
         keeps_a_copy_of_an_older_incarnation,

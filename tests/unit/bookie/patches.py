@@ -7,7 +7,7 @@ from typing import Any
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.ranges import ranges_of
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.replica import ReadAsked, Replica, RowTold, Verdict
+from quorumlog.protocol.replica import ReadAsked, Replica, RowReported, Verdict
 from services.bookie import cookie
 from services.bookie.collect import Collector, Disposal, Found
 from services.bookie.ledger import StoredLedger
@@ -137,7 +137,7 @@ def idle_in_queues(_original: Any) -> Any:
 
 
 @stand_in
-def for_any_incarnation(original: Any, self: Replica, asked: RowTold) -> Verdict:
+def for_any_incarnation(original: Any, self: Replica, asked: RowReported) -> Verdict:
     """A copy for an older incarnation is one for the present one."""
     verdict: Verdict = original(self, replace(asked, member=self.me))
     return verdict

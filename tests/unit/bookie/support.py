@@ -19,9 +19,9 @@ from quorumlog.protocol.replica import (
     AddAsked,
     FenceAsked,
     LacAsked,
-    LacTold,
+    LacReported,
     ReadAsked,
-    RowTold,
+    RowReported,
     Verdict,
 )
 from quorumlog.protocol.row_copy import RowCopy, RowName
@@ -168,7 +168,7 @@ async def keep_row(
     """A copy of a row that no add brings, answered."""
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
     copy = RowCopy(name, b"row %d" % name.version if body is None else body)
-    store.ask(ledger_id, RowTold(store.me, copy, KEY), answered.set_result)
+    store.ask(ledger_id, RowReported(store.me, copy, KEY), answered.set_result)
     return await answered
 
 
@@ -189,7 +189,7 @@ async def read_lac(store: Store, ledger_id: int) -> Verdict:
 async def write_lac(store: Store, ledger_id: int, lac: int) -> Verdict:
     """An explicit LAC, answered."""
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    store.ask(ledger_id, LacTold(ME, lac, KEY), answered.set_result)
+    store.ask(ledger_id, LacReported(ME, lac, KEY), answered.set_result)
     return await answered
 
 

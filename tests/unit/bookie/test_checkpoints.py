@@ -34,13 +34,13 @@ class Writes:
             self.first()
         self._write(*args)
         if self._count == 2:
-            self.tell(self.second)
+            self.notify(self.second)
 
     def first(self) -> None:
         """What the first write does before it writes."""
         raise OSError("the disk did not answer")
 
-    def tell(self, event: asyncio.Event) -> None:
+    def notify(self, event: asyncio.Event) -> None:
         """Set an event of the loop, from a thread."""
         self._loop.call_soon_threadsafe(event.set)
 
@@ -97,7 +97,7 @@ async def test_what_came_during_a_checkpoint_gets_one_without_another_record(
     begun, fired, held = asyncio.Event(), asyncio.Event(), threading.Event()
 
     def slow() -> None:
-        writes.tell(begun)
+        writes.notify(begun)
         assert held.wait(DEADLINE_S)
 
     def start_background() -> None:

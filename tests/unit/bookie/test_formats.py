@@ -199,7 +199,7 @@ def test_low_space_is_told_once_and_so_is_its_end(
     (root / "log").mkdir()
     caplog.set_level(logging.INFO, logger="services.bookie.directory")
 
-    def told(space: int) -> list[str]:
+    def reported(space: int) -> list[str]:
         caplog.clear()
         disk.options = options(space)
         for _ in range(2):
@@ -212,11 +212,11 @@ def test_low_space_is_told_once_and_so_is_its_end(
         )
 
     disk = Disk(root, options(500_000))
-    assert told(500_000) == []
-    assert told(400_000) == []
-    assert told(399_999) == ["disk-low"]
-    assert told(499_999) == []
-    assert told(500_000) == ["disk-low-no-more"]
+    assert reported(500_000) == []
+    assert reported(400_000) == []
+    assert reported(399_999) == ["disk-low"]
+    assert reported(499_999) == []
+    assert reported(500_000) == ["disk-low-no-more"]
 
 
 async def test_a_row_that_cannot_be_read_is_not_known() -> None:

@@ -264,15 +264,23 @@ async def test_a_deleted_ledger_takes_no_add_of_a_writer_that_missed_the_deletio
     client = BookieClient(lambda _: bookie.url, bookie.session, PATIENT)
     assert await add(client, 1, CHOSEN) is Status.FENCED
     async with bookie.session.get(f"{bookie.url}/v1/ledgers/{CHOSEN}") as answer:
-        told = await answer.json()
-        assert (answer.status, told["code"], told["deleted"]) == (404, "no-such-ledger", True)
+        reported = await answer.json()
+        assert (answer.status, reported["code"], reported["deleted"]) == (
+            404,
+            "no-such-ledger",
+            True,
+        )
     # Copies are compared by these: what is not held of it proves nothing.
     ranges = {"ranges": [[0, 9]]}
     async with bookie.session.post(
         f"{bookie.url}/v1/ledgers/{CHOSEN}/digests", json=ranges
     ) as answer:
-        told = await answer.json()
-        assert (answer.status, told["code"], told["deleted"]) == (404, "no-such-ledger", True)
+        reported = await answer.json()
+        assert (answer.status, reported["code"], reported["deleted"]) == (
+            404,
+            "no-such-ledger",
+            True,
+        )
     await client.close()
     await metadata.close()
 
@@ -302,7 +310,7 @@ async def test_a_kill_while_syncs_are_deferred_makes_a_new_incarnation(bookie: P
 
 
 async def test_read_only_mode_survives_restarts(bookie: Process) -> None:
-    async def told(state: str) -> int:
+    async def reported(state: str) -> int:
         async with bookie.session.put(f"{bookie.url}/v1/state", json={"state": state}) as answer:
             return answer.status
 
@@ -316,10 +324,10 @@ async def test_read_only_mode_survives_restarts(bookie: Process) -> None:
     bookie.start()
     await bookie.ready()
     assert await added(0) is Status.OK
-    assert await told("asleep") == 422
+    assert await reported("asleep") == 422
 
     for state in ("read-only", "draining"):
-        assert await told(state) == 200
+        assert await reported(state) == 200
         assert await added(1) is Status.READ_ONLY
         assert await added(0) is Status.OK  # it has that one
 
@@ -328,5 +336,5 @@ async def test_read_only_mode_survives_restarts(bookie: Process) -> None:
 
     assert (await bookie.ready())["state"] == "draining"
     assert await added(1) is Status.READ_ONLY
-    assert await told("writable") == 200
+    assert await reported("writable") == 200
     assert await added(1) is Status.OK

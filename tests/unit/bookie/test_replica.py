@@ -17,7 +17,7 @@ from quorumlog.protocol.replica import (
     FenceSet,
     LacAsked,
     LacKept,
-    LacTold,
+    LacReported,
     LedgerDeleted,
     LimboSet,
     ReadAsked,
@@ -155,7 +155,7 @@ def test_the_first_key_defines_it() -> None:
     assert ask(replica, add(run_of(1), key=OTHER_KEY)).status is Status.WRONG_KEY
     assert ask(replica, FenceAsked(ME, OTHER_KEY)).status is Status.WRONG_KEY
     assert ask(replica, ReadAsked(ME, 0, 0, True, OTHER_KEY)).status is Status.WRONG_KEY
-    assert ask(replica, LacTold(ME, 5, OTHER_KEY)).status is Status.WRONG_KEY
+    assert ask(replica, LacReported(ME, 5, OTHER_KEY)).status is Status.WRONG_KEY
     assert not replica.is_fenced
 
 
@@ -257,8 +257,8 @@ def test_phase_one_again_writes_nothing_again() -> None:
 def test_the_lac_is_the_highest_ever_told() -> None:
     replica = memory_replica(ME)
     ask(replica, add(run_of(5, lac=4)))
-    ask(replica, LacTold(ME, 5, KEY))
-    ask(replica, LacTold(ME, 3, KEY))
+    ask(replica, LacReported(ME, 5, KEY))
+    ask(replica, LacReported(ME, 3, KEY))
     ask(replica, add(run_of(3, lac=2)))
 
     assert ask(replica, LacAsked(ME)).last_add_confirmed == 5
@@ -292,7 +292,7 @@ REQUESTS = (
     ReadAsked(ME, 0, 9),
     ReadAsked(ME, 0, 9, fence=True, ledger_key=KEY),
     LacAsked(ME),
-    LacTold(ME, 9, KEY),
+    LacReported(ME, 9, KEY),
 )
 
 
@@ -404,7 +404,7 @@ FORCED = AddAsked(ME, run_of(0), KEY, recovery=True)
 
 def test_a_lac_that_is_asked_for_is_an_answer_and_not_a_refusal() -> None:
     replica = memory_replica(ME)
-    ask(replica, LacTold(ME, 5, KEY))
+    ask(replica, LacReported(ME, 5, KEY))
 
     verdict = ask(replica, LacAsked(ME))
 
@@ -415,21 +415,21 @@ def test_a_lac_that_is_asked_for_is_an_answer_and_not_a_refusal() -> None:
 def test_a_lac_of_another_member_is_neither_given_nor_taken(member: str) -> None:
     """Rule 4."""
     replica = memory_replica(ME)
-    ask(replica, LacTold(ME, 5, KEY))
+    ask(replica, LacReported(ME, 5, KEY))
 
     assert ask(replica, LacAsked(member)).status is Status.NOT_MINE
-    told = ask(replica, LacTold(member, 9, KEY))
+    reported = ask(replica, LacReported(member, 9, KEY))
 
-    assert (told.status, told.records) == (Status.NOT_MINE, ())
+    assert (reported.status, reported.records) == (Status.NOT_MINE, ())
     assert ask(replica, LacAsked(ME)).last_add_confirmed == 5
 
 
 def test_a_lac_that_is_not_above_the_one_known_writes_nothing() -> None:
     replica = memory_replica(ME)
-    assert ask(replica, LacTold(ME, 5, KEY)).records == (LacKept(5, KEY),)
+    assert ask(replica, LacReported(ME, 5, KEY)).records == (LacKept(5, KEY),)
 
     for lac in (4, 5):
-        verdict = ask(replica, LacTold(ME, lac, KEY))
+        verdict = ask(replica, LacReported(ME, lac, KEY))
         assert (verdict.status, verdict.records) == (Status.OK, ())
 
 
@@ -484,7 +484,7 @@ def test_the_first_row_of_a_ledger_that_was_lost_defines_its_key_once() -> None:
 
 def test_what_is_moved_is_held_at_its_new_place() -> None:
     replica = memory_replica(ME)
-    ask(replica, LacTold(ME, 5, KEY))
+    ask(replica, LacReported(ME, 5, KEY))
 
     verdict = replica.moved(run_of(0))
 
@@ -511,7 +511,7 @@ def test_what_is_said_again_is_what_is_known_and_no_more() -> None:
     assert replica.repeated().records == ()
     assert replica.accepted_count == 0
 
-    ask(replica, LacTold(ME, 5, KEY))
+    ask(replica, LacReported(ME, 5, KEY))
     assert replica.repeated().records == (LacKept(5, KEY),)
 
     ask(replica, FenceAsked(ME, KEY))

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from quorumlog.protocol.messages import Status
-from quorumlog.protocol.replica import AddAsked, FenceAsked, RowKept, RowTold, RunStored, Verdict
+from quorumlog.protocol.replica import (
+    AddAsked,
+    FenceAsked,
+    RowKept,
+    RowReported,
+    RunStored,
+    Verdict,
+)
 from quorumlog.protocol.row_copy import RowCopy, RowName
 from services.bookie import pending
 from services.bookie.space import Space
@@ -108,10 +115,10 @@ def test_copies_of_two_lines_of_history_stand_beside_each_other() -> None:
 
 def test_a_copy_is_told_without_an_add_once() -> None:
     replica = memory_replica(ME)
-    told = RowTold(ME, RowCopy(FIRST, b"row"), KEY)
+    reported = RowReported(ME, RowCopy(FIRST, b"row"), KEY)
 
-    verdict = replica.step(told)
-    again = replica.step(told)
+    verdict = replica.step(reported)
+    again = replica.step(reported)
 
     assert (verdict.status, verdict.after) == (Status.OK, 1)
     assert [type(record) for record in verdict.records] == [RowKept]
@@ -128,7 +135,7 @@ def test_a_copy_for_another_bookie_or_ledger_is_refused(
     replica = memory_replica(ME)
     ask(replica, named(FIRST))
 
-    refused = replica.step(RowTold(member, RowCopy(SECOND, b"row"), key))
+    refused = replica.step(RowReported(member, RowCopy(SECOND, b"row"), key))
 
     assert refused.status is status
     assert replica.holdings.row_names == (FIRST,)
@@ -138,7 +145,7 @@ def test_a_copy_for_an_older_incarnation_is_refused() -> None:
     """Rule 18b: whoever sends it counts the member that the row names as a holder of the copy."""
     replica = memory_replica("b1@2")
 
-    refused = replica.step(RowTold("b1@1", RowCopy(FIRST, b"row"), KEY))
+    refused = replica.step(RowReported("b1@1", RowCopy(FIRST, b"row"), KEY))
 
     assert refused.status is Status.NOT_MINE
     assert replica.holdings.row_names == ()
@@ -148,9 +155,9 @@ def test_a_fenced_member_still_keeps_copies_and_a_deleted_ledger_does_not() -> N
     replica = memory_replica(ME)
     ask(replica, FenceAsked(ME, KEY))
 
-    fenced = replica.step(RowTold(ME, RowCopy(FIRST, b"row"), KEY))
+    fenced = replica.step(RowReported(ME, RowCopy(FIRST, b"row"), KEY))
     replica.delete()
-    deleted = replica.step(RowTold(ME, RowCopy(SECOND, b"row"), KEY))
+    deleted = replica.step(RowReported(ME, RowCopy(SECOND, b"row"), KEY))
 
     assert fenced.status is Status.OK
     assert deleted.status is Status.UNKNOWN

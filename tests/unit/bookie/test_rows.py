@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quorumlog.protocol.replica import RowTold, Verdict
+from quorumlog.protocol.replica import RowReported, Verdict
 from quorumlog.protocol.row_copy import RowCopy, RowName
 from services.bookie import holdings
 from services.bookie.store import Store
@@ -16,11 +16,11 @@ async def keep(store: Store, ledger_id: int, *versions: int) -> None:
     for version in versions:
         answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         copy = RowCopy(RowName(version, b"a" * 16), b"row %d of %d" % (version, ledger_id))
-        store.ask(ledger_id, RowTold(ME, copy, KEY), answered.set_result)
+        store.ask(ledger_id, RowReported(ME, copy, KEY), answered.set_result)
         await answered
 
 
-async def told(store: Store, after: int = -1, limit: int = 100) -> dict[int, object]:
+async def reported(store: Store, after: int = -1, limit: int = 100) -> dict[int, object]:
     """By ledger: its copies, or None where it is deleted."""
     found, _ = await store.holdings.rows_page(after, limit)
     return {held.ledger_id: None if held.deleted else held.copies for held in found}
@@ -46,11 +46,11 @@ async def test_copies_keys_and_deleted_ids_are_told_across_checkpoints_and_resta
         9: (),
     }
 
-    live = await told(store)
+    live = await reported(store)
     page, _ = await store.holdings.rows_page(-1, 100)
     await store.stop()
     waiting = opened(root / "d")
-    replayed = await told(waiting)
+    replayed = await reported(waiting)
     waiting.close()
 
     assert live == replayed == expected
@@ -64,7 +64,7 @@ async def test_pages_go_on_behind_the_last_ledger(store: Store) -> None:
     store.drop(2, keep_stub=False)
 
     first, following = await store.holdings.rows_page(-1, 2)
-    rest = await told(store, following or 0)
+    rest = await reported(store, following or 0)
     _, end = await store.holdings.rows_page(following or 0, 3)
 
     assert ([held.ledger_id for held in first], following) == ([0, 1], 1)

@@ -536,7 +536,7 @@ async def test_a_snapshot_of_the_same_boot_is_detected(pair: Pair, how: signal.S
     shutil.rmtree(snapshot / "index")  # it is a cache, and was copied file by file
     assert await added(holder, 1) is Status.OK
 
-    async def told() -> int:
+    async def reported() -> int:
         url = f"{holder.settings['METADATA_URLS']}/v1/bookies/b1/cookie"
         async with holder.session.get(url) as answer:
             return int((await answer.json())["log_end"])
@@ -544,12 +544,12 @@ async def test_a_snapshot_of_the_same_boot_is_detected(pair: Pair, how: signal.S
     # A batch for each entry; the log begins with batch 1.
     if how is signal.SIGKILL:
 
-        async def is_told() -> bool:
-            return await told() >= 3
+        async def is_reported() -> bool:
+            return await reported() >= 3
 
-        await until(is_told, "it told that its log has both entries")
+        await until(is_reported, "it told that its log has both entries")
     await holder.kill(how)
-    assert await told() == 3
+    assert await reported() == 3
     go_back(holder.data, snapshot)
 
     await assert_refused(holder, "went back")
@@ -557,4 +557,4 @@ async def test_a_snapshot_of_the_same_boot_is_detected(pair: Pair, how: signal.S
 
     assert (await holder.ready())["bookie"] == "b1@2"
     assert json.loads((holder.data / "cookie.json").read_text())["boots"] == 1
-    assert await told() < 3  # another instance's log
+    assert await reported() < 3  # another instance's log

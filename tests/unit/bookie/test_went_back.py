@@ -303,7 +303,7 @@ async def test_after_an_accepted_loss_nothing_is_dropped_that_the_lost_history_n
             assert ids_of(await read(life.store, ledger_id, 0, 3)) == [0, 1, 2, 3]
 
             await restore(stores, moved.new)
-            await until(lambda: is_told(service), "the changes since are lost now")
+            await until(lambda: is_reported(service), "the changes since are lost now")
             await accept_all(service)
             await life.collects()
             assert ids_of(await read(life.store, ledger_id, 0, 3)) == [0, 1, 2, 3]
@@ -313,7 +313,7 @@ async def test_after_an_accepted_loss_nothing_is_dropped_that_the_lost_history_n
             await life.store.stop()
 
 
-async def is_told(service: Service) -> bool:
+async def is_reported(service: Service) -> bool:
     """Whether `ready` says that the database went back."""
     return not await is_ready(service)
 
@@ -375,7 +375,7 @@ class Pair:
             if process.process is not None and process.process.poll() is None:
                 await process.kill()
 
-    def told(self, event: str) -> int:
+    def reported(self, event: str) -> int:
         """How many of them have logged it."""
         return sum(f'"{event}"' in process.log.read_text() for process in self.processes)
 
@@ -499,7 +499,7 @@ async def test_drained_copies_survive_a_restore_that_no_living_process_knows_of(
         try:
             async with serving(stores) as service:
                 pair.start(service.url, **EAGER)
-                await until(lambda: is_told(service), "a copy tells it")
+                await until(lambda: is_reported(service), "a copy tells it")
                 if is_accepted:
 
                     async def are_missing() -> bool:
@@ -513,7 +513,9 @@ async def test_drained_copies_survive_a_restore_that_no_living_process_knows_of(
                         lambda: accept_missing(service, ["b1", "b2"]), "an operator gives them up"
                     )
                     pair.start(service.url, **EAGER)
-                    await until(lambda: pair.told("ledger-kept") == 2, "both say what they keep")
+                    await until(
+                        lambda: pair.reported("ledger-kept") == 2, "both say what they keep"
+                    )
                     seen = await questions(service)
 
                     async def are_asking() -> bool:
@@ -530,8 +532,8 @@ async def test_drained_copies_survive_a_restore_that_no_living_process_knows_of(
                     assert "b1, b2" in (await witnesses(service)).stdout
                 else:
                     # The other one may still wait for the database that its cookie is of.
-                    await until(lambda: pair.told("collect-put-off") > 0, "looks are put off")
-                assert not pair.told("ledger-dropped")
+                    await until(lambda: pair.reported("collect-put-off") > 0, "looks are put off")
+                assert not pair.reported("ledger-dropped")
                 await pair.kill()
             await restore(stores, new)
             async with serving(stores) as service:

@@ -64,10 +64,10 @@ class Gateway:
         self.sockets.add(socket)
         try:
             async for message in socket:
-                told = await self._answer(request, message.data)
-                if told is None:
+                reported = await self._answer(request, message.data)
+                if reported is None:
                     break
-                await socket.send_str(told)
+                await socket.send_str(reported)
         finally:
             self.sockets.discard(socket)
         return socket

@@ -105,10 +105,18 @@ def test_a_run_writes_its_figures_as_json_and_svg(
 
     (document,) = tmp_path.glob("*.json")
     (svg,) = tmp_path.glob("*.svg")
-    told = orjson.loads(document.read_bytes())
-    assert orjson.loads(capsys.readouterr().out) == told
-    assert [len(rounds) for rounds in told["measurements"].values()] == [2, 2]
-    assert told["facts"].keys() >= {"CPU", "cores", "kernel", "Python", "disk", "date", "commit"}
+    reported = orjson.loads(document.read_bytes())
+    assert orjson.loads(capsys.readouterr().out) == reported
+    assert [len(rounds) for rounds in reported["measurements"].values()] == [2, 2]
+    assert reported["facts"].keys() >= {
+        "CPU",
+        "cores",
+        "kernel",
+        "Python",
+        "disk",
+        "date",
+        "commit",
+    }
     ET.parse(svg)
 
 

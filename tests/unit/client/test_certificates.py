@@ -33,7 +33,7 @@ def run(*words: str) -> int:
     return run_command(app, ["certificates", *words])
 
 
-def told(capsys: Captured) -> list[dict[str, Any]]:
+def reported(capsys: Captured) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -49,7 +49,7 @@ def test_a_certificate_says_whom_it_is_for_and_only_its_owner_reads_a_key(
     host = ("--host", "store.example", "--host", "10.0.0.1", "--host", "::1")
     assert run("issue", "bookie", "bookie-1", *host, "--json") == ExitStatus.DONE
 
-    authority, issued = told(capsys)
+    authority, issued = reported(capsys)
 
     assert authority["role"] == "authority"
     assert (issued["cluster"], issued["role"], issued["name"]) == ("demo", "bookie", "bookie-1")
@@ -84,7 +84,7 @@ def test_nothing_is_replaced_but_by_renew(folder: Path, capsys: Captured) -> Non
     assert before == {file: file.read_bytes() for file in folder.iterdir()}
 
     assert run("renew", "certificates/operator-anna.pem", "--json") == ExitStatus.DONE
-    [renewed] = told(capsys)
+    [renewed] = reported(capsys)
     changed = {file.name for file in folder.iterdir() if before[file] != file.read_bytes()}
     assert changed == {"operator-anna.pem", "operator-anna-key.pem", "issued.txt"}
     assert (renewed["role"], renewed["name"], renewed["hosts"]) == ("operator", "anna", [])
@@ -147,7 +147,7 @@ def test_a_process_is_revoked_with_all_certificates_that_it_had(
     counts = []
     for name in ("anna", "anna", "bert"):
         assert run("revoke", "operator", name, "--json") == ExitStatus.DONE
-        counts += [row["revoked"] for row in told(capsys)]
+        counts += [row["revoked"] for row in reported(capsys)]
 
     assert counts == [2, 2, 1]
     listed = subprocess.run(
@@ -169,7 +169,7 @@ def test_no_certificate_outlives_its_authority(capsys: Captured) -> None:
     run("init", "--days", "10", "--json")
     run("issue", "operator", "anna", "--json")
 
-    authority, issued = told(capsys)
+    authority, issued = reported(capsys)
 
     assert issued["ends"] == authority["ends"]
 

@@ -132,11 +132,11 @@ async def test_the_exit_status_tells_what_became_of_it(cluster: Cluster) -> None
     closed = await new_log(cluster)
     async with Client(*cluster.gateways) as client:
         await client.log(closed).close()
-    late, _, told = await run(cluster, "log", "append", closed, "too late")
+    late, _, reported = await run(cluster, "log", "append", closed, "too late")
 
     assert (missing, usage, refused, late) == (4, 2, 1, 1)
     assert said.startswith("no-such-ledger")
-    assert told.startswith("no records appended\nlog-closed")
+    assert reported.startswith("no records appended\nlog-closed")
 
 
 async def test_any_bytes_go_through_a_log_and_come_back(cluster: Cluster, tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ async def test_ctrl_c_waits_for_the_answers_of_what_was_sent() -> None:
     ],
 )
 async def test_what_was_sent_behind_a_failure_is_not_hidden(
-    second: ConnectionLost, told: str
+    second: ConnectionLost, reported: str
 ) -> None:
     asked: Futures = []
 
@@ -252,7 +252,7 @@ async def test_what_was_sent_behind_a_failure_is_not_hidden(
         await send(payloads(), submits(asked), ("records", "offset"), None)
 
     assert stopped.value.why is second
-    assert told in str(stopped.value)
+    assert reported in str(stopped.value)
 
 
 async def test_a_key_and_headers_go_with_each_record(cluster: Cluster) -> None:

@@ -107,12 +107,12 @@ def test_each_command_tells_of_a_cluster_that_is_down_in_json(
 ) -> None:
     status = run_command(app, [*arguments(command), "--json", "--timeout", "0.1"])
 
-    told = capsys.readouterr()
-    error = error_of(told.err)
+    reported = capsys.readouterr()
+    error = error_of(reported.err)
     assert (status, error["exit_status"]) == (ExitStatus.FAILED, ExitStatus.FAILED)
     assert (error["code"], error["outcome"]) == ("connection-lost", "not-done")
     assert nobody in error["detail"]
-    assert told.out == ""
+    assert reported.out == ""
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -196,7 +196,7 @@ def test_a_quiet_command_tells_its_error_only(
 async def test_a_gateway_that_takes_connections_and_never_answers_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_MOMENT_S", 0.05)
+    monkeypatch.setattr(session, "_SHORT_WAIT_S", 0.05)
     is_over = asyncio.Event()
 
     async def never(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -146,8 +146,8 @@ async def test_a_worker_that_waits_for_the_lease_says_so(cluster: Cluster) -> No
         ):
             assert process.stderr is not None
             async with within("the wait is told"):
-                told = await process.stderr.readline()
-            assert told == b"mail waits for its lease, which me holds\n"
+                reported = await process.stderr.readline()
+            assert reported == b"mail waits for its lease, which me holds\n"
 
 
 async def test_log_exists_says_which_settings_differ(cluster: Cluster) -> None:

@@ -169,10 +169,10 @@ async def test_the_commands_of_the_audit_log_print_who_changed_what(
     rows = await output_of(["sh", "-ec", everything], tmp_path, **environment)
 
     assert {line.split("  ")[2] for line in lines.splitlines()} == {"logs/orders"}
-    told = [orjson.loads(row) for row in rows.splitlines()]
-    assert {"logs/orders", "logs/others-than-orders"} <= {row["target"] for row in told}
+    reported = [orjson.loads(row) for row in rows.splitlines()]
+    assert {"logs/orders", "logs/others-than-orders"} <= {row["target"] for row in reported}
     page = (ROOT / "docs/guides/audit.md").read_text()
-    assert [field for field in told[-1] if f"\n| `{field}` |" not in page] == []
+    assert [field for field in reported[-1] if f"\n| `{field}` |" not in page] == []
 
 
 def python_of(path: str) -> list[str]:

@@ -131,7 +131,7 @@ async def test_no_answer_tells_what_the_service_is_made_of(cluster: Cluster, nam
         f"GET /{'x' * 9000} HTTP/1.1\nHost: localhost",
     ):
         answer = await sent(url, head)
-        told = f"{answer.headers}{answer.body.decode()}".lower()
-        assert "aiohttp" not in told, head
-        assert "python" not in told, head
+        reported = f"{answer.headers}{answer.body.decode()}".lower()
+        assert "aiohttp" not in reported, head
+        assert "python" not in reported, head
         assert answer.headers["server"] == "quorumlog"

@@ -34,8 +34,8 @@ class Log(Gateway):
         return await super().handle(request)
 
     def answer(self, first: int, last: int) -> None:
-        told = {"first_offset": first, "last_offset": last, "ledger_id": 1, "entry_id": first}
-        self.replies = [told]
+        reported = {"first_offset": first, "last_offset": last, "ledger_id": 1, "entry_id": first}
+        self.replies = [reported]
 
 
 async def test_the_same_records_again_settle_it_and_nothing_else_is_sent_before() -> None:
@@ -139,9 +139,9 @@ async def test_a_request_that_may_be_done_stays_open_whatever_its_repetitions_ar
         producer = client.log("log").producer("p", epoch=1)
         log.replies = [None, StaleProducer("a newer one exists")]
         for _ in range(2):
-            with pytest.raises(StaleProducer) as told:
+            with pytest.raises(StaleProducer) as reported:
                 await producer.append(b"a")
-            assert told.value.outcome == UNKNOWN
+            assert reported.value.outcome == UNKNOWN
         with pytest.raises(Unsettled):
             await producer.append(b"b")
 
@@ -183,12 +183,12 @@ async def test_nothing_is_sent_of_a_producer_that_can_not_learn_where_the_log_en
     log.replies = [MetadataUnavailable("gone", retryable=False, outcome=UNKNOWN)]
     async with serving(log) as url, Client(url) as client:
         producer = client.log("log").producer("p")
-        with pytest.raises(MetadataUnavailable) as told:
+        with pytest.raises(MetadataUnavailable) as reported:
             await producer.append(b"a")
         log.replies = [END, TOLD]
         await producer.append(b"b")
 
-    assert told.value.outcome == NOT_DONE
+    assert reported.value.outcome == NOT_DONE
     assert log.headers == [("GET", None), ("GET", None), ("POST", "40")]
 
 

@@ -179,8 +179,12 @@ async def test_a_producer_appends_once_and_a_later_one_ends_it(cluster: Cluster)
         assert (again.producer_id, again.epoch) == ("p", 2)
         first = await again.append(b"100", b"101")
         repeat = client.log(log.name).producer("p", epoch=2)
-        told = await repeat.append(b"100", b"101")
-        assert (first.first_offset, told.first_offset, told.is_duplicate) == (100, 100, True)
+        reported = await repeat.append(b"100", b"101")
+        assert (first.first_offset, reported.first_offset, reported.is_duplicate) == (
+            100,
+            100,
+            True,
+        )
         with pytest.raises(StaleProducer):
             await producer.append(b"late")
         assert [int(r.value) async for r in log.records()] == list(range(102))

@@ -70,16 +70,19 @@ async def test_every_route_behind_the_gateways_is_closed_but_the_health(
             assert len(routes) >= 8
             about = [("GET", path) for path in ("/metrics", "/docs", "/openapi.json", "/nothing")]
             for method, path in [*routes, *about, ("OPTIONS", "/v1/ledgers")]:
-                status, told = await status_of(session, method, url + path)
-                assert (status, told["code"]) == (401, "unauthenticated"), (url, method, path)
+                status, reported = await status_of(session, method, url + path)
+                assert (status, reported["code"]) == (401, "unauthenticated"), (url, method, path)
             for path in ("/health/live", "/health/ready"):
                 assert (await status_of(session, "GET", url + path))[0] == 200
 
 
 async def test_nothing_internal_answers_on_the_public_port(cluster: Cluster) -> None:
     url = cluster.gateways[0]
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/internal/instance") as told:
-        assert told.status == 404
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{url}/internal/instance") as reported,
+    ):
+        assert reported.status == 404
     routes = await operations(internal_url(cluster, "gateway-1"), cluster.headers)
     assert ("GET", "/internal/instance") in routes
     async with Client(url) as client:
@@ -126,9 +129,9 @@ async def test_a_stranger_reads_no_rows_and_no_keys(cluster: Cluster) -> None:
         await ledger.append(b"entry")
         row = f"{cluster.url('metadata-1')}/v1/ledgers/{ledger.ledger_id}"
         for url in (row, f"{cluster.url('bookie-1')}/v1/rows"):
-            status, told = await status_of(session, "GET", url)
+            status, reported = await status_of(session, "GET", url)
             assert status == 401
-            assert "mac_key" not in str(told)
+            assert "mac_key" not in str(reported)
 
         _, known = await status_of(session, "GET", row, headers=cluster.headers)
         assert known["mac_key"]
@@ -198,9 +201,9 @@ async def test_the_secret_is_a_file_of_its_user_and_stands_nowhere_else(cluster:
 
 async def test_a_gateway_tells_the_others_the_port_that_the_system_chose(cluster: Cluster) -> None:
     async with a_gateway(cluster) as (url, session):
-        _, told = await status_of(session, "GET", f"{url}/v1/cluster")
-        writer = told["writer"]
-        listed = {one["id"]: one.get("internal_url") for one in told["services"]}
+        _, reported = await status_of(session, "GET", f"{url}/v1/cluster")
+        writer = reported["writer"]
+        listed = {one["id"]: one.get("internal_url") for one in reported["services"]}
         assert listed[writer["id"]] == writer["internal_url"]
         # One that the local cluster starts keeps its port.
         assert set(map(cluster.internal_url, ("gateway-1", "gateway-2"))) < set(listed.values())
@@ -233,8 +236,8 @@ async def a_gateway(cluster: Cluster) -> AsyncIterator[tuple[str, aiohttp.Client
         async with aiohttp.ClientSession() as session:
 
             async def is_listed() -> bool:
-                _, told = await status_of(session, "GET", f"{url}/v1/cluster")
-                return any(one["url"] == url for one in told["services"])
+                _, reported = await status_of(session, "GET", f"{url}/v1/cluster")
+                return any(one["url"] == url for one in reported["services"])
 
             await until(is_listed, "the gateway lives", passing=(aiohttp.ClientError, KeyError))
             yield url, session

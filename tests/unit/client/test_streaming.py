@@ -27,7 +27,7 @@ async def lines(cluster: Cluster, path: str) -> list[str]:
         ) as answer,
     ):
         found = [orjson.loads(line) for line in (await answer.read()).splitlines()]
-        return [told["text"] for told in found if "text" in told]
+        return [reported["text"] for reported in found if "text" in reported]
 
 
 async def new_path(cluster: Cluster, kind: str) -> str:
@@ -77,11 +77,11 @@ class Sender:
             async for line in answer.content:
                 self._take(orjson.loads(line))
 
-    def _take(self, told: dict[str, Any]) -> None:
-        if "code" in told:
+    def _take(self, reported: dict[str, Any]) -> None:
+        if "code" in reported:
             return  # where the next one begins is asked by `expect`
-        first = told.get("first_entry", told.get("first_offset"))
-        last = told.get("last_entry", told.get("last_offset"))
+        first = reported.get("first_entry", reported.get("first_offset"))
+        last = reported.get("last_entry", reported.get("last_offset"))
         assert isinstance(last, int)
         assert first == self.following, "acknowledgements are without a gap"
         self.following = last + 1

@@ -253,10 +253,10 @@ async def test_no_redirect_is_followed_and_the_error_names_where_it_leads(status
             for ask in (ledger.append(b"x"), client.log("log").delete(), ledger.info()):
                 with pytest.raises(
                     NotAGateway, match=f"{status} redirects to '{elsewhere}/v1"
-                ) as told:
+                ) as reported:
                     await ask
-                assert url in told.value.detail
-                assert told.value.outcome == UNKNOWN
+                assert url in reported.value.detail
+                assert reported.value.outcome == UNKNOWN
 
         def spark() -> None:
             with Gateways(url, headers={"Ledger-Password": "secret"}) as gateways:
@@ -358,6 +358,6 @@ async def test_the_first_failed_try_is_a_warning(caplog: pytest.LogCaptureFixtur
         with caplog.at_level("INFO", "quorumlog.client"):
             assert await client.ledger(7).info() == _OPEN
 
-    told = [record for record in caplog.records if record.name == "quorumlog.client.transport"]
-    assert [record.levelname for record in told] == ["WARNING", "INFO"]
-    assert told[0].getMessage().startswith("metadata-unavailable: away; tried again for ")
+    reported = [record for record in caplog.records if record.name == "quorumlog.client.transport"]
+    assert [record.levelname for record in reported] == ["WARNING", "INFO"]
+    assert reported[0].getMessage().startswith("metadata-unavailable: away; tried again for ")

@@ -135,9 +135,9 @@ return told;
 
 async def test_an_allowed_page_opens_sockets(devtools: str) -> None:
     async with visited(devtools, "PAGE") as (shown, _, url):
-        told = await shown.run(SOCKET.format(url=url, log=LOG))
+        reported = await shown.run(SOCKET.format(url=url, log=LOG))
 
-    assert told == ["open", {"first_offset": 2, "last_offset": 2}]
+    assert reported == ["open", {"first_offset": 2, "last_offset": 2}]
 
 
 FAILS = "return fetch({}, {}).then((answer) => answer.status, (error) => error.name);"
@@ -256,7 +256,7 @@ async def test_the_guides_program_and_streams_work_in_a_page_with_a_token(
             await shown.run(f'sessionStorage.setItem("token", "{token}")')
             source = program.source.replace("http://127.0.0.1:8080", url)
             printed = await shown.run(f"{PRINTING}{source}return printed;")
-            told = await shown.run(
+            reported = await shown.run(
                 f'const gateway = "{url}", token = "{token}";{streams}{CONNECTED}'
                 "events.close(); socket.onclose = null; socket.close();"
                 "return [record, tailed, urls];"
@@ -264,9 +264,9 @@ async def test_the_guides_program_and_streams_work_in_a_page_with_a_token(
             await shown.run("sessionStorage.clear()")
 
         assert printed == program.output.splitlines()
-        assert told[:2] == ["a record", 1]
-        assert any("/v1/tickets" in one for one in told[2]), "requests were seen"
-        assert [one for one in told[2] if token in one] == []
+        assert reported[:2] == ["a record", 1]
+        assert any("/v1/tickets" in one for one in reported[2]), "requests were seen"
+        assert [one for one in reported[2] if token in one] == []
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -54,9 +54,9 @@ async def test_a_replaced_instance_beyond_the_bound_is_found_out_again(
         known = Peers(session)
         gone = [Writer(name, url) for name in ("a", "b")]
         for writer in (*gone, *gone, gone[1]):
-            with pytest.raises(WriterLost) as told:
+            with pytest.raises(WriterLost) as reported:
                 await known.send(writer, "POST", "/v1/ledgers/1/entries", 5.0, media=FRAMES)
-            assert told.value.outcome == NOT_DONE
+            assert reported.value.outcome == NOT_DONE
 
     assert asked == ["a", "b", "a", "b"]
 

@@ -85,7 +85,7 @@ async def test_a_socket_of_an_allowed_page_opens_and_says_so() -> None:
 async def test_each_header_that_an_answer_may_have_is_exposed() -> None:
     async with served(cors_origins=("*",)) as http:
         described: Any = (await http.ask("GET", "/openapi.json")).json
-    told = {
+    reported = {
         name
         for item in described["paths"].values()
         for operation in item.values()
@@ -93,7 +93,7 @@ async def test_each_header_that_an_answer_may_have_is_exposed() -> None:
         for name in response["headers"]
     }
 
-    assert told - {"Cache-Control"} <= set(EXPOSED)
+    assert reported - {"Cache-Control"} <= set(EXPOSED)
 
 
 def test_without_the_setting_nothing_is_added_to_an_answer() -> None:

@@ -122,14 +122,14 @@ async def test_the_direct_answer_is_that_of_the_usual_way(
         before = recorder.direct.copy()
         await gateway.ask("GET", "/health/live")  # the head has come by now
         client.send(body)
-        usual = await client.answer()
+        regular = await client.answer()
 
     assert before == [True], "the second one came in two pieces"
     assert recorder.direct[0]
     assert not any(recorder.direct[1:])
     assert direct.startswith(b"HTTP/1.1 201 Created\r\n")
     assert b"X-Request-Id: mine\r\n" in direct
-    assert plain(direct) == plain(usual)
+    assert plain(direct) == plain(regular)
     entries = gateway.engine.entries[ledger]
     half = len(entries) // 2
     assert entries[:half] == entries[half:] != []

@@ -69,8 +69,8 @@ def tail(shared: Follows, numbers: Numbers, at: int = 0) -> AsyncIterator[Shared
 async def read_all(shared: Follows, numbers: Numbers, at: int = 0, pauses: int = 0) -> list[int]:
     """All items until the end; a slow reader lets others go on after each page."""
     seen: list[int] = []
-    async for told in tail(shared, numbers, at):
-        seen += told.page.items
+    async for reported in tail(shared, numbers, at):
+        seen += reported.page.items
         await turns(pauses)
     return seen
 
@@ -91,13 +91,15 @@ async def test_one_read_serves_all_who_wait_at_the_tail() -> None:
 
 
 async def test_a_page_is_put_into_each_form_once() -> None:
-    told, made = SharedPage(Page((1,), 2)), []
+    reported, made = SharedPage(Page((1,), 2)), []
 
     def form(page: Page) -> str:
         made.append(page)
         return "text"
 
-    assert [told.form("a", form), told.form("a", form), told.form("b", form)] == ["text"] * 3
+    assert [reported.form("a", form), reported.form("a", form), reported.form("b", form)] == [
+        "text"
+    ] * 3
     assert len(made) == 2
 
 

@@ -181,10 +181,13 @@ def test_any_utf_8_is_text_and_stays_on_one_line(value: bytes) -> None:
 
 @pytest.mark.parametrize("value", [b"\xff", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80"])
 def test_what_is_not_utf_8_is_no_text(value: bytes) -> None:
-    told = base64.b64encode(value).decode()
+    reported = base64.b64encode(value).decode()
 
-    assert orjson.loads(b"{%b}" % encoded(value, "text")) == {"data_base64": told}
-    assert orjson.loads(b"{%b}" % encoded_key(value, "json")) == {"key": None, "key_base64": told}
+    assert orjson.loads(b"{%b}" % encoded(value, "text")) == {"data_base64": reported}
+    assert orjson.loads(b"{%b}" % encoded_key(value, "json")) == {
+        "key": None,
+        "key_base64": reported,
+    }
 
 
 async def test_line_ends_within_json_do_not_end_an_event_early(http: Http) -> None:

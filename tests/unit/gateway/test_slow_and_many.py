@@ -228,14 +228,14 @@ async def test_errors_of_the_engine_keep_what_they_say(gateway: Gateway) -> None
     ):
         gateway.engine.fails = error
 
-        told = await gateway.ask("POST", ENTRIES, json={"text": "a"})
+        reported = await gateway.ask("POST", ENTRIES, json={"text": "a"})
 
-        assert (told.status, told.code, told.json["outcome"]) == (
+        assert (reported.status, reported.code, reported.json["outcome"]) == (
             error.status,
             error.code,
             "unknown",
         )
-        assert (told.json["ledger_id"], told.json.get("entry_id")) == (1, error.entry_id)
+        assert (reported.json["ledger_id"], reported.json.get("entry_id")) == (1, error.entry_id)
 
 
 async def test_a_fault_of_ours_is_a_500_without_a_trace(
@@ -243,8 +243,12 @@ async def test_a_fault_of_ours_is_a_500_without_a_trace(
 ) -> None:
     gateway.engine.fails = ZeroDivisionError("secret detail")
 
-    told = await gateway.ask("POST", ENTRIES, json={"text": "a"})
+    reported = await gateway.ask("POST", ENTRIES, json={"text": "a"})
 
-    assert (told.status, told.code, told.json["outcome"]) == (500, "internal-error", "unknown")
-    assert b"secret detail" not in told.body
+    assert (reported.status, reported.code, reported.json["outcome"]) == (
+        500,
+        "internal-error",
+        "unknown",
+    )
+    assert b"secret detail" not in reported.body
     assert "unhandled-error" in caplog.text

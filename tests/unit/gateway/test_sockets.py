@@ -144,10 +144,10 @@ async def test_a_handshake_that_is_not_utf8_is_refused(gateway: Gateway, name: b
     lines = [b"%b: %b\r\n" % pair for pair in handshake.items()]
     writer.write(b"GET /v1/ledgers/1/ws HTTP/1.1\r\n" + b"".join(lines) + b"\r\n")
     async with within("it is answered"):
-        told = await reader.readline()
+        reported = await reader.readline()
     writer.close()
 
-    assert b" 400 " in told
+    assert b" 400 " in reported
 
 
 async def test_sockets_end_when_the_gateway_is_about_to_end(gateway: Gateway) -> None:
@@ -270,11 +270,11 @@ async def test_a_message_beyond_the_room_ends_its_socket_before_it_is_whole() ->
 
         async with message_under_way(gateway, 7 << 20) as reader:
             async with within("the socket is told"):
-                told = await reader.readuntil(b'"status":429')
+                reported = await reader.readuntil(b'"status":429')
             # The socket is still open: what came of its message is freed at once.
             done = await gateway.ask("POST", ENTRIES, b"x" * (1 << 20), headers=octets)
 
-        assert b"/problems/overloaded" in told
+        assert b"/problems/overloaded" in reported
         assert done.status == 201
 
 

@@ -411,10 +411,10 @@ def test_a_line_that_came_while_this_process_stood_still_came_in_time() -> None:
         writer.write(line[500:])
         standstill_s = 3600.0
         async with within("the line is acknowledged"):
-            told = await reader.readuntil(b"\r\n\r\n")
+            reported = await reader.readuntil(b"\r\n\r\n")
         writer.close()
 
-        assert told.startswith(b"HTTP/1.1 200 ")
+        assert reported.startswith(b"HTTP/1.1 200 ")
         assert gateway.engine.entries[1] == [b"x" * 1000]
 
     async def on_this_loop() -> None:

@@ -63,13 +63,13 @@ def test_a_start_says_what_it_starts_and_what_of_its_settings_is_misspelt(tmp_pa
     )
     try:
         assert process.stdout is not None
-        told = [process.stdout.readline() for _ in range(7)]
+        reported = [process.stdout.readline() for _ in range(7)]
     finally:
         process.terminate()
         process.communicate(timeout=120)
 
     started = ["postgres", "redis", "metadata-1", "bookie-1", "gateway-1", "autorecovery-1"]
-    assert told == [
+    assert reported == [
         "PROT is no setting; PORT is one\n",
         *(f"starting {name}\n" for name in started),
     ]
@@ -167,12 +167,12 @@ def test_bookies_without_room_are_told_at_once_and_not_waited_for(tmp_path: Path
     try:
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
-        told = next(line for line in lines if not line.startswith("starting "))
+        reported = next(line for line in lines if not line.startswith("starting "))
         then = next(line for line in lines if not line.startswith("starting "))
     finally:
         process.terminate()
         process.communicate(timeout=120)
 
-    assert told.startswith(f"3 of 3 bookies take no entries: {tmp_path} has ")
-    assert f"READ_ONLY_BELOW_BYTES={exabyte}" in told
+    assert reported.startswith(f"3 of 3 bookies take no entries: {tmp_path} has ")
+    assert f"READ_ONLY_BELOW_BYTES={exabyte}" in reported
     assert then.startswith("quorumlog is ready after ")

@@ -169,7 +169,7 @@ def test_tests_that_share_a_cluster_run_on_one_worker(tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert done.returncode == 0, done.stdout + done.stderr
-    told = [line.split() for line in (tmp_path / "told").read_text().splitlines()]
-    assert len(told) == 18
-    assert len({worker for worker, name in told if name in ("test_one", "test_two")}) == 1
-    assert len({worker for worker, _ in told}) == 2
+    reported = [line.split() for line in (tmp_path / "told").read_text().splitlines()]
+    assert len(reported) == 18
+    assert len({worker for worker, name in reported if name in ("test_one", "test_two")}) == 1
+    assert len({worker for worker, _ in reported}) == 2

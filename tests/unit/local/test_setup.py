@@ -46,9 +46,9 @@ def half_made(tmp_path: Path) -> Path:
 def test_a_half_made_environment_is_made_anew_and_then_kept(half_made: Path) -> None:
     assert not has_pip(half_made)
 
-    told = make_venv(half_made)
+    reported = make_venv(half_made)
 
-    assert "it is not whole" in told
+    assert "it is not whole" in reported
     assert has_pip(half_made)
     (half_made / ".venv" / "kept").touch()
     assert make_venv(half_made) == ""
@@ -70,10 +70,10 @@ def test_an_environment_of_another_python_is_made_anew_where_one_is_named(half_m
 def test_a_python_that_does_not_do_is_named_in_a_sentence_and_leaves_nothing(
     tmp_path: Path, version: tuple[int, ...]
 ) -> None:
-    told = make_venv(tmp_path, before=f"import sys; sys.version_info = {version}")
+    reported = make_venv(tmp_path, before=f"import sys; sys.version_info = {version}")
 
     text = ".".join(map(str, version))
-    assert told == (
+    assert reported == (
         f"quorumlog needs Python 3.11 to 3.14; {sys.executable} is {text}."
         " Name another one: make run PYTHON=python3.12\n"
     )

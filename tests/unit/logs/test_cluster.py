@@ -153,7 +153,7 @@ async def test_a_gateway_that_missed_its_logs_end_writes_nothing_into_what_booki
         aiohttp.ClientSession() as session,
         proxy_to(cluster.url("metadata-1")) as proxy,
     ):
-        cluster.tell("gateway-1", METADATA_URLS=proxy.url(cluster.url("metadata-1")))
+        cluster.notify("gateway-1", METADATA_URLS=proxy.url(cluster.url("metadata-1")))
         await cluster.kill("gateway-1")
         await cluster.restart("gateway-1")
         http = Http(session, cluster.gateways)

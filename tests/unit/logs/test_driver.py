@@ -68,7 +68,7 @@ def driver(
     machine: ScriptedMachine,
     engine: BoundedEngine,
     store: Any = None,
-    tell: Callable[[LogOutcome], None] = lambda _told: None,
+    notify: Callable[[LogOutcome], None] = lambda _reported: None,
 ) -> LogDriver:
     ports = LogPorts(
         cast(Any, engine),
@@ -81,7 +81,7 @@ def driver(
         jitter_s=0.0,
         probe_every_s=1.0,
     )
-    return LogDriver(cast(Any, machine), "log", ports, tell)
+    return LogDriver(cast(Any, machine), "log", ports, notify)
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,11 @@ async def test_a_machine_that_breaks_twice_hears_nothing_more_and_its_owner_is_t
             self.heard.append(event)
             raise RuntimeError("unforeseen")
 
-    machine, told = Broken(), list[LogOutcome]()
-    broken = driver(machine, BoundedEngine(room=0), tell=told.append)
+    machine, reported = Broken(), list[LogOutcome]()
+    broken = driver(machine, BoundedEngine(room=0), notify=reported.append)
 
     broken.post(Retired())
     broken.post(Retired())
 
     assert machine.heard == [Retired(), Stopped()]
-    assert [type(one) for one in told] == [Broke]
+    assert [type(one) for one in reported] == [Broke]

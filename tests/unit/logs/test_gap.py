@@ -203,10 +203,10 @@ async def test_a_recovery_elsewhere_ends_the_handle_though_no_bookie_tells(store
             assert not pending.done()
 
         async with within("the append is told"):
-            with pytest.raises((LedgerFenced, LedgerClosed)) as told:
+            with pytest.raises((LedgerFenced, LedgerClosed)) as reported:
                 await pending
 
-        assert told.value.outcome == UNKNOWN
+        assert reported.value.outcome == UNKNOWN
         gate.open()
         await _until_closed(pair.world, row)
 

@@ -150,10 +150,10 @@ async def test_a_page_has_as_many_bytes_as_are_asked_for(log: Http) -> None:
     for _ in range(3):
         await log.ask("POST", RECORDS, {"text": "x" * 700_000})
 
-    usual = (await log.ask("GET", RECORDS)).json
+    regular = (await log.ask("GET", RECORDS)).json
     large = (await log.ask("GET", RECORDS + "?max_bytes=4000000")).json
 
-    assert (usual["next"], large["next"], len(large["records"])) == (2, 3, 3)
+    assert (regular["next"], large["next"], len(large["records"])) == (2, 3, 3)
 
 
 async def test_a_repeat_of_a_producer_is_told_apart_by_a_header(log: Http) -> None:

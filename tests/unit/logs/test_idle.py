@@ -3,7 +3,7 @@
 import pytest
 
 from quorumlog.protocol import idle
-from quorumlog.protocol.idle import Kept, Told, slack_s
+from quorumlog.protocol.idle import Kept, Reported, slack_s
 from tests.model.logs.idle import IDLE_S, run
 
 
@@ -43,12 +43,12 @@ def test_a_log_of_no_idle_time_expires_with_the_first_question_after_its_creatio
 
 
 def test_a_keeper_is_told_once_in_a_slack_from_when_the_telling_began() -> None:
-    told = Told()
-    assert told.is_due("t", 8, 0.0)
-    told.note("t", 10.0)
-    assert not told.is_due("t", 8, 11.9)
-    assert told.is_due("t", 8, 12.0)
-    assert told.is_due("other", 8, 11.0)
+    reported = Reported()
+    assert reported.is_due("t", 8, 0.0)
+    reported.note("t", 10.0)
+    assert not reported.is_due("t", 8, 11.9)
+    assert reported.is_due("t", 8, 12.0)
+    assert reported.is_due("other", 8, 11.0)
     assert slack_s(3_600_000) == slack_s(7_200_000) == 60.0
 
 
@@ -56,13 +56,13 @@ def test_what_is_beyond_the_bound_counts_as_used_and_is_told_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(idle, "TERMS_MAX", 2)
-    kept, told = Kept(), Told()
+    kept, reported = Kept(), Reported()
     for at_s, term in enumerate("abc"):
         kept.lives(term, 8, float(at_s), is_access=True)
-        told.note(term, float(at_s))
+        reported.note(term, float(at_s))
     assert kept.terms() == {"b", "c"}
-    assert told.is_due("a", 1000, 3.0)
-    assert not told.is_due("b", 1000, 3.0)
+    assert reported.is_due("a", 1000, 3.0)
+    assert not reported.is_due("b", 1000, 3.0)
     # One that has expired is remembered whatever comes: its deletion may be under way.
     assert not kept.lives("b", 8, 11.0, is_access=True)
     for term in "defg":

@@ -63,11 +63,11 @@ async def test_from_earliest_no_id_comes_before_the_first_record(log: Http) -> N
 async def test_a_socket_that_is_cut_off_goes_on_with_what_it_was_told(log: Http) -> None:
     async with log.session.ws_connect(f"{log.urls[0]}{LOG}/ws") as socket:
         await socket.send_json({"tail": {"from": "latest"}})
-        told = await received(socket)
+        reported = await received(socket)
     await appended(log, {"text": "meanwhile"})
 
     async with log.session.ws_connect(f"{log.urls[0]}{LOG}/ws") as socket:
-        await socket.send_json(told)
+        await socket.send_json(reported)
         assert [record["offset"] for record in (await received(socket))["records"]] == [0]
 
 

@@ -281,13 +281,13 @@ async def test_a_deletion_or_truncation_that_the_database_lost_meanwhile_is_not_
         await one.logs.roll("log")
         await one.logs.append("log", call("b"))
         row = cluster.logs["log"]
-        tell = one.tell_deleted
+        notify = one.notify_deleted
 
         async def goes_back(*args: Any) -> None:
-            await tell(*args)
+            await notify(*args)
             cluster.logs["log"] = row
 
-        monkeypatch.setattr(one, "tell_deleted", goes_back)
+        monkeypatch.setattr(one, "notify_deleted", goes_back)
 
         with pytest.raises(DatabaseWentBack) as cut:
             await one.logs.truncate("log", 1)
@@ -437,9 +437,9 @@ async def test_a_read_of_lost_records_names_where_the_log_goes_on() -> None:
         read = await two.logs.reader.read("log", 0)
         assert ([r.record.value for r in read.records], read.next) == ([b"a"], 1)
         for start in range(1, 6):
-            with pytest.raises(EntryLost) as told:
+            with pytest.raises(EntryLost) as reported:
                 await two.logs.reader.read("log", start)
-            assert told.value.members == {"next": 3, "next_offset": 6}
+            assert reported.value.members == {"next": 3, "next_offset": 6}
         for start, value in ((6, b"g"), (7, b"h"), (8, b"i"), (9, b"j")):
             read = await two.logs.reader.read("log", start, limit=1)
             assert [r.record.value for r in read.records] == [value]
@@ -453,9 +453,9 @@ async def test_lost_records_at_a_sealed_ledgers_end_lead_on_to_the_next_ledger()
         await two.logs.append("log", call("f"))
         give_up(cluster, 1, 1, 2)
 
-        with pytest.raises(EntryLost) as told:
+        with pytest.raises(EntryLost) as reported:
             await two.logs.reader.read("log", 2)
-        assert told.value.members["next_offset"] == 5
+        assert reported.value.members["next_offset"] == 5
         assert [r.record.value for r in (await two.logs.reader.read("log", 5)).records] == [b"f"]
 
 
@@ -471,9 +471,9 @@ async def test_a_takeover_ends_though_the_end_is_lost_and_gives_no_offset_twice(
         after = await two.logs.append("log", call("e"))
 
         assert after.first_offset >= 4  # 1 to 3 were acknowledged
-        with pytest.raises(EntryLost) as told:
+        with pytest.raises(EntryLost) as reported:
             await two.logs.reader.read("log", 2)
-        assert told.value.members["next_offset"] == after.first_offset
+        assert reported.value.members["next_offset"] == after.first_offset
         read = await two.logs.reader.read("log", after.first_offset)
         assert [r.record.value for r in read.records] == [b"e"]
         # What is left of a producer is known; of the rest nobody can say what is a repeat.

@@ -84,20 +84,20 @@ async def test_pages_lines_events_and_sockets_have_all(odd: Http, encoding: str)
     page = await odd.ask("GET", query)
     lines = await odd.ask("GET", query, headers={"Accept": "application/x-ndjson"})
     events = await odd.ask("GET", query, headers={"Accept": "text/event-stream"})
-    told: list[Any] = []
+    reported: list[Any] = []
     async with (
         within("the tail ends"),
         odd.session.ws_connect(f"{odd.urls[0]}/v1/logs/log/ws", max_msg_size=0) as socket,
     ):
         await socket.send_json({"tail": {"encoding": encoding}})
         while "end" not in (message := await socket.receive_json()):
-            told += message["records"]
+            reported += message["records"]
     # As EventSource divides it: each of these ends a line.
     data = after_retry(events.body).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n")
 
     check(page.json["records"])
     check([orjson.loads(line) for line in lines.body.split(b"\n") if line])
-    check(told)
+    check(reported)
     assert data[-2:] == [b'event: end\ndata: {"next_offset":%d}' % len(ODD), b""]
     check([orjson.loads(block.split(b"\ndata: ")[1]) for block in data[:-2]])
     for offset, block in enumerate(data[:-2]):

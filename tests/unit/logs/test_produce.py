@@ -105,7 +105,7 @@ def test_a_journal_comes_back_as_it_was_written_without_a_line_that_is_cut_off(
     for token in (5, 7):
         journal.held(token, 1, 3)
         journal.done(token, 3, b"p0:3")
-        journal.told(token, 2, 4)
+        journal.reported(token, 2, 4)
         journal.zombie(token, "lease-lost")
     journal.left(7)
     journal.close()

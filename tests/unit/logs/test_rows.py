@@ -15,13 +15,13 @@ async def test_a_row_that_this_process_changes_while_it_is_asked_for_is_not_rece
         rows, store = gateway.logs.rows, gateway.logs.rows._store
         await gateway.logs.create(LOG, SETTINGS)
         assert await rows.row(LOG) == rows.recent(LOG)
-        asked, told = asyncio.Event(), asyncio.Event()
+        asked, reported = asyncio.Event(), asyncio.Event()
         get = store.get
 
         async def slow(name: str) -> object:
             row = await get(name)
             asked.set()
-            await told.wait()
+            await reported.wait()
             return row
 
         store.get = slow  # type: ignore[assignment]
@@ -29,7 +29,7 @@ async def test_a_row_that_this_process_changes_while_it_is_asked_for_is_not_rece
         await asked.wait()
         store.get = get
         await gateway.logs.delete(LOG)
-        told.set()
+        reported.set()
 
         assert (await asking).name == LOG
         assert rows.recent(LOG) is None

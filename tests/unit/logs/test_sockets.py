@@ -20,9 +20,9 @@ async def test_a_socket_appends_and_tells_what_is_acknowledged(log: Http) -> Non
         await socket.send_str('{"records":[{"text":"d"},{"text":"e"}]}')
         last = first["last_offset"]
         while last < 4:
-            told = await received(socket)
-            assert told["first_offset"] == last + 1
-            last = told["last_offset"]
+            reported = await received(socket)
+            assert reported["first_offset"] == last + 1
+            last = reported["last_offset"]
 
     assert first == {"first_offset": 0, "last_offset": 0}
     found = (await log.ask("GET", f"{RECORDS}?encoding=text")).json["records"]

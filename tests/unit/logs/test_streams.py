@@ -40,9 +40,9 @@ async def test_a_line_that_is_wrong_is_the_last_one_and_what_came_before_it_is_t
     first = await log.ask("POST", RECORDS, body=b'{"text":"a"}\n{"text":1}\n', headers=LINES)
     at_once = await log.ask("POST", RECORDS, body=b'{"no":1}\n', headers=LINES)
 
-    told = lines_of(first.body)
-    assert (first.status, told[0]) == (200, {"first_offset": 0, "last_offset": 0})
-    assert told[-1]["code"] == "invalid"
+    reported = lines_of(first.body)
+    assert (first.status, reported[0]) == (200, {"first_offset": 0, "last_offset": 0})
+    assert reported[-1]["code"] == "invalid"
     assert code(at_once) == (422, "invalid")
     assert (await log.ask("GET", LOG)).json["next_offset"] == 1
 

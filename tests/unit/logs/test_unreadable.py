@@ -32,13 +32,13 @@ async def test_a_damaged_batch_ends_the_page_before_it_and_is_told_by_its_offset
         read = gateway.logs.reader.read
 
         page = await read(LOG, "earliest")
-        with pytest.raises(EntryUnavailable) as told:
+        with pytest.raises(EntryUnavailable) as reported:
             await read(LOG, page.next)
         await gateway.end()
 
     assert page.next == 1
-    assert (told.value.log, told.value.members["offset"]) == (LOG, 1)
-    assert "the offset 1 on" in told.value.detail
+    assert (reported.value.log, reported.value.members["offset"]) == (LOG, 1)
+    assert "the offset 1 on" in reported.value.detail
 
 
 async def test_bookies_that_are_silent_at_one_batch_withhold_nothing_before_it(
@@ -84,14 +84,14 @@ async def test_a_ledger_without_a_row_is_told_by_its_first_offset_and_not_skippe
 
         monkeypatch.setattr(cluster, "ledger", ledger)
         page = await gateway.logs.reader.read(LOG, "earliest")
-        with pytest.raises(EntryUnavailable) as told:
+        with pytest.raises(EntryUnavailable) as reported:
             await gateway.logs.reader.read(LOG, page.next)
         await gateway.end()
 
     assert hole != first
     assert [each.record.value for each in page.records] == [b"a", b"b"]
-    assert (told.value.ledger_id, told.value.members["offset"]) == (hole, 2)
-    assert "the offset 2 on" in told.value.detail
+    assert (reported.value.ledger_id, reported.value.members["offset"]) == (hole, 2)
+    assert "the offset 2 on" in reported.value.detail
 
 
 async def test_headers_count_in_a_page_and_one_record_always_comes() -> None:
@@ -126,7 +126,9 @@ async def test_a_log_whose_last_ledger_has_no_row_takes_nothing_and_says_what_to
         with monkeypatch.context() as patch:
             patch.setattr(other, "recover", recover)
             patch.setattr(other, "get", recover)
-            with pytest.raises(EntryUnavailable, match="run `quorumlog metadata rebuild`") as told:
+            with pytest.raises(
+                EntryUnavailable, match="run `quorumlog metadata rebuild`"
+            ) as reported:
                 await other.logs.append(LOG, Append.of((Record(b"b"),)))
         row = cluster.logs[LOG]
         cluster.ledgers[ledger_id] = hole
@@ -134,7 +136,7 @@ async def test_a_log_whose_last_ledger_has_no_row_takes_nothing_and_says_what_to
         await other.end()
         await gateway.end()
 
-    assert told.value.outcome == "not-done"
-    assert told.value.ledger_id == ledger_id
+    assert reported.value.outcome == "not-done"
+    assert reported.value.ledger_id == ledger_id
     assert [item.ledger_id for item in row.items] == [ledger_id]
     assert done.first_offset == 1

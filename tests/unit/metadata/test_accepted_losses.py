@@ -143,10 +143,10 @@ async def test_no_loss_is_accepted_while_a_bookie_does_not_tell_its_rows(
         old = await create(service, **NARROW)
         await keep(running["b3"], old, await moved(service, old))
         witnesses = await go_back(stores, service, old)
-        told = inquiry._page
+        reported = inquiry._page
 
         async def refused(session: Any, url: str, name: str, **which: int) -> Any:
-            page = await told(session, url, name, **which)
+            page = await reported(session, url, name, **which)
             if page.bookie == "b3@1":
                 raise SourceAway("403 forbidden")
             return page

@@ -30,7 +30,7 @@ REPEATED = {"PATCH /v1/repair-settings", "POST /v1/witnesses/accept"}
 """Routes whose repeat is another change: they have no attempt."""
 
 
-def told(**changed: str) -> dict[str, str]:
+def reported(**changed: str) -> dict[str, str]:
     """The header of a gateway's request for somebody."""
     fields = {"id": str(uuid4()), "who": "ann", "remote": "192.0.2.1", "operation": "createToken"}
     return {AUDITED: json.dumps({**fields, "target": "tokens", **changed})}
@@ -38,7 +38,7 @@ def told(**changed: str) -> dict[str, str]:
 
 def ask_here(**changed: str) -> None:
     """This test makes changes for somebody's request."""
-    request = AuditedRequest.model_validate_json(told(**changed)[AUDITED])
+    request = AuditedRequest.model_validate_json(reported(**changed)[AUDITED])
     audit._ASKED.set((request, ""))
 
 
@@ -60,7 +60,7 @@ async def make_token(service: Service, headers: dict[str, str] | None = None) ->
 
 
 async def test_a_change_keeps_for_whom_a_gateway_asks(service: Service) -> None:
-    await make_token(service, told(target="tokens/1", later="a field of a later release"))
+    await make_token(service, reported(target="tokens/1", later="a field of a later release"))
 
     (row,) = await rows(service, "target=tokens/1")
 
@@ -88,7 +88,7 @@ async def test_a_request_is_kept_once_and_only_with_a_change(service: Service) -
     row, _ = await LogClient(service.client).create(LOG)
     refused = {"version": row.version + 1, "attempt": new_attempt()}
     deleted = {"version": row.version, "attempt": new_attempt()}
-    whose = told(operation="deleteLog", target="logs/a-log")
+    whose = reported(operation="deleteLog", target="logs/a-log")
 
     assert (await service.send("DELETE", "/v1/logs/a-log", refused, headers=whose))[0] == 412
     before = await rows(service, "target=logs/a-log")

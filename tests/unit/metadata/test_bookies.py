@@ -136,8 +136,8 @@ async def test_a_log_end_is_reported_by_the_registered_process_and_never_decreas
     row = await client.put_cookie("b1", await cookie(service, process="mine"), version=None)
     assert row.log_end == 0
 
-    for told, known in ((7, 7), (5, 7), (8, 8)):
-        told_row = await client.log_ends("b1", LogEnd(process="mine", log_end=told))
+    for reported, known in ((7, 7), (5, 7), (8, 8)):
+        told_row = await client.log_ends("b1", LogEnd(process="mine", log_end=reported))
         assert (told_row.log_end, told_row.version) == (known, row.version)
     with pytest.raises(VersionConflict) as refused:
         await client.log_ends("b1", LogEnd(process="other", log_end=9))

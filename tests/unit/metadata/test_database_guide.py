@@ -21,7 +21,7 @@ from tests.support.standby import Server, dsn_of
 from tests.support.tools import needs
 from tests.support.waiting import until
 from tests.unit.metadata.support import DRAFT, Service, is_ready, serving
-from tests.unit.metadata.test_went_back import is_told
+from tests.unit.metadata.test_went_back import is_reported
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/guides/database.md"
 SECTION = re.compile(r"^## (.+)\n((?:(?!^## ).*\n?)*)", re.MULTILINE)
@@ -152,11 +152,11 @@ async def test_a_dump_is_restored_and_what_it_lacks_is_told(
         await service.send(
             "POST", "/v1/witnesses", headers={header.WITNESSES: witnesses_to_header(witnesses)}
         )
-        await until(lambda: is_told(service), "what the dump lacks is told")
-        told = await machine.run(
+        await until(lambda: is_reported(service), "what the dump lacks is told")
+        reported = await machine.run(
             "Restore a dump", METADATA_URL=service.url, CLUSTER_SECRET_FILE=str(secret)
         )
-        assert {missing["witness"] for missing in json.loads(told)["missing"]} == set(witnesses)
+        assert {missing["witness"] for missing in json.loads(reported)["missing"]} == set(witnesses)
     machine.has_run(*DUMPS)
 
 
@@ -206,9 +206,9 @@ async def test_a_standby_takes_over_as_the_page_says(stores: Stores, machine: Ma
     await machine.run("A standby")
     standby = await machine.another(Path(machine.environment["STANDBY_DATA"]))
     await machine.server.until_followed()
-    told = await machine.run("A standby")
+    reported = await machine.run("A standby")
     await until(lambda: is_synchronous(machine.server), "the standby is synchronous")
-    assert "streaming|" in told
+    assert "streaming|" in reported
     both = dsn_of(machine.dsn, machine.server.address, standby.address)
     async with serving(machine.stores(stores, both)) as service:
         row = await service.client.create(DRAFT)

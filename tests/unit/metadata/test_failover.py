@@ -30,7 +30,7 @@ from tests.unit.metadata.test_went_back import (
     all_refused,
     closed,
     cookie,
-    is_told,
+    is_reported,
     newcomer,
     refused,
 )
@@ -90,7 +90,7 @@ async def lose(both: Pair, service: Service) -> Lost:
 
 
 async def told_by(service: Service) -> None:
-    await until(lambda: is_told(service), "`ready` tells that the database went back")
+    await until(lambda: is_reported(service), "`ready` tells that the database went back")
 
 
 async def test_changes_that_a_promoted_standby_lacks_stop_all_changes_in_both_processes(
@@ -136,7 +136,7 @@ async def test_a_process_that_knows_of_no_loss_asks_the_bookies_about_a_promoted
         await asynchronous.primary.sql("UPDATE transactions SET expires_at = now()")
 
         async def is_over() -> bool:
-            return await is_told(other) or (await state()) != "OPEN"
+            return await is_reported(other) or (await state()) != "OPEN"
 
         async def state() -> str:
             return (await TransactionClient(other.client).get(begun.id)).state
@@ -191,7 +191,7 @@ async def test_both_processes_go_on_by_themselves_with_a_synchronous_standby(
             for row in rows:
                 assert await service.client.get(row.ledger_id, proof=True) == row
             await closed(service.client)
-        assert not any([await is_told(service) for service in (one, two)])
+        assert not any([await is_reported(service) for service in (one, two)])
         assert (await two.client.cas(rows[0].closed(last_entry=-1, length=0)))[0] is CasStatus.OK
 
 
@@ -230,7 +230,7 @@ async def test_changes_under_way_in_a_synchronous_failover_are_each_done_once(
 
         ledgers = int(await synchronous.primary.sql("SELECT count(*) FROM ledgers"))
         assert ledgers == len(clients), "no create was done twice"
-        assert not any([await is_told(service) for service in (one, two)])
+        assert not any([await is_reported(service) for service in (one, two)])
 
 
 # --- a commit whose answer is lost with its primary ----------------------------------------------

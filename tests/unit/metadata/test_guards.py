@@ -420,7 +420,7 @@ GUARDS: Final = (
         "rule 18a",
         partial(
             test_inquiry.test_a_change_that_looked_before_the_bookies_had_told_is_not_committed,
-            is_told=True,
+            is_reported=True,
         ),
     ),
     Patch(Inquiry, "_wait_for_silent", answers(set())).guard(

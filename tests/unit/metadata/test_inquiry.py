@@ -32,7 +32,7 @@ from tests.unit.bookie.test_process import Process
 from tests.unit.metadata.restores import dump, restore
 from tests.unit.metadata.support import DRAFT, PATIENT_S, Service, await_bookies, is_ready, serving
 from tests.unit.metadata.test_bookies import cookie
-from tests.unit.metadata.test_went_back import LOG, NOBODY, is_told, newcomer, refused
+from tests.unit.metadata.test_went_back import LOG, NOBODY, is_reported, newcomer, refused
 
 RARELY: Final = "60"
 """The interval at which a bookie tells by itself what it knows: later than all that a test looks at."""
@@ -148,7 +148,7 @@ async def test_a_transaction_committed_after_the_dump_does_not_expire_at_a_start
     ):
 
         async def is_settled() -> bool:
-            return await is_told(service) or await state() != "OPEN"
+            return await is_reported(service) or await state() != "OPEN"
 
         await until(is_settled, "`ready` tells it", passing=(aiohttp.ClientError,))
         async with newcomer(service) as client:
@@ -167,7 +167,7 @@ async def test_no_transaction_expires_while_a_registered_bookie_is_yet_to_start(
             bookie.start(HEARTBEAT_S=RARELY)
 
             async def is_settled() -> bool:
-                return await is_told(service) or await state() != "OPEN"
+                return await is_reported(service) or await state() != "OPEN"
 
             await until(is_settled, "`ready` tells it")
             assert await state() == "OPEN", "a committed transaction was expired"
@@ -255,8 +255,8 @@ async def test_a_bookie_that_waits_for_the_metadata_service_tells_its_witnesses(
         bookie.start(HEARTBEAT_S=RARELY)
 
         async def has_told() -> bool:
-            told = await told_by(bookie)
-            return told.highest_ledger == 7 and set(told.witnesses) == set(
+            reported = await told_by(bookie)
+            return reported.highest_ledger == 7 and set(reported.witnesses) == set(
                 (bookie.data / "witnesses").read_text().split()
             )
 
@@ -280,7 +280,7 @@ async def test_a_bookie_that_the_restored_cookies_do_not_name_is_found_by_its_he
         await restore(stores, old)
         port = int(service.url.rpartition(":")[2])
         async with serving(stores, port=port, wait=False) as service:
-            await until(lambda: is_told(service), "it tells", passing=(aiohttp.ClientError,))
+            await until(lambda: is_reported(service), "it tells", passing=(aiohttp.ClientError,))
             _, state = await service.send("GET", "/v1/witnesses")
             assert {missing["holder"] for missing in state["missing"]} == {"b1"}
 
@@ -336,7 +336,7 @@ async def test_an_acceptance_waits_for_every_bookie_that_is_not_named_as_lost(
         held = (await told_by(bookie)).highest_ledger
         assert held is not None
         async with serving(stores, port=port, wait=False) as service:
-            await until(lambda: is_told(service), "it tells", passing=(aiohttp.ClientError,))
+            await until(lambda: is_reported(service), "it tells", passing=(aiohttp.ClientError,))
             _, state = await service.send("GET", "/v1/witnesses")
             missing = [found["witness"] for found in state["missing"]]
             await bookie.kill()
@@ -345,7 +345,7 @@ async def test_an_acceptance_waits_for_every_bookie_that_is_not_named_as_lost(
             status, problem = await service.send("POST", "/v1/witnesses/accept", accept)
             assert (status, problem.get("code")) == (503, "not-enough-bookies")
             assert problem["bookies"] == ["b1"]
-            assert await is_told(service)
+            assert await is_reported(service)
 
             accept = {"witnesses": missing, "lost": ["b2"]}
             status, _ = await service.send("POST", "/v1/witnesses/accept", accept)
@@ -367,7 +367,7 @@ async def test_after_an_acceptance_no_id_is_assigned_that_a_bookie_holds(
         restored(stores, folder, creates) as (bookie, port),
         serving(stores, port=port, wait=False) as service,
     ):
-        await until(lambda: is_told(service), "it tells", passing=(aiohttp.ClientError,))
+        await until(lambda: is_reported(service), "it tells", passing=(aiohttp.ClientError,))
         await hold(bookie, 23)
         _, state = await service.send("GET", "/v1/witnesses")
         accept = {"witnesses": [found["witness"] for found in state["missing"]]}
@@ -414,9 +414,9 @@ async def test_what_is_older_than_an_accepted_loss_neither_expires_nor_is_swept(
         assert not (await transactions.get(made[0][0])).is_open, "by request it ends"
 
 
-@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("is_reported", [True, False])
 async def test_a_change_that_looked_before_the_bookies_had_told_is_not_committed(
-    stores: Stores, *, is_told: bool
+    stores: Stores, *, is_reported: bool
 ) -> None:
     """A change looks at the database, and bookies tell what it lacks before it has seen."""
     async with serving(stores):  # which makes the tables
@@ -427,7 +427,7 @@ async def test_a_change_that_looked_before_the_bookies_had_told_is_not_committed
     compare = memory.compare
 
     def meanwhile(wanted: Collection[str], found: Iterable[str], *, holder: str) -> None:
-        if is_told:
+        if is_reported:
             with contextlib.suppress(DatabaseWentBack):
                 compare({"a token that the database lacks"}, (), holder="b1")
         database.asked_about = database.server
@@ -439,7 +439,7 @@ async def test_a_change_that_looked_before_the_bookies_had_told_is_not_committed
         await connection.execute("CREATE TABLE changed ()")
 
     try:
-        with pytest.raises(DatabaseWentBack if is_told else MetadataUnavailable):
+        with pytest.raises(DatabaseWentBack if is_reported else MetadataUnavailable):
             await database.transact(change)
         async with connected(stores) as connection:
             assert await connection.fetchval("SELECT to_regclass('changed')") is None

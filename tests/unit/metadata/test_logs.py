@@ -119,9 +119,9 @@ async def test_every_log_row_has_the_databases_clock(
         client = LogClient(service.client)
         before = await database_ms()
         await ask(client)
-        told = client.database_ms()
-        assert told is not None
-        assert before - 1 <= told <= await database_ms()
+        reported = client.database_ms()
+        assert reported is not None
+        assert before - 1 <= reported <= await database_ms()
 
 
 async def test_forgotten_end_never_decreases(logs: LogClient) -> None:
@@ -218,15 +218,15 @@ async def test_a_placed_ledger_tells_its_log_and_the_ledgers_before_it(
         )
     )
 
-    told = [await service.client.get(one.ledger_id) for one in (full[0], full[1], last)]
+    reported = [await service.client.get(one.ledger_id) for one in (full[0], full[1], last)]
     places = [(item.ledger_id, item.first_offset or 0) for item in items]
-    assert told == [
+    assert reported == [
         placed(full[0], named, 0),
         placed(full[1], named, 10, places[0]),
         placed(last, named, end, *places[-PREDECESSORS_KEPT:]),
     ]
     assert (await logs.cas(named.truncated(20)))[0]
-    assert await service.client.get(last.ledger_id) == told[-1], "as it was when it was placed"
+    assert await service.client.get(last.ledger_id) == reported[-1], "as it was when it was placed"
 
 
 async def test_placing_a_closed_ledger_is_a_change_of_its_row(

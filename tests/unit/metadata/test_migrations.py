@@ -118,14 +118,14 @@ async def test_a_migration_that_waits_for_a_table_lets_others_read_it(
         async def waits() -> bool:
             return bool(await reader.fetchval(WAITING))
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             return any(record.msg == "migration-waits" for record in caplog.records)
 
         async with serving(stores, wait=False) as service:
             await until(waits, "the migration waits for the table")
             async with asyncio.timeout(PATIENT_S):
                 assert await reader.fetchval("SELECT count(*) FROM ledgers") == 0
-            await until(is_told, "the service says so")
+            await until(is_reported, "the service says so")
             assert "later" not in await columns(connection)
             await dump.rollback()
             await until(lambda: is_ready(service), "the migration is made")

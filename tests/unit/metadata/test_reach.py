@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from tests.unit.metadata.support import serving
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str | None]]:
+def reported(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str | None]]:
     return [(record.message, getattr(record, "error", None)) for record in caplog.records]
 
 
@@ -27,7 +27,7 @@ def test_each_outage_is_told_once_with_its_error(caplog: pytest.LogCaptureFixtur
         else:
             reach.lost(error)
 
-    assert told(caplog) == [
+    assert reported(caplog) == [
         ("toy-away", "no answer within 0.5 s"),
         ("toy-away", "ConnectionError: Error 111"),
         ("toy-there", None),
@@ -44,7 +44,7 @@ def test_an_outage_with_errors_that_take_turns_fills_no_log(
         reach.lost(OSError("refused"))
         reach.lost(OSError(f"reset {number % 100}"))
 
-    texts = [error for _, error in told(caplog)]
+    texts = [error for _, error in reported(caplog)]
     assert texts[:2] == ["OSError: refused", "OSError: reset 0"]
     assert len(texts) == len(set(texts)) <= 10
 
@@ -59,7 +59,7 @@ async def test_a_database_that_was_never_there_and_one_that_goes_away_are_told_w
     caplog.set_level(logging.INFO, "services.metadata")
 
     def tellings(event: str) -> list[str | None]:
-        return [error for told_event, error in told(caplog) if told_event == event]
+        return [error for told_event, error in reported(caplog) if told_event == event]
 
     async with proxy_to(getattr(stores, name)) as proxy:
         proxy.is_down = True

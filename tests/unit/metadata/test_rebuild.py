@@ -29,7 +29,7 @@ from quorumlog.protocol.metadata import Deletion, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild import Action, Decision, Held
 from quorumlog.protocol.rebuild import Bookies as AnsweringBookies
-from quorumlog.protocol.replica import RowTold, Verdict
+from quorumlog.protocol.replica import RowReported, Verdict
 from quorumlog.protocol.row_copy import RowCopy, name_of
 from quorumlog.wire import row_copies
 from quorumlog.wire.bodies import token_of
@@ -129,7 +129,7 @@ async def keep(bookie: BookieRuntime, *rows: LedgerMetadata) -> None:
     for row in rows:
         answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         copy = RowCopy(name_of(row), row_copies.encode(row))
-        store.ask(row.ledger_id, RowTold(store.me, copy, row.ledger_key), answered.set_result)
+        store.ask(row.ledger_id, RowReported(store.me, copy, row.ledger_key), answered.set_result)
         await answered
 
 
@@ -192,14 +192,14 @@ async def test_a_bookie_tells_a_rebuild_of_changes_whose_copies_it_has_dropped(
         await keep(bookie, gone)
         forget(bookie, row.ledger_id)
 
-        told = []
+        reported = []
         for after in (-1, 0):
             url = f"{bookies.urls[0]}/v1/rows?after={after}"
             async with service.session.get(url) as answer:
-                told.append((await answer.json())["witnesses"])
+                reported.append((await answer.json())["witnesses"])
 
-    assert gone.attempt in {token_of(cluster_id, witness) for witness in told[0]}
-    assert told[1] == []
+    assert gone.attempt in {token_of(cluster_id, witness) for witness in reported[0]}
+    assert reported[1] == []
 
 
 async def test_an_empty_database_gets_every_row_that_bookies_prove(
@@ -221,7 +221,7 @@ async def test_an_empty_database_gets_every_row_that_bookies_prove(
     async with serving(stores) as service, bookies.running(service) as running:
         for bookie in running.values():
             await until_replayed(bookie)
-        told, _ = await rebuild(service, bookies=tuple(bookies.urls), dry_run=True)
+        reported, _ = await rebuild(service, bookies=tuple(bookies.urls), dry_run=True)
         refused, why = await rebuild(service, bookies=tuple(bookies.urls))
         assert not running["b1"].is_registered
         done, _ = await rebuild(service, bookies=tuple(bookies.urls), take_over=True)
@@ -239,9 +239,9 @@ async def test_an_empty_database_gets_every_row_that_bookies_prove(
 
     assert refused is None
     assert "take_over" in why
-    assert told is not None
+    assert reported is not None
     assert done is not None
-    assert told.ledgers == done.ledgers == {"write": 2, "tombstone": 2}
+    assert reported.ledgers == done.ledgers == {"write": 2, "tombstone": 2}
     assert (done.cluster_id, served) == (cluster_id, cluster_id)
     assert done.open_ledgers == 1
     assert done.cookies == NAMES
@@ -453,13 +453,13 @@ async def test_a_log_that_was_deleted_in_the_lost_history_is_deleted_again(
             tombstone = deleted.closed(last_entry=4, length=50).deleted(deletion=Deletion.WITH_LOG)
             await keep(running["b1"], tombstone)
 
-        told, _ = await rebuild(service, dry_run=True)
+        reported, _ = await rebuild(service, dry_run=True)
         done, _ = await rebuild(service)
         found, _ = await logs.list()
 
-    assert told is not None
+    assert reported is not None
     assert done is not None
-    assert told.logs == done.logs == {"tombstone": 1, "same": 1}
+    assert reported.logs == done.logs == {"tombstone": 1, "same": 1}
     assert [log.name for log in found] == ["new"]
 
 

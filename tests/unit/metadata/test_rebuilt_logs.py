@@ -418,11 +418,11 @@ REBUILT_OF_ITEM = {
 
 
 def test_each_field_of_a_log_comes_from_bookies_or_is_told_as_lost() -> None:
-    told = {**REBUILT_OF_LOG, **REBUILT_OF_ITEM}
+    reported = {**REBUILT_OF_LOG, **REBUILT_OF_ITEM}
 
     assert REBUILT_OF_LOG.keys() == {field.name for field in fields(LogMetadata) if field.compare}
     assert REBUILT_OF_ITEM.keys() == {field.name for field in fields(LogItem)}
-    assert set(told.values()) - {""} <= set(NOT_REBUILT)
+    assert set(reported.values()) - {""} <= set(NOT_REBUILT)
     # Limits are lost; what is made with a log is not.
     made = {field.name for field in fields(LogSettings)} - set(LIMITS)
     assert made == {"quorum", "digest", "batch_compression", "custom"}
@@ -489,10 +489,10 @@ def test_the_guide_says_what_follows_of_each_thing_that_no_bookie_holds() -> Non
     guide = (Path(__file__).parents[3] / "docs/guides/rebuild.md").read_text(encoding="utf-8")
     section = guide.partition("## What bookies do not have")[2]
 
-    told = [
+    reported = [
         line.removeprefix("- **").partition("**")[0].rstrip(":")
         for line in section.splitlines()
         if line.startswith("- **")
     ]
 
-    assert told == list(NOT_REBUILT)
+    assert reported == list(NOT_REBUILT)

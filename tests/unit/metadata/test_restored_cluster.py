@@ -64,11 +64,11 @@ class World:
         await until(is_alive, f"{name} runs", passing=(aiohttp.ClientError,))
 
     async def until_told(self) -> None:
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             status, problem = await self.got(METADATA, "/health/ready")
             return (status, problem.get("code")) == (503, "database-went-back")
 
-        await until(is_told, "`ready` tells it", passing=(aiohttp.ClientError,))
+        await until(is_reported, "`ready` tells it", passing=(aiohttp.ClientError,))
 
     async def run(self, *command: str, status: int = 0) -> str:
         """What a command prints."""
@@ -134,8 +134,8 @@ async def test_a_restored_database_under_a_metadata_process_that_starts(world: W
         await transaction.commit()
 
         async def has_heard() -> bool:
-            told = (await world.got("bookie-1", "/v1/witnesses"))[1]["witnesses"]
-            return not {witness[:36] for witness in told} <= known
+            reported = (await world.got("bookie-1", "/v1/witnesses"))[1]["witnesses"]
+            return not {witness[:36] for witness in reported} <= known
 
         await until(has_heard, "a bookie knows of a change that the dump lacks")
 
@@ -154,11 +154,11 @@ async def test_a_restored_database_under_a_metadata_process_that_starts(world: W
     assert await state() == "OPEN"
     await world.restart(GATEWAY)
     shown = await world.run("cluster", "status", "--gateway", cluster.gateways[0])
-    told = re.findall(r"THE DATABASE WENT BACK: it lacks (\S+), held by \S", shown)
+    reported = re.findall(r"THE DATABASE WENT BACK: it lacks (\S+), held by \S", shown)
     shown = await world.run("cluster", "status", "--json", "--gateway", cluster.gateways[0])
     missing = [found["witness"] for found in json.loads(shown)["missing_witnesses"]]
-    assert set(told) <= set(missing)
-    assert told
+    assert set(reported) <= set(missing)
+    assert reported
 
     await world.accept()
     note = "INSERT INTO kept_ledgers SELECT $1, gen_random_uuid(), unnest($2::text[])"
@@ -252,8 +252,8 @@ async def test_a_ledger_whose_members_all_changed_after_the_dump_ends_where_it_e
         await world.accept()
         await until(lambda: cluster.is_up(GATEWAY), "the gateway is ready")
 
-        told = await ledger.recover()
-        assert (told["state"], told["last_entry"]) == ("CLOSED", 39)
+        reported = await ledger.recover()
+        assert (reported["state"], reported["last_entry"]) == ("CLOSED", 39)
         assert [entry.payload async for entry in ledger.entries()] == payloads
         await kept.append_batch(payloads[35:])
         assert (await kept.close())["last_entry"] == 39

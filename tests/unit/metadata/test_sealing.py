@@ -140,12 +140,12 @@ async def test_a_service_without_a_key_of_the_rows_does_not_serve_and_says_so(
 
     async with serving(stores, wait=False) as service:
         await until(
-            lambda: _is_told(caplog, "key-missing"), "the service says that a key is missing"
+            lambda: _is_reported(caplog, "key-missing"), "the service says that a key is missing"
         )
         assert (await service.send("GET", "/health/ready"))[0] == 503
 
 
-async def _is_told(caplog: pytest.LogCaptureFixture, event: str) -> bool:
+async def _is_reported(caplog: pytest.LogCaptureFixture, event: str) -> bool:
     return any(record.msg == event for record in caplog.records)
 
 
@@ -162,8 +162,8 @@ async def test_a_reseal_goes_on_anywhere_and_the_older_key_is_needed_until_its_e
     async with serving(stores, key_file=keys) as service:
         found = []
         for after in ("", "", f"?after={first}", f"?after={second}"):
-            _, told = await service.send("POST", f"/v1/keys/reseal{after}")
-            found.append((told["resealed"], told["next"], old in await noted(stores)))
+            _, reported = await service.send("POST", f"/v1/keys/reseal{after}")
+            found.append((reported["resealed"], reported["next"], old in await noted(stores)))
 
     assert found == [(1, first, True), (0, first, True), (1, second, True), (0, None, False)]
     assert await noted(stores) == {new}
@@ -230,9 +230,9 @@ async def test_keys_that_are_put_into_another_row_do_not_open(stores: Stores, ke
             two.ledger_id,
         )
 
-        status, told = await service.send("GET", f"/v1/ledgers/{two.ledger_id}")
+        status, reported = await service.send("GET", f"/v1/ledgers/{two.ledger_id}")
 
-    assert (status, told["code"]) == (503, MetadataUnavailable.code)
+    assert (status, reported["code"]) == (503, MetadataUnavailable.code)
 
 
 def test_a_key_file_that_others_may_read_or_that_has_no_keys_is_refused(keys: Path) -> None:

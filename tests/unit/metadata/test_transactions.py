@@ -502,10 +502,13 @@ async def test_a_commit_with_a_lost_answer_is_answered_again_with_the_logs_row(
     for _, row in answers:
         del row["row"]["read_ms"]  # the time at which it was told
     assert answers[0] == answers[1]
-    status, told = answers[0]
-    assert (status, told["row"]["items"][0]["ledger_id"]) == (200, body["ledgers"][0]["ledger_id"])
+    status, reported = answers[0]
+    assert (status, reported["row"]["items"][0]["ledger_id"]) == (
+        200,
+        body["ledgers"][0]["ledger_id"],
+    )
     # Another attempt at the same: the transaction is the same, but this one did not change the log.
-    assert other == (200, told | {"row": None})
+    assert other == (200, reported | {"row": None})
 
 
 async def test_a_commit_with_a_lost_answer_is_answered_again_after_its_log_was_deleted(

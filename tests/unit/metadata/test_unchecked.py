@@ -20,7 +20,7 @@ from tests.support.database import connected
 from tests.support.waiting import until
 from tests.unit.metadata.support import DRAFT, Service, is_ready, serving, swapped
 from tests.unit.metadata.test_bookies import beat, cookie
-from tests.unit.metadata.test_went_back import NOBODY, is_told
+from tests.unit.metadata.test_went_back import NOBODY, is_reported
 
 LOG: Final = LogMetadata(name="a-log", settings=LogSettings(quorum=Quorum(3, 3, 2)))
 UNCHECKED: Final = {
@@ -152,7 +152,7 @@ async def test_no_route_changes_a_row_while_the_database_lacks_an_answered_chang
         service.client.witnesses = (witness_of(await service.client.cluster_id(), NOBODY),)
         with pytest.raises(Exception, match="lacks"):
             await service.client.confirm()
-        assert await is_told(service)
+        assert await is_reported(service)
 
         for method, _, path, body in sent:
             status, problem = await service.send(method, path, body)

@@ -74,7 +74,7 @@ async def closed(client: MetadataClient, draft: LedgerMetadata = DRAFT) -> Ledge
     return await swapped(client, row.closed(last_entry=-1, length=0))
 
 
-async def is_told(service: Service) -> bool:
+async def is_reported(service: Service) -> bool:
     """Whether `ready` says what happened."""
     status, problem = await service.send("GET", "/health/ready")
     return (status, problem.get("code")) == (503, "database-went-back")
@@ -118,7 +118,7 @@ async def test_a_restore_into_the_live_database_stops_all_deletions(
     # No connection breaks.
     await restore(stores, old)
 
-    await until(lambda: is_told(service), "`ready` tells it")
+    await until(lambda: is_reported(service), "`ready` tells it")
     async with newcomer(service) as other:
         for asked in (client, other):
             await all_refused(asked, row)
@@ -151,7 +151,7 @@ async def test_a_clients_witness_shows_a_starting_service_that_its_database_was_
 
         async with newcomer(service) as other:
             await all_refused(other, row)
-        await until(lambda: is_told(service), "`ready` tells it")
+        await until(lambda: is_reported(service), "`ready` tells it")
 
 
 async def test_a_clients_witness_shows_another_service_that_the_database_was_restored(
@@ -167,7 +167,7 @@ async def test_a_clients_witness_shows_another_service_that_the_database_was_res
 
         holder._urls = [two.url]
         await all_refused(holder, row)
-        await until(lambda: is_told(two), "the second service tells it")
+        await until(lambda: is_reported(two), "the second service tells it")
 
 
 async def test_a_holder_of_a_lost_witness_presents_it_to_each_service_in_turn(
@@ -182,8 +182,8 @@ async def test_a_holder_of_a_lost_witness_presents_it_to_each_service_in_turn(
         for _ in range(2):
             await refused(holder.confirm())
 
-        await until(lambda: is_told(one), "the first service tells it")
-        await until(lambda: is_told(two), "the second service tells it")
+        await until(lambda: is_reported(one), "the first service tells it")
+        await until(lambda: is_reported(two), "the second service tells it")
 
 
 async def test_who_is_told_of_a_lost_change_tells_the_other_services_of_it(
@@ -193,14 +193,14 @@ async def test_who_is_told_of_a_lost_change_tells_the_other_services_of_it(
         old = await dump(stores, folder / "old")
         await one.client.create(DRAFT)
         await restore(stores, old)
-        await until(lambda: is_told(one), "the first service noticed it by itself")
+        await until(lambda: is_reported(one), "the first service noticed it by itself")
         assert await is_ready(two)
 
         other = MetadataClient([one.url, two.url], one.session, deadline_s=PATIENT_S)
         for _ in range(2):
             await refused(other.create(DRAFT))
 
-        await until(lambda: is_told(two), "the second service tells it")
+        await until(lambda: is_reported(two), "the second service tells it")
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ async def test_an_expired_transaction_that_a_restore_brings_back_is_detected(
         async with database.transaction():
             await copy.put_back()
 
-        await until(lambda: is_told(service), "the process tells it")
+        await until(lambda: is_reported(service), "the process tells it")
 
 
 async def test_a_ledger_whose_log_lost_the_change_that_named_it_is_not_deleted(
@@ -406,7 +406,7 @@ async def test_no_change_applies_to_a_row_restored_during_it(
 
 async def test_an_operator_may_accept_the_loss(service: Service, database: Any) -> None:
     world = await lost_change(service, database, World.create)
-    await until(lambda: is_told(service), "`ready` tells it")
+    await until(lambda: is_reported(service), "`ready` tells it")
     _, state = await service.send("GET", "/v1/witnesses")
     (missing,) = state["missing"]
     assert missing["holder"] == "this process"
@@ -414,7 +414,7 @@ async def test_an_operator_may_accept_the_loss(service: Service, database: Any) 
     for wrong in (witness_of("another cluster", NOBODY), "nonsense"):
         status, _ = await service.send("POST", "/v1/witnesses/accept", {"witnesses": [wrong]})
         assert status == 422
-    assert await is_told(service)
+    assert await is_reported(service)
     status, state = await service.send(
         "POST",
         "/v1/witnesses/accept",
@@ -459,7 +459,7 @@ async def test_one_who_knows_of_a_lost_change_stops_all_until_its_loss_is_accept
     await refused(service.client.heads([row.ledger_id]))
     await refused(repairs.claim(lease_s=1))
     await refused(repairs.take_lease("auditor", ttl_s=1))
-    assert await is_told(service)
+    assert await is_reported(service)
 
     _, state = await service.send("GET", "/v1/witnesses")
     assert [missing["witness"] for missing in state["missing"]] == [lost]
@@ -498,8 +498,8 @@ async def test_a_row_is_proven_to_a_holder_of_copies_only_if_the_database_contai
     # The cluster goes on, and yet nothing that the lost history named is given up.
     assert (await proven(*contained)).row == now
     for held in ((*contained, lost), (RowName(3, b"another " * 2), *contained)):
-        told = await proven(*held)
-        assert (told.row, bool(told.lost)) == (None, True)
+        reported = await proven(*held)
+        assert (reported.row, bool(reported.lost)) == (None, True)
     await client.cas(now.closed(last_entry=-1, length=0))
     await client.delete(now.ledger_id, version=now.version + 1)
     assert (await proven(lost)).lost
@@ -524,8 +524,8 @@ async def test_proofs_of_many_ledgers_say_what_one_by_one_would(service: Service
         return await client.proofs(held, "b1")
 
     def is_right(found: LedgerProof, row: LedgerMetadata | None, *, is_deleted: bool) -> bool:
-        told = found.row
-        return (told, found.deleted, found.lost) == (row, is_deleted, ())
+        reported = found.row
+        return (reported, found.deleted, found.lost) == (row, is_deleted, ())
 
     found = await proofs()
     assert is_right(found[here.ledger_id], here, is_deleted=False)
@@ -547,9 +547,9 @@ async def test_proofs_of_many_ledgers_say_what_one_by_one_would(service: Service
     # With more copies than a question names at once, wherever the lacking one is.
     many = [RowName(version, known[0].attempt) for version in range(HELD_MAX)]
     for names in ((lost, *many), (*many, lost)):
-        told = await client.proofs({here.ledger_id: names, never: ()}, "b1")
-        assert told[here.ledger_id].lost == (NOBODY,)
-        assert is_right(told[never], None, is_deleted=False)
+        reported = await client.proofs({here.ledger_id: names, never: ()}, "b1")
+        assert reported[here.ledger_id].lost == (NOBODY,)
+        assert is_right(reported[never], None, is_deleted=False)
 
 
 async def test_copies_that_a_bookie_presents_are_looked_for(service: Service) -> None:
@@ -561,7 +561,7 @@ async def test_copies_that_a_bookie_presents_are_looked_for(service: Service) ->
     await client.confirm_copies(held, "b1")
 
     await refused(client.confirm_copies([*held, witness_of(cluster_id, NOBODY)], "b1"))
-    assert await is_told(service)
+    assert await is_reported(service)
 
 
 async def test_a_client_without_witnesses_gets_one_and_then_a_proof(service: Service) -> None:

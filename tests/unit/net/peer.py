@@ -100,9 +100,9 @@ class Peer:
             while (message := await line.receive()) is not None:
                 asked = parse_request(*message)
                 self.seen.append(asked)
-                told = await self.behave(asked, line)
-                if told is not None:
-                    line.send(told)
+                reported = await self.behave(asked, line)
+                if reported is not None:
+                    line.send(reported)
         finally:
             self.lines.discard(line)
             line.framed.abort()

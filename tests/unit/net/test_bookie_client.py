@@ -186,22 +186,22 @@ async def test_a_read_that_is_late_while_others_are_answered_is_no_fault_of_the_
     limits = ChannelLimits(quick_s=0.3, slow_s=60, connect_s=60)
     async with peer() as bookie, client(bookie.url, limits, failed.append) as bookies:
         bookie.behave = all_but_the_first
-        told: dict[int, Status] = {}
+        reported: dict[int, Status] = {}
 
         def read(entry_id: int) -> None:
-            def tell(status: Status, *_: object) -> None:
-                told[entry_id] = status
+            def notify(status: Status, *_: object) -> None:
+                reported[entry_id] = status
 
-            bookies.read(MEMBER, 1, entry_id, entry_id, tell, bytes_max=9)
+            bookies.read(MEMBER, 1, entry_id, entry_id, notify, bytes_max=9)
 
         for entry_id in range(2):
             read(entry_id)
-        await until(lambda: len(told) == 2, "both are answered")
+        await until(lambda: len(reported) == 2, "both are answered")
 
-        assert (told, failed) == ({0: Status.UNKNOWN, 1: Status.OK}, [])
+        assert (reported, failed) == ({0: Status.UNKNOWN, 1: Status.OK}, [])
         read(0)
-        told.clear()
-        await until(lambda: told, "the third is given up")
+        reported.clear()
+        await until(lambda: reported, "the third is given up")
         assert failed == ["bookie-1"]
 
 
@@ -313,7 +313,7 @@ async def test_a_read_that_names_other_entries_is_unknown() -> None:
         3: b"\0\0\0\1",
     }
 
-    async def told(request: Request, _line: Line) -> Message:
+    async def reported(request: Request, _line: Line) -> Message:
         return ok(request, body=bodies[request.first])
 
     async def read(bookies: BookieClient, first: int) -> tuple[Status, record.Run | None]:
@@ -332,7 +332,7 @@ async def test_a_read_that_names_other_entries_is_unknown() -> None:
             return await answered
 
     async with peer() as bookie, client(bookie.url) as bookies:
-        bookie.behave = told
+        bookie.behave = reported
         assert await read(bookies, 0) == (Status.OK, run_of(0))
         for first in (1, 2, 3):
             assert await read(bookies, first) == (Status.UNKNOWN, None)
@@ -444,7 +444,9 @@ async def test_a_bookie_that_speaks_no_common_version_is_told_apart_in_the_log(
         assert await add(bookies) is Status.UNKNOWN
 
     assert bookie.seen == []
-    assert "an upgrade to quorumlog-channel/7 where quorumlog-channel/1 was asked" in told(caplog)
+    assert "an upgrade to quorumlog-channel/7 where quorumlog-channel/1 was asked" in reported(
+        caplog
+    )
 
 
 async def test_why_a_bookie_refuses_a_handshake_is_told_in_the_log(
@@ -458,9 +460,9 @@ async def test_why_a_bookie_refuses_a_handshake_is_told_in_the_log(
         bookie.refusal = problem_response(refusal, "1")
         assert await add(bookies) is Status.UNKNOWN
 
-    assert f"no upgrade to quorumlog-channel/1: 400, {refusal.detail}" in told(caplog)
+    assert f"no upgrade to quorumlog-channel/1: 400, {refusal.detail}" in reported(caplog)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> str:
+def reported(caplog: pytest.LogCaptureFixture) -> str:
     """Why channels broke."""
     return "\n".join(record.why for record in caplog.records if hasattr(record, "why"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quorumlog.errors import CopyLost, StaleMember
-from quorumlog.net.driver import Driver, Told
+from quorumlog.net.driver import Driver, Reported
 from quorumlog.net.ports import MachineTimes, Ports, ReadDone
 from quorumlog.net.timers import Tasks, Timers
 from quorumlog.protocol.messages import (
@@ -135,12 +135,12 @@ def ports_of(world: Any) -> Ports:
     return Ports(world, Rows(world), world, Timers(world.loop), Tasks(), times)
 
 
-def drive(machine: Any, world: World, told: list[Told]) -> Driver:
-    return Driver(machine, 1, ports_of(world), told.append)
+def drive(machine: Any, world: World, reported: list[Reported]) -> Driver:
+    return Driver(machine, 1, ports_of(world), reported.append)
 
 
 async def test_each_request_effect_is_answered_once_as_it_was_asked() -> None:
-    world, told = World(), list[Told]()
+    world, reported = World(), list[Reported]()
     run = run_of(0)
     machine = Script(
         [
@@ -154,7 +154,7 @@ async def test_each_request_effect_is_answered_once_as_it_was_asked() -> None:
             Confirmed(0, 0),
         ]
     )
-    driver = drive(machine, world, told)
+    driver = drive(machine, world, reported)
 
     driver.post(AppendRequested((b"x",)))
     await until(lambda: len(machine.heard) >= 8, "all are answered")
@@ -169,20 +169,20 @@ async def test_each_request_effect_is_answered_once_as_it_was_asked() -> None:
         TimerFired(Timer.HEDGE, 9),
     }
     assert len(machine.heard) == 8
-    assert told == [Confirmed(0, 0)]
+    assert reported == [Confirmed(0, 0)]
 
 
 async def test_an_event_that_comes_while_the_machine_steps_waits_for_its_turn() -> None:
     world = World()
     machine = Script([Confirmed(0, 0), Confirmed(1, 1)], [Confirmed(2, 2)])
-    seen: list[Told] = []
+    seen: list[Reported] = []
 
-    def tell(told: Told) -> None:
-        seen.append(told)
-        if told == Confirmed(0, 0):
+    def notify(reported: Reported) -> None:
+        seen.append(reported)
+        if reported == Confirmed(0, 0):
             driver.post(CloseRequested())
 
-    driver = Driver(machine, 1, ports_of(world), tell)
+    driver = Driver(machine, 1, ports_of(world), notify)
     driver.post(AppendRequested((b"x",)))
 
     assert seen == [Confirmed(0, 0), Confirmed(1, 1), Confirmed(2, 2)]
@@ -194,19 +194,19 @@ async def test_a_machine_that_breaks_ends_with_an_unknown_outcome() -> None:
         def step(self, event: Event) -> list[Effect]:
             raise AssertionError(event)
 
-    told: list[Told] = []
-    driver = drive(Broken(), World(), told)
+    reported: list[Reported] = []
+    driver = drive(Broken(), World(), reported)
 
     driver.post(CloseRequested())
     driver.post(CloseRequested())
 
-    assert [type(one) for one in told] == [Failed]
+    assert [type(one) for one in reported] == [Failed]
 
 
 async def test_after_stop_nothing_is_heard_or_told() -> None:
-    world, told = World(), list[Told]()
+    world, reported = World(), list[Reported]()
     machine = Script([SendFence(0, "a@1", 1, b""), StartTimer(Timer.HEDGE)])
-    driver = drive(machine, world, told)
+    driver = drive(machine, world, reported)
     driver.post(CloseRequested())
 
     driver.stop()
@@ -215,7 +215,7 @@ async def test_after_stop_nothing_is_heard_or_told() -> None:
     await fired
 
     assert machine.heard == [CloseRequested()]
-    assert told == []
+    assert reported == []
 
 
 async def test_a_row_that_cannot_be_read_is_unknown() -> None:
@@ -232,15 +232,15 @@ async def test_a_row_that_cannot_be_read_is_unknown() -> None:
 
 async def test_a_change_by_an_older_row_than_a_bookie_holds_ends_the_machine() -> None:
     """Rule 18d: whoever went on would cut off entries. No attempt is made again."""
-    world, told = World(), list[Told]()
+    world, reported = World(), list[Reported]()
     world.is_behind = True
     machine = Script([UpdateMetadata(1, ROW)])
-    driver = drive(machine, world, told)
+    driver = drive(machine, world, reported)
 
     driver.post(CloseRequested())
     await until(lambda: driver.is_stopped, "the machine ends")
 
-    assert told == [Failed("copy-lost", detail="b3 holds a copy")]
+    assert reported == [Failed("copy-lost", detail="b3 holds a copy")]
     assert machine.heard == [CloseRequested()]
 
 

@@ -25,7 +25,7 @@ class Peer:
     def __init__(self, name: str) -> None:
         self.name = name
         self.status = 200
-        self.told: dict[str, Any] = {}
+        self.reported: dict[str, Any] = {}
         self.part: dict[str, Any] = {}
         self.asked: list[tuple[int, int]] = []
 
@@ -35,9 +35,9 @@ class Peer:
         present = [[first, min(last, 9)]] if first <= 9 else []
         part = {"first": first, "last": last, "present": present, "damaged": []} | self.part
         part = {"entries": max(0, min(last, 9) - first + 1), "digest": "d"} | part
-        told = {"bookie": f"{self.name}@1", "ledger_id": 7, "limbo": False, "digests": [part]}
+        reported = {"bookie": f"{self.name}@1", "ledger_id": 7, "limbo": False, "digests": [part]}
         # What a newer bookie says besides is no reason for silence.
-        body = told | {"newer": 1} | self.told
+        body = reported | {"newer": 1} | self.reported
         return web.json_response(body, status=self.status)
 
 
@@ -77,7 +77,7 @@ async def test_what_both_deny_is_lost_and_nothing_else() -> None:
 
 async def test_a_later_incarnation_speaks_for_its_disk_and_limbo_is_no_reason_for_silence() -> None:
     b1, b2 = Peer("b1"), Peer("b2")
-    b1.told = {"bookie": "b1@3", "limbo": True}
+    b1.reported = {"bookie": "b1@3", "limbo": True}
     async with asking(b1, b2) as holdings:
         assert await lost(holdings, 10, 10) == [(10, 10)]
 
@@ -85,12 +85,12 @@ async def test_a_later_incarnation_speaks_for_its_disk_and_limbo_is_no_reason_fo
 async def test_a_reply_about_another_member_or_ledger_is_ignored() -> None:
     wrong: tuple[dict[str, Any], ...] = (
         {"status": 503},
-        {"told": {"bookie": "b2@1"}},
-        {"told": {"bookie": "b1@0"}},
-        {"told": {"bookie": "b1"}},
-        {"told": {"ledger_id": 8}},
-        {"told": {"digests": []}},
-        {"told": {"limbo": None}},
+        {"reported": {"bookie": "b2@1"}},
+        {"reported": {"bookie": "b1@0"}},
+        {"reported": {"bookie": "b1"}},
+        {"reported": {"ledger_id": 8}},
+        {"reported": {"digests": []}},
+        {"reported": {"limbo": None}},
         {"part": {"first": 9}},
         {"part": {"present": None}},
     )

@@ -191,20 +191,20 @@ print(resident() - before)
 @pytest.mark.usefixtures("heap")
 def test_memory_that_a_thread_took_and_freed_goes_back() -> None:
     """A bookie reads entries in threads."""
-    told = subprocess.run(
+    reported = subprocess.run(
         (sys.executable, "-c", OF_A_THREAD), check=True, capture_output=True, text=True
     ).stdout
 
-    assert int(told) < 10 * MIB
+    assert int(reported) < 10 * MIB
 
 
 @pytest.mark.usefixtures("heap")
 def test_freed_large_blocks_are_used_again_and_go_back_when_idle() -> None:
     """In a process of its own: the library's settings are for all of a process."""
-    told = subprocess.run(
+    reported = subprocess.run(
         (sys.executable, "-c", LARGE_BLOCKS), check=True, capture_output=True, text=True
     ).stdout
-    faults, given_back = map(int, told.split())
+    faults, given_back = map(int, reported.split())
 
     # Of 51,200 pages that are written to.
     assert faults < 1000

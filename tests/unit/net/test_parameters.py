@@ -169,10 +169,10 @@ def test_of_many_faults_of_a_body_the_first_hundred_are_named() -> None:
     class Body(BaseModel):
         numbers: list[int]
 
-    with pytest.raises(InvalidRequest) as told:
+    with pytest.raises(InvalidRequest) as reported:
         parsed(b'{"numbers":[%b]}' % b",".join([b"null"] * 101), Body)
 
-    pointers = [fault["pointer"] for fault in told.value.members["errors"]]
+    pointers = [fault["pointer"] for fault in reported.value.members["errors"]]
     assert pointers == [f"/numbers/{number}" for number in range(100)]
 
 

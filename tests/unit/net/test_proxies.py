@@ -111,11 +111,11 @@ async def served(
 ) -> AsyncIterator[Listener]:
     """A listener that answers with the address of the client."""
 
-    async def tell(request: web.Request) -> web.Response:
+    async def notify(request: web.Request) -> web.Response:
         return web.Response(text=as_sent(request).remote)
 
     app = web.Application()
-    app.router.add_get("/", tell)
+    app.router.add_get("/", notify)
     limits = ListenLimits(
         connections_max=16,
         peer_connections_max=peer_connections_max,
@@ -127,7 +127,7 @@ async def served(
         yield listener
 
 
-async def told(
+async def reported(
     listener: Listener, before: bytes = b"", lines: bytes = b"", address: str = "127.0.0.1"
 ) -> bytes:
     """What a connection gets that begins with some bytes."""
@@ -148,7 +148,7 @@ async def told(
 @pytest.mark.parametrize(("header", "client"), HEADERS)
 async def test_the_proxy_protocol_names_the_client(header: bytes, client: str) -> None:
     async with served("proxy-protocol") as listener:
-        answer = await told(listener, header, b"X-Forwarded-For: 198.51.100.1\r\n")
+        answer = await reported(listener, header, b"X-Forwarded-For: 198.51.100.1\r\n")
         assert answer.endswith(b"\r\n\r\n" + client.encode())
 
 
@@ -163,13 +163,13 @@ async def test_a_connection_without_its_header_ends_and_holds_no_place() -> None
                     assert await reader.read() == b""
             writer.close()
         assert listener.connections.used == 0
-        assert (await told(listener, HEADERS[0][0])).endswith(b"192.0.2.7")
+        assert (await reported(listener, HEADERS[0][0])).endswith(b"192.0.2.7")
 
 
 async def test_who_is_no_trusted_proxy_speaks_http_at_once() -> None:
     async with served("proxy-protocol") as listener:
-        assert (await told(listener, address="127.0.0.2")).endswith(b"\r\n\r\n127.0.0.2")
-        assert b" 400 " in await told(listener, HEADERS[0][0], address="127.0.0.2")
+        assert (await reported(listener, address="127.0.0.2")).endswith(b"\r\n\r\n127.0.0.2")
+        assert b" 400 " in await reported(listener, HEADERS[0][0], address="127.0.0.2")
 
 
 async def test_the_header_comes_before_the_handshake_of_tls(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ async def test_the_connections_of_a_proxy_have_no_share() -> None:
     ):
         for _ in range(15):
             await asked(listener, stack)
-        assert b"200 OK" in await told(listener)
+        assert b"200 OK" in await reported(listener)
 
 
 async def test_a_client_that_the_proxy_protocol_names_has_a_share_of_the_connections() -> None:
@@ -216,5 +216,5 @@ async def test_a_client_that_the_proxy_protocol_names_has_a_share_of_the_connect
     ):
         for _ in range(14):
             await asked(listener, stack, HEADERS[0][0])
-        assert b" 429 " in await told(listener, HEADERS[0][0])
-        assert b"200 OK" in await told(listener, HEADERS[1][0])
+        assert b" 429 " in await reported(listener, HEADERS[0][0])
+        assert b"200 OK" in await reported(listener, HEADERS[1][0])

@@ -139,8 +139,8 @@ def routes_of(app: web.Application) -> Iterator[tuple[str, str]]:
 
 
 async def problem_of(answer: aiohttp.ClientResponse) -> tuple[int, str, str]:
-    told = await answer.json(content_type=None)
-    return answer.status, told["code"], told["detail"]
+    reported = await answer.json(content_type=None)
+    return answer.status, reported["code"], reported["detail"]
 
 
 @pytest.mark.usefixtures("_reached")

@@ -201,9 +201,9 @@ async def test_a_ledger_beyond_the_remembered_ones_brings_its_copy_again(
 
 def test_a_copy_holds_all_of_a_row_but_its_secrets() -> None:
     copy = row_copies.encode(ROW)
-    told = row_copies.decode(copy)
+    reported = row_copies.decode(copy)
 
     known = sealed(b"s" * 16, hashlib.sha256(ROW.access_key).digest())
-    assert told == replace(ROW, ledger_key=b"", mac_key=b"", access_key=known)
+    assert reported == replace(ROW, ledger_key=b"", mac_key=b"", access_key=known)
     for secret in (ROW.ledger_key, ROW.mac_key, ROW.access_key):
         assert secret not in copy

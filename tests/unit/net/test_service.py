@@ -169,12 +169,12 @@ def test_a_process_that_waits_at_its_end_says_for_which_request(tmp_path: Path) 
             )
             process.send_signal(signal.SIGTERM)
             assert process.stderr is not None
-            told = next(line for line in process.stderr if "drain-waits" in line)
+            reported = next(line for line in process.stderr if "drain-waits" in line)
             os.close(pipe)
             answered = client.makefile("rb").read()
         assert process.wait(60) == 0
 
-    assert orjson.loads(told)["why"] == "the answer to GET /slow"
+    assert orjson.loads(reported)["why"] == "the answer to GET /slow"
     assert answered.endswith(b"done")
 
 
@@ -297,9 +297,11 @@ def test_a_secret_that_can_not_be_used_ends_the_start_with_a_sentence(tmp_path: 
     file.write_text("hunter2")
     settings = {"PORT": "80", "CLUSTER_SECRET_FILE": str(file)}
 
-    with pytest.raises(SystemExit, match=r"CLUSTER_SECRET_FILE = .*: a secret is one line") as told:
+    with pytest.raises(
+        SystemExit, match=r"CLUSTER_SECRET_FILE = .*: a secret is one line"
+    ) as reported:
         ServiceSettings.read(settings)
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(reported.value)
     with pytest.raises(SystemExit, match=r"CLUSTER_SECRET_FILE = .*: No such file"):
         ServiceSettings.read(settings | {"CLUSTER_SECRET_FILE": str(tmp_path / "none")})
 
@@ -348,15 +350,15 @@ def test_clients_are_refused_before_they_take_the_last_descriptors() -> None:
             )
             return peer.recv(12)
 
-        told = [status() for _ in range(200)]
+        reported = [status() for _ in range(200)]
         files = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
         stack.close()
         until_sync(lambda: get(f"{url}/health/live")[0] == 200, "it recovers", passing=(OSError,))
         process.terminate()
         _, err = process.communicate(timeout=60)
 
-    assert told == sorted(told), "the first ones are served, all others told"
-    assert set(told) == {b"HTTP/1.1 200", b"HTTP/1.1 429"}
+    assert reported == sorted(reported), "the first ones are served, all others told"
+    assert set(reported) == {b"HTTP/1.1 200", b"HTTP/1.1 429"}
     assert files < 100, "it can open its own files"
     said = [orjson.loads(line) for line in err.splitlines()]
     few = next(line for line in said if line["event"] == "few-descriptors")

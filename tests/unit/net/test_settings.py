@@ -62,9 +62,9 @@ def test_a_secret_may_stand_in_a_file(tmp_path: Path) -> None:
         Toy.read({"KEY_FILE": str(tmp_path / "none")})
 
 
-@pytest.mark.parametrize(("mode", "is_told"), [(0o600, False), (0o440, False), (0o644, True)])
+@pytest.mark.parametrize(("mode", "is_reported"), [(0o600, False), (0o440, False), (0o644, True)])
 def test_a_secret_s_file_that_everyone_may_read_is_told(
-    tmp_path: Path, mode: int, *, is_told: bool
+    tmp_path: Path, mode: int, *, is_reported: bool
 ) -> None:
     file = tmp_path / "key"
     file.write_text("canary")
@@ -72,7 +72,7 @@ def test_a_secret_s_file_that_everyone_may_read_is_told(
 
     doubts = Toy.read({"KEY_FILE": str(file)}).doubts
 
-    assert [doubt.split(" ")[0] for doubt in doubts] == ["KEY_FILE"] * is_told
+    assert [doubt.split(" ")[0] for doubt in doubts] == ["KEY_FILE"] * is_reported
 
 
 def test_a_misspelt_setting_is_told_and_a_stranger_s_is_not() -> None:

@@ -69,12 +69,12 @@ async def test_a_position_and_its_lease_outlive_the_gateway_that_owned_them(stor
         await cluster.kill("gateway-1")
         shown = 'quorumlog_consumer_lag_records{consumer="me",log="log"} 60.0'
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             metrics = f"{cluster.url('gateway-2')}/metrics"
             async with http.session.get(metrics, headers=cluster.headers) as answer:
                 return shown in (await answer.text()).splitlines()
 
-        await until(is_told, "the lag is measured", SETTLED_S, passing=(aiohttp.ClientError,))
+        await until(is_reported, "the lag is measured", SETTLED_S, passing=(aiohttp.ClientError,))
         assert (await http.done("GET", ME, at=1))["offset"] == 40
         held = await http.ask("POST", f"{ME}/lease", {"holder": "w2"}, at=1)
         assert (held.status, held.json["code"]) == (409, "lease-held")

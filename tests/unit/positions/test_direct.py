@@ -28,7 +28,7 @@ class Ways:
         assert len(self.taken) <= 1
         return self.taken == [True], answer
 
-    async def usual(self, body: bytes, token: str | None) -> bytes:
+    async def regular(self, body: bytes, token: str | None) -> bytes:
         """The answer to a commit that comes in two pieces, which is never answered directly."""
         self.taken.clear()
         self.client.send(_head(body, token, ""))
@@ -91,12 +91,12 @@ async def held(http: Http) -> str:
 async def test_a_direct_commit_is_answered_as_a_usual_one(ways: Ways) -> None:
     token = await held(ways.http)
     is_direct, direct = await ways.answer(b'{"offset":4}', token)
-    usual = await ways.usual(b'{"offset": 4}', token)
+    regular = await ways.regular(b'{"offset": 4}', token)
 
     assert is_direct
     assert direct.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b'"offset":4,' in direct
-    assert plain(direct) == plain(usual)
+    assert plain(direct) == plain(regular)
     shown = await ways.http.ask("GET", ME, at=1)
     assert shown.json["offset"] == 4
     assert shown.headers["ETag"].encode() in direct
@@ -108,12 +108,12 @@ async def test_a_direct_commit_is_refused_as_a_usual_one(ways: Ways) -> None:
     behind = await ways.answer(b'{"offset":3}', token)
     assert behind[0]
     assert b'"code":"position-behind"' in behind[1]
-    assert plain(behind[1]) == plain(await ways.usual(b'{"offset":3}', token))
+    assert plain(behind[1]) == plain(await ways.regular(b'{"offset":3}', token))
     await ways.http.done("POST", f"{ME}/reset", {"to": 2})
     fenced = await ways.answer(b'{"offset":9}', token)
     assert fenced[0]
     assert b'"code":"lease-lost"' in fenced[1]
-    assert plain(fenced[1]) == plain(await ways.usual(b'{"offset":9}', token))
+    assert plain(fenced[1]) == plain(await ways.regular(b'{"offset":9}', token))
 
 
 async def test_a_direct_commit_reaches_records_that_were_appended_since(ways: Ways) -> None:

@@ -8,18 +8,18 @@ import pytest
 
 from quorumlog import errors
 from quorumlog.errors import UNKNOWN, QuorumLogError, QuorumTimeout
-from quorumlog.protocol import position_keeper, positions
-from quorumlog.protocol.position_keeper import (
+from quorumlog.protocol import offset_store, positions
+from quorumlog.protocol.offset_store import (
     AppendBatch,
     Appended,
     Asked,
     BatchesRead,
     Failed,
+    OffsetStore,
     Overtaken,
     Pause,
-    PositionKeeper,
     ReadLog,
-    Told,
+    Reported,
     Truncate,
 )
 from quorumlog.protocol.positions import (
@@ -58,18 +58,18 @@ class Log:
     def __init__(self, batches: list[Batch] | None = None, now_s: float = 100.0) -> None:
         self.batches = batches or []
         self.now_s = now_s
-        self.machine = PositionKeeper(EXPIRY_MS)
+        self.machine = OffsetStore(EXPIRY_MS)
         self.truncated = self.database_ms = 0
 
     def ask(self, *requests: Request, stamp: Stamp | None = None) -> list[Answer]:
-        told: dict[Any, Answer] = {}
+        reported: dict[Any, Answer] = {}
         events: list[Any] = [Asked(at, request, stamp) for at, request in enumerate(requests)]
         while events:
             event = events.pop(0)
             for effect in self.machine.step(event, self.now_s, 5000, self.database_ms):
                 match effect:
-                    case Told(key, answer):
-                        told[key] = answer
+                    case Reported(key, answer):
+                        reported[key] = answer
                     case ReadLog(start):
                         found = self.batches[start or 0 :]
                         batches = tuple(enumerate(found, start or 0))
@@ -84,7 +84,7 @@ class Log:
                         self.truncated = before
                     case Pause():
                         raise AssertionError("nobody else appends meanwhile")
-        return [told[at] for at in range(len(requests))]
+        return [reported[at] for at in range(len(requests))]
 
     def stamp(self, token: str) -> Stamp:
         """Of a change that is sent now for the first time."""
@@ -231,8 +231,8 @@ def test_a_position_is_of_one_creation_of_its_log() -> None:
 def test_a_lease_below_the_logs_beginning_is_refused_until_a_reset() -> None:
     log = Log()
     log.done(commit(3, is_new=True))
-    told = log.refused(errors.OffsetTruncated, acquire("w1", first=4))
-    assert told.members["first_offset"] == 4
+    reported = log.refused(errors.OffsetTruncated, acquire("w1", first=4))
+    assert reported.members["first_offset"] == 4
     log.done(Reset("log", "c", "1", 4))
     log.done(acquire("w1", first=4))
     log.refused(errors.OffsetTruncated, Acquire("log", "new", "1", "w1", 1000, 3, 4))
@@ -262,8 +262,8 @@ def test_requests_of_one_batch_are_decided_one_after_the_other() -> None:
     effects = log.machine.step(Appended(), log.now_s, 0)
     (append,) = (effect for effect in effects if isinstance(effect, AppendBatch))
     log.batches.append(append.batch)
-    told = log.machine.step(Appended(), log.now_s, 0)
-    answers = {effect.key: effect.answer for effect in told if isinstance(effect, Told)}
+    reported = log.machine.step(Appended(), log.now_s, 0)
+    answers = {effect.key: effect.answer for effect in reported if isinstance(effect, Reported)}
     assert isinstance(answers["w1"], Position)
     assert isinstance(answers["w2"], errors.LeaseHeld)
     assert len(log.batches) == before + 2
@@ -276,10 +276,10 @@ def test_an_append_of_an_unknown_outcome_is_told_as_such_and_found_by_the_next_o
     (append,) = effects
     assert isinstance(append, AppendBatch)
     log.batches.append(append.batch)  # it is there; the answer is lost
-    (told,) = log.machine.step(Failed(QuorumTimeout("", outcome=UNKNOWN)), log.now_s, 0)
-    assert isinstance(told, Told)
-    assert isinstance(told.answer, QuorumLogError)
-    assert told.answer.outcome == UNKNOWN
+    (reported,) = log.machine.step(Failed(QuorumTimeout("", outcome=UNKNOWN)), log.now_s, 0)
+    assert isinstance(reported, Reported)
+    assert isinstance(reported.answer, QuorumLogError)
+    assert reported.answer.outcome == UNKNOWN
     log.refused(errors.LeaseHeld, acquire("w2"))
 
 
@@ -288,17 +288,17 @@ def test_a_request_that_is_overtaken_all_the_time_is_refused_as_not_done() -> No
     log.done(commit(0, is_new=True))
     effects = log.machine.step(Asked("x", Look("log", "c")), log.now_s, 0)
     rounds = 0
-    while not (told := [effect for effect in effects if isinstance(effect, Told)]):
+    while not (reported := [effect for effect in effects if isinstance(effect, Reported)]):
         (effect,) = effects
         event: Any = Overtaken(is_owner=True)
         if isinstance(effect, ReadLog):
             event = BatchesRead((), log.machine.end or 0)
         elif not isinstance(effect, AppendBatch):
-            event = position_keeper.Paused()
+            event = offset_store.Paused()
         effects = log.machine.step(event, log.now_s, 0)
         rounds += 1
         assert rounds < 1000
-    assert isinstance(told[0].answer, errors.EntryUnavailable)
+    assert isinstance(reported[0].answer, errors.EntryUnavailable)
 
 
 def test_one_consumer_more_than_the_most_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,10 +479,10 @@ def test_more_requests_than_a_batch_has_go_into_the_next_one() -> None:
 def test_a_log_of_many_commits_is_kept_short_and_says_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(position_keeper, "_SLACK", 50)
-    monkeypatch.setattr(position_keeper, "_CARRIED", 4)
-    monkeypatch.setattr(position_keeper, "_TRUNCATE_EVERY", 10)
-    monkeypatch.setattr(position_keeper, "_KEPT_RECORDS", 20)
+    monkeypatch.setattr(offset_store, "_SLACK", 50)
+    monkeypatch.setattr(offset_store, "_CARRIED", 4)
+    monkeypatch.setattr(offset_store, "_TRUNCATE_EVERY", 10)
+    monkeypatch.setattr(offset_store, "_KEPT_RECORDS", 20)
     log = Log()
     for at in range(20):
         log.done(Commit("log", f"idle{at}", "1", 7, is_new=True))
@@ -588,10 +588,10 @@ def test_a_consumer_that_was_made_again_is_not_deleted_by_a_late_copy() -> None:
 
 def test_a_change_whose_sender_knows_no_version_is_refused_with_one_and_was_never_done() -> None:
     log = Log()
-    told = log.ask(acquire("w1"), stamp=Stamp("t", "", 0))[0]
-    assert isinstance(told, errors.RequestOutdated)
-    assert told.outcome == errors.NOT_DONE
-    log.done(acquire("w1"), Stamp("t", "", told.members["version"]))
+    reported = log.ask(acquire("w1"), stamp=Stamp("t", "", 0))[0]
+    assert isinstance(reported, errors.RequestOutdated)
+    assert reported.outcome == errors.NOT_DONE
+    log.done(acquire("w1"), Stamp("t", "", reported.members["version"]))
     ahead = log.ask(acquire("w1"), stamp=Stamp("t2", "", 1 << 40))[0]
     assert isinstance(ahead, errors.RequestOutdated)
 
@@ -606,10 +606,10 @@ def test_a_change_older_than_what_is_remembered_is_refused_and_a_newer_one_is_do
     done = log.done(Reset("log", "c", "1", 1), stamp)
     for number in (2, 3):
         assert log.done(Reset("log", "c", "1", number), log.stamp(str(number))).offset == number
-    told = log.ask(Reset("log", "c", "1", 1), stamp=stamp)[0]
-    assert isinstance(told, errors.RequestOutdated)
-    assert told.outcome == UNKNOWN
-    assert told.members["version"] > done.version
+    reported = log.ask(Reset("log", "c", "1", 1), stamp=stamp)[0]
+    assert isinstance(reported, errors.RequestOutdated)
+    assert reported.outcome == UNKNOWN
+    assert reported.members["version"] > done.version
     fresh = Log(log.batches)
     assert isinstance(fresh.ask(Reset("log", "c", "1", 1), stamp=stamp)[0], errors.RequestOutdated)
     assert fresh.done(Look("log", "c")).offset == 3
@@ -629,9 +629,12 @@ def test_who_was_overtaken_and_is_not_the_owner_hands_everything_back() -> None:
     log.done(commit(0, is_new=True))
     log.machine.step(Asked("first", Reset("log", "c", "1", 3)), log.now_s, 0)
     log.machine.step(Asked("queued", Reset("log", "c", "1", 4)), log.now_s, 0)
-    told = log.machine.step(Overtaken(), log.now_s, 0)
-    assert [effect.key for effect in told if isinstance(effect, Told)] == ["first", "queued"]
-    for effect in told:
-        assert isinstance(effect, Told)
+    reported = log.machine.step(Overtaken(), log.now_s, 0)
+    assert [effect.key for effect in reported if isinstance(effect, Reported)] == [
+        "first",
+        "queued",
+    ]
+    for effect in reported:
+        assert isinstance(effect, Reported)
         assert isinstance(effect.answer, errors.NotTheOwner)
         assert effect.answer.outcome == errors.NOT_DONE

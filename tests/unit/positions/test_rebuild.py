@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores, scratch
-from quorumlog.protocol import position_keeper
+from quorumlog.protocol import offset_store
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.logs import positions
 from tests.cluster.restore.operator import Operator
@@ -42,13 +42,13 @@ async def shown(http: Http) -> Any:
 
 async def goes_on(http: Http, token: str, *, at: int, to: int) -> None:
     """The consumer is where it was, its lease is held, and its holder goes on."""
-    told = await shown(http)
-    assert (told["offset"], told["state"], told["lease"]["holder"]) == (at, "ok", "w1")
-    assert told["lag"]["records"] == 10 - at
+    reported = await shown(http)
+    assert (reported["offset"], reported["state"], reported["lease"]["holder"]) == (at, "ok", "w1")
+    assert reported["lag"]["records"] == 10 - at
     refused = await http.ask("POST", f"{ME}/lease", {"holder": "w2"})
     assert (refused.status, refused.json["code"]) == (409, "lease-held")
     moved = await committed(http, to, token, at=0)
-    assert (moved["offset"], moved["version"] > told["version"]) == (to, True)
+    assert (moved["offset"], moved["version"] > reported["version"]) == (to, True)
     await http.done("POST", f"{ME}/reset", {"to": 1})
     fenced = await http.ask("PUT", ME, {"offset": 9}, headers={"Fencing-Token": token})
     assert (fenced.status, fenced.json["code"]) == (409, "lease-lost")
@@ -74,9 +74,9 @@ async def test_positions_leases_and_the_creation_of_their_log_survive_the_loss_o
             aiohttp.ClientSession() as session,
         ):
             http = Http(session, cluster.gateways)
-            told = await shown(http)
-            assert told["log_created_at"] == before["log_created_at"]
-            assert told["version"] == before["version"]
+            reported = await shown(http)
+            assert reported["log_created_at"] == before["log_created_at"]
+            assert reported["version"] == before["version"]
             await goes_on(http, token, at=7, to=8)
 
 
@@ -129,8 +129,8 @@ async def test_a_log_of_positions_that_was_rebuilt_gets_small_ledgers_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A rebuilt log has the default settings: a takeover would read what ledgers of 256 MiB have gathered."""
-    monkeypatch.setattr(position_keeper, "_TRUNCATE_EVERY", 3)
-    monkeypatch.setattr(position_keeper, "_KEPT_RECORDS", 1)
+    monkeypatch.setattr(offset_store, "_TRUNCATE_EVERY", 3)
+    monkeypatch.setattr(offset_store, "_KEPT_RECORDS", 1)
     async with served() as (http, cluster):
         made = await commit(http, 0, If_None_Match="*")
         row = cluster.logs[POSITIONS_LOG]

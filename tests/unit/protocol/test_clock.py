@@ -31,9 +31,9 @@ class Heard:
     @property
     def wrong_s(self) -> float:
         """By how much the time that is told is wrong."""
-        told = self.clock.now_ms(self.at_s)
-        assert told is not None
-        return told / 1000 - START - self.at_s
+        reported = self.clock.now_ms(self.at_s)
+        assert reported is not None
+        return reported / 1000 - START - self.at_s
 
 
 def test_nothing_is_old_before_a_clock_was_heard_that_agrees_with_this_machines() -> None:

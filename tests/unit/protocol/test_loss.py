@@ -17,9 +17,9 @@ def said(*words: Word) -> Answers:
 
 
 def test_what_all_who_could_have_it_deny_is_lost() -> None:
-    told = {B1: ALL_BUT_5, B2: NOTHING, B3: Holding(((0, 3),), ())}
+    reported = {B1: ALL_BUT_5, B2: NOTHING, B3: Holding(((0, 3),), ())}
 
-    found = [a for a in answers(ROW, range(10), told) if a.is_lost()]
+    found = [a for a in answers(ROW, range(10), reported) if a.is_lost()]
 
     assert [(a.first, a.last) for a in found] == [(5, 5)]
     assert found[0].words == ((B1, Word.ABSENT), (B2, Word.ABSENT), (B3, Word.ABSENT))
@@ -63,8 +63,8 @@ def test_the_target_of_a_repair_could_have_it_too() -> None:
 
     assert set(holders(two, 4)) == {B1, B2, B3, B4}
     assert set(holders(two, 5)) == {B1, B2, B5}
-    told = {B1: NOTHING, B2: NOTHING, B3: NOTHING, B5: NOTHING, B4: Holding(((3, 3),), ())}
-    lost = [(a.first, a.last) for a in answers(two, range(10), told) if a.is_lost()]
+    reported = {B1: NOTHING, B2: NOTHING, B3: NOTHING, B5: NOTHING, B4: Holding(((3, 3),), ())}
+    lost = [(a.first, a.last) for a in answers(two, range(10), reported) if a.is_lost()]
     assert lost == [(0, 2), (4, 4), (5, 9)]
 
 

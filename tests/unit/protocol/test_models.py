@@ -118,19 +118,19 @@ class World:
         self.holders = holders
         self.data = data
         self.pending: list[Effect] = []
-        self.told: list[Effect] = []
+        self.reported: list[Effect] = []
 
     def step(self, machine: Machine, event: Event) -> None:
         for effect in machine.step(event):
             kept = (SendAdd, SendFence, SendRead, UpdateMetadata, ReadMetadata, FindBookies)
             kinds = (*kept, StartTimer)
-            (self.pending if isinstance(effect, kinds) else self.told).append(effect)
+            (self.pending if isinstance(effect, kinds) else self.reported).append(effect)
         machine.check()
 
     def run(self, machine: Machine) -> None:
         for _ in range(2_000):
             requests = [e for e in self.pending if not isinstance(e, StartTimer)]
-            if not self.pending or any(isinstance(e, Closed | Failed) for e in self.told):
+            if not self.pending or any(isinstance(e, Closed | Failed) for e in self.reported):
                 return
             # Timers fire late: when nothing else can happen.
             choices = requests or self.pending
@@ -207,7 +207,7 @@ def test_recovery_keeps_what_may_be_acknowledged_and_ends_where_enough_deny(
             for p in quorum.write_set(entry_id)
         )
 
-    (end,) = world.told
+    (end,) = world.reported
     if isinstance(end, Closed):
         last = end.metadata.last_entry
         assert last is not None
@@ -248,10 +248,15 @@ def test_a_reader_gives_each_entry_that_a_living_member_has_and_names_the_first_
         for p in quorum.write_set(readable)
     ):
         readable += 1
-    read = [e for told in world.told if isinstance(told, EntriesRead) for e in told.run.ids]
+    read = [
+        e
+        for reported in world.reported
+        if isinstance(reported, EntriesRead)
+        for e in reported.run.ids
+    ]
     assert read == list(range(first, readable))
     if readable <= last:
-        end = world.told[-1]
+        end = world.reported[-1]
         assert isinstance(end, Failed)
         assert (end.code, end.entry_id) == ("entry-unavailable", readable)
     else:
@@ -288,12 +293,14 @@ def test_a_writer_confirms_in_order_only_what_is_on_an_ack_quorum_of_the_row(
     if writer.state is WriterState.OPEN:
         world.step(writer, CloseRequested())
     world.run(writer)
-    if not any(isinstance(told, Closed) for told in world.told):
-        world.told = [told for told in world.told if not isinstance(told, Failed)]
+    if not any(isinstance(reported, Closed) for reported in world.reported):
+        world.reported = [
+            reported for reported in world.reported if not isinstance(reported, Failed)
+        ]
         world.run(writer)  # a handle that failed still closes its ledger
 
-    confirmed = [told for told in world.told if isinstance(told, Confirmed)]
-    ids = [e for told in confirmed for e in range(told.first, told.last + 1)]
+    confirmed = [reported for reported in world.reported if isinstance(reported, Confirmed)]
+    ids = [e for reported in confirmed for e in range(reported.first, reported.last + 1)]
     assert ids == list(range(len(ids))), "I8"
     assert world.row.state is State.CLOSED
     assert world.row.last_entry == len(ids) - 1 == writer.last_add_confirmed

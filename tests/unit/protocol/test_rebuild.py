@@ -171,11 +171,11 @@ def test_a_deleted_id_anywhere_is_a_tombstone() -> None:
 
 
 def test_a_copy_of_a_tombstone_is_one_whatever_other_bookies_hold() -> None:
-    told = held(CLOSED, CLOSED.deleted("d"))
+    reported = held(CLOSED, CLOSED.deleted("d"))
 
-    assert decide(Known(), [told], ALL) == Decision(Action.TOMBSTONE)
-    assert decide(Known(), [held(CLOSED), told], ALL) == Decision(Action.TOMBSTONE)
-    assert decide(known(CLOSED, "a3"), [told], ALL) == Decision(Action.TOMBSTONE)
+    assert decide(Known(), [reported], ALL) == Decision(Action.TOMBSTONE)
+    assert decide(Known(), [held(CLOSED), reported], ALL) == Decision(Action.TOMBSTONE)
+    assert decide(known(CLOSED, "a3"), [reported], ALL) == Decision(Action.TOMBSTONE)
 
 
 def test_silent_bookies_may_hide_a_deletion_where_they_may_hide_a_later_row() -> None:
@@ -186,10 +186,10 @@ def test_silent_bookies_may_hide_a_deletion_where_they_may_hide_a_later_row() ->
 
 
 def test_a_tombstone_is_written_again_for_a_copy_whose_change_the_database_lacks() -> None:
-    told = held(CLOSED, CLOSED.deleted("d"))
+    reported = held(CLOSED, CLOSED.deleted("d"))
 
-    behind = decide(Known(is_deleted=True, attempts=frozenset({"a3"})), [told], ALL)
-    again = decide(Known(is_deleted=True, attempts=frozenset({"a3", "d"})), [told], ALL)
+    behind = decide(Known(is_deleted=True, attempts=frozenset({"a3"})), [reported], ALL)
+    again = decide(Known(is_deleted=True, attempts=frozenset({"a3", "d"})), [reported], ALL)
 
     assert (behind.action, again.action) == (Action.TOMBSTONE, Action.SAME)
 
@@ -351,7 +351,7 @@ def behind(
     return replace(one, lineage=Lineage(created_at, before), has_row=has_row)
 
 
-def told(
+def reported(
     known: LogMetadata | None, *ledgers: LedgerPlace, deleted: Sequence[int] = ()
 ) -> LogDecision:
     return decide_log("events", known, ledgers, deleted, now_ms=NOW_MS, token=TOKEN)
@@ -367,7 +367,7 @@ LOG = LogMetadata(
 
 
 def test_a_lost_log_is_its_ledgers_by_place_and_has_forgotten_every_producer() -> None:
-    decision = told(None, ledger(5, 20), ledger(9, 0, 3), ledger(4, 10, 2))
+    decision = reported(None, ledger(5, 20), ledger(9, 0, 3), ledger(4, 10, 2))
 
     row = decision.row
     assert decision.action is Action.WRITE
@@ -389,9 +389,9 @@ def test_a_lost_log_has_the_settings_that_its_owner_gave_to_its_ledgers() -> Non
     own = replace(ledger(1, 0, 3), custom=mine, is_packed=True)
     of_transaction = replace(ledger(2, 10), is_packed=True)
 
-    row = told(None, own, of_transaction).row
-    plain = told(None, replace(own, is_packed=False)).row
-    bare = told(None, of_transaction).row
+    row = reported(None, own, of_transaction).row
+    plain = reported(None, replace(own, is_packed=False)).row
+    bare = reported(None, of_transaction).row
 
     assert row is not None
     assert row.settings == LogSettings(Quorum(3, 3, 2), batch_compression="zstd", custom=mine)
@@ -408,8 +408,8 @@ def test_what_a_transaction_published_keeps_the_time_of_its_publication() -> Non
         ledger(2, 10, 3), lineage=Lineage(CREATED_AT, OFFSETS[1:2], published_ms=17)
     )
 
-    lost = told(None, first, published).row
-    older = told(replace(LOG, created_at=CREATED_AT, items=LOG.items[:1]), first, published).row
+    lost = reported(None, first, published).row
+    older = reported(replace(LOG, created_at=CREATED_AT, items=LOG.items[:1]), first, published).row
 
     for row in (lost, older):
         assert row is not None
@@ -427,7 +427,7 @@ def test_a_stream_sequence_comes_back_as_it_was_before_the_last_ledger() -> None
     known = replace(LOG, created_at=CREATED_AT, items=LOG.items[:1])
 
     for log, seq in ((None, "c"), (known, "c"), (replace(known, stream_seq="d"), "d")):
-        row = told(log, *ledgers).row
+        row = reported(log, *ledgers).row
         assert row is not None
         assert row.stream_seq == seq
 
@@ -436,8 +436,8 @@ def test_a_lost_log_whose_next_ledger_may_be_on_silent_bookies_waits() -> None:
     """Its next owner would give the offsets of acknowledged records to others."""
     last = replace(ledger(2, 10, 3), hides_next=True)
 
-    decision = told(None, ledger(1, 0, 3), last)
-    opened = told(None, ledger(1, 0, 3), last, ledger(3, 20))
+    decision = reported(None, ledger(1, 0, 3), last)
+    opened = reported(None, ledger(1, 0, 3), last, ledger(3, 20))
 
     assert (decision.action, decision.row) == (Action.WAIT, None)
     assert "ledger 2 is CLOSED, and the one behind it may be" in decision.why
@@ -450,29 +450,29 @@ def test_a_deleted_ledger_that_had_no_records_was_only_passed_over() -> None:
     before = behind(ledger(1, 0, 3))
     later = behind(ledger(3, 10, 5), (1, 0))
 
-    decision = told(empty, before, later, deleted=[2])
+    decision = reported(empty, before, later, deleted=[2])
 
     assert places(decision.row) == [(1, 0, 9), (3, 10, None)]
     ahead = replace(empty, items=(*empty.items[:1], LogItem(2, None)))
-    assert places(told(ahead, before, later, deleted=[2]).row) == [(1, 0, 9), (3, 10, None)]
+    assert places(reported(ahead, before, later, deleted=[2]).row) == [(1, 0, 9), (3, 10, None)]
     # Where nobody tells what came later, it may have had records.
     for nothing in ([before], [before, behind(ledger(3, 10, NO_ENTRY), (1, 0))], [ledger(3, 10)]):
-        assert told(empty, *nothing, deleted=[2]).action is Action.CONFLICT
+        assert reported(empty, *nothing, deleted=[2]).action is Action.CONFLICT
     # With records it was let go of, and all before it.
     after = behind(ledger(3, 20), (1, 0), (2, 10))
-    assert places(told(empty, before, after, deleted=[2]).row) == [(3, 20, None)]
+    assert places(reported(empty, before, after, deleted=[2]).row) == [(3, 20, None)]
 
 
 def test_a_log_begins_where_its_first_ledger_does() -> None:
-    row = told(None, ledger(3, 50, 4), ledger(4, 60)).row
+    row = reported(None, ledger(3, 50, 4), ledger(4, 60)).row
 
     assert row is not None
     assert row.first_offset == 50
 
 
 def test_an_empty_ledger_has_no_place_but_at_the_end() -> None:
-    middle = told(None, ledger(1, 0, 4), ledger(2, 9, -1), ledger(3, 9, -1), ledger(4, 9, 0))
-    end = told(None, ledger(1, 0, 4), ledger(2, 9, -1), ledger(3, 9, -1))
+    middle = reported(None, ledger(1, 0, 4), ledger(2, 9, -1), ledger(3, 9, -1), ledger(4, 9, 0))
+    end = reported(None, ledger(1, 0, 4), ledger(2, 9, -1), ledger(3, 9, -1))
 
     assert middle.row is not None
     assert [item.ledger_id for item in middle.row.items] == [1, 4]
@@ -482,8 +482,8 @@ def test_an_empty_ledger_has_no_place_but_at_the_end() -> None:
 
 
 def test_ledgers_without_a_place_are_told_and_not_in_the_log() -> None:
-    assert told(None, ledger(1, 0), ledger(2, None)).unplaced == (2,)
-    assert told(None, ledger(2, None)).action is Action.WAIT
+    assert reported(None, ledger(1, 0), ledger(2, None)).unplaced == (2,)
+    assert reported(None, ledger(2, None)).action is Action.WAIT
 
 
 @pytest.mark.parametrize(
@@ -494,14 +494,14 @@ def test_ledgers_without_a_place_are_told_and_not_in_the_log() -> None:
     ],
 )
 def test_an_end_beyond_the_next_beginning_is_told(ledgers: Sequence[LedgerPlace], why: str) -> None:
-    decision = told(None, *ledgers)
+    decision = reported(None, *ledgers)
 
     assert (decision.action, decision.row) == (Action.CONFLICT, None)
     assert decision.why == why
 
 
 def test_a_log_that_is_behind_gets_the_ledgers_that_came_later() -> None:
-    decision = told(LOG, ledger(1, 0, 3), ledger(2, 10, 4), ledger(3, 20))
+    decision = reported(LOG, ledger(1, 0, 3), ledger(2, 10, 4), ledger(3, 20))
 
     row = decision.row
     assert row is not None
@@ -523,9 +523,9 @@ def opened(one: LedgerPlace, token: int) -> LedgerPlace:
 def test_a_rebuilt_log_that_was_opened_has_a_token_that_nobody_was_given() -> None:
     """Rule 22a."""
     placed = replace(ledger(2, 10), lineage=Lineage(CREATED_AT))
-    lost = told(None, opened(placed, 2)).row
-    behind = told(LOG, ledger(1, 0, 3), ledger(2, 10, 4), ledger(3, 20)).row
-    never_opened = told(None, placed).row
+    lost = reported(None, opened(placed, 2)).row
+    behind = reported(LOG, ledger(1, 0, 3), ledger(2, 10, 4), ledger(3, 20)).row
+    never_opened = reported(None, placed).row
 
     assert lost is not None
     assert behind is not None
@@ -535,8 +535,8 @@ def test_a_rebuilt_log_that_was_opened_has_a_token_that_nobody_was_given() -> No
 
 
 def test_a_log_whose_ledgers_it_names_stays() -> None:
-    assert told(LOG, ledger(1, 0, 3), ledger(2, 10)).action is Action.SAME
-    assert told(LOG).action is Action.SAME
+    assert reported(LOG, ledger(1, 0, 3), ledger(2, 10)).action is Action.SAME
+    assert reported(LOG).action is Action.SAME
 
 
 def test_a_log_without_ledgers_is_told_where_ledgers_are_deleted_since_they_may_have_been_its() -> (
@@ -558,7 +558,7 @@ def test_a_log_without_ledgers_is_told_where_ledgers_are_deleted_since_they_may_
 def test_an_item_that_was_added_ahead_gets_the_place_that_its_ledger_tells() -> None:
     ahead = replace(LOG, items=(*LOG.items, LogItem(3, None)))
 
-    row = told(ahead, ledger(2, 10, 4), ledger(3, 17)).row
+    row = reported(ahead, ledger(2, 10, 4), ledger(3, 17)).row
 
     assert row is not None
     assert [(item.first_offset, item.last_offset) for item in row.items[1:]] == [
@@ -568,7 +568,7 @@ def test_an_item_that_was_added_ahead_gets_the_place_that_its_ledger_tells() -> 
 
 
 def test_a_log_lets_go_again_of_the_first_ledgers_that_are_deleted() -> None:
-    row = told(LOG, ledger(2, 10), deleted=[1]).row
+    row = reported(LOG, ledger(2, 10), deleted=[1]).row
 
     assert row is not None
     assert (row.first_offset, [item.ledger_id for item in row.items]) == (10, [2])
@@ -596,7 +596,7 @@ def test_a_log_lets_go_again_of_the_first_ledgers_that_are_deleted() -> None:
 def test_a_log_that_contradicts_its_ledgers_is_told(
     log: LogMetadata, ledgers: Sequence[LedgerPlace], deleted: Sequence[int], why: str
 ) -> None:
-    decision = told(log, *ledgers, deleted=deleted)
+    decision = reported(log, *ledgers, deleted=deleted)
 
     assert (decision.action, decision.why) == (Action.CONFLICT, why)
 
@@ -604,7 +604,7 @@ def test_a_log_that_contradicts_its_ledgers_is_told(
 def test_what_a_log_let_go_of_does_not_come_back() -> None:
     log = replace(LOG, first_offset=10, items=LOG.items[1:])
 
-    decision = told(log, ledger(1, 0, 3), ledger(2, 10))
+    decision = reported(log, ledger(1, 0, 3), ledger(2, 10))
 
     assert (decision.action, decision.unplaced) == (Action.SAME, (1,))
 
@@ -617,7 +617,7 @@ def places(row: LogMetadata | None) -> list[tuple[int, int | None, int | None]]:
 
 
 def test_a_ledger_that_nobody_holds_keeps_its_place_and_is_told() -> None:
-    decision = told(
+    decision = reported(
         None,
         behind(ledger(0, 0, 3)),
         behind(ledger(2, 20, 3), *OFFSETS[:2]),
@@ -629,7 +629,9 @@ def test_a_ledger_that_nobody_holds_keeps_its_place_and_is_told() -> None:
 
 
 def test_a_ledger_whose_row_is_not_proven_keeps_its_place_also_at_the_end() -> None:
-    decision = told(None, behind(ledger(0, 0, 3)), behind(ledger(1, 10), OFFSETS[0], has_row=False))
+    decision = reported(
+        None, behind(ledger(0, 0, 3)), behind(ledger(1, 10), OFFSETS[0], has_row=False)
+    )
 
     assert decision.holes == (1,)
     assert places(decision.row) == [(0, 0, 9), (1, 10, None)]
@@ -637,14 +639,16 @@ def test_a_ledger_whose_row_is_not_proven_keeps_its_place_also_at_the_end() -> N
 
 def test_a_hole_that_is_found_later_is_none() -> None:
     behind_hole = behind(ledger(2, 20, 3), *OFFSETS[:2])
-    row = told(None, behind(ledger(0, 0, 3)), behind_hole).row
+    row = reported(None, behind(ledger(0, 0, 3)), behind_hole).row
 
-    again = told(row, behind(ledger(0, 0, 3)), behind(ledger(1, 10, 9), OFFSETS[0]), behind_hole)
+    again = reported(
+        row, behind(ledger(0, 0, 3)), behind(ledger(1, 10, 9), OFFSETS[0]), behind_hole
+    )
     kept = decide_log("events", row, [behind_hole], [], now_ms=NOW_MS, token=TOKEN, stored=[0, 1])
 
     assert (again.action, again.holes) == (Action.SAME, ())
     assert (kept.action, kept.holes) == (Action.SAME, ())
-    assert told(row, behind_hole).holes == (0, 1)
+    assert reported(row, behind_hole).holes == (0, 1)
 
 
 def test_a_hole_of_which_only_the_end_is_known_is_told_and_not_closed() -> None:
@@ -653,8 +657,8 @@ def test_a_hole_of_which_only_the_end_is_known_is_told_and_not_closed() -> None:
     last = behind(ledger(most, 10 * most), *OFFSETS[:most])
     one_more = behind(ledger(most + 1, 10 * (most + 1)), *OFFSETS[1 : most + 1])
 
-    assert told(None, known, last).holes == tuple(range(1, most))
-    decision = told(None, known, one_more)
+    assert reported(None, known, last).holes == tuple(range(1, most))
+    decision = reported(None, known, one_more)
     assert (decision.action, decision.row) == (Action.CONFLICT, None)
     assert decision.why == (
         "ledgers between 0 and 1 are on no bookie that answers, and their ids are unknown"
@@ -664,7 +668,7 @@ def test_a_hole_of_which_only_the_end_is_known_is_told_and_not_closed() -> None:
 def test_what_the_log_let_go_of_before_a_deleted_ledger_does_not_come_back() -> None:
     ledgers = [behind(ledger(0, 0, 3)), behind(ledger(2, 20), *OFFSETS[:2])]
 
-    decision = told(None, *ledgers, deleted=[1])
+    decision = reported(None, *ledgers, deleted=[1])
 
     assert places(decision.row) == [(2, 20, None)]
     assert (decision.unplaced, decision.holes) == ((0,), ())
@@ -673,7 +677,7 @@ def test_what_the_log_let_go_of_before_a_deleted_ledger_does_not_come_back() -> 
 def test_what_the_log_let_go_of_before_a_ledger_was_placed_does_not_come_back() -> None:
     let_go = [behind(ledger(0, 0, 3)), behind(ledger(1, 10, 3), OFFSETS[0])]
 
-    decision = told(None, *let_go, behind(ledger(2, 20, 3)), behind(ledger(3, 30), OFFSETS[2]))
+    decision = reported(None, *let_go, behind(ledger(2, 20, 3)), behind(ledger(3, 30), OFFSETS[2]))
 
     assert places(decision.row) == [(2, 20, 29), (3, 30, None)]
     assert decision.unplaced == (0, 1)
@@ -685,10 +689,10 @@ def test_a_ledger_that_got_no_record_before_the_database_went_back_gives_its_pla
     row = replace(LOG, created_at=CREATED_AT)
     instead = behind(ledger(3, 10), (1, 0))
 
-    closed_empty = told(row, ledger(1, 0, 3), ledger(2, 10, -1), instead)
-    untold = told(row, ledger(1, 0, 3), instead)
+    closed_empty = reported(row, ledger(1, 0, 3), ledger(2, 10, -1), instead)
+    unreported = reported(row, ledger(1, 0, 3), instead)
 
-    for decision in (closed_empty, untold):
+    for decision in (closed_empty, unreported):
         assert places(decision.row) == [(1, 0, 9), (3, 10, None)]
 
 
@@ -697,7 +701,7 @@ def test_a_ledger_of_an_earlier_log_of_the_name_is_not_in_a_later_one() -> None:
     later = behind(ledger(5, 0, 3), created_at=LATER_AT)
     row = replace(LOG, created_at=LATER_AT, items=(LogItem(5, 0),))
 
-    lost, stays = told(None, *earlier, later), told(row, *earlier, later)
+    lost, stays = reported(None, *earlier, later), reported(row, *earlier, later)
 
     assert places(lost.row) == [(5, 0, None)]
     assert lost.row is not None
@@ -709,7 +713,7 @@ def test_a_ledger_of_an_earlier_log_of_the_name_is_not_in_a_later_one() -> None:
 def test_a_later_log_of_the_name_than_the_database_has_is_told() -> None:
     row = replace(LOG, created_at=CREATED_AT)
 
-    decision = told(row, behind(ledger(5, 0, 3), created_at=LATER_AT))
+    decision = reported(row, behind(ledger(5, 0, 3), created_at=LATER_AT))
 
     assert (decision.action, decision.row) == (Action.CONFLICT, None)
     assert decision.why == (
@@ -718,7 +722,9 @@ def test_a_later_log_of_the_name_than_the_database_has_is_told() -> None:
 
 
 def test_a_ledger_from_before_lineages_gets_the_place_that_later_ones_tell() -> None:
-    decision = told(None, ledger(0, 0, 3), ledger(1, None, 3), behind(ledger(2, 20), *OFFSETS[:2]))
+    decision = reported(
+        None, ledger(0, 0, 3), ledger(1, None, 3), behind(ledger(2, 20), *OFFSETS[:2])
+    )
 
     assert places(decision.row) == [(0, 0, 9), (1, 10, 19), (2, 20, None)]
 
@@ -747,7 +753,7 @@ def test_a_log_with_lineages_is_made_again_as_it_was_or_told_whatever_ledgers_ar
     held = [one for number, one in ledgers.items() if number not in lost]
     whole = [(item.ledger_id, item.first_offset) for item in log.items]
 
-    decision = told(known if known.items else None, *held)
+    decision = reported(known if known.items else None, *held)
 
     if decision.row is None:
         assert lost or decision.action is not Action.CONFLICT, decision.why
@@ -787,7 +793,7 @@ def test_a_log_is_made_again_as_it_was_from_any_state_that_it_went_back_to(
         before[-1] = replace(before[-1], last_offset=None)
     known = replace(whole, items=tuple(before)) if before else None
 
-    row = told(known, *data.draw(st.permutations(ledgers))).row or known
+    row = reported(known, *data.draw(st.permutations(ledgers))).row or known
 
     assert row is not None
     row.check()
@@ -828,7 +834,7 @@ def of_fork(
 def test_a_fork_has_what_its_own_ledgers_tell_that_it_shares() -> None:
     shared = OFFSETS[:6]
 
-    decision = told(None, of_fork(ledger(70, 57), 57, shared, *shared))
+    decision = reported(None, of_fork(ledger(70, 57), 57, shared, *shared))
 
     row = decision.row
     assert row is not None
@@ -842,7 +848,7 @@ def test_a_fork_that_shares_more_than_is_told_begins_with_what_is_told() -> None
     shared = [(number, 10 * number) for number in range(SHARED_KEPT + 3)]
     at = 10 * len(shared)
 
-    row = told(None, of_fork(ledger(70, at), at, shared, *shared)).row
+    row = reported(None, of_fork(ledger(70, at), at, shared, *shared)).row
 
     assert row is not None
     assert row.first_offset == 30
@@ -857,7 +863,7 @@ def test_the_first_own_ledger_of_a_fork_is_known_to_be_missing() -> None:
         for at in range(1, 5)
     ]
 
-    decision = told(None, *behind_it[3:])
+    decision = reported(None, *behind_it[3:])
 
     row = decision.row
     assert row is not None
@@ -866,7 +872,7 @@ def test_the_first_own_ledger_of_a_fork_is_known_to_be_missing() -> None:
 
 
 def test_a_fork_that_let_go_of_what_it_shared_does_not_get_it_back() -> None:
-    row = told(
+    row = reported(
         None,
         of_fork(ledger(70, 57, 3), 57, OFFSETS[:6], *OFFSETS[:6]),
         of_fork(ledger(71, 67), 57, (), (70, 57)),

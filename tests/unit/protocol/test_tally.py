@@ -91,33 +91,33 @@ def test_an_answer_is_taken_in_at_once_as_it_is_entry_by_entry(
 ) -> None:
     fragment = Fragment(0, MEMBERS[: quorum.ensemble_size])
     tally, plain = Tally(quorum, fragment, first=0, last=LAST), Plain(quorum)
-    for told in given_answers:
-        cursor = tally.cursors[told.position]
+    for reported in given_answers:
+        cursor = tally.cursors[reported.position]
         if cursor is None:
             continue
-        member = fragment.bookies[told.position]
+        member = fragment.bookies[reported.position]
         answer = ReadAnswered(
-            told.position,
+            reported.position,
             member,
             cursor,
             LAST,
             Status.OK,
-            told.run(),
-            ranges_of(sorted(told.absent)),
+            reported.run(),
+            ranges_of(sorted(reported.absent)),
         )
 
         following = tally.note(answer, CODEC, 7)
 
-        assert following == plain.note(told, cursor)
+        assert following == plain.note(reported, cursor)
         assert tally.found == plain.found
 
 
 def test_a_member_that_spoke_of_an_entry_is_asked_for_later_ones_only() -> None:
     tally = Tally(Quorum(3, 3, 2), Fragment(0, MEMBERS[:3]), first=0, last=LAST)
-    assert tally.may_tell(0) == (0, 1, 2)
+    assert tally.may_decide(0) == (0, 1, 2)
 
     answer = ReadAnswered(0, MEMBERS[0], 0, LAST, Status.OK, None, ((0, 1),))
     assert tally.note(answer, CODEC, 7) == 2
 
-    assert tally.may_tell(1) == (1, 2)
-    assert sorted(tally.may_tell(2)) == [0, 1, 2]
+    assert tally.may_decide(1) == (1, 2)
+    assert sorted(tally.may_decide(2)) == [0, 1, 2]

@@ -100,9 +100,9 @@ def test_merged_ranges_name_the_same_entries_once(found: list[tuple[str, int, in
 
     for member in "ab":
         plain = {e for m in ranges if m.member == member for e in range(m.first, m.last + 1)}
-        told = [e for m in result if m.member == member for e in range(m.first, m.last + 1)]
-        assert len(told) == len(set(told))
-        assert set(told) == plain
+        reported = [e for m in result if m.member == member for e in range(m.first, m.last + 1)]
+        assert len(reported) == len(set(reported))
+        assert set(reported) == plain
 
 
 def test_many_ranges_become_one_that_covers_them() -> None:

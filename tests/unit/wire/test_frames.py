@@ -171,9 +171,9 @@ def test_answers_survive_the_trip(member: str, given_answers: list[frames.Channe
 
     assert frames.parse_answers(*message) == (member, given_answers)
     # As one piece, which version 1 of the channel sends.
-    member_told, told = frames.parse_answers(b"".join(message))
+    member_told, reported = frames.parse_answers(b"".join(message))
     assert member_told == member
-    assert [b"".join(answer[-2:]) for answer in told] == [
+    assert [b"".join(answer[-2:]) for answer in reported] == [
         b"".join(answer[-2:]) for answer in given_answers
     ]
 

@@ -171,7 +171,7 @@ class Caller:
             raise (
                 absent
                 if absent is not None and not scopes
-                else self.lacks(needed, told(kind, name))
+                else self.lacks(needed, reported(kind, name))
             )
         return scopes
 
@@ -227,7 +227,7 @@ def no_transaction(transaction: str) -> NoSuchTransaction:
     return NoSuchTransaction(f"there is no transaction {transaction} for this token")
 
 
-def told(kind: Kind, name: str) -> str:
+def reported(kind: Kind, name: str) -> str:
     """Describe a resource for an error message."""
     if kind is Kind.CLUSTER:
         return "the cluster"

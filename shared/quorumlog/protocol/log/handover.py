@@ -174,7 +174,7 @@ class Handover:
         if result is None or isinstance(result, NoSuchLedger):
             return self._yield()
         if isinstance(result, QuorumLogError):
-            return HandoverDone(told(result, self.log))
+            return HandoverDone(reported(result, self.log))
         if self.creates and result.state is LogState.CLOSED:
             # A batch has ended the log (rule 25b).
             return HandoverDone(LogClosed(f"the log {self.log} is closed", log=self.log))
@@ -263,7 +263,7 @@ class Handover:
             return self._move(HandoverStep.SETTLING, Move.RETIRE)
         if self._last is not None:
             return self._ask(HandoverStep.FINDING, ReadLedger(self._last.ledger_id))
-        return self._nobody_lives() if self.aim is Aim.SEARCH else HandoverDone()
+        return self._none_lives() if self.aim is Aim.SEARCH else HandoverDone()
 
     def _found(self, ledger: LedgerMetadata, *, is_owned: bool) -> HandoverNext:
         """Handle the metadata of a ledger, which names its writer."""
@@ -271,13 +271,13 @@ class Handover:
         is_mine = writer is not None and writer.id == self.me
         if self.aim is Aim.DRAIN:
             # A displaced owner that did not notice must not end its successor.
-            return self._nobody_lives() if is_mine else HandoverDone()
+            return self._none_lives() if is_mine else HandoverDone()
         if self.aim is Aim.HEAL and is_mine and is_owned:
             return HandoverDone(answer=False)
         if self.aim is Aim.HEAL and last is not None and last.ledger_id != ledger.ledger_id:
             return self._ask(HandoverStep.FINDING, ReadLedger(last.ledger_id))
         if writer is None or is_mine or ledger.state is not State.OPEN:
-            return self._nobody_lives()
+            return self._none_lives()
         if self.aim is Aim.SEARCH and writer != self.suspect:
             return OwnerFound(writer)
         self.suspect = writer
@@ -285,13 +285,13 @@ class Handover:
 
     def _probed(self, *, is_alive: bool) -> HandoverNext:
         if not is_alive:
-            return self._nobody_lives()
+            return self._none_lives()
         if self.aim is Aim.HEAL:
             return HandoverDone(answer=False)
         assert self.suspect is not None
         return OwnerFound(self.suspect)
 
-    def _nobody_lives(self) -> HandoverNext:
+    def _none_lives(self) -> HandoverNext:
         if self.aim is Aim.HEAL:
             return self._move(HandoverStep.SETTLING, Move.RETIRE)
         return self._move(HandoverStep.TAKING, Move.TAKE_OVER)
@@ -331,7 +331,7 @@ def deleted(log: str) -> NoSuchLog:
     return NoSuchLog(f"the log {log} was deleted", log=log)
 
 
-def told(error: QuorumLogError, log: str) -> QuorumLogError:
+def reported(error: QuorumLogError, log: str) -> QuorumLogError:
     """The client's error for a failed takeover. An error about one of the log's ledgers is
     replaced, since clients can't act on it.
     """

@@ -318,7 +318,7 @@ class Job:
 
     # --- its end ---------------------------------------------------------------------------------
 
-    def told(
+    def reported(
         self, error: QuorumLogError | None, *, is_ended: bool
     ) -> Iterator[tuple[RequestKey, QuorumLogError | NotOwner]]:
         """The answers to the requests that wait for this failed job. If the owner has ended, most
@@ -330,9 +330,9 @@ class Job:
             is_unknown = is_repeat and isinstance(error, MetadataUnavailable)
             yield pending.request, error.with_outcome(UNKNOWN) if is_unknown else error
         if self.request is not None:
-            is_told = error is not None and (
+            is_reported = error is not None and (
                 not is_ended
                 or isinstance(error, _FINAL)
                 or error.code == QuorumLogError.code  # a defect: the next owner has it too
             )
-            yield self.request, error if error is not None and is_told else NOT_OWNER
+            yield self.request, error if error is not None and is_reported else NOT_OWNER

@@ -287,11 +287,11 @@ class Owner:
             self.tenancy.check_token(pending.call.token)
             before = self._pipe.begin(pending, now)
         except QuorumLogError as error:
-            told = error.replace(log=self.log.name)
+            reported = error.replace(log=self.log.name)
             if isinstance(error, _BY_STATE):
-                self._doubted.append((pending, told))
+                self._doubted.append((pending, reported))
             else:
-                self._out.append(Resolve(pending.request, told))
+                self._out.append(Resolve(pending.request, reported))
         else:
             if before is not None:
                 self._doubted.append((pending, self._repeated(pending, before)))
@@ -590,7 +590,9 @@ class Owner:
         self._discard(job)
         if job.kind is JobKind.CHECK and error is None:
             self._take_back(job.doubted)
-        self._out += [Resolve(*told) for told in job.told(error, is_ended=self.is_ended)]
+        self._out += [
+            Resolve(*reported) for reported in job.reported(error, is_ended=self.is_ended)
+        ]
         if job.kind is not JobKind.CHECK and job.request is None and not self.is_ended:
             self._pause_asked = self._ask(Wait(Pause.ROLL))
 

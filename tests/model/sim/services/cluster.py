@@ -142,10 +142,12 @@ class Gateway(Process):
                 )
                 served = cast("web.Request", asked)
                 try:
-                    told = cast("web.Response", await handler(served))
+                    reported = cast("web.Response", await handler(served))
                 finally:
                     self._room.release(served)
-                return Answer(told.status, bytes(cast("bytes", told.body)), told.headers)
+                return Answer(
+                    reported.status, bytes(cast("bytes", reported.body)), reported.headers
+                )
         raise RouteNotFound(request.path)
 
     def kill(self) -> None:

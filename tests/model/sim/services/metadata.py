@@ -196,7 +196,7 @@ class Metadata(Process):
             self._check(presented)
         seen, before = self.memory.wanted, next(reversed(self.tables.attempts), None)
         try:
-            told = self._answered(work())
+            reported = self._answered(work())
         except QuorumLogError as error:
             if presented.answer:
                 headers = {
@@ -212,8 +212,11 @@ class Metadata(Process):
             self.database.committed()
             presented.answer = self.memory.witnesses
         if presented.answer:
-            told.headers = {**told.headers, header.WITNESSES: witnesses_to_header(presented.answer)}
-        return told
+            reported.headers = {
+                **reported.headers,
+                header.WITNESSES: witnesses_to_header(presented.answer),
+            }
+        return reported
 
     def _check(self, presented: Presented) -> None:
         self.compare(presented)
@@ -268,10 +271,10 @@ class Metadata(Process):
                 return partial(work, request, **found.groupdict()), how
         raise RouteNotFound(f"{request.method} {request.path}")
 
-    def _answered(self, told: object) -> Answer:
+    def _answered(self, reported: object) -> Answer:
         if self.net.plan.answer_loss and self.database.down_until > self.net.now:
             raise MetadataUnavailable("the answer of the database is lost", outcome=UNKNOWN)
-        return told if isinstance(told, Answer) else Answer(200, json_of(told))
+        return reported if isinstance(reported, Answer) else Answer(200, json_of(reported))
 
     def _ready(self) -> Answer:
         if self.memory.missing:
@@ -321,15 +324,15 @@ class Metadata(Process):
     def _put(self, row: LedgerMetadata) -> LedgerMetadata:
         self.tables.rows[row.ledger_id] = row
         self.tables.versions[row.ledger_id] = row.version
-        self.tell(
+        self.notify(
             Change(kind="change", ledger_id=row.ledger_id, version=row.version, state=row.state)
         )
         return row
 
-    def tell(self, change: Change) -> None:
+    def notify(self, change: Change) -> None:
         """Announce a change to all who follow: all processes hear of it."""
         for process in self.database.processes:
-            process.stream.tell(change)
+            process.stream.notify(change)
 
     def _create(self, request: Request) -> LedgerMetadata:
         body = LedgerCreateBody.model_validate_json(request.body)
@@ -409,7 +412,9 @@ class Metadata(Process):
             del self.tables.repairs[key]
         self.net.note("row", id, "deleted")
         self._judge(old, None)
-        self.tell(Change(kind="change", ledger_id=ledger_id, version=old.version + 1, deleted=True))
+        self.notify(
+            Change(kind="change", ledger_id=ledger_id, version=old.version + 1, deleted=True)
+        )
         return Answer(204)
 
     def _judge(self, before: LedgerMetadata | None, after: LedgerMetadata | None) -> None:

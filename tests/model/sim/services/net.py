@@ -156,7 +156,7 @@ class Process:
 class Net:
     """The network of a run, its clock and its dice."""
 
-    def __init__(self, loop: VirtualLoop, plan: ServicePlan, *, is_told: bool) -> None:
+    def __init__(self, loop: VirtualLoop, plan: ServicePlan, *, is_reported: bool) -> None:
         self.loop = loop
         self.plan = plan
         self.rng = random.Random(f"services-{plan.seed}")
@@ -172,7 +172,7 @@ class Net:
         self.cut: dict[tuple[str, str], int] = {}
         self.clogged: dict[tuple[str, str], int] = {}
         self.story: list[str] = []
-        self._is_told = is_told
+        self._is_reported = is_reported
         self._hash = hashlib.blake2b(digest_size=8)
 
     @property
@@ -184,7 +184,7 @@ class Net:
         """Part of the trace: hashed always, told when somebody wants the story."""
         line = f"{self.now} " + " ".join(map(str, parts))
         self._hash.update(line.encode())
-        if self._is_told:
+        if self._is_reported:
             self.story.append(f"{self.now / SECOND:10.6f}  " + line.partition(" ")[2])
 
     @property

@@ -32,7 +32,7 @@ from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.ranges import Ranges, contains
 from quorumlog.protocol.rebuild import Held
 from quorumlog.protocol.record import Run
-from quorumlog.protocol.replica import LacAsked, LacTold, RowTold
+from quorumlog.protocol.replica import LacAsked, LacReported, RowReported
 from quorumlog.protocol.row_copy import RowCopy, RowName, name_of
 from quorumlog.wire import row_copies
 from quorumlog.wire.bodies import (
@@ -172,18 +172,18 @@ class Node(Process):
         if ledger_id in self.leaving:
             raise EntryUnavailable(ledger_id=ledger_id)
         ledger = self.ledgers.get(ledger_id)
-        told: dict[str, Any] = {"bookie": self.me, "ledger_id": ledger_id}
+        reported: dict[str, Any] = {"bookie": self.me, "ledger_id": ledger_id}
         if found[2]:
             asked = orjson.loads(request.body)
             while ledger is not None and asked.get("from_disk") and ledger.synced < len(ledger.log):
                 await self.net.pause(0.001)
-            told["limbo"] = ledger is not None and ledger.replica.is_limbo
-            told["digests"] = [_digest(ledger, asked, *span) for span in asked["ranges"]]
+            reported["limbo"] = ledger is not None and ledger.replica.is_limbo
+            reported["digests"] = [_digest(ledger, asked, *span) for span in asked["ranges"]]
         elif ledger is None:
             raise NoSuchLedger(ledger_id=ledger_id)
         else:
-            told["ranges"] = ledger.replica.holdings.present(0, ledger.highest)
-        return Answer(200, orjson.dumps(told))
+            reported["ranges"] = ledger.replica.holdings.present(0, ledger.highest)
+        return Answer(200, orjson.dumps(reported))
 
     def _witnesses(self) -> BookieWitnesses:
         fresh = self._fresh.newest(COPIES_PRESENTED_MAX)
@@ -434,19 +434,19 @@ class Bookies:
 
     def write_lac(self, member: str, ledger_id: int, lac: int, ledger_key: bytes) -> None:
         def judge(node: Node, answer: Callable[[Event], None]) -> None:
-            node.ledger(ledger_id).keep(LacTold(member, lac, ledger_key), answer)
+            node.ledger(ledger_id).keep(LacReported(member, lac, ledger_key), answer)
 
         self._ask(member, ledger_id, judge, lambda _event: None)
 
     def keep_row(self, member: str, ledger_key: bytes, row: LedgerMetadata, done: AddDone) -> None:
-        told = RowTold(member, RowCopy(name_of(row), b""), ledger_key)
+        reported = RowReported(member, RowCopy(name_of(row), b""), ledger_key)
 
         def hear(event: Event | None) -> None:
             done(event.status if isinstance(event, FenceAnswered) else Status.UNKNOWN)
 
         def judge(node: Node, answer: Callable[[Event], None]) -> None:
             node.judge.restores.made(row)
-            node.ledger(row.ledger_id).keep(told, answer)
+            node.ledger(row.ledger_id).keep(reported, answer)
 
         self._ask(member, row.ledger_id, judge, hear)
 

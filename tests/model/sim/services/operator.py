@@ -227,7 +227,7 @@ class Operator:
         database.committed()
         for ledger_id, decision in done.items():
             row = decision.row
-            process.tell(
+            process.notify(
                 Change(
                     kind="change",
                     ledger_id=ledger_id,

@@ -106,10 +106,10 @@ class _Errors(logging.Handler):
 class Run:
     """A cluster, its clients and its judge."""
 
-    def __init__(self, plan: ServicePlan, loop: VirtualLoop, *, is_told: bool) -> None:
+    def __init__(self, plan: ServicePlan, loop: VirtualLoop, *, is_reported: bool) -> None:
         self.plan = plan
         self.loop = loop
-        self.net = Net(loop, plan, is_told=is_told)
+        self.net = Net(loop, plan, is_reported=is_reported)
         self.rng = self.net.rng
         self.judge = Judge(plan)
         self.cluster = Cluster(self.net, self.judge)
@@ -254,14 +254,14 @@ class Run:
 
     async def _ended(self, ledger_id: int, call: Awaitable[LedgerMetadata]) -> None:
         try:
-            row = await self._told(call)
+            row = await self._reported(call)
         except QuorumLogError as error:
             self.net.note("client", "end", ledger_id, outcome_of(error))
             return
         assert row.last_entry is not None, "told as closed"
         self.judge.history.closed(ledger_id, row.last_entry)
 
-    async def _told(self, call: Awaitable[LedgerMetadata]) -> Any:
+    async def _reported(self, call: Awaitable[LedgerMetadata]) -> Any:
         """A row as a client hears of it after a change that no append follows: its members keep it then, if
         nothing is in the way of what they are sent, and they answer in time.
         """
@@ -344,7 +344,7 @@ class Run:
             self.judge.unheld.add((ledger_id, entry_id))
         gone = [m for m in row.all_members if member_name(m) in self._gone()]
         try:
-            await self._told(
+            await self._reported(
                 self._engine().accept_loss(ledger_id, entry_id, entry_id, declare_lost=gone)
             )
         except QuorumLogError as error:
@@ -454,7 +454,7 @@ class Run:
                 return
             engine = self._engine()
             try:
-                row = await self._told(engine.recover(ledger_id))
+                row = await self._reported(engine.recover(ledger_id))
             except RecoveryBlocked as error:
                 blocked = error
                 row = self.judge.rows[ledger_id]
@@ -624,7 +624,7 @@ def _is_same_end(one: LedgerMetadata, other: LedgerMetadata) -> bool:
     return ends[0] == ends[1]
 
 
-def run_plan(plan: ServicePlan, *, is_told: bool = False) -> Outcome:
+def run_plan(plan: ServicePlan, *, is_reported: bool = False) -> Outcome:
     """A plan's verdict."""
     loop = VirtualLoop()
     jitter = random.Random(f"jitter-{plan.seed}")
@@ -643,7 +643,7 @@ def run_plan(plan: ServicePlan, *, is_told: bool = False) -> Outcome:
 
             async def main() -> None:
                 nonlocal run
-                run = Run(plan, loop, is_told=is_told)
+                run = Run(plan, loop, is_reported=is_reported)
                 await run.run()
 
             loop.run_until_complete(main())
@@ -705,4 +705,4 @@ def shrink(outcome: Outcome) -> Outcome:
         ),
         dice=DICE,
     )
-    return run_plan(plan, is_told=True)
+    return run_plan(plan, is_reported=True)

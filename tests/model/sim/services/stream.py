@@ -41,7 +41,7 @@ class ChangeStream:
             if follower in self._followers:
                 self._followers.remove(follower)
 
-    def tell(self, change: Change) -> None:
+    def notify(self, change: Change) -> None:
         """A change was committed."""
         if not self._followers:
             return

@@ -32,7 +32,7 @@ def closed(last_entry: int, version: int = 3) -> LedgerMetadata:
 
 
 @dataclass
-class Told:
+class Reported:
     """A `HandleOwner` that notes what it is told."""
 
     failed: list[str | None] = field(default_factory=list)
@@ -96,12 +96,12 @@ async def _unknown(_ledger_id: int) -> tuple[CasStatus, None]:
     return CasStatus.UNKNOWN, None
 
 
-def handle_of(hand: Hand, told: Told) -> WriteHandle:
+def handle_of(hand: Hand, reported: Reported) -> WriteHandle:
     """The handle of ROW's writer."""
     return WriteHandle(
         ROW,
         hand.ports,
-        told,
+        reported,
         lacs=cast(Any, SimpleNamespace(write_lac=lambda *_args: None)),
         ledger_limit_bytes=1 << 20,
         gateway_in_flight=InFlightBytes(1 << 20),

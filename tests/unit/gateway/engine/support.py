@@ -23,10 +23,10 @@ from quorumlog.protocol.replica import (
     AddAsked,
     FenceAsked,
     LacAsked,
-    LacTold,
+    LacReported,
     ReadAsked,
     Replica,
-    RowTold,
+    RowReported,
     Verdict,
 )
 from quorumlog.wire.bodies import BookieHeartbeat, Cookie
@@ -120,10 +120,10 @@ def _judge(replica: Replica, request: Request) -> Verdict:
         case Op.READ_LAC:
             return replica.step(LacAsked(member))
         case Op.WRITE_LAC:
-            return replica.step(LacTold(member, request.last, key))
+            return replica.step(LacReported(member, request.last, key))
         case Op.KEEP_ROW:
             assert request.row is not None
-            return replica.step(RowTold(member, request.row, key))
+            return replica.step(RowReported(member, request.row, key))
 
 
 @dataclass

@@ -40,12 +40,12 @@ async def test_an_end_beyond_the_bound_is_kept_again(monkeypatch: pytest.MonkeyP
     ends = Ends(rows_of(Closed(closed(0))), hand.ports)
     one, two = closed(0), replace(closed(0), ledger_id=8)
 
-    assert await ends.told(one) == one
+    assert await ends.reported(one) == one
     known = len(hand.copies)
-    await ends.told(one)
+    await ends.reported(one)
     assert len(hand.copies) == known
-    await ends.told(two)
-    await ends.told(one)
+    await ends.reported(two)
+    await ends.reported(one)
 
     assert len(hand.copies) == 3 * known
 
@@ -101,12 +101,12 @@ async def test_an_end_with_too_few_copies_is_kept_again_for_the_next_reader() ->
     hand = Keeping(silent=2)
     ends = Ends(rows_of(Primary(closed(0))), hand.ports)
 
-    assert await ends.told(closed(0)) == closed(0)
+    assert await ends.reported(closed(0)) == closed(0)
     assert await ends.copied(closed(0)) == closed(0)
     asked, hand.silent = len(hand.copies), 0
-    assert await ends.told(closed(0)) == closed(0)
+    assert await ends.reported(closed(0)) == closed(0)
     known = len(hand.copies)
-    assert await ends.told(closed(0)) == closed(0)
+    assert await ends.reported(closed(0)) == closed(0)
 
     assert known > asked
     assert len(hand.copies) == known
@@ -115,7 +115,7 @@ async def test_an_end_with_too_few_copies_is_kept_again_for_the_next_reader() ->
 async def test_callers_share_one_look_at_an_end_and_one_may_go() -> None:
     hand = Hand()
     ends = Ends(rows_of(Primary(closed(0))), hand.ports)
-    asking = [asyncio.ensure_future(ends.told(closed(0))) for _ in range(3)]
+    asking = [asyncio.ensure_future(ends.reported(closed(0))) for _ in range(3)]
     await asyncio.sleep(0)
     asking.pop().cancel()
     await asyncio.sleep(0)
@@ -132,7 +132,7 @@ async def test_a_ledger_that_is_deleted_meanwhile_has_ended_for_its_closer_alone
 
     assert await ends.kept(closed(0)) == closed(0)
     with pytest.raises(NoSuchLedger):
-        await ends.told(closed(0))
+        await ends.reported(closed(0))
 
 
 async def test_the_outcome_of_a_close_is_unknown_without_metadata() -> None:
@@ -142,12 +142,12 @@ async def test_the_outcome_of_a_close_is_unknown_without_metadata() -> None:
         await ends.kept(closed(0))
     assert error.value.outcome == UNKNOWN
     with pytest.raises(MetadataUnavailable):
-        await ends.told(closed(0))
+        await ends.reported(closed(0))
 
 
 async def test_looks_that_are_under_way_end_with_the_gateway() -> None:
     ends = Ends(rows_of(Primary(closed(0))), Hand().ports)
-    asking = asyncio.ensure_future(ends.told(closed(0)))
+    asking = asyncio.ensure_future(ends.reported(closed(0)))
     await asyncio.sleep(0)
 
     await ends.close()

@@ -51,10 +51,10 @@ class Asking:
         path = f"/v1/ledgers/{self.ledger_id}/entries{query}"
         sent = {"Content-Type": media} | headers
         async with self.session.post(url + path, data=body, headers=sent) as answer:
-            told = [orjson.loads(line) for line in (await answer.read()).splitlines()]
-        for one in told:
+            reported = [orjson.loads(line) for line in (await answer.read()).splitlines()]
+        for one in reported:
             one.pop("instance", None)
-        return answer.status, told
+        return answer.status, reported
 
     async def stored(self) -> list[bytes]:
         page = await self.world.engine.reads.read(self.ledger_id, 0, password="secret")
@@ -94,8 +94,12 @@ async def test_an_append_is_answered_alike_by_any_gateway(asking: Asking, body: 
     assert stored[:count] == stored[count:]
 
 
-def _count(told: dict[str, Any]) -> int:
-    return int(told["last_entry"] - told["first_entry"] + 1) if "first_entry" in told else 1
+def _count(reported: dict[str, Any]) -> int:
+    return (
+        int(reported["last_entry"] - reported["first_entry"] + 1)
+        if "first_entry" in reported
+        else 1
+    )
 
 
 @pytest.mark.parametrize("at", [0, 1])
@@ -116,9 +120,13 @@ async def test_a_request_that_was_passed_on_goes_no_further(asking: Asking) -> N
         url = f"{other.url_inside}/internal/v1/ledgers/{asking.ledger_id}/{path}"
         sent = {header.FORWARDED_WRITER: other.id, "Content-Type": JSON} | PASSWORD
         async with asking.session.post(url, data=body, headers=sent) as answer:
-            told = orjson.loads(await answer.read())
+            reported = orjson.loads(await answer.read())
 
-        assert (answer.status, told["code"], told["outcome"]) == (409, "writer-lost", "not-done")
+        assert (answer.status, reported["code"], reported["outcome"]) == (
+            409,
+            "writer-lost",
+            "not-done",
+        )
 
     assert asking.world.engine.writes(asking.ledger_id)
     assert await asking.stored() == []
@@ -133,9 +141,9 @@ async def test_a_request_that_is_passed_on_counts_once_as_a_request_of_a_client(
     counted = []
     for one in asking.world.gateways:
         async with asking.session.get(one.engine.writer.url_inside + "/metrics") as answer:
-            told = await answer.text()
-        counted.append(route % "/v1/ledgers/{ledger_id}/entries" in told)
-        counted.append(route % "/internal/v1/ledgers/{ledger_id}/entries" in told)
+            reported = await answer.text()
+        counted.append(route % "/v1/ledgers/{ledger_id}/entries" in reported)
+        counted.append(route % "/internal/v1/ledgers/{ledger_id}/entries" in reported)
 
     assert counted == [False, True, True, False]
 

@@ -61,8 +61,8 @@ class Stranger:
             within(f"{method} {path[:60]} is answered"),
             self.session.request(method, url, data=io.BytesIO(body), headers=headers) as answer,
         ):
-            told = orjson.loads(await answer.read())
-            return answer.status, told.get("code", "")
+            reported = orjson.loads(await answer.read())
+            return answer.status, reported.get("code", "")
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ async def test_a_body_that_does_not_come_is_a_408_between_gateways_too(stores: S
         reader, sender = await asyncio.open_connection("127.0.0.1", port)
         sender.write(head.encode())
         async with within("it is answered"):
-            told = await reader.readline()
+            reported = await reader.readline()
         sender.close()
 
-        assert b" 408 " in told
+        assert b" 408 " in reported

@@ -22,7 +22,7 @@ from services.gateway.engine import ends
 from tests.unit.gateway.engine.support import World, ledger, payloads, world_of
 
 
-class Told:
+class Reported:
     """What bookies answer, as a test has it; by default nobody has anything."""
 
     def __init__(self, world: World) -> None:
@@ -34,9 +34,9 @@ class Told:
 
     async def answers(self, row: LedgerMetadata, ranges: Ranges) -> AsyncIterator[Answers]:
         self.asked.append(ranges)
-        told = {m: Holding(self.held.get(m, ()), ()) for m in row.all_members}
+        reported = {m: Holding(self.held.get(m, ()), ()) for m in row.all_members}
         for first, last in ranges:
-            for found in loss.answers(row, range(first, last + 1), told):
+            for found in loss.answers(row, range(first, last + 1), reported):
                 yield found
         if self.meanwhile is not None:
             await self.meanwhile()
@@ -54,7 +54,7 @@ async def test_entries_without_a_copy_are_declared_lost_and_read_as_lost_at_ever
     stores: Stores,
 ) -> None:
     async with world_of(stores) as world:
-        told = Told(world)
+        reported = Reported(world)
         row = await closed(world)
 
         now = await world.engine.accept_loss(row.ledger_id, 3, 5)
@@ -75,7 +75,7 @@ async def test_entries_without_a_copy_are_declared_lost_and_read_as_lost_at_ever
         # A repeat changes nothing; what is new alone is asked for.
         assert await world.other.accept_loss(row.ledger_id, 3, 5) == now
         assert (await world.other.accept_loss(row.ledger_id, 2, 6)).lost_entries == ((2, 6),)
-        assert told.asked == [((3, 5),), ((2, 2), (6, 6))]
+        assert reported.asked == [((3, 5),), ((2, 2), (6, 6))]
 
 
 async def test_one_range_more_than_a_row_takes_is_refused_and_changes_nothing(
@@ -83,7 +83,7 @@ async def test_one_range_more_than_a_row_takes_is_refused_and_changes_nothing(
 ) -> None:
     monkeypatch.setattr(ends, "LOST_RANGES_MAX", 1)
     async with world_of(stores) as world:
-        Told(world)
+        Reported(world)
         row = await closed(world)
         now = await world.engine.accept_loss(row.ledger_id, 3, 5)
 
@@ -96,10 +96,10 @@ async def test_one_range_more_than_a_row_takes_is_refused_and_changes_nothing(
 
 async def test_entries_with_a_copy_are_never_declared_lost(stores: Stores) -> None:
     async with world_of(stores) as world:
-        told = Told(world)
+        reported = Reported(world)
         row = await closed(world)
         member = row.fragments[0].bookies[1]
-        told.held[member] = ((5, 5),)
+        reported.held[member] = ((5, 5),)
 
         for declared in ([], [member]):
             with pytest.raises(LossNotProven) as refused:
@@ -114,21 +114,21 @@ async def test_entries_with_a_copy_are_never_declared_lost(stores: Stores) -> No
 async def test_a_proof_of_loss_holds_for_one_version_of_the_row(stores: Stores) -> None:
     """Between the answers and the compare-and-swap a repair may give the place to one who has it."""
     async with world_of(stores) as world:
-        told = Told(world)
+        reported = Reported(world)
         row = await closed(world)
         (new,) = {bookie.member for bookie in world.bookies.values()} - set(row.all_members)
-        told.held[new] = ((0, 9),)
+        reported.held[new] = ((0, 9),)
 
         async def repaired() -> None:
-            told.meanwhile = None
+            reported.meanwhile = None
             moved = row.with_member_replaced(0, row.fragments[0].bookies[0], new)
             await world.metadata.cas(moved)
 
-        told.meanwhile = repaired
+        reported.meanwhile = repaired
         with pytest.raises(LossNotProven):
             await world.engine.accept_loss(row.ledger_id, 3, 5)
 
-        assert len(told.asked) == 2
+        assert len(reported.asked) == 2
         assert (await world.metadata.get(row.ledger_id)).lost_entries == ()
 
 
@@ -136,7 +136,7 @@ async def test_only_entries_of_a_closed_ledger_are_declared_lost_and_only_with_t
     stores: Stores,
 ) -> None:
     async with world_of(stores) as world:
-        told = Told(world)
+        reported = Reported(world)
         living = await ledger(world.engine)
         await world.engine.appends.append(living.ledger_id, [b"one"])
         row = await closed(world, password="secret")
@@ -153,4 +153,4 @@ async def test_only_entries_of_a_closed_ledger_are_declared_lost_and_only_with_t
             await world.engine.accept_loss(
                 row.ledger_id, 5, 6, password="secret", declare_lost=["bookie-77"]
             )
-        assert told.asked == []
+        assert reported.asked == []

@@ -22,7 +22,7 @@ from services.gateway.engine import Engine
 from services.gateway.engine.tails import RECENT_BYTES_MAX, RECENT_RUN_BYTES_MAX, RecentRuns
 from services.gateway.metrics import EngineMetrics
 from tests.support.waiting import turns, until
-from tests.unit.gateway.engine.hands import Hand, Told, handle_of
+from tests.unit.gateway.engine.hands import Hand, Reported, handle_of
 from tests.unit.gateway.engine.support import Gate, World, ledger, payloads, world_of
 
 CODEC = Codec(DigestKind.CRC32C)
@@ -149,7 +149,7 @@ async def test_a_ledger_that_has_ended_is_read_from_bookies(stores: Stores) -> N
 
 async def test_a_handle_that_has_ended_shows_nothing_from_memory() -> None:
     hand = Hand()
-    handle = handle_of(hand, Told())
+    handle = handle_of(hand, Reported())
     _ = handle.append([b"x"])
     await turns()
     for done in hand.adds:

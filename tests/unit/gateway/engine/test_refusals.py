@@ -56,7 +56,7 @@ async def test_a_writer_that_refuses_a_gateway_is_lost_to_it_and_says_nothing_of
         url = str(server.make_url("")).rstrip("/")
         peers, writer = Peers(session), Writer("w", url, url)
 
-        with pytest.raises(WriterLost) as told:
+        with pytest.raises(WriterLost) as reported:
             await peers.send(writer, "POST", "/v1/ledgers/7/entries", 5.0, media=FRAMES)
 
-    assert told.value.outcome == outcome
+    assert reported.value.outcome == outcome

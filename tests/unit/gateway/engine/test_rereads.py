@@ -108,5 +108,5 @@ async def test_a_missing_row_is_logged_and_proves_nothing(caplog: pytest.LogCapt
     assert learned == [1, 3]
     assert rereads.waiting == 0
 
-    (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert (told.message, told.__dict__["rows"]) == ("rows-missing", [2])
+    (reported,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert (reported.message, reported.__dict__["rows"]) == ("rows-missing", [2])

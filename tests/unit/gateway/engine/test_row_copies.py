@@ -136,9 +136,9 @@ async def test_an_end_that_the_database_lost_before_it_was_kept_is_not_told(stor
             )
             slow.allowed.set()
 
-            with pytest.raises(DatabaseWentBack) as told:
+            with pytest.raises(DatabaseWentBack) as reported:
                 await asking
-            assert told.value.outcome == UNKNOWN
+            assert reported.value.outcome == UNKNOWN
 
 
 READS = pytest.mark.parametrize(
@@ -187,15 +187,15 @@ async def test_an_end_that_was_told_costs_later_readers_nothing(stores: Stores) 
         row, slow, closing = await unkept(world)
         slow.allowed.set()
         await closing
-        told = slow.count
+        reported = slow.count
 
         await world.engine.reads.read(row.ledger_id, 0)
-        assert slow.count == told
+        assert slow.count == reported
         await world.other.reads.read(row.ledger_id, 0)
         by_other = slow.count
         await world.other.reads.read(row.ledger_id, 0)
 
-        assert slow.count == by_other > told
+        assert slow.count == by_other > reported
 
 
 async def test_a_reader_is_told_no_end_that_the_database_lost(stores: Stores) -> None:
@@ -213,10 +213,10 @@ async def test_a_reader_is_told_no_end_that_the_database_lost(stores: Stores) ->
         )
         slow.allowed.set()
 
-        told = await reading
+        reported = await reading
 
-        assert not told.closed
-        assert told.lac_source == "bookies"
+        assert not reported.closed
+        assert reported.lac_source == "bookies"
         with pytest.raises(DatabaseWentBack):
             await closing
 
@@ -308,7 +308,7 @@ async def test_an_accepted_loss_is_kept_by_the_members(
         assert keepers(world, done) == world.of(done)
 
 
-def told(world: World, row: LedgerMetadata) -> list[MemoryBookie]:
+def reported(world: World, row: LedgerMetadata) -> list[MemoryBookie]:
     """The members that keep a copy which says that the ledger is deleted."""
     found = []
     for bookie in world.of(row):
@@ -326,7 +326,7 @@ async def test_an_answered_deletion_is_known_to_the_members(stores: Stores) -> N
 
         await world.other.delete(row.ledger_id)
 
-        assert told(world, row) == world.of(row)
+        assert reported(world, row) == world.of(row)
 
 
 async def test_a_deletion_is_not_answered_before_members_know(stores: Stores) -> None:
@@ -338,12 +338,12 @@ async def test_a_deletion_is_not_answered_before_members_know(stores: Stores) ->
         deleting = asyncio.ensure_future(world.engine.delete(row.ledger_id))
         async with within("the members are asked"):
             await slow.asked.wait()
-        is_early = deleting.done() and len(told(world, row)) < 2
+        is_early = deleting.done() and len(reported(world, row)) < 2
         slow.allowed.set()
         await deleting
 
         assert not is_early
-        assert len(told(world, row)) >= 2
+        assert len(reported(world, row)) >= 2
 
 
 async def test_a_deletion_is_answered_although_no_member_hears_of_it(stores: Stores) -> None:
@@ -354,7 +354,7 @@ async def test_a_deletion_is_answered_although_no_member_hears_of_it(stores: Sto
 
         await world.engine.delete(row.ledger_id)
 
-        assert told(world, row) == []
+        assert reported(world, row) == []
         with pytest.raises(NoSuchLedger):
             await world.engine.get(row.ledger_id)
 
@@ -402,7 +402,7 @@ async def test_a_deleted_logs_ledgers_are_known_to_their_members_as_deleted(stor
 
         await world.gateways[0].logs.delete("log")
 
-        assert [told(world, row) for row in rows] == [world.of(row) for row in rows]
+        assert [reported(world, row) for row in rows] == [world.of(row) for row in rows]
 
 
 async def test_a_truncation_is_told_though_nobody_deletes_the_ledgers(
@@ -417,7 +417,7 @@ async def test_a_truncation_is_told_though_nobody_deletes_the_ledgers(
         monkeypatch.setattr(world.gateways[0].logs.orphans, "delete", refused)
         await world.gateways[0].logs.truncate("log", 2)
 
-        assert [told(world, row) for row in rows[:2]] == [world.of(row) for row in rows[:2]]
+        assert [reported(world, row) for row in rows[:2]] == [world.of(row) for row in rows[:2]]
 
 
 async def test_truncated_ledgers_are_known_to_their_members_as_deleted(stores: Stores) -> None:
@@ -426,8 +426,8 @@ async def test_truncated_ledgers_are_known_to_their_members_as_deleted(stores: S
 
         await world.gateways[0].logs.truncate("log", 2)
 
-        assert [told(world, row) for row in rows[:2]] == [world.of(row) for row in rows[:2]]
-        assert [told(world, row) for row in rows[2:]] == [[] for _ in rows[2:]]
+        assert [reported(world, row) for row in rows[:2]] == [world.of(row) for row in rows[:2]]
+        assert [reported(world, row) for row in rows[2:]] == [[] for _ in rows[2:]]
 
 
 async def test_members_hear_of_a_shared_ledgers_deletion_also_after_that_of_its_log(
@@ -439,8 +439,8 @@ async def test_members_hear_of_a_shared_ledgers_deletion_also_after_that_of_its_
             logs.draft("fork", LogSettings(Quorum(3, 3, 3))), await logs.rows.row("log"), 2
         )
         await logs.delete("log")
-        assert [told(world, row) for row in rows[:2]] == [[], []], "the fork names them"
+        assert [reported(world, row) for row in rows[:2]] == [[], []], "the fork names them"
 
         await logs.delete("fork")
 
-        assert [told(world, row) for row in rows[:2]] == [world.of(row) for row in rows[:2]]
+        assert [reported(world, row) for row in rows[:2]] == [world.of(row) for row in rows[:2]]

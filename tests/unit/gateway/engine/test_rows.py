@@ -123,9 +123,9 @@ async def test_a_tombstone_beyond_the_bound_is_read_again_from_the_primary(
     rows.deleted(1 << 40)
     assert not rows.is_deleted(ROW.ledger_id)
 
-    with pytest.raises(NoSuchLedger) as told:
+    with pytest.raises(NoSuchLedger) as reported:
         await rows.row(ROW.ledger_id)
-    assert told.value.members["deleted"] is True
+    assert reported.value.members["deleted"] is True
 
 
 async def test_a_row_that_was_asked_for_before_its_ledgers_deletion_is_stale(

@@ -89,10 +89,10 @@ async def test_without_a_spare_bookie_the_writer_continues_degraded(stores: Stor
         for number in range(1, 5):
             await world.engine.appends.append(row.ledger_id, [b"%d" % number])
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             return row.ledger_id in (await world.engine.cluster())["degraded_ledgers"]
 
-        await until(is_told, "the ledger is called degraded")
+        await until(is_reported, "the ledger is called degraded")
         registry = CollectorRegistry()
         registry.register(EngineMetrics(world.engine))
         assert registry.get_sample_value("quorumlog_gateway_degraded_ledgers") == 1
@@ -543,13 +543,13 @@ async def test_an_idle_writers_lac_reaches_the_bookies_and_survives_its_gateway(
         for number in range(5):
             await world.engine.appends.append(ledger_id, [b"%d" % number])
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             now = await world.engine.get(ledger_id)
             members = [world.bookies[m.partition("@")[0]] for m in now.last_fragment.bookies]
             held = [bookie.ledgers.get(ledger_id) for bookie in members]
             return all(h is not None and h.last_add_confirmed == 4 for h in held)
 
-        await until(is_told, "every member knows the LAC")
+        await until(is_reported, "every member knows the LAC")
         await world.gateways[0].kill()
 
         page = await world.other.reads.read(ledger_id, 0)

@@ -33,10 +33,10 @@ async def dropped(cluster: Cluster, *ledgers: int) -> None:
 
 async def told_deleted(cluster: Cluster) -> set[int]:
     """The ledgers that bookies hold for deleted: what a rebuild would bury (rule 18e)."""
-    return await told(cluster, {Deletion.ALONE, Deletion.WITH_LOG}, has_ids=True)
+    return await reported(cluster, {Deletion.ALONE, Deletion.WITH_LOG}, has_ids=True)
 
 
-async def told(cluster: Cluster, kinds: set[Deletion], *, has_ids: bool = False) -> set[int]:
+async def reported(cluster: Cluster, kinds: set[Deletion], *, has_ids: bool = False) -> set[int]:
     """The ledgers of which bookies hold copies that tell of such deletions; `has_ids`: or keep the id alone."""
     found = set[int]()
     async with cluster.session() as session:
@@ -95,7 +95,7 @@ async def test_a_fork_keeps_every_byte_until_it_is_deleted_and_not_longer(stores
         gone = await told_deleted(cluster)
         assert last in gone
         assert gone.isdisjoint((first, second))
-        assert await told(cluster, {Deletion.OF_LOG}) == {second}, "of the log's deletion alone"
+        assert await reported(cluster, {Deletion.OF_LOG}) == {second}, "of the log's deletion alone"
         for ledger_id in (first, second):
             assert (await http.ask("GET", f"/v1/ledgers/{ledger_id}")).json["state"] == "CLOSED"
 

@@ -170,6 +170,6 @@ async def test_the_guide_lists_the_operations_that_are_audited() -> None:
     guide = (PAGE.parents[1] / "guides" / "audit.md").read_text()
     row = next(line for line in guide.splitlines() if line.startswith("| a gateway |"))
 
-    told = set(re.findall(r"`(\w+)`", row))
+    reported = set(re.findall(r"`(\w+)`", row))
 
-    assert told == {one.name for one in operations() if one.is_audited} | {"openLedger"}
+    assert reported == {one.name for one in operations() if one.is_audited} | {"openLedger"}

@@ -52,13 +52,13 @@ async def test_a_ledger_of_others_gets_the_answer_of_one_that_never_was(gateways
     secret, _ = await gateways.token(f"admin:logs/{LOG}", f"admin:ledgers/{NAMESPACE}")
 
     for method, rest in (("GET", ""), ("POST", "/entries"), ("DELETE", ""), ("GET", "/ws")):
-        told = set()
+        reported = set()
         for number in (ledger, gone, 4_000_000):
             answer = await gateways.ask(secret, method, f"/v1/ledgers/{number}{rest}")
             assert answer.status == 404, answer
-            told.add(str({**answer.json, "instance": ""}).replace(str(number), "N"))
-        assert len(told) == 1, told
-        assert OTHER_LOG not in str(told)
+            reported.add(str({**answer.json, "instance": ""}).replace(str(number), "N"))
+        assert len(reported) == 1, reported
+        assert OTHER_LOG not in str(reported)
 
 
 async def test_a_transaction_of_others_gets_the_answer_of_one_that_never_was(

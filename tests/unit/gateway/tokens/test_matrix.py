@@ -141,7 +141,7 @@ async def test_each_cell_of_operation_and_token_is_as_the_table_says(
                             got = want  # another cell has deleted it
                         cells[name, label] = want, got
 
-    assert {cell: told for cell, told in cells.items() if told[0] != told[1]} == {}
+    assert {cell: reported for cell, reported in cells.items() if reported[0] != reported[1]} == {}
     assert len(cells) == (len(unknown) + len(known)) * len(SCOPES)
 
 

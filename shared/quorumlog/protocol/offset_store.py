@@ -122,7 +122,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Reported:
     """The answer to a request."""
 
     key: Any
@@ -136,7 +136,7 @@ class Truncate:
     before: int
 
 
-Effect = AppendBatch | ReadLog | Pause | Told | Truncate
+Effect = AppendBatch | ReadLog | Pause | Reported | Truncate
 
 
 class Phase(Enum):
@@ -156,7 +156,7 @@ class _Waiting:
     tries: int = 0
 
 
-class PositionKeeper:
+class OffsetStore:
     """The offset store of one gateway, for all consumers; see the module."""
 
     def __init__(self, expiry_ms: int = 0) -> None:
@@ -240,7 +240,7 @@ class PositionKeeper:
         self.state.fold(self.end, self._batch)
         self.state.hold(self._held_until)
         self.end += 1
-        self._out.extend(Told(waiting.key, answer) for waiting, answer in self._decided)
+        self._out.extend(Reported(waiting.key, answer) for waiting, answer in self._decided)
         self._decided = []
         begin = min(self.state.begin(self.end), self.end - _KEPT_RECORDS)
         if begin >= self._truncated + _TRUNCATE_EVERY:
@@ -257,7 +257,7 @@ class PositionKeeper:
                 self._queue.appendleft(waiting)
             else:
                 busy = EntryUnavailable("other gateways keep changing committed offsets: retry")
-                self._out.append(Told(waiting.key, busy))
+                self._out.append(Reported(waiting.key, busy))
         self._decided = []
         self._has_read = False
         self._ask_read()
@@ -266,7 +266,7 @@ class PositionKeeper:
         lost = [*(waiting for waiting, _ in self._decided), *self._queue]
         self._decided, self._queue, self.phase = [], deque(), Phase.IDLE
         away = NotTheOwner("this gateway no longer owns the log of committed offsets")
-        self._out.extend(Told(waiting.key, away) for waiting in lost)
+        self._out.extend(Reported(waiting.key, away) for waiting in lost)
 
     def _failed(self, error: QuorumLogError) -> None:
         if self.phase is Phase.READING:
@@ -276,7 +276,7 @@ class PositionKeeper:
             lost = [waiting for waiting, _ in self._decided]
             self._decided = []
         self.phase = Phase.IDLE
-        self._out.extend(Told(waiting.key, error) for waiting in lost)
+        self._out.extend(Reported(waiting.key, error) for waiting in lost)
 
     def _read(self, batches: tuple[tuple[int, Batch], ...], following: int, now_s: float) -> None:
         for offset, batch in batches:
