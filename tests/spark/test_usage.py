@@ -90,7 +90,7 @@ quorumlog.spark.writing.WriteOver: the transaction of this write on a is over
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (job.JobFailed("the log is gone"), "scrub: the log is gone"),
         (PythonException(TOLD), "WriteOver: the transaction of this write on a is over"),

@@ -172,6 +172,12 @@ class Restores:
             present[name] = max(incarnation, present.get(name, 0))
         for name, incarnation in rebuild.stand_ins(named, present).items():
             store.put_cookie(name, incarnation)
+            bookie = self.world.bookies[name]
+            if bookie.is_up:
+                # Its directory registered early, as an incarnation below the stand-in: it stops when its
+                # registration is refused, and the operator gives it another directory (seed 580644).
+                bookie.fall("wipe")
+                self.world.after(SECOND, bookie.restart)
 
     def _wipe_again(self, bookies: Bookies) -> bool:
         """The operator gives a bookie that registered too early a new directory. Returns whether there is one."""

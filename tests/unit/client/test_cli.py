@@ -230,7 +230,7 @@ async def test_ctrl_c_waits_for_the_answers_of_what_was_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "told"),
+    ("second", "reported"),
     [
         (ConnectionLost("gone"), "whether the next ones were appended is unknown"),
         (ConnectionLost("gone", outcome=NOT_DONE), ", and 1 after those that were refused"),
