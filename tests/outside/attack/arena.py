@@ -20,7 +20,7 @@ from loadtest.waiting import DeadlineMissed, until
 from quorumlog.client import Client
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.wire.token_bodies import TokenCreate
-from services.bookie.index import WRITE_BUFFER_BYTES
+from services.bookie.index import BLOCK_CACHE_BYTES
 from services.gateway.edge.http.media import ARROW
 from services.gateway.edge.tokens import AccessTokenCreate
 from services.local.process import Become, in_child
@@ -40,9 +40,9 @@ REST_S: Final = 60.0
 """How long memory and descriptors may take to come back."""
 RSS_TIMES_MAX: Final = 1.2
 """The bound on a process's memory at rest after the attack, relative to its memory at rest after the control run."""
-BUFFERS_MIB: Final = 3 * WRITE_BUFFER_BYTES >> 20
-"""Memory that a bookie may use beyond `RSS_TIMES_MAX`. RocksDB fills two write buffers under any load, valid or hostile. With
-their overhead they take 41 MiB (measured).
+BUFFERS_MIB: Final = 2 * BLOCK_CACHE_BYTES >> 20
+"""Memory that a bookie may use beyond `RSS_TIMES_MAX`: any load fills the block cache of its index, and the
+same again may be lost between the allocations.
 """
 STALL_MS_MAX: Final = 250.0
 """The bystander's slowest append may take this much longer than its slowest append during the control run."""
