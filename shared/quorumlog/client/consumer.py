@@ -1,4 +1,4 @@
-"""Consumers: workers that share a committed offset. One worker at a time holds the lease and reads."""
+"""Consumers: workers that share a committed offset; one of them holds the lease and reads."""
 
 import asyncio
 import contextlib
