@@ -262,7 +262,8 @@ class Auditor:
         open_ledgers = {
             row.ledger_id: row.writer async for row in self._metadata.rows(state=State.OPEN)
         }
-        writers = {writer for writer in open_ledgers.values() if writer is not None}
+        # In the order of the ledgers, so that a simulation's seed says in which order they are probed.
+        writers = [*dict.fromkeys(writer for writer in open_ledgers.values() if writer)]
         answers = dict(
             zip(
                 writers, await asyncio.gather(*map(self._writers.presence_of, writers)), strict=True

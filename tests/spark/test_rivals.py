@@ -118,7 +118,7 @@ def test_a_write_whose_transaction_was_ended_says_so_and_leaves_nothing(
 
     abort(driver.options, [sealed.transaction])
 
-    with pytest.raises(WriteOver, match="run it again"):
+    with pytest.raises(WriteOver, match="run the write again"):
         task.add(table("c"))
     with pytest.raises(WriteOver, match="txnExpiresInSeconds"):
         driver.publish(sealed)

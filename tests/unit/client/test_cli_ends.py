@@ -70,7 +70,7 @@ COMMANDS: Final = sorted(each for each in commands(app) if each != ("serve",))
 ASKING: Final = [
     command
     for command in COMMANDS
-    if command[0] != "certificates" and command != ("metadata", "new-key")
+    if command[0] not in {"certificates", "doctor"} and command != ("metadata", "new-key")
 ]
 """Commands that ask a server."""
 

@@ -376,7 +376,7 @@ async def test_another_clusters_bookie_is_refused(stores: Stores, bookies: Booki
         report, why = await rebuild(service)
 
     assert report is None
-    assert "Only an empty database can take a cluster over" in why
+    assert "Only an empty database can take over a cluster" in why
 
 
 async def test_one_rebuild_runs_at_a_time(service: Service, stores: Stores) -> None:

@@ -164,7 +164,10 @@ async def test_a_restored_database_under_a_metadata_process_that_starts(world: W
     note = "INSERT INTO kept_ledgers SELECT $1, gen_random_uuid(), unnest($2::text[])"
     await database.execute(note, written.ledger_id, world.bookies)
     shown = await world.run("cluster", "status", "--gateway", cluster.gateways[0])
-    assert f"database lacks: 1 ({written.ledger_id} at bookie-1, bookie-2, bookie-3)" in shown
+    assert (
+        f"database lacks their metadata: 1 ({written.ledger_id} at bookie-1, bookie-2, bookie-3)"
+        in shown
+    )
 
     async with Client(*cluster.gateways) as client:
         await until(lambda: cluster.is_up(GATEWAY), "the gateway is ready")
