@@ -42,6 +42,8 @@ class Judge:
         """By ledger, bookie and entry: the last incarnation in which it was durable there."""
         self.collected: dict[tuple[int, str], set[int]] = {}
         """By ledger and bookie: entries that the bookie dropped as garbage, and did not store again."""
+        self.destroyed: dict[tuple[int, str], set[int]] = {}
+        """By ledger and bookie: entries whose disk was wiped, and that the bookie did not store again."""
         self.targets: dict[tuple[int, str], int] = {}
         """By ledger and member: the version of the metadata that first named the member as a repair's target."""
         self.copies: dict[tuple[int, str], set[int]] = {}
@@ -98,6 +100,7 @@ class Judge:
         held, collected = self.held.setdefault(key, {}), self.collected.setdefault(key, set())
         for entry in entries:
             collected.discard(entry.entry_id)
+            self.destroyed.get(key, set()).discard(entry.entry_id)
             held[entry.entry_id] = member_incarnation(member)
             known = self.bytes_of.setdefault((ledger_id, entry.entry_id), entry)
             where = f"{member}, ledger {ledger_id},"

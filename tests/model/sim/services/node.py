@@ -212,8 +212,11 @@ class Node(Process):
 
     def has_disk_of(self, ledger_id: int, entry_id: int) -> bool:
         """Whether this bookie may come back with the disk on which it acknowledged an entry."""
-        held = self.judge.held.get((ledger_id, self.name), {}).get(entry_id)
-        return not self.is_dead_for_good and held == self.incarnation
+        key = ledger_id, self.name
+        # A wiped bookie may come back as the same incarnation, if the database was lost too (seed 511159).
+        is_destroyed = entry_id in self.judge.destroyed.get(key, ())
+        held = self.judge.held.get(key, {}).get(entry_id)
+        return not (self.is_dead_for_good or is_destroyed) and held == self.incarnation
 
     # --- faults --------------------------------------------------------------------------------
 
@@ -227,6 +230,10 @@ class Node(Process):
         self.is_serving = False
         self.leaving.clear()
         self.net.note(self.me, "falls", kind)
+        if kind == "wipe":
+            for (ledger_id, name), entries in self.judge.held.items():
+                if name == self.name:
+                    self.judge.destroyed.setdefault((ledger_id, name), set()).update(entries)
         for ledger_id in sorted(self.ledgers | self.deleted):
             self.ledger(ledger_id).fall(kind)
         if kind == "wipe":
