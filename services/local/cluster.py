@@ -57,6 +57,12 @@ _PATHS: Final = (ROOT / "shared", ROOT) if (ROOT / "shared").is_dir() else ()
 LOOPBACK: Final = "127.0.0.1"
 
 
+def _reached_at(listen: str) -> str:
+    """The host of a URL for a listener at this address: loopback if it listens on all addresses."""
+    address = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(listen, listen)  # noqa: S104
+    return f"[{address}]" if ":" in address else address
+
+
 class ClusterError(Exception):
     """The cluster cannot start or continue. The message has the reason, and the end of a log."""
 
@@ -385,6 +391,7 @@ class LocalCluster:
     ) -> None:
         """Launches a service. `internal_port`: the port of its internal listener, if it has two."""
         place = self._place(name)
+        host = place.host
         env = {**inherited_environment(), **self._around.environment} | {
             "HOST": place.host,
             "PORT": str(port),
@@ -397,9 +404,11 @@ class LocalCluster:
         }
         if internal_port is not None:
             # A restart keeps the port: the new process tells its callers that the old one is gone.
+            listen = self.settings.listen if place.host == LOOPBACK else place.host
+            host = _reached_at(listen)
             env |= {
-                "HOST": self.settings.listen if place.host == LOOPBACK else place.host,
-                "ADVERTISED_URL": f"http://{place.host}:{port}",
+                "HOST": listen,
+                "ADVERTISED_URL": f"http://{host}:{port}",
                 "INTERNAL_HOST": place.host,
                 "INTERNAL_PORT": str(internal_port),
                 "INTERNAL_ADVERTISED_URL": "",
@@ -407,7 +416,7 @@ class LocalCluster:
         argv = (*place.prefix, sys.executable, "-m", f"services.{module}")
         # A gateway's public listener has no TLS: its clients don't know the cluster's certificates.
         scheme = "http" if internal_port is not None else self._scheme
-        url = f"{scheme}://{place.host}:{port}"
+        url = f"{scheme}://{host}:{port}"
         # A gateway is ready only if a ledger with the default quorum (E=3) could be created.
         health = "live" if module == "gateway" and self._writable_count < 3 else "ready"
         is_up = partial(self._answers, f"{url}/health/{health}")

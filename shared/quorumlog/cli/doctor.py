@@ -151,8 +151,9 @@ def _port(number: int, data: Path) -> Finding:
         try:
             listener.bind(("127.0.0.1", number))
         except OSError as error:
-            if (data / "gateways").exists():
-                return Finding("ok", "port", f"{number} is used; a cluster runs with this --data")
+            gateways = data / "gateways"
+            if gateways.exists() and f":{number}\n" in gateways.read_text("utf-8"):
+                return Finding("ok", "port", f"{number} is used by the cluster of this --data")
             advice = "give another --port, or end the program that uses it"
             return Finding("problem", "port", f"{number}: {error.strerror}", advice)
     return Finding("ok", "port", f"{number} is free")

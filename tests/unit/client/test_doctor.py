@@ -45,7 +45,9 @@ def test_a_used_port_is_a_problem_unless_the_cluster_of_this_folder_uses_it(tmp_
         listener.listen()
         port = listener.getsockname()[1]
         alone, findings = doctor("--data", str(tmp_path), "--port", str(port))
-        (tmp_path / "gateways").touch()
+        (tmp_path / "gateways").write_text(
+            f"http://127.0.0.1:{port}\nhttp://127.0.0.1:{port + 1}\n"
+        )
         beside, _ = doctor("--data", str(tmp_path), "--port", str(port))
 
     problems = [each for each in findings if each["state"] == "problem"]

@@ -92,6 +92,26 @@ def test_gateways_that_others_could_reach_need_a_decision_about_tokens(tmp_path:
     assert "ALLOW_ANONYMOUS=1" in done.stdout
 
 
+def test_gateways_listen_at_the_address_that_is_given(tmp_path: Path) -> None:
+    port = free_ports(1)[0]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.local", "--bookies", "3", "--gateways", "1"],
+        env={**os.environ, "DATA": str(tmp_path), "PORT": str(port), "LISTEN": "127.0.0.3"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        lines = list(iter(process.stdout.readline, "Ctrl-C ends all of it\n"))
+        with urllib.request.urlopen(f"http://127.0.0.3:{port}/v1/logs", timeout=60) as answer:
+            assert answer.status == 200
+    finally:
+        process.terminate()
+        process.communicate(timeout=120)
+
+    assert f"API reference: http://127.0.0.3:{port}/docs\n" in lines
+
+
 def test_the_image_s_serve_listens_on_all_addresses_and_ends_in_order(tmp_path: Path) -> None:
     """The container's entry point, on this machine."""
     process = subprocess.Popen(
