@@ -233,6 +233,9 @@ release: ## check and build release VERSION=, and print the commands that publis
 	@echo "now: git tag -a v$(VERSION), with the section of CHANGELOG.md; git push origin v$(VERSION)"
 	@echo "     python -m twine upload dist/*; docker build -t quorumlog:$(VERSION) . and push the image"
 
+vendor: setup ## copy the console's JavaScript libraries, as its lock file names them (needs npm)
+	@.venv/bin/python -m tests.support.vendor
+
 lock: setup ## rewrite requirements/*.lock from pyproject.toml, with the newest versions
 	@$(PIP) install -q uv
 	.venv/bin/uv pip compile -q pyproject.toml $(LOCK) --group setup --extra services -o requirements/services.lock

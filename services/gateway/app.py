@@ -25,6 +25,7 @@ from services.gateway.edge.access.callers import Callers
 from services.gateway.edge.access.guard import Guard, table_of
 from services.gateway.edge.access.scopes import OPEN
 from services.gateway.edge.cluster import SHARED, ClusterRoutes
+from services.gateway.edge.console import ConsoleRoutes
 from services.gateway.edge.consumers import ConsumerRoutes
 from services.gateway.edge.direct import DirectRequests
 from services.gateway.edge.entries import EntryRoutes
@@ -78,7 +79,9 @@ def build_app(
     """
     app = web.Application()
     room = app[_ROOM] = Room(limits)
+    console = ConsoleRoutes()
     routes = _routes(engine, room, logs, transactions, callers)
+    routes += console.routes()
     app[_ROUTES] = routes
     declared = [*(route.operation for route in routes), *SHARED]
     # A route without a scope is missing in the guard's table, and the gateway doesn't start.
@@ -104,6 +107,7 @@ def build_app(
         waits_for=waits_for,
         hosts=hosts,
         formats=_FORMATS,
+        documentation=console.documentation,
     )
     app[_METRICS] = Metrics(app[METRICS], room)
     origins = frozenset(cors_origins)

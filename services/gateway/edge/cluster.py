@@ -1,4 +1,4 @@
-"""The resources /v1/bookies, /v1/cluster, /v1/audit and /problems/{code}, and the start page."""
+"""The resources /v1/bookies, /v1/cluster, /v1/audit and /problems/{code}."""
 
 import html
 import inspect
@@ -137,22 +137,6 @@ SHARED: Final = (
 """Operations of every service. Their routes are in `net/service.py`."""
 
 
-_INDEX: Final = page(
-    "A gateway of quorumlog",
-    "<p>Append-only ledgers and logs over HTTP.</p><ul>"
-    + "".join(
-        f'<li><a href="{path}"><code>{path}</code></a>: {what}'
-        for path, what in (
-            ("/docs", "every operation, with its parameters, bodies and errors"),
-            ("/v1/cluster", "the services and their states"),
-            ("/v1/logs", "the logs"),
-            ("/health/ready", "whether this gateway can create a ledger now"),
-        )
-    )
-    + "</ul>",
-)
-
-
 class ClusterRoutes(op.Handlers, tag="Cluster"):
     """HTTP handlers for the cluster's state, the audit log and the pages that explain errors."""
 
@@ -207,16 +191,6 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
         if accepted(request, (HTML, JSON)) == JSON:
             return json_value(problem_json(cls))
         return html_response(problem_page(cls))
-
-    @op.operation(
-        "GET /",
-        replies={200: Reply("A start page for people", {HTML: Content(_TEXT)})},
-        tag="About",
-        scope=OPEN,
-    )
-    async def get_index(self, _request: web.Request, _given: Given) -> web.Response:
-        """Show a start page for people."""
-        return html_response(_INDEX)
 
     @op.operation(
         "GET /v1/audit",

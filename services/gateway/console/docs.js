@@ -1,0 +1,2 @@
+import { html } from "./ui.js";
+export function Api() { return html`<h1>Api</h1>`; }

@@ -1,0 +1,2 @@
+import { html } from "./ui.js";
+export function Overview() { return html`<h1>Overview</h1>`; }

@@ -1,0 +1,2 @@
+import { html } from "./ui.js";
+export function Repair() { return html`<h1>Repair</h1>`; }
