@@ -52,9 +52,9 @@ class StoredLedger:
     # A bookie has up to 20,000 ledgers in memory: an idle one takes 0.9 KiB (with a dictionary of
     # attributes, more sets and a deque 1.8 KiB, measured).
     __slots__ = (
-        *("ahead_to", "hidden", "highest", "is_cold", "ledger_id", "lookup", "read_to", "recent"),
-        *("replica", "row_names", "sparse_span", "_copies", "_dirty_count", "_dropped_copies"),
-        *("_entry_count", "_fresh", "_hiding", "_index", "_indexed_highest"),
+        *("ahead_to", "hidden", "highest", "is_cold", "is_used", "ledger_id", "lookup", "read_to"),
+        *("recent", "replica", "row_names", "sparse_span", "_copies", "_dirty_count"),
+        *("_dropped_copies", "_entry_count", "_fresh", "_hiding", "_index", "_indexed_highest"),
         *("_is_in_checkpoint", "_replaced", "_stored_bytes", "_waiting"),
     )
 
@@ -84,6 +84,8 @@ class StoredLedger:
         self._is_in_checkpoint = False
         self.read_to = self.ahead_to = NO_ENTRY
         """Where the last read ended, and how far read-ahead went."""
+        self.is_used = True
+        """Whether a request named the ledger since the table last looked (`holdings.py`)."""
         self.is_cold = False
         """Whether the current sequence of reads had to wait for the disk."""
         self._waiting: list[tuple[int, Callable[[], None]]] = []
