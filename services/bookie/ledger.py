@@ -7,9 +7,9 @@ Use a ledger on the event loop's thread only. A checkpoint begins with `change()
 
 import logging
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import merge
+from typing import Final
 
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.ranges import Ranges
@@ -20,6 +20,8 @@ from services.bookie.parts import Part, part_of, present_in
 from services.bookie.witnesses import FreshCopies
 
 log = logging.getLogger(__name__)
+
+_NOTHING: Final = frozenset[int]()
 
 
 def _first(part: Part) -> int:
@@ -47,6 +49,15 @@ class StoredLedger:
       disk.
     """
 
+    # A bookie has up to 20,000 ledgers in memory: an idle one takes 0.9 KiB (with a dictionary of
+    # attributes, more sets and a deque 1.8 KiB, measured).
+    __slots__ = (
+        *("ahead_to", "hidden", "highest", "is_cold", "is_used", "ledger_id", "lookup", "read_to"),
+        *("recent", "replica", "row_names", "sparse_span", "_copies", "_dirty_count"),
+        *("_dropped_copies", "_entry_count", "_fresh", "_hiding", "_index", "_indexed_highest"),
+        *("_is_in_checkpoint", "_replaced", "_stored_bytes", "_waiting"),
+    )
+
     def __init__(
         self,
         ledger_id: int,
@@ -66,16 +77,18 @@ class StoredLedger:
         self.replica = Replica(me, self, is_deferred=is_deferred)
         self.recent: list[Part] = []
         self.hidden: set[int] = set()
-        self._hiding: set[int] = set()
+        self._hiding = _NOTHING
         self._replaced: list[tuple[Part, Part, Part | None]] = []
         """(new, old, rest) for each new part that is not on disk yet: `new` took entries from the
         part `old`, and `rest` has the remaining ones."""
         self._is_in_checkpoint = False
         self.read_to = self.ahead_to = NO_ENTRY
         """Where the last read ended, and how far read-ahead went."""
+        self.is_used = True
+        """Whether a request named the ledger since the table last looked (`holdings.py`)."""
         self.is_cold = False
         """Whether the current sequence of reads had to wait for the disk."""
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
         self.lookup: tuple[int, int, list[Part]] | None = None
         """First id, last id and result of a lookup that `replica` is about to repeat."""
         self._dirty_count = 0
@@ -250,7 +263,7 @@ class StoredLedger:
         waiting = self._waiting
         while waiting and waiting[0][0] <= replica.synced_count:
             try:
-                waiting.popleft()[1]()
+                waiting.pop(0)[1]()
             except Exception:
                 # The error must not stop the answers to others that wait for this batch.
                 log.exception("answer-failed", extra={"ledger": self.ledger_id})
@@ -332,7 +345,7 @@ class StoredLedger:
             parts = [part for part in parts if id(part) not in left] + kept
         # Ids hidden from now on belong to the next checkpoint.
         still = {part.first for part in kept}
-        self._hiding, self.hidden = self.hidden - still, still
+        self._hiding, self.hidden = frozenset(self.hidden - still), still
         row = None if self.is_deletion_synced else self.row()
         dropped, self._dropped_copies = self._dropped_copies, []
         return IndexChange(
@@ -344,7 +357,7 @@ class StoredLedger:
         self._is_in_checkpoint = False
         written = set(map(id, change.parts))
         self.recent = [part for part in self.recent if id(part) not in written]
-        self._hiding = set()
+        self._hiding = _NOTHING
         for copy in change.copies:
             self._copies.pop(copy.name, None)
         for part in change.parts:
@@ -355,5 +368,5 @@ class StoredLedger:
         self._dropped_copies += change.dropped_copies
         self._is_in_checkpoint = False
         self.hidden |= self._hiding
-        self._hiding = set()
+        self._hiding = _NOTHING
         self._dirty_count += 1

@@ -387,6 +387,20 @@ async def test_idle_ledgers_are_evicted_from_memory_and_still_known(
     assert len(list(store.holdings.ledgers())) == 50
 
 
+async def test_a_ledger_that_nobody_uses_leaves_memory_and_one_in_use_stays(root: Path) -> None:
+    store = started(root / "d")
+    for ledger in range(50):
+        await add(store, run_of(ledger, range(2)))
+    await store.checkpoint()
+
+    for _ in range(200):
+        store.holdings.evict_idle()
+        await read(store, 7, 0, 5)
+
+    assert set(store.holdings._ledgers) == {7}
+    assert ids_of(await read(store, 8, 0, 5)) == [0, 1]
+
+
 async def test_a_segment_beyond_the_files_that_are_kept_open_is_opened_again(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
