@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -51,4 +52,4 @@ def _adapted(package: Path, path: str) -> str:
 if __name__ == "__main__":
     for name, text in vendored().items():
         (CONSOLE / name).write_text(text)
-        print(f"wrote {name}")
+        sys.stdout.write(f"wrote {name}\n")
