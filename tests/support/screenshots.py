@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from playwright.async_api import Page
+from playwright.async_api import Page, ViewportSize
 from rich.console import Console
 
 from loadtest.cluster import running
@@ -22,7 +22,7 @@ FOLDER: Final = Path(__file__).resolve().parents[2] / "docs" / "console"
 _LOGS: Final = ("orders", "payments", "shipments", "clicks", "invoices", "audit-trail")
 _LOAD_S: Final = 150
 """The gateways keep a value of each rate for 15 s."""
-_SIZE: Final = {"width": 1280, "height": 800}
+_SIZE: Final[ViewportSize] = {"width": 1280, "height": 800}
 _PAGES: Final = {
     "logs": "/#/logs",
     "log": "/#/logs/orders",
