@@ -1,4 +1,4 @@
-"""Certificates that nobody makes on purpose."""
+"""Expired certificates, which the command line does not create."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta, tzinfo

@@ -10,7 +10,7 @@ What is checked, by the name of the violation:
   - duplicate: one payload under two ids;
   - reordered: an append that began after another was known has the lower id;
   - divergent: two payloads under one id, or a ledger that ended twice;
-  - gone: read by somebody, and `no-such-entry` for somebody (that answer is about a closed end);
+  - gone: read by one client, and `no-such-entry` for another (that answer is about a closed end);
   - lac: a last add confirmed beyond what was appended or beyond the end;
   - gap: a closed ledger whose ids are not 0..last, or an answer that splits a batch.
 """
@@ -39,7 +39,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """An append was asked for: payloads that nobody else appends."""
+    """A client requested an append of payloads that no other request appends."""
 
     op: int
     ledger: int
@@ -95,7 +95,7 @@ class Lac:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Somebody was told where the ledger ended."""
+    """A client learned where the ledger ended."""
 
     ledger: int
     last: int
@@ -207,7 +207,7 @@ class Checker:
     # --- the invariants --------------------------------------------------------------------------
 
     def learn(self, ledger: int, entry_id: int, payload: bytes, how: str) -> None:
-        """Payload and id belong together: somebody was told so."""
+        """Check an answer that gives an entry this payload and id."""
         if not self.same_payload(ledger, entry_id, payload, how):
             return
         origin = self.no_phantom(ledger, entry_id, payload, how)
@@ -218,7 +218,7 @@ class Checker:
         state.highest = max(state.highest, entry_id)
 
     def same_payload(self, ledger: int, entry_id: int, payload: bytes, how: str) -> bool:
-        """I5, I7: everybody who is told of an entry is told the same.
+        """I5, I7: all answers about an entry have the same payload.
 
         Source: TLA NoOutOfOrderEntries; Jepsen's kafka workload, "inconsistent offsets".
         """
@@ -228,7 +228,7 @@ class Checker:
         return before == payload
 
     def no_phantom(self, ledger: int, entry_id: int, payload: bytes, how: str) -> _Pending | None:
-        """I9: what is told was appended, by an append that had not failed; that append.
+        """I9: each entry in an answer was appended, by an append that had not failed. Returns that append.
 
         Source: Jepsen's kafka workload, "aborted read".
         """
@@ -245,7 +245,7 @@ class Checker:
         return origin
 
     def in_order(self, origin: _Pending, entry_id: int, payload: bytes) -> None:
-        """I8: what began when another entry was known has a higher id than that.
+        """I8: an append that began when another entry was known has a higher id than that entry.
 
         Source: Jepsen's kafka workload, "nonmonotonic send".
         """
@@ -264,7 +264,7 @@ class Checker:
             self.say("duplicate", ledger, entry_id, f"{payload!r} is also entry {place[1]}")
 
     def one_end(self, ledger: int, last: int) -> None:
-        """I4: everybody who is told the end is told the same.
+        """I4: all answers name the same end.
 
         Source: TLA, CLOSED is final.
         """
@@ -284,7 +284,7 @@ class Checker:
             self.say("lost", number, entry_id, "acknowledged and not stored")
 
     def acked_is_not_denied(self, number: int, state: _Ledger) -> None:
-        """I1: nobody is told that an acknowledged entry is beyond the end for ever.
+        """I1: no answer says that an acknowledged entry is beyond the final end.
 
         Source: TLA NoDivergenceBetweenClientAndMetaData.
         """
@@ -292,7 +292,7 @@ class Checker:
             self.say("lost", number, entry_id, "acknowledged and answered as absent")
 
     def read_stays_readable(self, number: int, state: _Ledger) -> None:
-        """I6: what somebody has read nobody is told to be beyond the end for ever.
+        """I6: no answer says that an entry which a client has read is beyond the final end.
 
         Source: TLA NoDirtyReads; Jepsen on NATS 2.12.1, records that were read and gone.
         """

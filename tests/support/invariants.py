@@ -151,7 +151,7 @@ def in_order(first: int, last: int, acked: int) -> Wrong:
 
 
 def was_appended(last: int, appended: int) -> Wrong:
-    """I9: nothing is told that nobody appended.
+    """I9: no answer has an entry that no client appended.
 
     Source: Jepsen's kafka workload, "aborted read".
     """
@@ -178,7 +178,7 @@ def fenced_rejects(member: str, *, was_fenced: bool) -> Wrong:
 
 
 def fence_is_kept(member: str, *, reported: bool, is_kept: bool) -> Wrong:
-    """I13: a fence that was told is durable then, and stays whatever befalls the bookie.
+    """I13: a fence that a bookie reported is durable by then, and stays whatever happens to the bookie.
 
     Source: BP-46, scenario 1.
     """
@@ -186,8 +186,8 @@ def fence_is_kept(member: str, *, reported: bool, is_kept: bool) -> Wrong:
 
 
 def deleted_is_for_ever(member: str, *, reported: bool, is_kept: bool, says: bool) -> Wrong:
-    """I13, rule 16a: what a bookie's log says is deleted it knows for ever, and of that it says
-    nothing that anybody may count on.
+    """I13, rule 16a: a bookie knows for ever which ledgers its log reports as deleted, and its answers
+    about them prove nothing.
 
     Source: issue 13: an append to a deleted ledger, whose fence went with it, was acknowledged.
     """
@@ -350,8 +350,8 @@ def repair_copies_first(before: LedgerMetadata, after: LedgerMetadata, has_held:
 
 
 def repair_reads_back(before: LedgerMetadata, after: LedgerMetadata, is_bad: Held) -> Wrong:
-    """Rule 20a: a place goes to nobody with a copy that was damaged (`is_bad`) when the repair began,
-    and still is: who reads it back before the change knows.
+    """Rule 20a: no bookie becomes a member with a copy that was damaged (`is_bad`) when the repair began
+    and still is: a worker that reads copies back before the change notices the damage.
 
     Source: docs/protocol.md, rule 20a: the only healthy copy lost its place to one with a flipped byte.
     """
@@ -373,8 +373,8 @@ def repair_looks_again(
     after: LedgerMetadata,
     missed: Collection[tuple[str, int, int]],
 ) -> Wrong:
-    """Rule 20a: the change that gives a place away queues a second look (`missed`: member, first,
-    last) at all of it.
+    """Rule 20a: the change that replaces a member queues a second check (`missed`: member, first,
+    last) of all its entries.
 
     Source: docs/protocol.md, rule 20a: a worker that died between change and check left it unverified.
     """
@@ -387,7 +387,7 @@ def repair_looks_again(
 def repair_keeps_who_leaves(
     before: LedgerMetadata, after: LedgerMetadata, has_copy: Callable[[str, int], bool]
 ) -> Wrong:
-    """Rule 20b: who loses a place of a closed fragment stays a member, until whoever has the place keeps a
+    """Rule 20b: a bookie that is replaced in a closed fragment stays a member until its successor keeps a
     copy (`has_copy`: member, version) of the row that is changed.
 
     Source: docs/protocol.md, rule 20b: a database went back behind a repair, and the new members dropped.
@@ -401,7 +401,7 @@ def repair_keeps_who_leaves(
         if repair.target in fragment.bookies:
             is_let_go_early = not has_copy(repair.target, before.version)
         else:
-            # Whoever has the place of the target now takes over whom it kept.
+            # The member that replaced the target now keeps the members that the target kept.
             named = {*fragment.bookies, *(r.leaving for r in _placed(after))}
             is_let_go_early = repair.leaving not in named
         if is_let_go_early:
@@ -535,7 +535,7 @@ def limbo_empties(members: Collection[str]) -> Wrong:
 
 
 def comes_to_rest(messages: int, calm: int) -> Wrong:
-    """L6: nobody retries without end: a world with nothing to do exchanges at most `calm` messages.
+    """L6: no process retries without end: a world with nothing to do exchanges at most `calm` messages.
 
     Source: TigerBeetle's VOPR, in which a healed core must converge.
     """

@@ -2,7 +2,7 @@
 
 One pass, linear in the events. What is checked, by the name of the violation:
   - lost: acknowledged, and not in the log as it is at the end;
-  - gone: read by somebody, and not there at the end;
+  - gone: read by a client, and not there at the end;
   - phantom: read and never produced, not yet produced, or definitely refused;
   - duplicate: one request of a producer under two offsets, or a plain one more often than it was
     sent (a plain client's retry may duplicate: rule 24);
@@ -182,7 +182,7 @@ class Checker:
     # --- the invariants --------------------------------------------------------------------------
 
     def learn(self, number: int, offset: int, record: bytes) -> None:
-        """Somebody was told that this record has this offset."""
+        """Check an answer that gives this record this offset."""
         log = self.log(number)
         if not self.same_record(number, offset, record):
             return
@@ -193,7 +193,7 @@ class Checker:
             self.there_once(request, offset, record)
 
     def same_record(self, number: int, offset: int, record: bytes) -> bool:
-        """I5, I33: everybody who is told of an offset is told the same record.
+        """I5, I33: all answers about an offset have the same record.
 
         Source: Jepsen's kafka workload, "inconsistent offsets".
         """
@@ -203,7 +203,7 @@ class Checker:
         return before == record
 
     def no_phantom(self, number: int, offset: int, record: bytes) -> _Request | None:
-        """I9: what is told was produced, by a request that was not refused; that request.
+        """I9: each record in an answer was produced, by a request that was not refused. Returns that request.
 
         Source: Jepsen's kafka workload, "aborted read".
         """
@@ -217,7 +217,7 @@ class Checker:
         return request
 
     def in_order(self, request: _Request, offset: int, record: bytes) -> None:
-        """I8: what began when another record was known has a higher offset than that.
+        """I8: a request that began when another record was known has a higher offset than that record.
 
         Source: Jepsen's kafka workload, "nonmonotonic send".
         """

@@ -1,9 +1,9 @@
 """`python -m tests.support.matrix`: which technique checks which rule, invariant and counter-example.
 
-The matrix is read off the code, so that nobody keeps it by hand: norms and their titles are
-docs/protocol.md's; scripts are the scenarios that cite a norm; a world judges an invariant where its
-code asks a check whose docstring names it; mutants name the norm that their guard keeps; tests cite it.
-It is a part of docs/internals/verification.md. Without an argument the program prints the matrix,
+The matrix is generated from the code. Norms and their titles come from docs/protocol.md. A script is a
+scenario that cites a norm. A world judges an invariant if its code calls a check whose docstring names
+the invariant. Mutants name the norm that their guard keeps, and tests cite norms.
+The matrix is a part of docs/internals/verification.md. Without an argument the program prints the matrix,
 `--write` puts it into the page.
 """
 

@@ -89,7 +89,7 @@ def replay(me: str, records: Iterable[ReplicaRecord], *, is_deferred: bool = Fal
 
 
 def add_asked(effect: SendAdd) -> AddAsked:
-    """What a machine sends, as a bookie hears it: with a copy of the row each time, whose body nobody reads."""
+    """A machine's add as a bookie receives it, always with a copy of the row, whose body is not read."""
     name = None if effect.row is None else name_of(effect.row)
     return AddAsked(
         effect.member,

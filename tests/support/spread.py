@@ -87,12 +87,12 @@ class Bar(Protocol):
     """How far it is."""
 
     def update(self, *, completed: int) -> None:
-        """So many are done."""
+        """Show how many are done."""
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Bar]:
-    """A bar on stderr, which leaves stdout to the report; where nobody looks, a line now and then."""
+    """A bar on stderr, which leaves stdout to the report; without a terminal, a line now and then."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(what, total)

@@ -32,7 +32,7 @@ def on(*members: str) -> invariants.Held:
 
 
 def never(_member: str) -> bool:
-    """Nobody is down."""
+    """No bookie is down."""
     return False
 
 

@@ -35,14 +35,14 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time begins at 0 and passes only while everybody sleeps."""
+    """An event loop whose time begins at 0, and passes only while all tasks sleep."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
         self.set_exception_handler(self._failed)
         self.failures: list[str] = []
-        """What tasks and callbacks raised and nobody asked for: defects."""
+        """Exceptions of tasks and callbacks that no task retrieved: defects."""
 
     def time(self) -> float:
         """Seconds since the loop was made."""

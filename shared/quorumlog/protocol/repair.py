@@ -152,7 +152,7 @@ class FragmentRepair(Keyed):
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     def __post_init__(self, first: int | None, held: Ranges) -> None:
-        """Send no request before Begin."""
+        """The machine sends no request before Begin."""
         is_whole = first is None and self.last is None
         assert self.target == self.leaving or is_whole, "a new member needs all"
         self._codec = Codec(self.metadata.digest, self.metadata.mac_key)
