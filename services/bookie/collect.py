@@ -6,7 +6,7 @@ Missing metadata without a tombstone raises an alarm. Nothing is dropped while t
 serves another cluster's database, or a database that went back in time. So the snapshot with the
 metadata must have this bookie's witnesses (rule 18a) and the changes of its copies (rule 18c).
 
-Ledgers are looked at in pages, with one request to the metadata service for each page and look.
+Ledgers are checked in pages, with one request to the metadata service for each page and check.
 
 The bookie follows announced tombstones; a periodic scan finds missed ones. space.py frees segments.
 """
@@ -139,7 +139,7 @@ class MetadataRows:
 
 
 class Collector:
-    """Drops ledgers that no longer belong on this bookie. Invariant: a first look drops nothing."""
+    """Drops ledgers that no longer belong on this bookie. Invariant: a first check drops nothing."""
 
     def __init__(
         self,

@@ -246,7 +246,7 @@ class FragmentRepair(Keyed):
             # Placed by this repair, or by an earlier one that ended before its last step.
             self._give_row()
         elif not successors and (self.stage is Stage.RELEASING or not is_there):
-            # Replaced by this repair or another, whose change queued a second look (rule 20a).
+            # Replaced by this repair or another, whose change queued a second check (rule 20a).
             self.stage = Stage.DONE
             self._out.append(Repaired(row))
         elif not (is_there and self._is_same_place(fragment)):
