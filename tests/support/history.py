@@ -21,7 +21,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One rule broken at one place."""
+    """One violation of a rule."""
 
     kind: str
     ledger: int
@@ -56,14 +56,14 @@ class Acked:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An append was definitely not done. One with an unknown outcome is simply never settled."""
+    """An append was definitely not done. An append with an unknown outcome is never settled."""
 
     op: int
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A read of one ledger was asked for."""
+    """A client requested a read of one ledger."""
 
     op: int
     ledger: int
@@ -103,7 +103,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The whole of a closed ledger, read after everything else."""
+    """A whole closed ledger, read after all other events."""
 
     ledger: int
     entries: tuple[tuple[int, bytes], ...]
@@ -124,7 +124,7 @@ class History:
         return self._ops
 
     def append(self, ledger: int, *payloads: bytes) -> int:
-        """An append begins; returns the number under which its answer is told."""
+        """Record that an append begins; returns its number, by which its answer is recorded."""
         self._ops += 1
         return self._record(Append(self._ops, ledger, payloads))
 
@@ -133,11 +133,11 @@ class History:
         self._record(Acked(op, first))
 
     def failed(self, op: int) -> None:
-        """The append was answered with outcome `not-done`. Call nothing where it is unknown."""
+        """The append was answered with outcome `not-done`. Don't call this for an unknown outcome."""
         self._record(Failed(op))
 
     def read(self, ledger: int) -> int:
-        """A read begins; returns the number under which its answer is told."""
+        """Record that a read begins; returns its number, by which its answer is recorded."""
         self._ops += 1
         return self._record(Read(self._ops, ledger))
 
@@ -146,7 +146,7 @@ class History:
         self._record(Found(op, entries))
 
     def absent(self, op: int, entry_id: int) -> None:
-        """The read was answered `no-such-entry`. Call nothing where it was any other error."""
+        """The read was answered `no-such-entry`. Don't call this for other errors."""
         self._record(Absent(op, entry_id))
 
     def lac(self, ledger: int, last_add_confirmed: int) -> None:
@@ -158,17 +158,17 @@ class History:
         self._record(Closed(ledger, last))
 
     def content(self, ledger: int, *entries: tuple[int, bytes]) -> None:
-        """The whole of a closed ledger, read at the end."""
+        """Record a whole closed ledger, read at the end."""
         self._record(Content(ledger, entries))
 
     def write(self, path: Path) -> None:
-        """Write all of it, an event a line, for a person who looks for a cause."""
+        """Write the history, one event per line, for a person who searches for a cause."""
         path.write_text("".join(f"{event}\n" for event in self.events))
 
 
 @dataclass(slots=True)
 class _Pending:
-    """An append as far as it is known. `floor` is the highest id that was known when it began."""
+    """What is known about an append. `floor` is the highest id that was known when it began."""
 
     ledger: int
     floor: int
@@ -188,7 +188,7 @@ class _Ledger:
 
 
 class Checker:
-    """Takes events one after another; `violations` grows as they show."""
+    """Processes events in order, and collects violations in `violations`."""
 
     def __init__(self) -> None:
         self.violations: list[Violation] = []
@@ -300,7 +300,7 @@ class Checker:
             self.say("gone", number, entry_id, "was read, and answered as absent")
 
     def end_covers_what_is_known(self, number: int, state: _Ledger, end: int) -> None:
-        """I1, I6: what was acknowledged or read is within the end, and nothing within it is denied.
+        """I1, I6: all acknowledged or read entries are within the end, and no entry within the end is denied.
 
         Source: TLA NoDivergenceBetweenClientAndMetaData.
         """
@@ -322,7 +322,7 @@ class Checker:
     # --- events ----------------------------------------------------------------------------------
 
     def step(self, event: Event) -> None:
-        """Take what was seen next."""
+        """Process the next event."""
         match event:
             case Append(op, ledger, payloads):
                 state = self.ledger(ledger)
@@ -366,7 +366,7 @@ class Checker:
                     self.say("gap", ledger, None, "the ids are not dense from 0")
 
     def finish(self) -> None:
-        """Judge what only the end shows."""
+        """Check what only a complete history shows."""
         for number, state in self.ledgers.items():
             end = state.last
             if state.content is not None:
@@ -380,7 +380,7 @@ class Checker:
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of a history, in the order in which they show."""
+    """All violations of a history, in the order of detection."""
     checker = Checker()
     for event in history.events:
         checker.step(event)

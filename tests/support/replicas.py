@@ -63,12 +63,12 @@ class HeldEntries(Keyed):
         self.copies[row.name] = row
 
     def drop_row_copies(self, names: Collection[RowName]) -> None:
-        """Hold these copies of rows no more."""
+        """Drop these copies of rows."""
         for name in names:
             del self.copies[name]
 
     def run(self, ranges: Ranges) -> Run | None:
-        """What is held of these ranges, as one run."""
+        """The held entries of these ranges, as one run."""
         chosen = [self.entries[e] for e in sorted(self.entries) if contains(ranges, e)]
         return pack(chosen, self.kind) if chosen else None
 
@@ -102,7 +102,7 @@ def add_asked(effect: SendAdd) -> AddAsked:
 
 
 def row_told(effect: SendRow) -> RowReported:
-    """The same of a row that no add brings."""
+    """A copy of a row as a bookie receives it without an add."""
     row = effect.row
     return RowReported(effect.member, RowCopy(name_of(row), b""), row.ledger_key)
 

@@ -1,4 +1,4 @@
-"""Each named check says what is wrong where it is, and nothing where nothing is."""
+"""Each named check reports a violation where there is one, and otherwise nothing."""
 
 import re
 from collections.abc import Callable

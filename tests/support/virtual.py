@@ -17,11 +17,11 @@ P = ParamSpec("P")
 
 
 class Deadlock(Exception):
-    """Everything waits, and nothing will ever happen."""
+    """All tasks wait, and no event can wake them."""
 
 
 class _Jumping(selectors.SelectSelector):
-    """Nothing is ever ready; a wait moves the clock."""
+    """A selector in which no file is ever ready; a wait moves the clock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """The work of a thread is done here and now: threads run in no order."""
+        """Do a thread's work here and now, because threads run in no defined order."""
         del executor
         future: asyncio.Future[T] = self.create_future()
         future.set_result(func(*args))
