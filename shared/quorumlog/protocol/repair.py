@@ -360,7 +360,7 @@ class FragmentRepair(Keyed):
 
     def _around(self, last: int) -> tuple[int, int]:
         """The next entry to work on, and the last one before the next skipped range. Lost entries
-        are neither looked for nor expected of a target (rule 31).
+        are skipped, because a target need not have them (rule 31).
         """
         for low, high in sorted(self._skipped + self.metadata.lost_entries):
             if low <= self._next <= high:
