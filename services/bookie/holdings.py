@@ -21,8 +21,8 @@ from services.bookie.writer import Position
 LEDGERS_MAX: Final = 20_000
 """Maximum number of ledgers in memory; above it, `evict_idle` evicts all idle ones."""
 _ROUND: Final = 60
-"""Calls of `evict_idle`, one per second, that look at every ledger once. A ledger that nobody used
-between two looks is evicted: one small object keeps a MiB of Python's memory from being returned.
+"""Calls of `evict_idle`, one per second, that check every ledger once. A ledger unused between two
+checks is evicted, because one small object keeps a MiB of Python's memory from being returned.
 Loading it again takes some 30 µs (measured)."""
 
 REPLAY_CHUNK: Final = 100_000
@@ -159,8 +159,8 @@ class LedgerTable:
         return tuple(found)
 
     def evict_idle(self) -> None:
-        """Evict idle ledgers of which nothing is stored or that nobody used for a round; above
-        `LEDGERS_MAX`, all idle ones.
+        """Evict idle ledgers of which nothing is stored, and those unused for a round. Above
+        `LEDGERS_MAX`, evict all idle ledgers.
         """
         is_much = len(self._ledgers) > LEDGERS_MAX
         asked, self._unheld = self._unheld, set()

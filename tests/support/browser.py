@@ -57,17 +57,17 @@ document.querySelector("form").requestSubmit();
 
 
 class DoesNotStart(Exception):
-    """The browser ended before it listened; the message is what it said last."""
+    """The browser ended before it listened; the message has its last output."""
 
 
 def chromium() -> str | None:
-    """Where Chromium is, if it is there."""
+    """The path of Chromium, or None if it isn't installed."""
     return next(filter(None, map(shutil.which, _NAMES)), None)
 
 
 @contextlib.contextmanager
 def running(program: str) -> Iterator[str]:
-    """A browser for as long as the block runs; gives the address of its DevTools. Raises: DoesNotStart."""
+    """Run a browser during the block; yields the address of its DevTools. Raises: DoesNotStart."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         reported = Path(folder, "DevToolsActivePort")
         argv = (program, *_FLAGS, f"--user-data-dir={folder}", "about:blank")
@@ -106,7 +106,7 @@ class Page:
             pass
 
     async def run(self, script: str) -> Any:
-        """What the body of an async function in the page returns."""
+        """Run the body of an async function in the page, and return its result."""
         reported = await self._call(
             "Runtime.evaluate",
             expression=f"(async () => {{ {script} }})()",
