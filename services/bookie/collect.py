@@ -280,7 +280,7 @@ class Collector:
 
     async def _disposals(self, ledger_ids: Iterable[int]) -> Mapping[int, Disposal]:
         """Check a page of ledgers once."""
-        held = {ledger_id: self._store.ledger(ledger_id).row_names for ledger_id in ledger_ids}
+        held = {item: self._store.holdings.row_names(item) for item in ledger_ids}
         found = await self._rows.read(held)
         unknown = (CasStatus.UNKNOWN, None)
         return {
@@ -291,13 +291,14 @@ class Collector:
     def _disposal(self, ledger_id: int, held: Sequence[RowName], found: Found) -> Disposal:
         """The disposal that a check found; `held`: the copies that the check's request named."""
         status, row = found
-        if self._store.ledger(ledger_id).row_names != held:
+        if self._store.holdings.row_names(ledger_id) != held:
             return Disposal.KEEP  # a copy arrived meanwhile, and its change was not checked
         if status is CasStatus.MISSING:
             return Disposal.DROP
         if status is not CasStatus.OK or row is None:
             return Disposal.KEEP  # unknown, or lost without a tombstone: no proof
-        self._store.forget_copies(ledger_id)
+        if len(held) > COPIES_KEPT:
+            self._store.forget_copies(ledger_id)
         members = {member_name(member) for member in row.all_members}
         if row.state is State.CLOSED and member_name(self._store.me) not in members:
             return Disposal.DROP_KEEP_STUB

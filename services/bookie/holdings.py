@@ -8,7 +8,7 @@ from typing import Final
 
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.protocol.ranges import Ranges
-from quorumlog.protocol.row_copy import RowCopy
+from quorumlog.protocol.row_copy import RowCopy, RowName
 from quorumlog.wire.rebuild_bodies import HeldRows
 from services.bookie.index import Index, IndexChange, IndexRow
 from services.bookie.ledger import StoredLedger
@@ -111,6 +111,13 @@ class LedgerTable:
         if held is None:
             return list(self._index.copies(ledger_id))
         return [held.row_copy(name) for name in held.row_names]
+
+    def row_names(self, ledger_id: int) -> tuple[RowName, ...]:
+        """The names of these copies. Does not load the ledger: the collector asks for all."""
+        held = self._ledgers.get(ledger_id)
+        if held is not None:
+            return held.row_names
+        return tuple(copy.name for copy in self._index.copies(ledger_id))
 
     def row(self, ledger_id: int) -> IndexRow | None:
         """A ledger's index row; None if the ledger was never seen or is deleted."""
