@@ -211,7 +211,7 @@ class Rate:
             await asyncio.sleep(0.25)
 
     def excess(self, bytes_per_s: int) -> int:
-        """Most bytes beyond the limit in any period. Each process may exceed it by a run."""
+        """The most bytes beyond the limit in any period. Each process may exceed it by a run."""
         worst = 0
         for series in _series(self.samples):
             for index, (begun, _, before) in enumerate(series):

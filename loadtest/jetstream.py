@@ -170,9 +170,9 @@ class JetStream:
 
     async def acks(self, count: int, each: int) -> Figures:
         """Let `count` durable pull consumers with three copies acknowledge one message after
-        another. Each waits for the answer (double ack), which comes once a majority of servers has
-        synced the acknowledgement. The messages are fetched before the measurement. `each`:
-        messages per consumer and round.
+        another. A consumer waits for each answer (double ack), which the server sends once a
+        majority of servers has synced the acknowledgement. The messages are fetched before the
+        measurement. `each`: messages per consumer and round.
         """
         pulls = self._pulls.get(count)
         if pulls is None:

@@ -129,7 +129,7 @@ def table(cluster: Cluster) -> str:
     lines += [
         "",
         (
-            f"While nobody writes: {idle_service:.1f} cores of the metadata service, {idle_database:.2f} of"
+            f"While no client writes: {idle_service:.1f} cores of the metadata service, {idle_database:.2f} of"
             f" Postgres; {cluster.gateways} channels at each bookie, {cluster.bookies} at each gateway."
         ),
     ]

@@ -67,7 +67,7 @@ class NullSource(DataSource):
         return "null-sink"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """The same writer for all schemas."""
+        """Return the writer, which is the same for all schemas."""
         del schema, overwrite
         return NullWriter()
 

@@ -33,7 +33,7 @@ class Drain(Body):
     repairs: int
     """The number of items for the bookie in the repair queue."""
     why: str
-    """What the drain waits for, as a text for operators; empty if it is done."""
+    """What the drain waits for, for operators to read; empty if the drain is done."""
     first: tuple[LedgerLeft, ...]
 
 

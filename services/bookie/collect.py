@@ -6,7 +6,7 @@ Missing metadata without a tombstone raises an alarm. Nothing is dropped while t
 serves another cluster's database, or a database that went back in time. So the snapshot with the
 metadata must have this bookie's witnesses (rule 18a) and the changes of its copies (rule 18c).
 
-Ledgers are looked at in pages, with one request to the metadata service for each page and look.
+Ledgers are checked in pages, with one request to the metadata service for each page and check.
 
 The bookie follows announced tombstones; a periodic scan finds missed ones. space.py frees segments.
 """
@@ -139,7 +139,7 @@ class MetadataRows:
 
 
 class Collector:
-    """Drops ledgers that no longer belong on this bookie. Invariant: a first look drops nothing."""
+    """Drops ledgers that no longer belong on this bookie. Invariant: a first check drops nothing."""
 
     def __init__(
         self,
@@ -150,22 +150,22 @@ class Collector:
         grace_s: float,
         space: Space | None = None,
     ) -> None:
-        """`grace_s`: the time between two looks at a ledger; `space` frees the store's segments."""
+        """`grace_s`: the time between a ledger's checks; `space` frees the store's segments."""
         self._space = space or Space(store)
         self._store = store
         self._rows = rows
         self._cluster_id = cluster_id
         self._grace_s = grace_s
         self._candidates: dict[int, tuple[Disposal, float]] = {}
-        """Ledgers that a first look found droppable: the look's disposal and time."""
+        """Ledgers that a first check found droppable: the check's disposal and time."""
         self._lock = asyncio.Lock()
-        """Serializes looks, so that a second look comes after the first."""
+        """Serializes checks, so that a second check comes after the first."""
         self._has_dropped = True
         """True at startup too: ledgers dropped before a crash may have left segments behind."""
         self._free_at = 0.0
 
     async def round(self) -> None:
-        """Look at every ledger once, and free segments if a ledger was dropped."""
+        """Check every ledger once, and free segments if a ledger was dropped."""
         async with self._lock:
             if not await self._is_own_cluster():
                 return
@@ -183,8 +183,8 @@ class Collector:
             await self._free_if_due()
 
     async def deletions_announced(self, ledger_ids: Iterable[int]) -> None:
-        """Take a first look at ledgers announced as deleted; the announcement itself is no proof.
-        `recheck` takes the second look.
+        """Check ledgers announced as deleted for the first time, because the announcement itself is
+        no proof. `recheck` checks them a second time.
         """
         async with self._lock:
             rows = self._rows_here(each for each in ledger_ids if each not in self._candidates)
@@ -192,7 +192,7 @@ class Collector:
                 await self._examine(rows)
 
     async def recheck(self) -> None:
-        """Look again at candidates whose first look is at least a grace period ago."""
+        """Check candidates again whose first check was at least a grace period ago."""
         async with self._lock:
             now = asyncio.get_running_loop().time()
             due = [
@@ -222,7 +222,7 @@ class Collector:
         return is_ours
 
     async def _examine(self, rows: Mapping[int, IndexRow]) -> None:
-        """Look at ledgers, page by page, and drop those whose second look confirms the first."""
+        """Check ledgers, page by page, and drop those whose second check confirms the first."""
         ledger_ids = list(rows)
         for at in range(0, len(ledger_ids), PROOFS_MAX):
             disposals = await self._disposals(ledger_ids[at : at + PROOFS_MAX])
@@ -239,7 +239,7 @@ class Collector:
                 del self._candidates[ledger_id]
 
     def _is_second_look(self, ledger_id: int, disposal: Disposal, *, is_stub: bool) -> bool:
-        """Note what a look found. True if a look at least a grace period ago found the same."""
+        """Note what a check found. True if a check at least a grace period ago found the same."""
         now = asyncio.get_running_loop().time()
         if disposal is Disposal.KEEP or (disposal is Disposal.DROP_KEEP_STUB and is_stub):
             self._candidates.pop(ledger_id, None)
@@ -260,15 +260,15 @@ class Collector:
         self._free_at = loop.time() + SCAN_REST * scan_s if scan_s > SCAN_SHORT_S else 0.0
 
     async def _drop(self, due: Mapping[int, Disposal]) -> None:
-        """Drop the entries of a page of ledgers after a last look at their metadata.
+        """Drop the entries of a page of ledgers after a last check of their metadata.
 
         A repair names this bookie in the metadata before its first copy (rule 20). Reads and adds
-        of the ledgers are withheld during the drop, so a repair that begins after the last look
+        of the ledgers are withheld during the drop, so a repair that begins after the last check
         gets no answer until the entries are gone.
         """
         self._store.withheld.update(due)
         try:
-            # Nothing is awaited between the look and the drops, so no copy arrives in between.
+            # Nothing is awaited between the check and the drops, so no copy arrives in between.
             for ledger_id, disposal in (await self._disposals(due)).items():
                 if disposal is due[ledger_id]:
                     keep_stub = disposal is Disposal.DROP_KEEP_STUB
@@ -279,8 +279,8 @@ class Collector:
             self._store.withheld.difference_update(due)
 
     async def _disposals(self, ledger_ids: Iterable[int]) -> Mapping[int, Disposal]:
-        """Look once at a page of ledgers."""
-        held = {ledger_id: self._store.ledger(ledger_id).row_names for ledger_id in ledger_ids}
+        """Check a page of ledgers once."""
+        held = {item: self._store.holdings.row_names(item) for item in ledger_ids}
         found = await self._rows.read(held)
         unknown = (CasStatus.UNKNOWN, None)
         return {
@@ -289,15 +289,16 @@ class Collector:
         }
 
     def _disposal(self, ledger_id: int, held: Sequence[RowName], found: Found) -> Disposal:
-        """The disposal that a look found; `held`: the copies that the look's request named."""
+        """The disposal that a check found; `held`: the copies that the check's request named."""
         status, row = found
-        if self._store.ledger(ledger_id).row_names != held:
+        if self._store.holdings.row_names(ledger_id) != held:
             return Disposal.KEEP  # a copy arrived meanwhile, and its change was not checked
         if status is CasStatus.MISSING:
             return Disposal.DROP
         if status is not CasStatus.OK or row is None:
             return Disposal.KEEP  # unknown, or lost without a tombstone: no proof
-        self._store.forget_copies(ledger_id)
+        if len(held) > COPIES_KEPT:
+            self._store.forget_copies(ledger_id)
         members = {member_name(member) for member in row.all_members}
         if row.state is State.CLOSED and member_name(self._store.me) not in members:
             return Disposal.DROP_KEEP_STUB

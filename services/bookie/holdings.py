@@ -8,7 +8,7 @@ from typing import Final
 
 from quorumlog.protocol.ids import NO_LEDGER
 from quorumlog.protocol.ranges import Ranges
-from quorumlog.protocol.row_copy import RowCopy
+from quorumlog.protocol.row_copy import RowCopy, RowName
 from quorumlog.wire.rebuild_bodies import HeldRows
 from services.bookie.index import Index, IndexChange, IndexRow
 from services.bookie.ledger import StoredLedger
@@ -21,8 +21,8 @@ from services.bookie.writer import Position
 LEDGERS_MAX: Final = 20_000
 """Maximum number of ledgers in memory; above it, `evict_idle` evicts all idle ones."""
 _ROUND: Final = 60
-"""Calls of `evict_idle`, one per second, that look at every ledger once. A ledger that nobody used
-between two looks is evicted: one small object keeps a MiB of Python's memory from being returned.
+"""Calls of `evict_idle`, one per second, that check every ledger once. A ledger unused between two
+checks is evicted, because one small object keeps a MiB of Python's memory from being returned.
 Loading it again takes some 30 µs (measured)."""
 
 REPLAY_CHUNK: Final = 100_000
@@ -112,6 +112,13 @@ class LedgerTable:
             return list(self._index.copies(ledger_id))
         return [held.row_copy(name) for name in held.row_names]
 
+    def row_names(self, ledger_id: int) -> tuple[RowName, ...]:
+        """The names of these copies. Does not load the ledger: the collector asks for all."""
+        held = self._ledgers.get(ledger_id)
+        if held is not None:
+            return held.row_names
+        return tuple(copy.name for copy in self._index.copies(ledger_id))
+
     def row(self, ledger_id: int) -> IndexRow | None:
         """A ledger's index row; None if the ledger was never seen or is deleted."""
         held = self._ledgers.get(ledger_id)
@@ -159,8 +166,8 @@ class LedgerTable:
         return tuple(found)
 
     def evict_idle(self) -> None:
-        """Evict idle ledgers of which nothing is stored or that nobody used for a round; above
-        `LEDGERS_MAX`, all idle ones.
+        """Evict idle ledgers of which nothing is stored, and those unused for a round. Above
+        `LEDGERS_MAX`, evict all idle ledgers.
         """
         is_much = len(self._ledgers) > LEDGERS_MAX
         asked, self._unheld = self._unheld, set()

@@ -47,7 +47,7 @@ from services.bookie.witnesses import FRESH_MAX, WitnessFile, witnesses_of
 log = logging.getLogger(__name__)
 
 REFUSED_STATUS: Final = 78
-"""Exit status when the bookie refuses to start: an operator must look (EX_CONFIG)."""
+"""Exit status when the bookie refuses to start: an operator must act (EX_CONFIG)."""
 
 _STATE_FILE: Final = "state"
 

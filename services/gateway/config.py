@@ -98,8 +98,8 @@ class GatewaySettings(ServiceSettings, Limits):
         if not (self.require_tokens or self.allow_anonymous or is_loopback(self.host)):
             raise ValueError(
                 f"HOST={self.host} lets everyone on other machines read and change everything:"
-                " set REQUIRE_TOKENS=1 (docs/guides/tokens.md), or ALLOW_ANONYMOUS=1 where nobody else"
-                " can reach it"
+                " set REQUIRE_TOKENS=1 (docs/guides/tokens.md), or ALLOW_ANONYMOUS=1 where only"
+                " trusted clients can reach it"
             )
         return self
 

@@ -214,7 +214,7 @@ class Database:
                 await self._listings.acquire()
         except TimeoutError as error:
             raise MetadataBusy(
-                "a tenth of CONNECTIONS_MAX is for listings, and all of it is in use"
+                "all connections for listings, a tenth of CONNECTIONS_MAX, are in use: retry"
             ) from error
         try:
             return await self.read(work, deadline=deadline)

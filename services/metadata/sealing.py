@@ -111,7 +111,7 @@ def read_key_file(file: Path) -> KeyRing:
     lines = text.split()
     if not lines or not all(map(_LINE.fullmatch, lines)):
         raise KeyFileUnusable(
-            f"{file}: one key a line, 32 bytes as base64, as of `openssl rand -base64 32`"
+            f"{file}: write one key per line, 32 bytes as base64 (`openssl rand -base64 32`)"
         )
     return KeyRing([base64.b64decode(line) for line in lines])
 

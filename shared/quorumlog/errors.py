@@ -552,7 +552,7 @@ class Overloaded(Unavailable, status=429, title="Too many requests at once"):
 
 class NotEnoughBookies(Unavailable, title="Not enough bookies"):
     """Too few bookies accept entries for the ledger's ensemble, because the others are lost or
-    read-only. Or too few bookies answer for an operator's command.
+    read-only. Also raised if too few bookies answer for an operator's command.
     """
 
 

@@ -20,7 +20,7 @@ from quorumlog.spark.streaming import StreamReader
     [
         ({}, "exactly one of"),
         ({"subscribe": "a", "ledgers": "1"}, "exactly one of"),
-        ({"subscribe": "a b"}, "no name of a log"),
+        ({"subscribe": "a b"}, "not a valid name of a log"),
         ({"subscribePattern": "[a"}, "no regular expression"),
         ({"assign": '{"a":[1]}'}, "the partition 0 only"),
         ({"ledgers": "x"}, "list of ids"),
@@ -52,7 +52,7 @@ def test_what_a_read_can_not_mean_is_refused(options: dict[str, str], what: str)
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"topic": "no such name"}, "no name of a log"),
+        ({"topic": "no such name"}, "not a valid name of a log"),
         ({"topic": "a", "txnAppId": "x"}, "go together"),
         ({"topic": "a", "txnAppId": "x", "txnVersion": "seven"}, "is a number"),
         ({"topic": "a", "maxLedgersPerCommit": "0"}, "at least 1"),

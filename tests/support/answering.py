@@ -16,7 +16,7 @@ HOST = "127.0.0.1"
 async def answering(
     handle: Callable[[web.Request], Awaitable[web.StreamResponse]], path: str = "/{any:.*}"
 ) -> AsyncIterator[str]:
-    """The URL of a server that answers requests for a path, of whatever method, until the end of the block."""
+    """The URL of a server that answers requests of any method for a path, until the end of the block."""
     app = web.Application()
     app.router.add_route("*", path, handle)
     port = free_ports(1)[0]

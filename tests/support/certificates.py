@@ -1,4 +1,4 @@
-"""Certificates that nobody makes on purpose."""
+"""Expired certificates, which the command line does not create."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta, tzinfo
@@ -10,7 +10,7 @@ from quorumlog import certificates
 
 
 class _LastYear(datetime):
-    """A clock by which a certificate of a day has ended long ago."""
+    """A clock that is 400 days behind, so that a certificate for one day has expired."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> Self:
@@ -18,6 +18,6 @@ class _LastYear(datetime):
 
 
 def expired(folder: Path, role: str, name: str, hosts: Sequence[str]) -> Path:
-    """A certificate of the authority in a folder that has ended."""
+    """An expired certificate, issued by the authority in `folder`."""
     with patch.object(certificates, "datetime", _LastYear):
         return certificates.issue(folder, role, name, hosts, days=1)

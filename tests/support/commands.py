@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def path_with_quorumlog(folder: Path) -> str:
-    """A PATH with the command line of this checkout, for which `folder` gets a program."""
+    """A PATH with this checkout's command line, as a program that is written to `folder`."""
     program = folder / "bin" / "quorumlog"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m quorumlog.cli "$@"\n')

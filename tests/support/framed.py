@@ -31,12 +31,12 @@ class Line:
         return frames.frame_of(self._sent.popleft()) if self._sent else ()
 
     def send(self, message: Message) -> None:
-        """Send a message with what else gathers."""
+        """Send a message together with other queued messages."""
         self._sent.append(message)
         self.framed.announce()
 
     def write(self, data: bytes) -> None:
-        """Send bytes that may be no frame."""
+        """Send bytes that need not be a frame."""
         transport = self.transport
         if transport is not None:
             transport.write(data)

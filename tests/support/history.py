@@ -10,7 +10,7 @@ What is checked, by the name of the violation:
   - duplicate: one payload under two ids;
   - reordered: an append that began after another was known has the lower id;
   - divergent: two payloads under one id, or a ledger that ended twice;
-  - gone: read by somebody, and `no-such-entry` for somebody (that answer is about a closed end);
+  - gone: read by one client, and `no-such-entry` for another (that answer is about a closed end);
   - lac: a last add confirmed beyond what was appended or beyond the end;
   - gap: a closed ledger whose ids are not 0..last, or an answer that splits a batch.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One rule broken at one place."""
+    """One violation of a rule."""
 
     kind: str
     ledger: int
@@ -39,7 +39,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """An append was asked for: payloads that nobody else appends."""
+    """A client requested an append of payloads that no other request appends."""
 
     op: int
     ledger: int
@@ -56,14 +56,14 @@ class Acked:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An append was definitely not done. One with an unknown outcome is simply never settled."""
+    """An append was definitely not done. An append with an unknown outcome is never settled."""
 
     op: int
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A read of one ledger was asked for."""
+    """A client requested a read of one ledger."""
 
     op: int
     ledger: int
@@ -95,7 +95,7 @@ class Lac:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Somebody was told where the ledger ended."""
+    """A client learned where the ledger ended."""
 
     ledger: int
     last: int
@@ -103,7 +103,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The whole of a closed ledger, read after everything else."""
+    """A whole closed ledger, read after all other events."""
 
     ledger: int
     entries: tuple[tuple[int, bytes], ...]
@@ -124,7 +124,7 @@ class History:
         return self._ops
 
     def append(self, ledger: int, *payloads: bytes) -> int:
-        """An append begins; returns the number under which its answer is told."""
+        """Record that an append begins; returns its number, by which its answer is recorded."""
         self._ops += 1
         return self._record(Append(self._ops, ledger, payloads))
 
@@ -133,11 +133,11 @@ class History:
         self._record(Acked(op, first))
 
     def failed(self, op: int) -> None:
-        """The append was answered with outcome `not-done`. Call nothing where it is unknown."""
+        """The append was answered with outcome `not-done`. Don't call this for an unknown outcome."""
         self._record(Failed(op))
 
     def read(self, ledger: int) -> int:
-        """A read begins; returns the number under which its answer is told."""
+        """Record that a read begins; returns its number, by which its answer is recorded."""
         self._ops += 1
         return self._record(Read(self._ops, ledger))
 
@@ -146,7 +146,7 @@ class History:
         self._record(Found(op, entries))
 
     def absent(self, op: int, entry_id: int) -> None:
-        """The read was answered `no-such-entry`. Call nothing where it was any other error."""
+        """The read was answered `no-such-entry`. Don't call this for other errors."""
         self._record(Absent(op, entry_id))
 
     def lac(self, ledger: int, last_add_confirmed: int) -> None:
@@ -158,17 +158,17 @@ class History:
         self._record(Closed(ledger, last))
 
     def content(self, ledger: int, *entries: tuple[int, bytes]) -> None:
-        """The whole of a closed ledger, read at the end."""
+        """Record a whole closed ledger, read at the end."""
         self._record(Content(ledger, entries))
 
     def write(self, path: Path) -> None:
-        """Write all of it, an event a line, for a person who looks for a cause."""
+        """Write the history, one event per line, for a person who searches for a cause."""
         path.write_text("".join(f"{event}\n" for event in self.events))
 
 
 @dataclass(slots=True)
 class _Pending:
-    """An append as far as it is known. `floor` is the highest id that was known when it began."""
+    """What is known about an append. `floor` is the highest id that was known when it began."""
 
     ledger: int
     floor: int
@@ -188,7 +188,7 @@ class _Ledger:
 
 
 class Checker:
-    """Takes events one after another; `violations` grows as they show."""
+    """Processes events in order, and collects violations in `violations`."""
 
     def __init__(self) -> None:
         self.violations: list[Violation] = []
@@ -207,7 +207,7 @@ class Checker:
     # --- the invariants --------------------------------------------------------------------------
 
     def learn(self, ledger: int, entry_id: int, payload: bytes, how: str) -> None:
-        """Payload and id belong together: somebody was told so."""
+        """Check an answer that gives an entry this payload and id."""
         if not self.same_payload(ledger, entry_id, payload, how):
             return
         origin = self.no_phantom(ledger, entry_id, payload, how)
@@ -218,7 +218,7 @@ class Checker:
         state.highest = max(state.highest, entry_id)
 
     def same_payload(self, ledger: int, entry_id: int, payload: bytes, how: str) -> bool:
-        """I5, I7: everybody who is told of an entry is told the same.
+        """I5, I7: all answers about an entry have the same payload.
 
         Source: TLA NoOutOfOrderEntries; Jepsen's kafka workload, "inconsistent offsets".
         """
@@ -228,7 +228,7 @@ class Checker:
         return before == payload
 
     def no_phantom(self, ledger: int, entry_id: int, payload: bytes, how: str) -> _Pending | None:
-        """I9: what is told was appended, by an append that had not failed; that append.
+        """I9: each entry in an answer was appended, by an append that had not failed. Returns that append.
 
         Source: Jepsen's kafka workload, "aborted read".
         """
@@ -245,7 +245,7 @@ class Checker:
         return origin
 
     def in_order(self, origin: _Pending, entry_id: int, payload: bytes) -> None:
-        """I8: what began when another entry was known has a higher id than that.
+        """I8: an append that began when another entry was known has a higher id than that entry.
 
         Source: Jepsen's kafka workload, "nonmonotonic send".
         """
@@ -264,7 +264,7 @@ class Checker:
             self.say("duplicate", ledger, entry_id, f"{payload!r} is also entry {place[1]}")
 
     def one_end(self, ledger: int, last: int) -> None:
-        """I4: everybody who is told the end is told the same.
+        """I4: all answers name the same end.
 
         Source: TLA, CLOSED is final.
         """
@@ -284,7 +284,7 @@ class Checker:
             self.say("lost", number, entry_id, "acknowledged and not stored")
 
     def acked_is_not_denied(self, number: int, state: _Ledger) -> None:
-        """I1: nobody is told that an acknowledged entry is beyond the end for ever.
+        """I1: no answer says that an acknowledged entry is beyond the final end.
 
         Source: TLA NoDivergenceBetweenClientAndMetaData.
         """
@@ -292,7 +292,7 @@ class Checker:
             self.say("lost", number, entry_id, "acknowledged and answered as absent")
 
     def read_stays_readable(self, number: int, state: _Ledger) -> None:
-        """I6: what somebody has read nobody is told to be beyond the end for ever.
+        """I6: no answer says that an entry which a client has read is beyond the final end.
 
         Source: TLA NoDirtyReads; Jepsen on NATS 2.12.1, records that were read and gone.
         """
@@ -300,7 +300,7 @@ class Checker:
             self.say("gone", number, entry_id, "was read, and answered as absent")
 
     def end_covers_what_is_known(self, number: int, state: _Ledger, end: int) -> None:
-        """I1, I6: what was acknowledged or read is within the end, and nothing within it is denied.
+        """I1, I6: all acknowledged or read entries are within the end, and no entry within the end is denied.
 
         Source: TLA NoDivergenceBetweenClientAndMetaData.
         """
@@ -322,7 +322,7 @@ class Checker:
     # --- events ----------------------------------------------------------------------------------
 
     def step(self, event: Event) -> None:
-        """Take what was seen next."""
+        """Process the next event."""
         match event:
             case Append(op, ledger, payloads):
                 state = self.ledger(ledger)
@@ -366,7 +366,7 @@ class Checker:
                     self.say("gap", ledger, None, "the ids are not dense from 0")
 
     def finish(self) -> None:
-        """Judge what only the end shows."""
+        """Check what only a complete history shows."""
         for number, state in self.ledgers.items():
             end = state.last
             if state.content is not None:
@@ -380,7 +380,7 @@ class Checker:
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of a history, in the order in which they show."""
+    """All violations of a history, in the order of detection."""
     checker = Checker()
     for event in history.events:
         checker.step(event)

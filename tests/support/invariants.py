@@ -50,7 +50,7 @@ def deleted_takes_nothing(ledger_id: int, entry_id: int, *, was_deleted: bool) -
 
 
 def acked_reaches_quorum(row: LedgerMetadata, ids: Iterable[int], has_held: Held) -> Wrong:
-    """I2: each acknowledged entry was durable on Qa members of the fragment that owns it, always.
+    """I2: each acknowledged entry is always durable on Qa members of the fragment that owns it.
 
     Source: TLA AllCommittedEntriesReachAckQuorum asks it of CLOSED ledgers; BK#1591, BK#4651 and
     BK#4194 show why it must hold before.
@@ -151,7 +151,7 @@ def in_order(first: int, last: int, acked: int) -> Wrong:
 
 
 def was_appended(last: int, appended: int) -> Wrong:
-    """I9: nothing is told that nobody appended.
+    """I9: no answer has an entry that no client appended.
 
     Source: Jepsen's kafka workload, "aborted read".
     """
@@ -178,7 +178,7 @@ def fenced_rejects(member: str, *, was_fenced: bool) -> Wrong:
 
 
 def fence_is_kept(member: str, *, reported: bool, is_kept: bool) -> Wrong:
-    """I13: a fence that was told is durable then, and stays whatever befalls the bookie.
+    """I13: a fence that a bookie reported is durable by then, and stays whatever happens to the bookie.
 
     Source: BP-46, scenario 1.
     """
@@ -186,8 +186,8 @@ def fence_is_kept(member: str, *, reported: bool, is_kept: bool) -> Wrong:
 
 
 def deleted_is_for_ever(member: str, *, reported: bool, is_kept: bool, says: bool) -> Wrong:
-    """I13, rule 16a: what a bookie's log says is deleted it knows for ever, and of that it says
-    nothing that anybody may count on.
+    """I13, rule 16a: a bookie knows for ever which ledgers its log reports as deleted, and its answers
+    about them prove nothing.
 
     Source: issue 13: an append to a deleted ledger, whose fence went with it, was acknowledged.
     """
@@ -197,7 +197,7 @@ def deleted_is_for_ever(member: str, *, reported: bool, is_kept: bool, says: boo
 
 
 def covers_before_reading(quorum: Quorum, fenced: Collection[int]) -> Wrong:
-    """I14: recovery reads only when in each write set less than Qa members are not fenced.
+    """I14: recovery reads only when each write set has fewer than Qa members that are not fenced.
 
     Source: TLA QuorumCoverage.
     """
@@ -209,7 +209,7 @@ def covers_before_reading(quorum: Quorum, fenced: Collection[int]) -> Wrong:
 
 
 def reads_fence(member: str, *, is_fenced: bool) -> Wrong:
-    """I15: who answers a recovery read is durably fenced at that moment.
+    """I15: a bookie that answers a recovery read is durably fenced at that moment.
 
     Source: TLA, its defect "recovery reads without fencing" (X1), BK#2614.
     """
@@ -227,7 +227,7 @@ def absence_is_proven(quorum: Quorum, end: int, negatives: Collection[int]) -> W
 
 
 def negative_sticks(member: str, ids: Iterable[int], denied: Collection[tuple[int, int]]) -> Wrong:
-    """I17: what a bookie denied to a recovery it never takes by a normal add later.
+    """I17: a bookie that denied an entry to a recovery never stores it by a normal add later.
 
     Source: BK#2614, the add that comes after the read.
     """
@@ -239,7 +239,7 @@ def negative_sticks(member: str, ids: Iterable[int], denied: Collection[tuple[in
 
 
 def version_grows_by_one(before: LedgerMetadata, after: LedgerMetadata) -> Wrong:
-    """I20: each change of a row is one version, none is used again.
+    """I20: each change of a row makes one new version, and no version is used twice.
 
     Source: TLA, meta_version in ClientChangesEnsemble and the closes.
     """
@@ -249,7 +249,7 @@ def version_grows_by_one(before: LedgerMetadata, after: LedgerMetadata) -> Wrong
 
 
 def state_goes_on(before: LedgerMetadata, after: LedgerMetadata) -> Wrong:
-    """I21: OPEN to IN_RECOVERY to CLOSED, or at once; never back.
+    """I21: states go from OPEN to IN_RECOVERY to CLOSED, or from OPEN to CLOSED, and never back.
 
     Source: TLA, meta_status.
     """
@@ -298,7 +298,7 @@ def begins_after_acked(first: int, acked: int) -> Wrong:
 
 
 def recovery_changes_at_the_close(before: LedgerMetadata, after: LedgerMetadata) -> Wrong:
-    """I24: a recoverer's ensemble is committed with the close. Do not ask it of a repair's change.
+    """I24: a recoverer's ensemble is committed with the close. Don't check a repair's change.
 
     Source: TLA RecoveryClientChangesEnsemble, with its two reasons.
     """
@@ -350,8 +350,8 @@ def repair_copies_first(before: LedgerMetadata, after: LedgerMetadata, has_held:
 
 
 def repair_reads_back(before: LedgerMetadata, after: LedgerMetadata, is_bad: Held) -> Wrong:
-    """Rule 20a: a place goes to nobody with a copy that was damaged (`is_bad`) when the repair began,
-    and still is: who reads it back before the change knows.
+    """Rule 20a: no bookie becomes a member with a copy that was damaged (`is_bad`) when the repair began
+    and still is: a worker that reads copies back before the change notices the damage.
 
     Source: docs/protocol.md, rule 20a: the only healthy copy lost its place to one with a flipped byte.
     """
@@ -373,8 +373,8 @@ def repair_looks_again(
     after: LedgerMetadata,
     missed: Collection[tuple[str, int, int]],
 ) -> Wrong:
-    """Rule 20a: the change that gives a place away queues a second look (`missed`: member, first,
-    last) at all of it.
+    """Rule 20a: the change that replaces a member queues a second check (`missed`: member, first,
+    last) of all its entries.
 
     Source: docs/protocol.md, rule 20a: a worker that died between change and check left it unverified.
     """
@@ -387,7 +387,7 @@ def repair_looks_again(
 def repair_keeps_who_leaves(
     before: LedgerMetadata, after: LedgerMetadata, has_copy: Callable[[str, int], bool]
 ) -> Wrong:
-    """Rule 20b: who loses a place of a closed fragment stays a member, until whoever has the place keeps a
+    """Rule 20b: a bookie that is replaced in a closed fragment stays a member until its successor keeps a
     copy (`has_copy`: member, version) of the row that is changed.
 
     Source: docs/protocol.md, rule 20b: a database went back behind a repair, and the new members dropped.
@@ -401,7 +401,7 @@ def repair_keeps_who_leaves(
         if repair.target in fragment.bookies:
             is_let_go_early = not has_copy(repair.target, before.version)
         else:
-            # Whoever has the place of the target now takes over whom it kept.
+            # The member that replaced the target now keeps the members that the target kept.
             named = {*fragment.bookies, *(r.leaving for r in _placed(after))}
             is_let_go_early = repair.leaving not in named
         if is_let_go_early:
@@ -410,7 +410,7 @@ def repair_keeps_who_leaves(
 
 
 def _placed(row: LedgerMetadata) -> Iterator[Repair]:
-    """The repairs whose target has its place."""
+    """The repairs whose target has replaced the former member."""
     for repair in row.repairs:
         if repair.target in row.fragment_of(repair.first_entry).bookies:
             yield repair
@@ -465,7 +465,7 @@ def limbo_takes_no_adds(member: str, asked_as: str) -> Wrong:
 
 
 def limbo_is_marked(member: str, *, may_have_lost: bool, is_marked: bool) -> Wrong:
-    """I27: what may have lost entries is in limbo, and fenced where not OPEN, before it serves.
+    """I27: a ledger that may have lost entries is in limbo, and fenced unless OPEN, before it is served.
 
     Source: BP-46, "boot sequence".
     """
@@ -488,7 +488,7 @@ def limbo_ends_whole(member: str, lacking: Collection[int], *, is_older_named: b
 
 
 def ledger_ends(ledger_id: int, state: State, why: object = "") -> Wrong:
-    """L1: some recovery ends every ledger that its writer does not.
+    """L1: each ledger that its writer does not end is ended by a recovery.
 
     Source: TLA LedgerIsClosed, which its Liveness asks for.
     """
@@ -519,7 +519,7 @@ def one_hung_blocks_nothing(hung: str, state: State) -> Wrong:
 
 
 def copies_come_back(left: object) -> Wrong:
-    """L4: what lacks copies gets them; `left` is what is queued, refused or lacking then.
+    """L4: under-replicated entries get copies; `left` is what is then queued, refused or lacking.
 
     Source: BookKeeper's ReplicationWorker: every ledger marked as underreplicated is unmarked.
     """
@@ -535,7 +535,7 @@ def limbo_empties(members: Collection[str]) -> Wrong:
 
 
 def comes_to_rest(messages: int, calm: int) -> Wrong:
-    """L6: nobody retries without end: a world with nothing to do exchanges at most `calm` messages.
+    """L6: no process retries without end: a world with nothing to do exchanges at most `calm` messages.
 
     Source: TigerBeetle's VOPR, in which a healed core must converge.
     """
@@ -543,7 +543,7 @@ def comes_to_rest(messages: int, calm: int) -> Wrong:
 
 
 def first_wrong(*found: Wrong) -> Wrong:
-    """The first of several checks that says something."""
+    """The first violation that several checks found."""
     return next((wrong for wrong in found if wrong is not None), None)
 
 

@@ -37,7 +37,7 @@ class Issuer:
 
     @property
     def rules(self) -> JwtRules:
-        """Those of a gateway that trusts this issuer."""
+        """The settings of a gateway that trusts this issuer."""
         return JwtRules(self.file, NAME, AUDIENCE, CLAIM, LEEWAY_S)
 
     def add(self, key_id: str, algorithm: str = "ES256") -> None:
@@ -76,7 +76,7 @@ class Issuer:
 
 
 def said_by_default(grants: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The claims of a JWT that is right."""
+    """The claims of a valid JWT."""
     now = int(time.time())  # noqa: TID251  (the clock is what a JWT tells of)
     return {
         "iss": NAME,
@@ -89,6 +89,6 @@ def said_by_default(grants: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def handmade(header: object, claims: object, signature: bytes = b"") -> str:
-    """A JWT that no library would make."""
+    """A JWT that a library would not make."""
     parts = (json.dumps(header).encode(), json.dumps(claims).encode(), signature)
     return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)

@@ -2,7 +2,7 @@
 
 One pass, linear in the events. What is checked, by the name of the violation:
   - lost: acknowledged, and not in the log as it is at the end;
-  - gone: read by somebody, and not there at the end;
+  - gone: read by a client, and not there at the end;
   - phantom: read and never produced, not yet produced, or definitely refused;
   - duplicate: one request of a producer under two offsets, or a plain one more often than it was
     sent (a plain client's retry may duplicate: rule 24);
@@ -72,7 +72,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The whole log, read after everything else; `start` is what retention has left."""
+    """The whole log, read after all other events; `start` is its first offset after retention."""
 
     log: int
     start: int
@@ -92,7 +92,7 @@ class LogHistory:
         self._acknowledged: dict[int, int] = {}
 
     def record(self, event: Event) -> None:
-        """Every event comes through here."""
+        """Record an event."""
         self.events.append(event)
 
     def acknowledged(self, log: int) -> int:
@@ -106,7 +106,7 @@ class LogHistory:
         producer: tuple[str, int] | None = None,
         seq: int = 0,
     ) -> int:
-        """A request begins; returns the number under which its answer is told."""
+        """Record that a request begins; returns its number, by which its answer is recorded."""
         self._ops += 1
         self._asked[self._ops] = Produce(self._ops, log, records, producer, seq)
         self.record(self._asked[self._ops])
@@ -120,7 +120,7 @@ class LogHistory:
         self._acknowledged[asked.log] = max(end, self.acknowledged(asked.log))
 
     def refused(self, op: int) -> None:
-        """The request was answered with outcome `not-done`. Call nothing where it is unknown."""
+        """The request was answered with outcome `not-done`. Don't call this for an unknown outcome."""
         self.record(Refused(op))
 
     def fetched(
@@ -140,7 +140,7 @@ class LogHistory:
         self.record(Content(log, start, entries))
 
     def write(self, path: Path) -> None:
-        """Write all of it, an event a line, for a person who looks for a cause."""
+        """Write the history, one event per line, for a person who searches for a cause."""
         path.write_text("".join(f"{event}\n" for event in self.events))
 
 
@@ -163,7 +163,7 @@ class _Request:
 
 
 class Checker:
-    """Takes events one after another; `violations` grows as they show."""
+    """Processes events in order, and collects violations in `violations`."""
 
     def __init__(self) -> None:
         self.violations: list[Violation] = []
@@ -182,7 +182,7 @@ class Checker:
     # --- the invariants --------------------------------------------------------------------------
 
     def learn(self, number: int, offset: int, record: bytes) -> None:
-        """Somebody was told that this record has this offset."""
+        """Check an answer that gives this record this offset."""
         log = self.log(number)
         if not self.same_record(number, offset, record):
             return
@@ -193,7 +193,7 @@ class Checker:
             self.there_once(request, offset, record)
 
     def same_record(self, number: int, offset: int, record: bytes) -> bool:
-        """I5, I33: everybody who is told of an offset is told the same record.
+        """I5, I33: all answers about an offset have the same record.
 
         Source: Jepsen's kafka workload, "inconsistent offsets".
         """
@@ -203,7 +203,7 @@ class Checker:
         return before == record
 
     def no_phantom(self, number: int, offset: int, record: bytes) -> _Request | None:
-        """I9: what is told was produced, by a request that was not refused; that request.
+        """I9: each record in an answer was produced, by a request that was not refused. Returns that request.
 
         Source: Jepsen's kafka workload, "aborted read".
         """
@@ -217,7 +217,7 @@ class Checker:
         return request
 
     def in_order(self, request: _Request, offset: int, record: bytes) -> None:
-        """I8: what began when another record was known has a higher offset than that.
+        """I8: a request that began when another record was known has a higher offset than that record.
 
         Source: Jepsen's kafka workload, "nonmonotonic send".
         """
@@ -227,7 +227,7 @@ class Checker:
             )
 
     def there_once(self, request: _Request, offset: int, record: bytes) -> None:
-        """I30, rules 24 and 26: one request is there once, a plain one as often as it was sent.
+        """I30, rules 24 and 26: a request is in the log once; a plain one at most as often as it was sent.
 
         Source: redpanda#3039; Jepsen's kafka workload, "duplicate".
         """
@@ -237,7 +237,7 @@ class Checker:
             self.say("duplicate", request.asked.log, offset, f"{record!r} is at {sorted(places)}")
 
     def acknowledged_is_seen(self, event: Fetched) -> None:
-        """I6: a read sees what was acknowledged before it began.
+        """I6: a read returns all records that were acknowledged before the read began.
 
         Source: Jepsen's kafka workload, "unseen".
         """
@@ -245,7 +245,7 @@ class Checker:
             self.say("unseen", event.log, event.offset, f"acknowledged was {event.acknowledged}")
 
     def is_dense(self, number: int, first: int, entries: Iterable[tuple[int, bytes]]) -> None:
-        """I33: offsets follow each other.
+        """I33: offsets have no gaps.
 
         Source: TLA LedgerChaining, EntryOrderMaintained; Jepsen's kafka workload, "poll skip".
         """
@@ -254,7 +254,7 @@ class Checker:
             self.say("gap", number, first, "offsets are not dense")
 
     def end_is_within(self, number: int, reported: int, end: int, what: str) -> None:
-        """I10: an end that was told is not beyond what was produced, nor beyond the log's.
+        """I10: an end in an answer is beyond neither the produced records nor the log's end.
 
         Source: TLA NoDirtyReads.
         """
@@ -274,7 +274,7 @@ class Checker:
                 self.say(kind, number, offset, f"known; the log is {log.start}..{end - 1}")
 
     def requests_are_whole(self, number: int, content: dict[int, bytes]) -> None:
-        """Rule 25: a request's records are there together, or none of them is.
+        """Rule 25: a log has all of a request's records, side by side, or none.
 
         Source: Kafka's record batches, which are appended whole.
         """
@@ -290,7 +290,7 @@ class Checker:
                 self.say("torn", number, offset, f"of request {op}")
 
     def producers_are_in_order(self, number: int, content: dict[int, bytes]) -> None:
-        """Rule 26: a producer's requests stand in the order of their numbers.
+        """Rule 26: a producer's requests are in the log in the order of their numbers.
 
         Source: Kafka's KIP-98, the sequence numbers of a producer.
         """
@@ -306,7 +306,7 @@ class Checker:
     # --- events ----------------------------------------------------------------------------------
 
     def step(self, event: Event) -> None:
-        """Take what was seen next."""
+        """Process the next event."""
         match event:
             case Produce(op, number, records):
                 log = self.log(number)
@@ -343,7 +343,7 @@ class Checker:
                 self.is_dense(number, start, entries)
 
     def finish(self) -> None:
-        """Judge whole logs, of which the content was told."""
+        """Check whole logs, whose content was recorded."""
         for number, log in self.logs.items():
             if log.content is not None:
                 end = log.start + len(log.content)
@@ -354,7 +354,7 @@ class Checker:
 
 
 def check(events: Iterable[Event]) -> list[Violation]:
-    """All violations of a history, in the order in which they show."""
+    """All violations of a history, in the order of detection."""
     checker = Checker()
     for event in events:
         checker.step(event)

@@ -1,9 +1,9 @@
 """`python -m tests.support.matrix`: which technique checks which rule, invariant and counter-example.
 
-The matrix is read off the code, so that nobody keeps it by hand: norms and their titles are
-docs/protocol.md's; scripts are the scenarios that cite a norm; a world judges an invariant where its
-code asks a check whose docstring names it; mutants name the norm that their guard keeps; tests cite it.
-It is a part of docs/internals/verification.md. Without an argument the program prints the matrix,
+The matrix is generated from the code. Norms and their titles come from docs/protocol.md. A script is a
+scenario that cites a norm. A world judges an invariant if its code calls a check whose docstring names
+the invariant. Mutants name the norm that their guard keeps, and tests cite norms.
+The matrix is a part of docs/internals/verification.md. Without an argument the program prints the matrix,
 `--write` puts it into the page.
 """
 
@@ -61,7 +61,7 @@ _SECTION: Final = re.compile(
 
 
 def cited(text: str) -> set[str]:
-    """The norms that a text cites: "7", "16a", "I12". Of "rules 22 to 28" the two that it names."""
+    """The norms that a text cites: "7", "16a", "I12". "rules 22 to 28" cites only 22 and 28."""
     rules = {number for found in _RULES.findall(text) for number in re.findall(r"\d+\w?", found)}
     return rules | set(_LABEL.findall(text))
 
@@ -200,7 +200,7 @@ def tested() -> Iterator[tuple[str, set[str]]]:
 
 
 def of(label: str, found: Iterable[tuple[str, set[str]]]) -> Counter[str]:
-    """How often each name is found with a norm."""
+    """Counts how often each name occurs with a norm."""
     return Counter(name for name, labels in found if label in labels)
 
 
@@ -216,7 +216,7 @@ class Row:
 
     @property
     def is_checked(self) -> bool:
-        """Whether anything at all notices that the norm is broken; "=" notices nothing."""
+        """Whether any technique notices a violation of the norm; "=" notices none."""
         found = self.scripts + self.judges + self.tests + self.mutants
         return bool(found.keys() - {"="})
 
@@ -246,7 +246,7 @@ def matrix() -> str:
 
 
 def with_matrix(page: str) -> str:
-    """The page with the table of today."""
+    """The page with the current table."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{matrix()}\n{END}{after}"

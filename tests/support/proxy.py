@@ -72,7 +72,7 @@ class Proxy:
         task.add_done_callback(self._serving.discard)
 
     async def end(self) -> None:
-        """Nothing is open afterwards, also of what was accepted last; nobody listens any more."""
+        """Close the listener and all connections, also those that were accepted last."""
         self.hold()
         await turns(_ACCEPT_TURNS)
         while self._serving:

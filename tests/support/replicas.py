@@ -63,12 +63,12 @@ class HeldEntries(Keyed):
         self.copies[row.name] = row
 
     def drop_row_copies(self, names: Collection[RowName]) -> None:
-        """Hold these copies of rows no more."""
+        """Drop these copies of rows."""
         for name in names:
             del self.copies[name]
 
     def run(self, ranges: Ranges) -> Run | None:
-        """What is held of these ranges, as one run."""
+        """The held entries of these ranges, as one run."""
         chosen = [self.entries[e] for e in sorted(self.entries) if contains(ranges, e)]
         return pack(chosen, self.kind) if chosen else None
 
@@ -89,7 +89,7 @@ def replay(me: str, records: Iterable[ReplicaRecord], *, is_deferred: bool = Fal
 
 
 def add_asked(effect: SendAdd) -> AddAsked:
-    """What a machine sends, as a bookie hears it: with a copy of the row each time, whose body nobody reads."""
+    """A machine's add as a bookie receives it, always with a copy of the row, whose body is not read."""
     name = None if effect.row is None else name_of(effect.row)
     return AddAsked(
         effect.member,
@@ -102,7 +102,7 @@ def add_asked(effect: SendAdd) -> AddAsked:
 
 
 def row_told(effect: SendRow) -> RowReported:
-    """The same of a row that no add brings."""
+    """A copy of a row as a bookie receives it without an add."""
     row = effect.row
     return RowReported(effect.member, RowCopy(name_of(row), b""), row.ledger_key)
 

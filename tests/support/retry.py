@@ -1,4 +1,4 @@
-"""The one retry that there is, as a plugin of pytest.
+"""The only retry of tests, as a pytest plugin.
 
 A test that fails with `DeadlineMissed` and nothing else is run once more, and the summary names
 it: on a shared machine a deadline may pass although nothing is wrong. A wrong answer is never

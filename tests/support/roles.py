@@ -54,7 +54,7 @@ def table(roles: Table) -> str:
 
 
 def with_tables(page: str) -> str:
-    """The page with the tables of today."""
+    """The page with the current tables."""
     tables = "".join(f"\n### {name}\n\n{table(roles)}" for name, roles in TABLES.items())
     return _PLACE.sub(lambda found: f"{found[1]}{tables}\n{found[2]}", page)
 

@@ -75,7 +75,7 @@ def _row(setting: Described) -> str:
 
 
 def with_tables(page: str) -> str:
-    """The page with the tables of today."""
+    """The page with the current tables."""
     return _TABLE.sub(lambda found: f"{found[1]}\n{table(MODELS[found[2]])}\n{found[3]}", page)
 
 

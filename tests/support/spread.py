@@ -1,4 +1,4 @@
-"""Runs pure work on all cores, tells how far it is, and ends in order at Ctrl-C."""
+"""Runs pure work on all cores, shows its progress, and ends orderly at Ctrl-C."""
 
 import argparse
 import multiprocessing
@@ -38,7 +38,7 @@ TELL_EVERY_S: Final = 30.0
 def spread(
     work: Callable[[Item], Result], items: Iterable[Item], *, jobs: int = CORES
 ) -> Iterator[Result]:
-    """`work` of each item, as they get done. Children end with their parent."""
+    """The results of `work` for each item, as they are done. Children end with their parent."""
     if jobs == 1:
         yield from map(work, items)
         return
@@ -49,7 +49,7 @@ def spread(
 
 
 def count(text: str) -> int:
-    """A number of a command line, of which nothing can be claimed where it is 0."""
+    """A number on a command line that must be positive, because 0 would prove nothing."""
     if not text.isascii() or not text.isdigit() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
     return int(text)
@@ -57,17 +57,17 @@ def count(text: str) -> int:
 
 @dataclass(slots=True)
 class End:
-    """Whether a campaign came to its end."""
+    """Whether a campaign was completed."""
 
     is_interrupted: bool = False
 
     @property
     def word(self) -> str:
-        """After its last line."""
+        """The end of the report's last line."""
         return ", interrupted" if self.is_interrupted else ""
 
     def status(self, *, is_right: bool) -> int:
-        """What it exits with: 0 only for a claim that was held to its end."""
+        """The exit status: 0 only if the claim held until the campaign's end."""
         if not is_right:
             return 1
         return INTERRUPTED_STATUS if self.is_interrupted else 0
@@ -75,7 +75,7 @@ class End:
 
 @contextmanager
 def interruptible() -> Iterator[End]:
-    """Ctrl-C ends the block and not the report: what was done until then is told."""
+    """Ctrl-C ends the block but not the report, which has the work done until then."""
     end = End()
     try:
         yield end
@@ -84,15 +84,15 @@ def interruptible() -> Iterator[End]:
 
 
 class Bar(Protocol):
-    """How far it is."""
+    """The progress."""
 
     def update(self, *, completed: int) -> None:
-        """So many are done."""
+        """Show how many are done."""
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Bar]:
-    """A bar on stderr, which leaves stdout to the report; where nobody looks, a line now and then."""
+    """A bar on stderr, which leaves stdout to the report; without a terminal, a line now and then."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(what, total)

@@ -65,11 +65,11 @@ class Server:
         await until(lambda: not any(map(_is_alive, backends)), "its backends are gone")
 
     def freeze(self) -> None:
-        """Stop all of its processes in their tracks: its machine takes connections and is silent."""
+        """Suspend all of its processes: its machine accepts connections and doesn't answer."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let them go on."""
+        """Resume its processes."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -101,13 +101,13 @@ class Server:
         await until(lambda: self._is(_FOLLOWS), "the standby streams")
 
     async def require_standby(self) -> None:
-        """From now on a commit is answered only when the standby has it on its disk."""
+        """From now on a commit returns only when the standby has it on its disk."""
         await self.until_followed()
         await self.set("synchronous_standby_names", "*")
         await until(lambda: self._is(_IS_SYNCHRONOUS), "the standby is synchronous")
 
     async def stop_following(self) -> None:
-        """Of a standby: get no more commits. It is certain then what it lacks."""
+        """For a standby: receive no further commits, so that it is certain which ones it lacks."""
         await self.set("primary_conninfo", "")
 
         async def is_cut() -> bool:
@@ -116,13 +116,13 @@ class Server:
         await until(is_cut, "the standby receives nothing")
 
     async def has_all_of(self, primary: "Server") -> None:
-        """Of a standby: wait until it has replayed all that the primary has written."""
+        """For a standby: wait until it has replayed everything that the primary has written."""
         position = await primary.sql("SELECT pg_current_wal_insert_lsn()")
         question = f"SELECT (pg_last_wal_replay_lsn() >= '{position}')::int"
         await until(lambda: self._is(question), "the standby has everything")
 
     async def promote(self) -> None:
-        """Of a standby: become the primary."""
+        """For a standby: become the primary."""
 
         async def is_promoted() -> bool:
             return await self.sql("SELECT pg_promote()") == "t"
@@ -170,17 +170,17 @@ class Pair:
         return dsn_of(self.primary.postgres.dsn(), self.primary.address, self.standby.address)
 
     async def fail_over(self) -> None:
-        """Kill the primary and promote the standby; from then on they have changed their names."""
+        """Kill the primary and promote the standby; the two then swap their names."""
         await self.primary.kill()
         await self.standby.promote()
         self.swap()
 
     def swap(self) -> None:
-        """The other one is the primary."""
+        """Swap the names: the standby has become the primary."""
         self.primary, self.standby = self.standby, self.primary
 
     async def follow_again(self) -> None:
-        """Make the server that is no primary a standby, from a new base backup."""
+        """Make the former primary a standby, from a new base backup."""
         old = self.standby
         await old.stop()
         self.standby = await self.primary.follower(old.folder, old.postgres.port)

@@ -1,4 +1,4 @@
-"""Each named check says what is wrong where it is, and nothing where nothing is."""
+"""Each named check reports a violation where there is one, and otherwise nothing."""
 
 import re
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def on(*members: str) -> invariants.Held:
 
 
 def never(_member: str) -> bool:
-    """Nobody is down."""
+    """No bookie is down."""
     return False
 
 

@@ -1,4 +1,4 @@
-"""The matrix of docs/internals is the code's, and has no norm that nothing checks."""
+"""The matrix in docs/internals agrees with the code, and each of its norms is checked."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Programs that a test runs and that a machine may lack: such a test is skipped, counted, and says why."""
+"""Programs that a test runs and a machine may lack: the test is then skipped with a reason, and counted."""
 
 import shutil
 

@@ -17,11 +17,11 @@ P = ParamSpec("P")
 
 
 class Deadlock(Exception):
-    """Everything waits, and nothing will ever happen."""
+    """All tasks wait, and no event can wake them."""
 
 
 class _Jumping(selectors.SelectSelector):
-    """Nothing is ever ready; a wait moves the clock."""
+    """A selector in which no file is ever ready; a wait moves the clock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,14 +35,14 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time begins at 0 and passes only while everybody sleeps."""
+    """An event loop whose time begins at 0, and passes only while all tasks sleep."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
         super().__init__(self._jumping)
         self.set_exception_handler(self._failed)
         self.failures: list[str] = []
-        """What tasks and callbacks raised and nobody asked for: defects."""
+        """Exceptions of tasks and callbacks that no task retrieved: defects."""
 
     def time(self) -> float:
         """Seconds since the loop was made."""
@@ -51,7 +51,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """The work of a thread is done here and now: threads run in no order."""
+        """Do a thread's work here and now, because threads run in no defined order."""
         del executor
         future: asyncio.Future[T] = self.create_future()
         future.set_result(func(*args))

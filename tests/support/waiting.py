@@ -27,7 +27,7 @@ client's call."""
 
 @contextlib.asynccontextmanager
 async def within(what: str, deadline_s: float = DEADLINE_S) -> AsyncIterator[None]:
-    """A block that awaits an event rather than asking for it again and again."""
+    """A block that awaits an event instead of polling for it."""
     limit = asyncio.timeout(deadline_s)
     try:
         async with limit:

@@ -1,16 +1,16 @@
-"""Values of JSON bodies that ask for as much work or memory as a text of a size can."""
+"""JSON values that cost as much work or memory as a text of their size can."""
 
 from collections.abc import Callable
 from typing import Final
 
 
 def filled(size: int, one: bytes) -> bytes:
-    """A list of as many of `one` as fit."""
+    """A list with as many copies of `one` as fit."""
     return b"[%b]" % b",".join([one] * ((size - 2) // (len(one) + 1)))
 
 
 def numbered(size: int, of: bytes = b"0") -> bytes:
-    """An object of as many members as fit, at least."""
+    """An object with almost as many members as fit."""
     return b"{%b}" % b",".join(b'"%d":%b' % (n, of) for n in range(size // (10 + len(of))))
 
 

@@ -93,7 +93,7 @@ class PageStream(Generic[P]):
         return self.room.is_ending or client_listens_only()
 
     async def page(self, wait_s: float = 0.0, *, bytes_max: int = STREAM_BYTES) -> P:
-        """Read the next page, maybe empty. At the end, wait up to `wait_s` for items or a close."""
+        """Read a page, possibly empty. At the end, wait up to `wait_s` for items or a close."""
         pages = self.pages
         limit = BATCH_ENTRIES_MAX if self._left is None else self._left
         max_bytes = bytes_max if self._bytes_left is None else min(bytes_max, self._bytes_left)

@@ -203,7 +203,7 @@ class LogManager:
         )
 
     async def keep_fork(self, fork: LogMetadata) -> None:
-        """Create a fork's first own ledger, whose copies tell a rebuild what the fork shares (rule
+        """Create a fork's first own ledger, whose copies show a rebuild what the fork shares (rule
         18e). If this fails, a retry of the creation or the fork's first append creates the ledger.
         """
         if not fork.shared or fork.own or fork.state is LogState.CLOSED:

@@ -97,7 +97,7 @@ def inherited(wanted: ForkAsked, source: StreamConfig) -> StreamConfig:
     """
     if wanted.content_type is not None and media_of(wanted.content_type) != source.media:
         raise errors.StreamConflict(
-            f"the source's content type is {source.media}", log=wanted.source
+            f"a fork has its source's content type, {source.media}", log=wanted.source
         )
     lifetime = wanted if wanted.has_lifetime else source
     return StreamConfig(

@@ -162,8 +162,8 @@ def init(
     folder: FolderOption = _FOLDER,
     days: Annotated[int, typer.Option(min=1, help="How many days the authority is valid.")] = 3650,
 ) -> None:
-    """Create a certificate authority for a cluster. Whoever has its key, ca-key.pem, can join the
-    cluster: keep the key away from the services' hosts.
+    """Create a certificate authority for a cluster. Any process with its key, ca-key.pem, can join
+    the cluster: keep the key away from the services' hosts.
     """
     _print_written(lambda library: library.create_authority(folder, cluster, days=days))
 

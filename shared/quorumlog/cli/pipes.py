@@ -220,7 +220,7 @@ async def send_input(
     submit: SubmitPayloads,
     words: tuple[str, str],
 ) -> Places | None:
-    """Append the records that `records` yields. Returns and raises: as `send`."""
+    """Append the records that `records` yields. Returns and raises the same as `send`."""
     return await send(
         records(texts, file, framing), submit, words, None if texts else _size_of(file)
     )

@@ -130,7 +130,7 @@ def gateway_url(value: object) -> str:
     """Check the URL of a gateway, and return it without a slash at the end."""
     given = text("the URL of a gateway", value).strip()
     if not _is_gateway_url(given):
-        raise ValueError(f"{given!r} is no URL of a gateway: write http://host:port")
+        raise ValueError(f"{given!r} is not a URL of a gateway: write http://host:port")
     return given.rstrip("/")
 
 

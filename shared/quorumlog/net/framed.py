@@ -194,7 +194,7 @@ class Framed(asyncio.BufferedProtocol):
                     return
             kept, self._kept = len(self._kept), b""
             self._parse(_scratch.view[: kept + nbytes])
-        except Exception as error:  # noqa: BLE001  (`closed` tells it)
+        except Exception as error:  # noqa: BLE001  (`closed` reports it)
             self._break(error)
 
     def pause_writing(self) -> None:
@@ -266,7 +266,7 @@ class Framed(asyncio.BufferedProtocol):
         try:
             kept, self._kept = self._kept, b""
             self._parse(memoryview(kept))
-        except Exception as error:  # noqa: BLE001  (`closed` tells it)
+        except Exception as error:  # noqa: BLE001  (`closed` reports it)
             self._break(error)
         if not self._is_paused:
             transport.resume_reading()
@@ -282,7 +282,7 @@ class Framed(asyncio.BufferedProtocol):
                 if not buffers:
                     return
                 transport.writelines(buffers)
-        except Exception as error:  # noqa: BLE001  (`closed` tells it)
+        except Exception as error:  # noqa: BLE001  (`closed` reports it)
             self._break(error)
 
 

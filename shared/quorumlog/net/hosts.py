@@ -1,4 +1,4 @@
-"""Checks of `Host`, `Origin` and framing: accepted hosts, and web pages that may change state.
+"""Checks of `Host`, `Origin` and framing: which hosts and which web pages are accepted.
 
 A browser on a machine that reaches the cluster may run an attacker's page. The page's host name may
 resolve to the address of a service (DNS rebinding). The browser then treats the service as part of

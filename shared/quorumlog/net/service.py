@@ -129,8 +129,7 @@ class ServiceSettings(Settings):
         " rebinding",
     )
     cluster_secret: SecretStr | None = None
-    """the secret of the cluster: whoever has it counts as one of its services; a second line is
-    accepted too"""
+    """the secret by which the cluster's services know each other; a second line is accepted too"""
     tls_cert_file: Path | None = Field(
         default=None,
         description="certificate that identifies this process to the other services of its cluster"
@@ -169,8 +168,8 @@ class ServiceSettings(Settings):
         elif not self.allow_anonymous:
             raise ValueError(
                 f"{name}={host} lets other machines call what only this cluster's services may:"
-                f" set {_CERTIFICATES}, CLUSTER_SECRET_FILE and ALLOW_PLAIN=1 on a network that nobody else"
-                " is on, or ALLOW_ANONYMOUS=1 where nobody else can reach them"
+                f" set {_CERTIFICATES}, CLUSTER_SECRET_FILE and ALLOW_PLAIN=1 on a private network,"
+                " or ALLOW_ANONYMOUS=1 where only this cluster can reach them"
             )
         return self
 

@@ -296,7 +296,7 @@ def content(data: bytes) -> str:
     head, flags, at = _parse_head(data)
     if flags & _PACKED:
         if head.producer is None:
-            raise BadBatch("a packed record batch without a producer tells no digest")
+            raise BadBatch("a packed record batch without a producer has no digest")
         return data[at + _SIZE.size : at + _SIZE.size + _DIGEST_BYTES].hex()
     digest = hashlib.sha256(
         struct.pack(">BI", flags & ~(_HAS_PRODUCER | _AFTER_PRODUCER), head.count)

@@ -122,8 +122,8 @@ def _changes_password(old: LedgerMetadata, new: LedgerMetadata) -> bool:
 
 
 def _given_up(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
-    """Rule 31: lost entries stay lost, because readers got a final error. None can be given up
-    before CLOSED, because the end decides which entries exist.
+    """Rule 31: lost entries stay lost, because readers got a final error. No entry counts
+    as lost before CLOSED, because the end decides which entries exist.
     """
     pointer = "/row/lost_entries"
     if old.state is not State.CLOSED and new.lost_entries:

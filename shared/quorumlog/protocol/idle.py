@@ -69,9 +69,9 @@ class Kept:
 
 
 class Reported:
-    """By term, when this process last reported a use to a log's keeper.
+    """When this process last reported a log's use to its expiry keeper, by the keeper's term.
 
-    Times are in seconds that also count while the process stands still.
+    Times are in seconds, and the clock runs on while the process stands still.
     """
 
     def __init__(self) -> None:

@@ -152,7 +152,7 @@ class FragmentRepair(Keyed):
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     def __post_init__(self, first: int | None, held: Ranges) -> None:
-        """Send no request before Begin."""
+        """The machine sends no request before Begin."""
         is_whole = first is None and self.last is None
         assert self.target == self.leaving or is_whole, "a new member needs all"
         self._codec = Codec(self.metadata.digest, self.metadata.mac_key)
@@ -246,7 +246,7 @@ class FragmentRepair(Keyed):
             # Placed by this repair, or by an earlier one that ended before its last step.
             self._give_row()
         elif not successors and (self.stage is Stage.RELEASING or not is_there):
-            # Replaced by this repair or another, whose change queued a second look (rule 20a).
+            # Replaced by this repair or another, whose change queued a second check (rule 20a).
             self.stage = Stage.DONE
             self._out.append(Repaired(row))
         elif not (is_there and self._is_same_place(fragment)):
@@ -360,7 +360,7 @@ class FragmentRepair(Keyed):
 
     def _around(self, last: int) -> tuple[int, int]:
         """The next entry to work on, and the last one before the next skipped range. Lost entries
-        are neither looked for nor expected of a target (rule 31).
+        are skipped, because a target need not have them (rule 31).
         """
         for low, high in sorted(self._skipped + self.metadata.lost_entries):
             if low <= self._next <= high:

@@ -248,7 +248,7 @@ class Slots(Keyed):
         return self.arm(Timer.ADD, self._tick)
 
     def fired(self, event: TimerFired) -> bool:
-        """Disarm a timer that fired. Returns whether it was armed."""
+        """Disarm a timer that fired. Returns whether the timer was armed."""
         is_armed = event.timer in self.armed
         self.armed -= {event.timer}
         return is_armed

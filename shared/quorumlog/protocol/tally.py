@@ -35,7 +35,7 @@ class Tally(Keyed):
     """Answers to reads of entries first..last of one fragment.
 
     Each position has a cursor: the first of its entries about which it has not answered yet, or
-    None if no further answer is expected. A request always covers the cursor to `last`.
+    None if no further answer is expected. A request always covers all from the cursor to `last`.
     """
 
     quorum: Quorum

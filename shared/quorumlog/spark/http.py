@@ -74,7 +74,7 @@ class Gateways:
         self._urls: Sequence[str] = [url.strip().rstrip("/") for url in urls.split(",")]
         for url in self._urls:
             if urlsplit(url).scheme not in ("http", "https"):
-                raise ValueError(f"{url!r} is no URL of a gateway: write http://host:port")
+                raise ValueError(f"{url!r} is not a URL of a gateway: write http://host:port")
         self._deadline_s = deadline_s
         self._headers = dict(headers or {})
         self._token, self._context = token, context

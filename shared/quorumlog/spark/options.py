@@ -379,7 +379,7 @@ def _names(given: Any, option: str) -> tuple[str, ...]:
     names = tuple(str(name).strip() for name in given)
     for name in names:
         if not _NAME.fullmatch(name):
-            raise BadOption(f"{option}: {name!r} is no name of a log")
+            raise BadOption(f"{option}: {name!r} is not a valid name of a log")
     return names
 
 

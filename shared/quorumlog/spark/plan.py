@@ -104,17 +104,17 @@ class Pruning:
     ledger_last: int = OFFSET_MAX
 
     def has_log(self, name: str) -> bool:
-        """Whether the query may want rows of a log."""
+        """Whether the query may need rows of a log."""
         return self.names is None or name in self.names
 
     def has_ledger(self, ledger_id: int) -> bool:
-        """Whether the query may want rows of a ledger."""
+        """Whether the query may need rows of a ledger."""
         return (self.ledgers is None or ledger_id in self.ledgers) and (
             self.ledger_first <= ledger_id <= self.ledger_last
         )
 
     def of(self, parts: Iterable[TaskRange]) -> Iterator[TaskRange]:
-        """The parts of the ranges that the query may want."""
+        """The parts of the ranges that the query may need."""
         for part in parts:
             low, high = max(part.first, self.first), min(part.end, self.last + 1)
             # An open ledger's range may end in a later ledger: see `LogExtent.ranges`.

@@ -270,7 +270,7 @@ def by_log(batch: Any, log: str | None) -> Iterable[tuple[str, Any]]:
         return
     topics = batch.column("topic")
     if topics.null_count:
-        raise BadRows("the column topic is null in a row")
+        raise BadRows("a row has null in the column `topic`")
     for topic in pc.unique(topics).to_pylist():
         yield topic, table.filter(pc.equal(topics, topic))
 
@@ -279,7 +279,7 @@ def _table(batch: Any) -> Any:
     names = batch.schema.names
     value = batch.column("value")
     if value.null_count:
-        raise BadRows("the column value is null in a row")
+        raise BadRows("a row has null in the column `value`")
     columns = {"value": value.cast(pa.binary())}
     if "key" in names and batch.column("key").null_count < batch.num_rows:
         columns["key"] = batch.column("key").cast(pa.binary())

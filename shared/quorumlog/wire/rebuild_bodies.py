@@ -99,7 +99,7 @@ class AskedBookie(Body):
 
 
 class RebuildFinding(Body):
-    """A ledger or a log that an operator should look at, and why."""
+    """A ledger or a log that an operator should check, and why."""
 
     ledger_id: LedgerId | None = None
     log: Text | None = None

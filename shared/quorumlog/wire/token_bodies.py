@@ -71,7 +71,7 @@ class TokenCreate(Body):
 
 
 class TokenRevoke(Body):
-    """The deletion of a token."""
+    """A request to delete a token."""
 
     attempt: Attempt
 

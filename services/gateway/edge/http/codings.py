@@ -109,7 +109,7 @@ class Unpacker:
         return min(self._produced, self._window) if self._decoder is not None else 0
 
     def pieces(self, chunk: bytes) -> Iterator[tuple[bytes, int]]:
-        """Decompress a chunk of the body to pieces of at most PIECE_BYTES, maybe empty. Yields each
+        """Decompress a chunk of the body to pieces of at most PIECE_BYTES, some empty. Yields each
         piece with its charge: its length and, at the start of a further member, the bytes by which
         the previous member was shorter than MEMBER_BYTES. Raises: BadRequest.
         """

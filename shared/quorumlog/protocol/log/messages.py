@@ -201,7 +201,7 @@ class MeasureLedger:
 
 @dataclass(frozen=True, slots=True)
 class ReadBatches:
-    """Read some entries of first..last of a CLOSED ledger, from `first` on. Answer: BatchesRead."""
+    """Read entries of a CLOSED ledger, from `first` up to at most `last`. Answer: BatchesRead."""
 
     ledger_id: int
     first: int

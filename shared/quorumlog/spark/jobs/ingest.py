@@ -98,7 +98,7 @@ def run(
 
     `partitions`: maximum number of ledgers, up to `LEDGERS_PER_COMMIT_MAX`. `order`: sorts files;
     rows of a DataFrame or a query are not sorted. `create`: settings for a log that does not exist
-    yet. The result has a row per ledger (`RECEIPTS`), none for a repeat. Raises: JobFailed.
+    yet. The result has a row per ledger (`RECEIPTS`), and no row for a retry. Raises: JobFailed.
     """
     most = min(partitions or LEDGERS_PER_COMMIT_MAX, LEDGERS_PER_COMMIT_MAX)
     if frame is None:
