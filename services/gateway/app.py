@@ -60,6 +60,12 @@ _DESCRIPTION = (
 
 _FORMATS: Final = {"channel": shown(CHANNEL)}
 
+_TAGS: Final = (
+    *("Ledgers", "Entries", "Logs", "Records", "Consumers", "Transactions", "Durable Streams"),
+    *("Tokens", "Cluster", "Operators", "About"),
+)
+"""The resources in the order in which a user needs them; the routes have another order."""
+
 _ROOM: Final = web.AppKey("room", Room)
 _ROUTES: Final = web.AppKey("routes", Sequence[Route])
 _METRICS: Final = web.AppKey("request_metrics", Metrics)
@@ -109,6 +115,7 @@ def build_app(
         hosts=hosts,
         formats=_FORMATS,
         documentation=console.documentation,
+        tags=_TAGS,
     )
     app[_METRICS] = Metrics(app[METRICS], room)
     origins = frozenset(cors_origins)

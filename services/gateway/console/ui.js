@@ -2,7 +2,7 @@
 
 import htm from "./htm.js";
 import { Fragment, h } from "./preact.js";
-import { useEffect, useMemo, useRef, useState } from "./preact-hooks.js";
+import { useEffect, useId, useMemo, useRef, useState } from "./preact-hooks.js";
 
 export const html = htm.bind(h);
 export { Fragment, useEffect, useMemo, useRef, useState };
@@ -147,7 +147,7 @@ export function Dialog({ title, onClose, children }) {
     element.current.showModal();
     return () => before?.focus?.();
   }, []);
-  return html`<dialog ref=${element} aria-label=${title} onCancel=${(event) => { event.preventDefault(); onClose(); }}>
+  return html`<dialog ref=${element} aria-label=${title} onCancel=${(event) => { event.preventDefault(); onClose(); }} onClose=${onClose}>
     <header><h2>${title}</h2><button type="button" class="plain" aria-label="Close" onClick=${onClose}>×</button></header>
     ${children}
   </dialog>`;
@@ -199,10 +199,12 @@ export function Act({ label, title = label, act, done = () => {}, typed = "", is
 
 /** A labelled input. `set` gets the new text. */
 export function Field({ label, value, set, help, type = "text", ...more }) {
-  return html`<label class="field">${label}
-    <input type=${type} value=${value} onInput=${(event) => set(event.target.value)} spellcheck="false" autocomplete="off" ...${more} />
-    ${help && html`<small>${help}</small>`}
-  </label>`;
+  const id = useId();
+  return html`<div class="field"><label>${label}
+    <input type=${type} value=${value} onInput=${(event) => set(event.target.value)} spellcheck="false" autocomplete="off"
+      aria-describedby=${help ? id : undefined} ...${more} /></label>
+    ${help && html`<small id=${id}>${help}</small>`}
+  </div>`;
 }
 
 /** A labelled choice. `options`: [value, text] pairs. */
