@@ -142,8 +142,8 @@ function App() {
     document.title = `${title} · quorumlog`;
     // The first page keeps the focus at its beginning, where the link to the content is.
     if (isShown.current) main.current?.focus({ preventScroll: true });
-    isShown.current = Boolean(caller || isDocs);
-  }, [title, Boolean(caller)]);
+    isShown.current = true;
+  }, [title]);
   useEffect(() => {
     // A person whose token allows nothing on the cluster begins with the first page that it allows.
     if (caller && !isDocs && parts[0] === "" && !isAllowed) location.replace(`#/${pages[0].name}`);

@@ -303,7 +303,7 @@ const METHODS = ["get", "put", "post", "delete", "patch"];
 
 /** The operations of a document, grouped by tag in the document's order, and the addresses that texts link to. */
 function read(openapi) {
-  const all = Object.entries(openapi.paths).flatMap(([path, item]) => METHODS.filter((method) => item[method]).map((method) => ({
+  const all = Object.entries(openapi.paths).flatMap(([path, item]) => Object.keys(item).filter((key) => METHODS.includes(key)).map((method) => ({
     parameters: [], ...item[method], path, method: method.toUpperCase(), id: item[method].operationId, tag: item[method].tags?.[0] || "Other",
     bodies: Object.entries(item[method].requestBody?.content || {}),
   })));

@@ -14,10 +14,10 @@ const SCOPES = {
 // What a grant can be for: [value, text of the choice, in words, whether it has a name].
 const TARGETS = [
   ["logs/=", "one log", (name) => html`the log <b><bdi>${name}</bdi></b>`, true],
-  ["logs/^", "logs whose names begin with …", (name) => html`the logs whose names begin with <b><bdi>${name}</bdi></b>`, true],
+  ["logs/^", "logs that begin with …", (name) => html`the logs whose names begin with <b><bdi>${name}</bdi></b>`, true],
   ["logs/*", "all logs", () => "all logs", false],
   ["ledgers/=", "ledgers of one namespace", (name) => html`the ledgers of the namespace <b><bdi>${name}</bdi></b>`, true],
-  ["ledgers/^", "ledgers of namespaces that begin with …",
+  ["ledgers/^", "namespaces that begin with …",
     (name) => html`the ledgers whose namespaces begin with <b><bdi>${name}</bdi></b>`, true],
   ["ledgers/*", "all ledgers outside logs", () => "all ledgers that belong to no log", false],
   ["cluster", "the cluster's state", () => "the state of the cluster: bookies, services and metrics", false],
@@ -36,6 +36,7 @@ const ROWS = 50;
 function InWords({ grant }) {
   const at = grant.indexOf(":");
   const [scope, where] = [grant.slice(0, at), grant.slice(at + 1)];
+  if (grant === "admin:*") return "Do everything, and create and revoke tokens";
   const slash = where.indexOf("/");
   const name = where.slice(slash + 1);
   const kind = slash < 0 || name === "*" ? where : where.slice(0, slash + 1) + (name.endsWith("*") ? "^" : "=");
