@@ -217,12 +217,12 @@ function Try({ one, caller }) {
   const examples = one.bodies.find(([name]) => name === media)?.[1].examples;
   const [example, setExample] = useState(first(examples));
   const [body, setBody] = useState(examples ? pretty(examples[example].value) : "");
-  const [accept, setAccept] = useState(accepts[0] || "");
+  const [accept, setAccept] = useState("");
   const [answer, setAnswer] = useState(null);
   const [error, setError] = useState(null);
   const [isAsking, setAsking] = useState(false);
   const [abort, setAbort] = useState(null);
-  const request = requestOf({ ...one, parameters }, given, media, accepts.length > 1 ? accept : "", body);
+  const request = requestOf({ ...one, parameters }, given, media, accept, body);
   const current = useRef(null);
   useEffect(() => () => current.current?.abort(), []);
   const send = async () => {
@@ -262,10 +262,10 @@ function Try({ one, caller }) {
         ? html`<${Choice} key=${key} label=${label} value=${given[key]} set=${set} options=${[...(it.schema.default ? [] : [["", "—"]]), ...it.schema.enum.map((value) => [value, value])]} />`
         : html`<${Field} key=${key} label=${label} value=${given[key]} set=${set} required=${it.required} placeholder=${it.style === "deepObject" ? "key=value" : ""} />`;
     })}
-    ${accepts.length > 1 && html`<${Choice} label="Accept" value=${accept} set=${setAccept} options=${accepts.map((name) => [name, name])} />`}
+    ${accepts.length > 1 && html`<${Choice} label="Accept" value=${accept} set=${setAccept} options=${[["", "any"], ...accepts.map((name) => [name, name])]} />`}
     ${medias.length > 1 && html`<${Choice} label="Content-Type" value=${media} set=${chooseMedia} options=${medias.map((name) => [name, name])} />`}
     ${examples && Object.keys(examples).length > 1 && html`<${Choice} label="Example" value=${example} set=${(name) => choose(name)} options=${Object.keys(examples).map((name) => [name, name])} />`}
-    ${medias.length > 0 && html`<label class="field wide">Body<textarea value=${body} onInput=${(event) => setBody(event.target.value)} spellcheck="false" /></label>`}
+    ${medias.length > 0 && html`<label class="field wide">Body<textarea value=${body} onInput=${(event) => setBody(event.target.value)} spellcheck=${false} /></label>`}
     <div class="wide"><${Command} text=${curlOf(request)} /></div>
     <div class="row wide"><button class=${one.method === "DELETE" ? "danger" : "main"} disabled=${abort}>Send</button>
       ${abort && html`<button type="button" onClick=${() => abort.abort("stop")}>Stop</button>`}

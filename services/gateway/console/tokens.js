@@ -209,7 +209,8 @@ export function Audit({ query }) {
   const [given, target] = [query.get("since") || "", query.get("target") || ""];
   const isTime = given && !Number.isNaN(Date.parse(given));
   const last = query.get("last") ?? (isTime || target ? "" : "86400");
-  const since = useMemo(() => isTime ? new Date(given).toISOString() : Number(last) > 0 ? new Date(Date.now() - last * 1000).toISOString() : null, [given, last]);
+  const [searches, setSearches] = useState(0);
+  const since = useMemo(() => isTime ? new Date(given).toISOString() : Number(last) > 0 ? new Date(Date.now() - last * 1000).toISOString() : null, [given, last, searches]);
   const loaded = usePages("/v1/audit", "audit", { since, target });
   const [period, setPeriod] = useState(isTime ? "time" : last);
   const [time, setTime] = useState(since ? local(since) : "");
@@ -219,17 +220,24 @@ export function Audit({ query }) {
     const parts = new URLSearchParams(wanted ? { target: wanted } : {});
     if (period === "time") parts.set("since", new Date(time).toISOString());
     else parts.set("last", period);
-    const address = `${to("audit")}?${parts}`;
-    if (location.hash === address) loaded.reload();
-    else location.hash = address;
+    location.hash = `${to("audit")}?${parts}`;
+    setSearches(searches + 1);
   };
+  // The same search again shows what happened meanwhile.
+  useEffect(() => {
+    if (searches) loaded.reload();
+  }, [searches]);
   useEffect(() => setWanted(target), [target]);
   const columns = [
     { name: "Number", isNumber: true, show: (one) => count(one.number) },
     { name: "When", show: (one) => html`<time dateTime=${one.at} title=${one.at}>${new Date(one.at).toLocaleString()}</time>` },
     { name: "Who", show: (one) => html`<bdi>${one.who}</bdi>` },
     { name: "From", show: (one) => html`${one.remote}${one.via && html`<br /><small>via ${one.via}</small>`}` },
-    { name: "Operation", show: (one) => html`<a href=${`/docs#${one.operation}`}><code>${one.operation}</code></a>` },
+    { name: "Operation", show: (one) => {
+      const name = html`<code>${one.operation}</code>`;
+      // Requests between services have names with underscores, which the public API does not describe.
+      return /^[a-z]+[A-Z]\w*$/.test(one.operation) ? html`<a href=${`/docs#${one.operation}`}>${name}</a>` : name;
+    } },
     { name: "Target", show: (one) => html`<${Target} of=${one.target} />` },
   ];
   return html`<h1>Audit</h1>
