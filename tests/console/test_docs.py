@@ -26,10 +26,12 @@ async def opened(page: Page, operation: str) -> Locator:
 
 async def described(cluster: Cluster) -> dict[str, Any]:
     """The OpenAPI document."""
-    async with aiohttp.ClientSession(cluster.gateways[0]) as session:
-        async with session.get("/openapi.json") as answer:
-            found: dict[str, Any] = await answer.json()
-            return found
+    async with (
+        aiohttp.ClientSession(cluster.gateways[0]) as session,
+        session.get("/openapi.json") as answer,
+    ):
+        found: dict[str, Any] = await answer.json()
+        return found
 
 
 async def test_all_operations_are_grouped_and_filtered(page: Page, cluster: Cluster) -> None:
@@ -41,7 +43,8 @@ async def test_all_operations_are_grouped_and_filtered(page: Page, cluster: Clus
     await expect(page.locator("details.operation")).to_have_count(size)
     titles = await page.get_by_role("heading", level=2).all_inner_texts()
     assert titles == [tag["name"] for tag in openapi["tags"]]
-    assert titles[:4] == ["Ledgers", "Entries", "Logs", "Records"] and titles[-1] == "About"
+    assert titles[:4] == ["Ledgers", "Entries", "Logs", "Records"]
+    assert titles[-1] == "About"
     await no_serious_violations(page)
     await fits_phone(page)
 
@@ -74,7 +77,11 @@ async def test_an_address_opens_its_operation(page: Page) -> None:
     await no_serious_violations(page)
     await fits_phone(page)
 
-    await page.get_by_role("navigation", name="Operations").get_by_role("link", name="Read records").click()
+    await (
+        page.get_by_role("navigation", name="Operations")
+        .get_by_role("link", name="Read records")
+        .click()
+    )
     await expect(page).to_have_url(re.compile("/docs#readRecords$"))
     records = page.locator("details#readRecords")
     await expect(records).to_contain_text("integer, 1 to 10,000 · default 100")
@@ -131,9 +138,13 @@ async def test_the_command_does_the_same(page: Page, cluster: Cluster) -> None:
 
     reads = await opened(page, "readRecords")
     await reads.get_by_label("encoding (query)").select_option("text")
-    await expect(reads.locator(".command code")).to_contain_text("/v1/logs/events/records?encoding=text'")
+    await expect(reads.locator(".command code")).to_contain_text(
+        "/v1/logs/events/records?encoding=text'"
+    )
     await reads.get_by_role("button", name="Send").click()
-    await expect(reads.get_by_role("region", name="Response").get_by_label("Body")).to_contain_text("$(exit 1)")
+    await expect(reads.get_by_role("region", name="Response").get_by_label("Body")).to_contain_text(
+        "$(exit 1)"
+    )
 
 
 async def test_a_stream_is_stopped(page: Page, cluster: Cluster) -> None:

@@ -57,8 +57,11 @@ const nameOf = (schema) => schema.$ref?.split("/").pop();
 const resolved = (schema, schemas) => schemas[nameOf(schema)] || schema;
 const choices = (schema) => schema.anyOf || schema.oneOf || null;
 
+// JavaScript has no exact number at the ends of 64 bits.
+const bound = (value) => Math.abs(value) >= 2 ** 63 ? (value < 0 ? "−2⁶³ + 1" : "2⁶³ − 1") : value?.toLocaleString("en");
+
 function range(low, high, unit = "") {
-  const [from, to] = [low, high].map((value) => value?.toLocaleString("en"));
+  const [from, to] = [bound(low), bound(high)];
   if (low === undefined && high === undefined) return "";
   if (high === undefined) return `, at least ${from}${unit}`;
   if (low === undefined) return `, at most ${to}${unit}`;
@@ -155,6 +158,15 @@ function curlOf({ method, url, headers, body }) {
   return parts.join(" \\\n  ");
 }
 
+/** JSON with line breaks. Each number keeps its text, because ids and decimals may exceed what a double holds. */
+function indented(text) {
+  try {
+    return JSON.rawJSON ? pretty(JSON.parse(text, (_, value, { source }) => typeof value === "number" ? JSON.rawJSON(source) : value)) : text;
+  } catch {
+    return text;
+  }
+}
+
 /** Send a request, and report what is known of the answer so far by `set`, until it ends. */
 async function exchange({ method, url, headers, body }, set, abort) {
   const began = performance.now();
@@ -189,11 +201,7 @@ async function exchange({ method, url, headers, body }, set, abort) {
     clearTimeout(timer);
   }
   shown.ms = performance.now() - began;
-  if (!shown.end && type.includes("json") && !type.includes("ndjson")) {
-    try {
-      shown.text = pretty(JSON.parse(shown.text, (_, value, context) => typeof value === "number" && !Number.isSafeInteger(value) && context ? JSON.rawJSON?.(context.source) ?? value : value));
-    } catch { /* The text is shown as it came. */ }
-  }
+  if (!shown.end && type.includes("json") && !type.includes("ndjson")) shown.text = indented(shown.text);
   set({ ...shown });
 }
 

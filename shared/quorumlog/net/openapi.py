@@ -37,7 +37,8 @@ def describe(
     tags: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The OpenAPI document; with `has_tokens`, bearer tokens may be required. `tags`: the order in
-    which a reader should meet the resources; the document lists other tags after these."""
+    which a reader should meet the resources; the document lists other tags after these.
+    """
     operations = list(operations)
     used = dict.fromkeys(operation.tag for operation in operations if operation.tag)
     ordered = [*(tag for tag in tags if tag in used), *(tag for tag in used if tag not in tags)]
