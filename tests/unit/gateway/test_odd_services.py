@@ -14,6 +14,7 @@ from quorumlog import errors
 from quorumlog.net.listen import listening
 from quorumlog.net.responses import problem_response
 from quorumlog.wire.bodies import ServiceHeartbeat
+from services.gateway.app import _ROOM
 from services.gateway.edge.operators import ANSWER_BYTES_MAX
 from tests.support.waiting import until
 from tests.unit.gateway.engine.support import World, world_of
@@ -27,7 +28,7 @@ class Odd:
     """A service that answers as a test tells it to, at the place of autorecovery."""
 
     def __init__(self, world: World, session: aiohttp.ClientSession) -> None:
-        self._world, self._session = world, session
+        self.world, self._session = world, session
         self.answer: Answer
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -36,7 +37,7 @@ class Odd:
     async def ask(self, method: str, path: str, answer: Answer) -> tuple[int, str, str]:
         """Status, code and outcome of what a gateway's client gets, if this is what the service answers."""
         self.answer = answer
-        async with self._session.request(method, self._world.engine.writer.url + path) as got:
+        async with self._session.request(method, self.world.engine.writer.url + path) as got:
             problem = orjson.loads(await got.read())
         return got.status, problem["code"], problem["outcome"]
 
@@ -115,15 +116,15 @@ async def test_an_answer_that_is_too_large_is_refused(odd: Odd) -> None:
 
 
 async def test_the_check_of_a_ledger_ends_when_its_client_leaves(odd: Odd) -> None:
-    left: list[web.Request] = []
+    over, waiters = asyncio.Event(), odd.world.gateways[0].app[_ROOM].waiters
 
-    async def waiting(request: web.Request) -> web.StreamResponse:
-        left.append(request)
-        await until(lambda: request.transport is None, "the gateway has let the check go")
+    async def waiting(_request: web.Request) -> web.StreamResponse:
+        await over.wait()
         return web.Response()
 
     asked = asyncio.create_task(odd.ask("GET", "/v1/ledgers/1/check", waiting))
-    await until(lambda: bool(left), "the check has begun")
+    await until(lambda: waiters.used == 1, "the gateway waits for the check")
     asked.cancel()
 
-    await until(lambda: left[0].transport is None, "the gateway has let the check go")
+    await until(lambda: waiters.used == 0, "the gateway has let the check go")
+    over.set()
