@@ -152,13 +152,19 @@ async def test_a_stream_is_stopped(page: Page, cluster: Cluster) -> None:
         await client.create_log("streamed")
     found = await opened(page, "readRecords")
     await found.get_by_label("name (path)").fill("streamed")
-    await found.get_by_label("Accept").select_option("text/event-stream")
+    await found.get_by_label("from (query)").fill("latest")
+    await found.get_by_label("wait_ms (query)").fill("60000")
     await found.get_by_role("button", name="Send").click()
-    await expect(found.get_by_role("region", name="Response")).to_contain_text("200 OK")
     await found.get_by_role("button", name="Stop").click()
-    await expect(found).to_contain_text("You stopped the request.")
+    await expect(found.get_by_role("alert")).to_contain_text("You stopped the request")
+
+    await found.get_by_label("Accept").select_option("text/event-stream")
+    await expect(found.locator(".command code")).to_contain_text("curl -N")
     await found.get_by_role("button", name="Send").click()
-    await expect(found).to_contain_text("The stream was ended after 8 seconds.")
+    response = found.get_by_role("region", name="Response")
+    await expect(response).to_contain_text("The stream was ended after 8 seconds.")
+    await expect(response).to_contain_text("200 OK")
+    await expect(found.get_by_role("button", name="Stop")).to_have_count(0)
 
 
 async def test_a_delete_is_asked_for(page: Page, cluster: Cluster, tabs: Tabs) -> None:

@@ -10,6 +10,7 @@ from playwright.async_api import Page, expect
 from loadtest.cluster import Cluster
 from quorumlog.client import Client
 from tests.console.support import Tabs, fits_phone, log_in, no_serious_violations
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -105,8 +106,12 @@ async def test_a_token_that_ends_leads_to_the_login_and_back(
         await client.revoke_token(made["id"])
     alert = page.get_by_role("alert")
     search = page.get_by_role("button", name="Search")
-    while not await alert.count():
+
+    async def is_refused() -> bool:
         await search.or_(alert).first.click()
+        return await alert.count() > 0
+
+    await until(is_refused, "the gateway refuses the token")
     await expect(alert).to_contain_text("revoked")
     await log_in(page, admin)
     await expect(page.get_by_label("Target")).to_have_value("logs/gone")

@@ -242,7 +242,8 @@ function Try({ one, caller }) {
     try {
       await exchange(request, setAnswer, now);
     } catch (failed) {
-      if (!now.signal.aborted) setError({ title: "The browser got no response", message: `The gateway does not answer, or the browser can't send this request: ${failed.message}` });
+      if (now.signal.reason === "stop") setError({ title: "You stopped the request", message: "No response had arrived." });
+      else if (!now.signal.aborted) setError({ title: "The browser got no response", message: `The gateway does not answer, or the browser can't send this request: ${failed.message}` });
     } finally {
       setAbort(null);
     }
