@@ -106,3 +106,9 @@ async def _schemes(page: Page) -> AsyncIterator[str]:
     for scheme in ("light", "dark") if is_dark else ("dark", "light"):
         await page.emulate_media(color_scheme=scheme)
         yield scheme
+
+
+async def log_in(page: Page, token: str) -> None:
+    """Log in by the form that the page shows."""
+    await page.get_by_label("Token").fill(token)
+    await page.get_by_role("button", name="Log in").click()

@@ -24,6 +24,12 @@ export function may(caller, scopes, kind, name = "") {
   });
 }
 
+/** Whether a caller has any grant on some resource of a kind, so that a list of that kind may have rows. */
+export const mayOnAny = (caller, ...kinds) => caller.grants.some((grant) => {
+  const where = grant.slice(grant.indexOf(":") + 1);
+  return where === "*" || kinds.some((kind) => where.startsWith(`${kind}/`));
+});
+
 /** Whether a caller has one of `scopes` on a ledger: its log counts, otherwise its namespace. */
 export function mayOnLedger(caller, scopes, ledger) {
   return ledger.log

@@ -38,7 +38,8 @@ export async function send(method, path, { json, body, params, headers = {}, sig
     }
   }
   const given = { Accept: "application/json", ...headers };
-  if (token()) given.Authorization = `Bearer ${token()}`;
+  const sent = token();
+  if (sent) given.Authorization = `Bearer ${sent}`;
   if (json !== undefined) given["Content-Type"] = "application/json";
   let response;
   try {
@@ -56,9 +57,19 @@ export async function send(method, path, { json, body, params, headers = {}, sig
   if (response.ok) return response;
   const text = await response.text();
   const type = response.headers.get("Content-Type") || "";
-  const problem = new Problem(response.status, type.includes("json") ? JSON.parse(text) : {});
-  if (response.status === 401) onRefused.call(problem);
+  const problem = new Problem(response.status, type.includes("json") ? parsed(text) : {});
+  // A late answer to a request with an earlier token says nothing about the present one.
+  if (response.status === 401 && sent === token()) onRefused.call(problem);
   throw problem;
+}
+
+/** A problem document; a proxy's answer may be cut off or be no JSON at all. */
+function parsed(text) {
+  try {
+    return JSON.parse(text) || {};
+  } catch {
+    return {};
+  }
 }
 
 /** Send a request and return the JSON of the answer, or null if the answer has no body. */

@@ -2,7 +2,7 @@
 
 import htm from "./htm.js";
 import { Fragment, h } from "./preact.js";
-import { useEffect, useMemo, useRef, useState } from "./preact-hooks.js";
+import { useEffect, useId, useMemo, useRef, useState } from "./preact-hooks.js";
 
 export const html = htm.bind(h);
 export { Fragment, useEffect, useMemo, useRef, useState };
@@ -147,7 +147,7 @@ export function Dialog({ title, onClose, children }) {
     element.current.showModal();
     return () => before?.focus?.();
   }, []);
-  return html`<dialog ref=${element} aria-label=${title} onCancel=${(event) => { event.preventDefault(); onClose(); }}>
+  return html`<dialog ref=${element} aria-label=${title} onCancel=${(event) => { event.preventDefault(); onClose(); }} onClose=${onClose}>
     <header><h2>${title}</h2><button type="button" class="plain" aria-label="Close" onClick=${onClose}>×</button></header>
     ${children}
   </dialog>`;
@@ -186,7 +186,7 @@ export function Act({ label, title = label, act, done = () => {}, typed = "", is
       <form onSubmit=${submit}>
         ${children}
         ${typed && html`<label>Type <code>${typed}</code> to confirm
-          <input value=${text} onInput=${(event) => setText(event.target.value)} autocomplete="off" spellcheck="false" /></label>`}
+          <input value=${text} onInput=${(event) => setText(event.target.value)} autocomplete="off" spellcheck=${false} /></label>`}
         <${Failure} error=${error} />
         <footer>
           <button type="button" onClick=${close}>Cancel</button>
@@ -199,19 +199,22 @@ export function Act({ label, title = label, act, done = () => {}, typed = "", is
 
 /** A labelled input. `set` gets the new text. */
 export function Field({ label, value, set, help, type = "text", ...more }) {
-  return html`<label class="field">${label}
-    <input type=${type} value=${value} onInput=${(event) => set(event.target.value)} spellcheck="false" autocomplete="off" ...${more} />
-    ${help && html`<small>${help}</small>`}
-  </label>`;
+  const id = useId();
+  return html`<div class="field"><label for=${id}>${label}</label>
+    <input id=${id} type=${type} value=${value} onInput=${(event) => set(event.target.value)} spellcheck=${false} autocomplete="off"
+      aria-describedby=${help ? `${id}-help` : undefined} ...${more} />
+    ${help && html`<small id=${`${id}-help`}>${help}</small>`}
+  </div>`;
 }
 
 /** A labelled choice. `options`: [value, text] pairs. */
 export function Choice({ label, value, set, options }) {
-  return html`<label class="field">${label}
-    <select value=${value} onChange=${(event) => set(event.target.value)}>
+  const id = useId();
+  return html`<div class="field"><label for=${id}>${label}</label>
+    <select id=${id} value=${value} onChange=${(event) => set(event.target.value)}>
       ${options.map(([name, text]) => html`<option value=${name} selected=${name === value}>${text}</option>`)}
     </select>
-  </label>`;
+  </div>`;
 }
 
 /** Names and values. `of`: [[name, value], …]; pairs whose value is undefined are left out. */

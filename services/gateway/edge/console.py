@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 
 from quorumlog.errors import RouteNotFound
 from quorumlog.net.operations import Content, Reply
-from quorumlog.net.parameters import Given, Parameter
+from quorumlog.net.parameters import Given, path_text
 from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import OPEN
 from services.gateway.edge.http.media import HTML
@@ -37,15 +37,7 @@ _HEADERS: Final = {
 _INDEX: Final = "index.html"
 _TEXT: Final[dict[str, Any]] = {"type": "string"}
 
-FILE: Final[Parameter[str]] = Parameter(
-    "file",
-    "path",
-    lambda text, _pointer: text,
-    {"type": "string", "pattern": r"^[a-z-]+\.(js|css|svg)$"},
-    "The file's name.",
-    "",
-    "style.css",
-)
+FILE: Final = path_text("file", r"[a-z-]+\.(js|css|svg)", "The file's name.", "style.css")
 
 
 class _File(NamedTuple):

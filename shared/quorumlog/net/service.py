@@ -282,6 +282,7 @@ def add_shared_routes(
     registry: CollectorRegistry | None = None,
     formats: Mapping[str, str] = MappingProxyType({}),
     documentation: Handler | None = None,
+    tags: Sequence[str] = (),
 ) -> None:
     """Add the routes that all services share to an application: health, metrics, OpenAPI.
 
@@ -290,7 +291,7 @@ def add_shared_routes(
     set, while the service still answers; `waits_for` lists what it waits for. `authenticator`
     identifies the callers of an internal listener. `registry` is that of the process's other
     application, if any. `formats` has the versions of what the process exchanges and stores.
-    `documentation` replaces the page of the OpenAPI document.
+    `documentation` replaces the page of the OpenAPI document, and `tags` orders its resources.
     """
     versions = app[VERSIONS] = {"version": __version__, **formats}
     operations = tuple(operations)
@@ -327,6 +328,7 @@ def add_shared_routes(
             version=__version__,
             description=description,
             has_tokens=has_tokens,
+            tags=tags,
         )
 
     async def openapi_json(_request: web.Request) -> web.Response:
@@ -392,7 +394,7 @@ async def _answered(
         hosts.check_origin(request)
         check_caller(request)
         if audited is not None:
-            audited.who = audit.who_is(request.get(identity.CALLER, identity.ANYBODY))
+            audit.called_by(audited, request)
         return await handler(request)
     except QuorumLogError as error:
         return responses.problem_response(error, instance)
