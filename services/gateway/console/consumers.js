@@ -3,13 +3,32 @@
 import { may } from "./access.js";
 import { call, quoted, usePages } from "./api.js";
 import { PlaceFields, isName, placeOf, useForm } from "./logform.js";
-import { Act, Ago, Field, Fragment, Loaded, Pager, State, Table, bytes, count, duration, html, useRef, useState } from "./ui.js";
+import { Act, Ago, Field, Fragment, Loaded, Pager, State, Table, bytes, count, duration, html, useMemo, useRef, useState } from "./ui.js";
+
+/** Loads whose rates are kept. */
+const RATES = 120;
 
 const pathOf = (one) => `/v1/logs/${quoted(one.log)}/consumers/${quoted(one.consumer)}`;
 
-/** A rate in records per second that two loads have shown. */
-export function Rate({ value }) {
-  return value === undefined ? html`<span title="The page shows the rate after its next load.">—</span>` : count(Math.round(value * 10) / 10);
+/** The rates of logs in records per second between loads, oldest first, by name. `at`: when the logs were loaded. */
+export function useRates(logs, at) {
+  const before = useRef(new Map());
+  return useMemo(() => {
+    const now = new Map();
+    for (const { name, next_offset: next, created_at: created } of logs) {
+      const old = before.current.get(name);
+      const isSame = old && old.created === created && at > old.at;
+      const rates = isSame ? [...old.rates, ((next - old.next) * 1000) / (at - old.at)].slice(-RATES) : [];
+      now.set(name, { next, at, created, rates });
+    }
+    before.current = now;
+    return new Map([...now].map(([name, { rates }]) => [name, rates]));
+  }, [at]);
+}
+
+/** The last rate of a log. */
+export function Rate({ of: rates = [] }) {
+  return rates.length ? count(Math.round(rates[rates.length - 1] * 10) / 10) : html`<span title="The page shows the rate after its next load.">—</span>`;
 }
 
 /** How far a consumer is behind. */
@@ -24,7 +43,7 @@ export function Lag({ of: { lag, state } }) {
 export function Lease({ of: lease }) {
   if (!lease) return "none";
   return html`<span title=${`Fencing token ${lease.fencing_token}`}><bdi>${lease.holder}</bdi>
-    <small> until ${duration(lease.lease_ms / 1000)} after its last renewal or commit</small></span>`;
+    <small> for ${duration(lease.lease_ms / 1000)} after each renewal or commit</small></span>`;
 }
 
 export function DeleteConsumer({ of: row, done }) {
@@ -58,10 +77,10 @@ export function Consumers({ name, caller }) {
   const mayManage = may(caller, "manage", "logs", name);
   return html`<section aria-label="Consumers">
     <h2>Consumers</h2>
-    <${Field} label="Consumer's name begins with" type="search" value=${prefix} set=${setPrefix} />
+    <div class="row"><${Field} label="Consumer's name begins with" type="search" value=${prefix} set=${setPrefix} /></div>
     ${prefix && !asked && html`<p class="quiet" role="status">No consumer's name begins like this: all are shown.</p>`}
     <${Loaded} loaded=${consumers}>${() => html`<${Fragment}>
-      <${Table} caption="Consumers" rows=${consumers.rows} of=${(row) => row.consumer}
+      <${Table} caption="Consumers of the log" rows=${consumers.rows} of=${(row) => row.consumer}
         empty="No consumer. A program creates one by its first commit or lease; see the guide of consumers."
         columns=${[
           { name: "Consumer", show: (row) => row.consumer },

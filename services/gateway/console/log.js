@@ -2,32 +2,14 @@
 
 import { may } from "./access.js";
 import { Problem, call, get, quoted, useGet, useLoad } from "./api.js";
-import { Consumers, Rate } from "./consumers.js";
+import { Consumers, Rate, useRates } from "./consumers.js";
 import { LIMITS, LimitFields, isName, limitTexts, limited, limitsOf, refuse, useForm } from "./logform.js";
 import { Append, Browse } from "./records.js";
 import { Tail } from "./tail.js";
 import { Timeline, ledgersBetween, sizeOf } from "./timeline.js";
-import { Act, Ago, Facts, Failure, Field, Fragment, Spark, State, bytes, count, html, to, useEffect, useRef, useState } from "./ui.js";
-
-/** Loads of the page whose rates are kept: ten minutes. */
-const RATES = 120;
+import { Act, Ago, Facts, Failure, Field, Fragment, Spark, State, bytes, count, html, to, useRef, useState } from "./ui.js";
 
 const versioned = (log) => ({ "If-Match": `"${log.version}"` });
-
-/** The rates between the loads of the log since the page was opened, oldest first. */
-function useRates(log, at) {
-  const [rates, setRates] = useState([]);
-  const before = useRef(null);
-  useEffect(() => {
-    if (!log) return;
-    const old = before.current;
-    before.current = { at, next: log.next_offset, created: log.created_at };
-    if (old && old.created === log.created_at && at > old.at) {
-      setRates((all) => [...all, ((log.next_offset - old.next) * 1000) / (at - old.at)].slice(-RATES));
-    }
-  }, [at]);
-  return rates;
-}
 
 export function Log({ name, rest, caller, query }) {
   if (!isName(name)) {
@@ -39,7 +21,7 @@ export function Log({ name, rest, caller, query }) {
 function Shown({ name, caller, query, tab }) {
   const loaded = useGet(`/v1/logs/${quoted(name)}`, {}, 5000);
   const [notice, setNotice] = useState(null);
-  const rates = useRates(loaded.data, loaded.at);
+  const rates = useRates(loaded.data ? [loaded.data] : [], loaded.at).get(name) || [];
   const mayRead = may(caller, "read", "logs", name);
   const log = loaded.data;
   const tabs = [["", "Overview"], ...(mayRead ? [["records", "Records"], ["tail", "Live tail"]] : []), ["consumers", "Consumers"]];
@@ -55,7 +37,7 @@ function Shown({ name, caller, query, tab }) {
     ${!known && html`<p>${tab === "records" || tab === "tail" ? `The token of ${caller.who} does not allow reading the records of this log.` : "The log has no such part."}</p>`}
     ${!log && !loaded.error && html`<p class="quiet" role="status">Loading …</p>`}
     ${log && tab === "" && html`<${Overview} ...${{ ...shared, rates, mayRead, reload: loaded.reload, setNotice }} />`}
-    ${log && known && tab === "records" && html`<${Browse} key=${log.created_at} ...${shared} reload=${loaded.reload} />`}
+    ${log && known && tab === "records" && html`<${Browse} key=${`${log.created_at} ${query.get("from")}`} ...${shared} reload=${loaded.reload} />`}
     ${log && known && tab === "tail" && html`<${Tail} key=${log.created_at} ...${shared} reload=${loaded.reload} />`}
     ${tab === "consumers" && html`<${Consumers} name=${name} caller=${caller} />`}
   <//>`;
@@ -84,7 +66,7 @@ function Overview({ name, caller, log, rates, mayRead, reload, setNotice }) {
       ["Records", count(log.next_offset - log.first_offset)],
       ["Offsets", log.next_offset === log.first_offset ? `none; the next is ${count(log.next_offset)}` : `${count(log.first_offset)} to ${count(log.next_offset - 1)}`],
       ["Bytes in closed ledgers", mayRead ? html`<${Size} key=${log.created_at} log=${log} />` : undefined],
-      ["Records/s", html`<${Rate} value=${rates[rates.length - 1]} />`],
+      ["Records/s", html`<${Rate} of=${rates} />`],
       ["Owner", log.owner ? log.owner.url : "none: the next append or read finds one"],
       ["Created", html`<${Ago} time=${log.created_at} />`],
       ["Archived", log.archived_through === null ? undefined : `below offset ${count(log.archived_through)}`],

@@ -2,10 +2,10 @@
 
 import { may } from "./access.js";
 import { get, quoted, send, useLoad, usePages } from "./api.js";
-import { DeleteConsumer, Lag, Lease, Rate } from "./consumers.js";
+import { DeleteConsumer, Lag, Lease, Rate, useRates } from "./consumers.js";
 import { LimitFields, isName, limitTexts, limitsOf, pairs, parsed, refuse, retention, useForm } from "./logform.js";
 import { ledgersBetween, sizeOf } from "./timeline.js";
-import { Act, Ago, Choice, Facts, Field, Fragment, Loaded, Pager, State, Table, bytes, count, html, to, useEffect, useMemo, useRef, useState } from "./ui.js";
+import { Act, Ago, Choice, Facts, Field, Fragment, Loaded, Pager, State, Table, bytes, count, html, to, useEffect, useRef, useState } from "./ui.js";
 
 export { Log } from "./log.js";
 
@@ -23,24 +23,9 @@ function useSettled(text) {
   return settled;
 }
 
-/** Records per second of each log, by name, between the last two loads of the list. */
-function useRates(rows, at) {
-  const before = useRef(new Map());
-  return useMemo(() => {
-    const rates = new Map();
-    const now = new Map();
-    for (const { name, next_offset: next, created_at: created } of rows) {
-      const old = before.current.get(name);
-      if (old && old.created === created && at > old.at) rates.set(name, ((next - old.next) * 1000) / (at - old.at));
-      now.set(name, { next, at, created });
-    }
-    before.current = now;
-    return rates;
-  }, [at]);
-}
-
 export function Logs({ caller, query }) {
   const [prefix, setPrefix] = useState(query.get("prefix") || "");
+  const [isOpen, setOpen] = useState(false);
   const settled = useSettled(prefix.trim());
   const mayCreate = caller.grants.some((grant) => /^(admin|manage):(\*|logs\/)/.test(grant));
   return html`<${Fragment}>
@@ -52,7 +37,10 @@ export function Logs({ caller, query }) {
     ${settled && !isName(settled)
       ? html`<p class="quiet" role="status">No log's name begins like this. Names have letters, digits, dots, hyphens and underscores.</p>`
       : html`<${List} prefix=${settled} />`}
-    <${AllConsumers} caller=${caller} />
+    <details class="section" onToggle=${(event) => setOpen(event.currentTarget.open)}>
+      <summary><h2>Consumers of all logs</h2></summary>
+      ${isOpen && html`<${ConsumerList} caller=${caller} />`}
+    </details>
   <//>`;
 }
 
@@ -69,13 +57,13 @@ function List({ prefix }) {
             <th scope="col" class="number">Records</th><th scope="col" class="number">Records/s</th><th scope="col" class="number">Ledgers</th>
             <th scope="col">Owner</th><th scope="col">Created</th><th scope="col">Kept</th>
           </tr></thead>
-          <tbody>${logs.rows.map((log) => html`<${Row} key=${log.name} log=${log} rate=${rates.get(log.name)} />`)}</tbody>
+          <tbody>${logs.rows.map((log) => html`<${Row} key=${log.name} log=${log} rates=${rates.get(log.name)} />`)}</tbody>
         </table></div>`}
     <${Pager} pager=${logs.pager} />
   <//>`}<//>`;
 }
 
-function Row({ log, rate }) {
+function Row({ log, rates }) {
   const [isOpen, setOpen] = useState(false);
   return html`<${Fragment}>
     <tr>
@@ -83,7 +71,7 @@ function Row({ log, rate }) {
       <th scope="row"><a href=${to("logs", log.name)}>${log.name}</a></th>
       <td><${State} of=${log.state} tone=${log.state === "OPEN" ? "good" : "busy"} />${log.deletion_protection && html` <span title="The log can't be deleted or truncated.">protected</span>`}</td>
       <td class="number">${count(log.next_offset - log.first_offset)}</td>
-      <td class="number"><${Rate} value=${rate} /></td>
+      <td class="number"><${Rate} of=${rates} /></td>
       <td class="number">${count(log.ledgers.length)}</td>
       <td>${log.owner ? log.owner.url : "none"}</td>
       <td><${Ago} time=${log.created_at} /></td>
@@ -120,15 +108,7 @@ function Peek({ log }) {
   </div>`;
 }
 
-/** The consumers of all logs, loaded once the section is open. Consumers of deleted logs are here too. */
-function AllConsumers({ caller }) {
-  const [isOpen, setOpen] = useState(false);
-  return html`<details class="section" onToggle=${(event) => setOpen(event.currentTarget.open)}>
-    <summary><h2>Consumers of all logs</h2></summary>
-    ${isOpen && html`<${ConsumerList} caller=${caller} />`}
-  </details>`;
-}
-
+/** The consumers of all logs, also of deleted ones. */
 function ConsumerList({ caller }) {
   const consumers = usePages("/v1/consumers", "consumers", { limit: PAGE });
   return html`<${Loaded} loaded=${consumers}>${() => html`<${Fragment}>

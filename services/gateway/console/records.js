@@ -62,7 +62,8 @@ function Record({ record, view, name }) {
         ["Ledger and entry", html`<a href=${to("ledgers", String(record.ledger_id))}>${record.ledger_id}</a>, entry ${count(record.entry_id)}`],
         ["Time (UTC)", record.timestamp],
       ]} />
-      ${headers.length > 0 && html`<h3>Headers</h3><dl class="headers">${headers.slice(0, 100).map(([one, value]) => html`<dt><${Cut} text=${one} chars=${200} /></dt><dd><${Cut} text=${value} chars=${500} /></dd>`)}</dl>
+      ${headers.length > 0 && html`<h3>Headers</h3>
+        <${Facts} of=${headers.slice(0, 100).map(([one, value]) => [html`<${Cut} text=${one} chars=${200} />`, html`<${Cut} text=${value} chars=${500} />`])} />
         ${headers.length > 100 && html`<p class="quiet">The record has ${count(headers.length)} headers; 100 are shown.</p>`}`}
       <h3>Value</h3>
       <${Payload} base64=${record.data} view=${view} file=${`${name}-${record.offset}.bin`} />

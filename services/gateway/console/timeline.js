@@ -65,7 +65,7 @@ export function Timeline({ log, mayRead }) {
     <h2>Ledgers</h2>
     ${!shown.length && html`<p class="quiet">The log has no ledger yet: the first append makes one.</p>`}
     ${shown.length > 0 && html`<${Fragment}>
-      <p class="quiet">${pages > 1 ? `Ledgers ${count(Math.max(end - PAGE, 0) + 1)} to ${count(end)} of ${count(log.ledgers.length)}, ` : ""}oldest on the left. A ledger with more records is wider.</p>
+      <p class="quiet">Ledgers ${count(Math.max(end - PAGE, 0) + 1)} to ${count(end)} of ${count(log.ledgers.length)}, the oldest on the left. A ledger with more records is wider.</p>
       <div class="timeline" aria-hidden="true">${shown.map((one) => html`<a tabIndex="-1" href=${to("ledgers", String(one.ledger_id))}
         class=${`${one.state}${archived(log, one) === "yes" ? " archived" : ""}`} style=${{ flexGrow: recordsOf(log, one) || 0 }}
         title=${`Ledger ${one.ledger_id}: offsets ${offsets(log, one)}, ${one.state}`}></a>`)}</div>
