@@ -194,7 +194,9 @@ async def test_a_log_is_protected_truncated_closed_and_deleted(page: Page, tabs:
     await form.get_by_role("button", name="Find the offset").click()
     await expect(form.get_by_label("Drop records below offset")).to_have_value("0")
     await form.get_by_label("Drop records below offset").fill("3")
-    await expect(form.get_by_role("status")).to_contain_text("This drops 2 of 5 ledgers, at most 3 records.")
+    await expect(form.get_by_role("status")).to_contain_text(
+        "This drops 2 of 5 ledgers, at most 3 records."
+    )
     await confirm(page, "Truncate", "ends")
     await expect(page.get_by_text("The log begins at offset 3 now.")).to_be_visible()
 

@@ -48,11 +48,9 @@ export function Ago({ time }) {
 /** A time in the reader's zone; the time in UTC is its title. */
 export function When({ time }) {
   if (!time) return "—";
-  const at = new Date(time);
-  const two = (value, digits = 2) => String(value).padStart(digits, "0");
-  const day = `${two(at.getFullYear(), 4)}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
-  const clock = `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}.${two(at.getMilliseconds(), 3)}`;
-  return html`<time dateTime=${time} title=${time}>${day} ${clock}</time>`;
+  // Swedish texts of times are as in RFC 3339.
+  const text = new Date(time).toLocaleString("sv", { dateStyle: "short", timeStyle: "medium" });
+  return html`<time dateTime=${time} title=${time}>${text}.${/\.(\d{3})/.exec(time)?.[1] || "000"}</time>`;
 }
 
 /** A page's address within the console. */
