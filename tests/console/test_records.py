@@ -80,7 +80,7 @@ async def test_an_offset_outside_the_log_leads_back_into_it(page: Page, tabs: Ta
 
 async def test_values_are_shown_as_they_were_stored(page: Page, tmp_path: Path) -> None:
     data = bytes(range(256)) * 8
-    records = [
+    records: list[dict[str, Any]] = [
         {"text": EXACT, "key": "exact", "headers": {"trace": "5f3a"}},
         {"data": base64.b64encode(data).decode(), "key": "/w=="},
         {"text": "long " * 2000},
@@ -182,7 +182,7 @@ async def test_a_search_is_stopped_and_says_how_far_it_looked(page: Page) -> Non
     found = page.get_by_role("region", name="Search")
     await expect(found).to_contain_text("Searching: looked at 1,000 records, up to offset 1,049.")
     await page.get_by_role("button", name="Stop").click()
-    await expect(found).to_contain_text("The search stopped before")
+    await expect(found).to_contain_text("The search stopped before.")
     await page.unroute_all()
     await page.get_by_role("button", name="Search on").click()
     await expect(found).to_contain_text("The log ends here.")

@@ -1,13 +1,13 @@
 // One log: its facts, settings, ledgers and consumers, and what can be done with it.
 
 import { may } from "./access.js";
-import { Problem, call, get, quoted, useGet, useLoad } from "./api.js";
+import { Problem, call, get, quoted, useGet } from "./api.js";
 import { Consumers, Rate, useRates } from "./consumers.js";
 import { LIMITS, LimitFields, isName, limitTexts, limited, limitsOf, refuse, useForm } from "./logform.js";
 import { Append, Browse } from "./records.js";
 import { Tail } from "./tail.js";
-import { Timeline, ledgersBetween, sizeOf } from "./timeline.js";
-import { Act, Ago, Facts, Failure, Field, Fragment, Spark, State, bytes, count, html, to, useRef, useState } from "./ui.js";
+import { Size, Timeline } from "./timeline.js";
+import { Act, Ago, Facts, Failure, Field, Fragment, Spark, State, count, html, to, useRef, useState } from "./ui.js";
 
 const versioned = (log) => ({ "If-Match": `"${log.version}"` });
 
@@ -41,15 +41,6 @@ function Shown({ name, caller, query, tab }) {
     ${log && known && tab === "tail" && html`<${Tail} key=${log.created_at} ...${shared} reload=${loaded.reload} />`}
     ${tab === "consumers" && html`<${Consumers} name=${name} caller=${caller} />`}
   <//>`;
-}
-
-/** The bytes of all closed ledgers. A log of many ledgers is measured only when asked. */
-function Size({ log }) {
-  const [isAsked, setAsked] = useState(log.ledgers.length <= 200);
-  const size = useLoad((signal) => (isAsked ? ledgersBetween(log, log.ledgers, signal) : Promise.resolve(null)), [log.name, log.ledgers.length, isAsked]);
-  if (!isAsked) return html`<button type="button" onClick=${() => setAsked(true)}>Add up ${count(log.ledgers.length)} ledgers</button>`;
-  if (size.error) return size.error.message;
-  return size.data ? html`<span title="Stored bytes of one copy">${bytes(sizeOf(size.data))}</span>` : "…";
 }
 
 function Overview({ name, caller, log, rates, mayRead, reload, setNotice }) {

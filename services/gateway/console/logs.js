@@ -1,17 +1,15 @@
 // The list of logs, the consumers of all logs, and the form that creates a log.
 
 import { may } from "./access.js";
-import { get, quoted, send, useLoad, usePages } from "./api.js";
+import { quoted, send, useGet, usePages } from "./api.js";
 import { DeleteConsumer, Lag, Lease, Rate, useRates } from "./consumers.js";
 import { LimitFields, isName, limitTexts, limitsOf, pairs, parsed, refuse, retention, useForm } from "./logform.js";
-import { ledgersBetween, sizeOf } from "./timeline.js";
-import { Act, Ago, Choice, Facts, Field, Fragment, Loaded, Pager, State, Table, bytes, count, html, to, useEffect, useRef, useState } from "./ui.js";
+import { Size } from "./timeline.js";
+import { Act, Ago, Choice, Facts, Field, Fragment, Loaded, Pager, State, Table, count, html, to, useEffect, useRef, useState } from "./ui.js";
 
 export { Log } from "./log.js";
 
 const PAGE = 50;
-/** Ledgers of a log whose bytes an open row adds up. */
-const MEASURED = 200;
 
 /** A text once it has not changed for a moment. */
 function useSettled(text) {
@@ -48,50 +46,29 @@ function List({ prefix }) {
   const logs = usePages("/v1/logs", "logs", { prefix, limit: PAGE }, 10_000);
   const rates = useRates(logs.rows, logs.at);
   return html`<${Loaded} loaded=${logs}>${() => html`<${Fragment}>
-    ${logs.rows.length === 0
-      ? html`<p class="quiet">${prefix ? "No log has a name with this beginning." : "There is no log that you may see."}</p>`
-      : html`<div class="table" role="region" aria-label="Logs" tabIndex="0"><table>
-          <caption class="hidden">Logs</caption>
-          <thead><tr>
-            <th scope="col"><span class="hidden">Details</span></th><th scope="col">Name</th><th scope="col">State</th>
-            <th scope="col" class="number">Records</th><th scope="col" class="number">Records/s</th><th scope="col" class="number">Ledgers</th>
-            <th scope="col">Owner</th><th scope="col">Created</th><th scope="col">Kept</th>
-          </tr></thead>
-          <tbody>${logs.rows.map((log) => html`<${Row} key=${log.name} log=${log} rates=${rates.get(log.name)} />`)}</tbody>
-        </table></div>`}
+    <${Table} caption="Logs" rows=${logs.rows} of=${(log) => log.name} more=${(log) => html`<${Peek} log=${log} />`}
+      empty=${prefix ? "No log has a name with this beginning." : "There is no log that you may see."}
+      columns=${[
+        { name: "Name", show: (log) => html`<a href=${to("logs", log.name)}>${log.name}</a>` },
+        { name: "State", show: (log) => html`<${State} of=${log.state} tone=${log.state === "OPEN" ? "good" : "busy"} />${log.deletion_protection && " protected"}` },
+        { name: "Records", isNumber: true, show: (log) => count(log.next_offset - log.first_offset) },
+        { name: "Records/s", isNumber: true, show: (log) => html`<${Rate} of=${rates.get(log.name)} />` },
+        { name: "Ledgers", isNumber: true, show: (log) => count(log.ledgers.length) },
+        { name: "Owner", show: (log) => log.owner?.url || "none" },
+        { name: "Created", show: (log) => html`<${Ago} time=${log.created_at} />` },
+        { name: "Kept", show: (log) => retention(log.settings) },
+      ]} />
     <${Pager} pager=${logs.pager} />
   <//>`}<//>`;
-}
-
-function Row({ log, rates }) {
-  const [isOpen, setOpen] = useState(false);
-  return html`<${Fragment}>
-    <tr>
-      <td><button type="button" class="plain" aria-expanded=${isOpen} aria-label=${`Details of ${log.name}`} onClick=${() => setOpen(!isOpen)}>${isOpen ? "▾" : "▸"}</button></td>
-      <th scope="row"><a href=${to("logs", log.name)}>${log.name}</a></th>
-      <td><${State} of=${log.state} tone=${log.state === "OPEN" ? "good" : "busy"} />${log.deletion_protection && html` <span title="The log can't be deleted or truncated.">protected</span>`}</td>
-      <td class="number">${count(log.next_offset - log.first_offset)}</td>
-      <td class="number"><${Rate} of=${rates} /></td>
-      <td class="number">${count(log.ledgers.length)}</td>
-      <td>${log.owner ? log.owner.url : "none"}</td>
-      <td><${Ago} time=${log.created_at} /></td>
-      <td>${retention(log.settings)}</td>
-    </tr>
-    ${isOpen && html`<tr><td></td><td colSpan="8"><${Peek} log=${log} /></td></tr>`}
-  <//>`;
 }
 
 /** What needs requests of its own: the bytes of a log, and its consumers. */
 function Peek({ log }) {
   const path = `/v1/logs/${quoted(log.name)}/consumers`;
-  const consumers = useLoad((signal) => get(path, { limit: 20 }, signal), [path]);
-  const size = useLoad(
-    (signal) => (log.ledgers.length > MEASURED ? Promise.resolve(null) : ledgersBetween(log, log.ledgers, signal)),
-    [log.name, log.ledgers.length],
-  );
-  return html`<div class="peek">
+  const consumers = useGet(path, { limit: 20 });
+  return html`<div>
     <${Facts} of=${[
-      ["Bytes in closed ledgers", size.error ? size.error.message : size.data ? bytes(sizeOf(size.data)) : size.isLoading ? "…" : "see the log's page"],
+      ["Bytes in closed ledgers", html`<${Size} log=${log} />`],
       ["Offsets", `${count(log.first_offset)} to ${count(log.next_offset)}`],
       ["Copies of each entry", count(log.settings.write_quorum)],
     ]} />

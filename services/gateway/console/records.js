@@ -199,7 +199,7 @@ function Found({ search, view, name }) {
   const [from, until] = state.back ? ["down", state.at] : ["up", state.at - 1];
   return html`<section aria-label="Search">
     <p role="status">${state.isRunning ? "Searching: looked" : "Looked"} at ${count(state.looked)} records, ${from} to offset ${count(until)}. ${count(state.hits.length)} match.
-      ${!state.isRunning && (state.isOver ? ` The log ${state.back ? "begins" : "ends"} here.` : state.error ? "" : " The search stopped before the log’s end.")}</p>
+      ${!state.isRunning && (state.isOver ? ` The log ${state.back ? "begins" : "ends"} here.` : " The search stopped before.")}</p>
     <${Failure} error=${state.error} />
     <div class="row">
       ${state.isRunning && html`<button type="button" onClick=${search.stop}>Stop</button>`}

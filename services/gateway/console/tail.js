@@ -12,6 +12,12 @@ const PACE_MS = 250;
 const PAGE = 1000;
 const RETRY_MS = [1000, 2000, 4000, 8000, 15_000];
 
+const HINTS = {
+  reconnecting: "The console tries again by itself, and continues at the same record.",
+  ended: "The log is closed and ends here.",
+  paused: "“Continue” shows the records that were appended meanwhile, from the last one that was shown.",
+};
+
 const slept = (ms, signal) => new Promise((done) => {
   const timer = setTimeout(done, ms);
   signal.addEventListener("abort", () => { clearTimeout(timer); done(); });
@@ -97,10 +103,7 @@ export function Tail({ name, log }) {
     </div>
     <p><${State} of=${state} tone=${{ live: "good", stopped: "bad" }[state] || "busy"} />
       <span class="quiet"> ${count(tail.received)} records received${tail.unmatched ? `, ${count(tail.unmatched)} did not match the filter` : ""}${tail.dropped ? `, ${count(tail.dropped)} dropped from view` : ""}.</span></p>
-    ${state === "reconnecting" && html`<p class="quiet" role="status">The console tries again by itself, and continues at the same record.</p>`}
-    ${state === "ended" && html`<p class="quiet" role="status">The log is closed and ends here.</p>`}
-    ${isPaused && html`<p class="quiet" role="status">“Continue” shows the records that were appended meanwhile, from the last one that was shown.</p>`}
-    ${tail.isBehind && !isPaused && html`<p class="quiet" role="status">More records arrive than are shown: the tail is behind the log’s end.</p>`}
+    <p class="quiet" role="status">${HINTS[state] || (tail.isBehind && "More records arrive than are shown: the tail is behind the log’s end.")}</p>
     <${Failure} error=${link.error} />
     <${Records} records=${[...tail.records].reverse()} view=${view} name=${name} label="Newest records first" />
     ${!tail.records.length && html`<p class="quiet">No record yet. New records appear here.</p>`}

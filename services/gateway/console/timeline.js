@@ -5,11 +5,13 @@ import { Ago, Failure, Fragment, Pager, State, Table, bytes, count, html, to, us
 
 const PAGE = 50;
 const ASKED = 500;
+/** Ledgers that a page adds up without being asked. */
+const MEASURED = 200;
 /** Requests for one page at most: ledgers with ids between those of the page may belong to an earlier log of the name. */
 const REQUESTS_MAX = 25;
 
 /** The metadata of those `ledgers` of a log that the API lists, by their ids. */
-export async function ledgersBetween(log, ledgers, signal) {
+async function ledgersBetween(log, ledgers, signal) {
   const found = new Map();
   if (!ledgers.length) return found;
   const ids = new Set(ledgers.map((one) => one.ledger_id));
@@ -24,8 +26,14 @@ export async function ledgersBetween(log, ledgers, signal) {
   return found;
 }
 
-/** The bytes of the closed ledgers of a map from `ledgersBetween`. */
-export const sizeOf = (found) => [...found.values()].reduce((sum, one) => sum + (one.length || 0), 0);
+/** The bytes of all closed ledgers. A log of many ledgers is measured only when asked. */
+export function Size({ log }) {
+  const [isAsked, setAsked] = useState(log.ledgers.length <= MEASURED);
+  const size = useLoad((signal) => (isAsked ? ledgersBetween(log, log.ledgers, signal) : Promise.resolve(null)), [log.name, log.ledgers.length, isAsked]);
+  if (!isAsked) return html`<button type="button" onClick=${() => setAsked(true)}>Add up ${count(log.ledgers.length)} ledgers</button>`;
+  if (size.error) return size.error.message;
+  return size.data ? html`<span title="Stored bytes of one copy">${bytes([...size.data.values()].reduce((sum, one) => sum + (one.length || 0), 0))}</span>` : "…";
+}
 
 const ended = (log, one) => one.last_offset ?? (one.first_offset === null ? null : log.next_offset - 1);
 const recordsOf = (log, one) => (one.first_offset === null || ended(log, one) === null ? null : Math.max(ended(log, one) - one.first_offset + 1, 0));

@@ -90,20 +90,30 @@ export function Loaded({ loaded, children }) {
   <//>`;
 }
 
-/** A table. `columns`: [{name, show(row), isNumber}]; `of`: what a row's key is. Long tables scroll in themselves. */
-export function Table({ caption, columns, rows, of = (row) => row.id, empty = "There is nothing here." }) {
+/** A table. `columns`: [{name, show(row), isNumber}]; `of`: what a row's key is. Long tables scroll in themselves.
+ * `more(row)`: details below a row, which a button opens. */
+export function Table({ caption, columns, rows, of = (row) => row.id, more, empty = "There is nothing here." }) {
   if (!rows.length) return html`<p class="quiet">${empty}</p>`;
   return html`<div class="table" role="region" aria-label=${caption} tabIndex="0">
     <table>
       <caption class="hidden">${caption}</caption>
-      <thead><tr>${columns.map((one) => html`<th scope="col" class=${one.isNumber ? "number" : ""}>${one.name}</th>`)}</tr></thead>
+      <thead><tr>${more && html`<th scope="col"><span class="hidden">Details</span></th>`}${columns.map((one) => html`<th scope="col" class=${one.isNumber ? "number" : ""}>${one.name}</th>`)}</tr></thead>
       <tbody>
-        ${rows.map((row) => html`<tr key=${of(row)}>
-          ${columns.map((one) => html`<td class=${one.isNumber ? "number" : ""} data-name=${one.name}>${one.show(row)}</td>`)}
-        </tr>`)}
+        ${rows.map((row) => html`<${Row} key=${of(row)} ...${{ row, columns, of, more }} />`)}
       </tbody>
     </table>
   </div>`;
+}
+
+function Row({ row, columns, of, more }) {
+  const [isOpen, setOpen] = useState(false);
+  return html`<${Fragment}>
+    <tr>
+      ${more && html`<td><button type="button" class="plain" aria-expanded=${isOpen} aria-label=${`Details of ${of(row)}`} onClick=${() => setOpen(!isOpen)}>${isOpen ? "▾" : "▸"}</button></td>`}
+      ${columns.map((one) => html`<td class=${one.isNumber ? "number" : ""} data-name=${one.name}>${one.show(row)}</td>`)}
+    </tr>
+    ${isOpen && html`<tr><td /><td colSpan=${columns.length}>${more(row)}</td></tr>`}
+  <//>`;
 }
 
 /** Moves between the pages of a list; `pager` is from `usePages`. */
