@@ -45,6 +45,14 @@ export function Ago({ time }) {
   return html`<time dateTime=${time} title=${time}>${past < 1 ? "now" : `${duration(past)} ago`}</time>`;
 }
 
+/** A time in the reader's zone; the time in UTC is its title. */
+export function When({ time }) {
+  if (!time) return "—";
+  // Swedish texts of times are as in RFC 3339.
+  const text = new Date(time).toLocaleString("sv", { dateStyle: "short", timeStyle: "medium" });
+  return html`<time dateTime=${time} title=${time}>${text}.${/\.(\d{3})/.exec(time)?.[1] || "000"}</time>`;
+}
+
 /** A page's address within the console. */
 export const to = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;
 
@@ -67,6 +75,7 @@ export function Failure({ error, retry }) {
     <strong>${error.title || "The console failed"}</strong>
     <p>${error.message}</p>
     ${(error.errors || []).slice(0, 5).map((one) => html`<p><code>${one.pointer || ""}</code> ${one.detail}</p>`)}
+    ${error.outcome === "unknown" && html`<p>The request may have been carried out. Look before you try again.</p>`}
     ${explained && html`<a href=${explained} target="_blank" rel="noreferrer">${error.code}</a>`}
     ${retry && html` <button type="button" onClick=${retry}>Try again</button>`}
   </div>`;
@@ -81,20 +90,30 @@ export function Loaded({ loaded, children }) {
   <//>`;
 }
 
-/** A table. `columns`: [{name, show(row), isNumber}]; `of`: what a row's key is. Long tables scroll in themselves. */
-export function Table({ caption, columns, rows, of = (row) => row.id, empty = "There is nothing here." }) {
+/** A table. `columns`: [{name, show(row), isNumber}]; `of`: what a row's key is. Long tables scroll in themselves.
+ * `more(row)`: details below a row, which a button opens. */
+export function Table({ caption, columns, rows, of = (row) => row.id, more, empty = "There is nothing here." }) {
   if (!rows.length) return html`<p class="quiet">${empty}</p>`;
   return html`<div class="table" role="region" aria-label=${caption} tabIndex="0">
     <table>
       <caption class="hidden">${caption}</caption>
-      <thead><tr>${columns.map((one) => html`<th scope="col" class=${one.isNumber ? "number" : ""}>${one.name}</th>`)}</tr></thead>
+      <thead><tr>${more && html`<th scope="col"><span class="hidden">Details</span></th>`}${columns.map((one) => html`<th scope="col" class=${one.isNumber ? "number" : ""}>${one.name}</th>`)}</tr></thead>
       <tbody>
-        ${rows.map((row) => html`<tr key=${of(row)}>
-          ${columns.map((one) => html`<td class=${one.isNumber ? "number" : ""} data-name=${one.name}>${one.show(row)}</td>`)}
-        </tr>`)}
+        ${rows.map((row) => html`<${Row} key=${of(row)} ...${{ row, columns, of, more }} />`)}
       </tbody>
     </table>
   </div>`;
+}
+
+function Row({ row, columns, of, more }) {
+  const [isOpen, setOpen] = useState(false);
+  return html`<${Fragment}>
+    <tr>
+      ${more && html`<td><button type="button" class="plain" aria-expanded=${isOpen} aria-label=${`Details of ${of(row)}`} onClick=${() => setOpen(!isOpen)}>${isOpen ? "▾" : "▸"}</button></td>`}
+      ${columns.map((one) => html`<td class=${one.isNumber ? "number" : ""} data-name=${one.name}>${one.show(row)}</td>`)}
+    </tr>
+    ${isOpen && html`<tr><td /><td colSpan=${columns.length}>${more(row)}</td></tr>`}
+  <//>`;
 }
 
 /** Moves between the pages of a list; `pager` is from `usePages`. */
