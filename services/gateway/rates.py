@@ -19,33 +19,25 @@ SAMPLES_MAX: Final = 240
 """An hour."""
 _PEER_S: Final = 2.0
 
-_LATENCY, _WEIGHT = "append_ms", "appends"
-
 
 class Counts(NamedTuple):
-    """Totals since the process started."""
+    """Totals since the process started. `errors` are responses of status 500 or higher, `append_s`
+    is the sum of the latencies of append requests.
+    """
 
     requests: float = 0
     errors: float = 0
-    """Responses of status 500 or higher."""
     appends: float = 0
     append_s: float = 0
-    """The sum of the latencies of append requests."""
     reads: float = 0
     records: float = 0
     append_bytes: float = 0
 
 
-class Sample(NamedTuple):
-    """Rates per second of one interval. None: unknown, or a latency without appends."""
-
-    requests: float | None = None
-    errors: float | None = None
-    appends: float | None = None
-    append_ms: float | None = None
-    reads: float | None = None
-    records: float | None = None
-    append_bytes: float | None = None
+NAMES: Final = tuple(name.replace("append_s", "append_ms") for name in Counts._fields)
+Sample = tuple[float | None, ...]
+"""Rates per second of one interval, in the order of NAMES. None: unknown, or a latency without appends."""
+UNKNOWN: Final[Sample] = (None,) * len(NAMES)
 
 
 class Rates:
@@ -54,7 +46,7 @@ class Rates:
     def __init__(self, engine: Engine, read: Callable[[], Counts]) -> None:
         """`read` returns the current counts, all of which are 0 now."""
         self._engine, self._read = engine, read
-        self._samples = deque[Sample]([Sample()] * SAMPLES_MAX, SAMPLES_MAX)
+        self._samples = deque([UNKNOWN] * SAMPLES_MAX, SAMPLES_MAX)
         self._last = Counts()
         self._awake_s, self._ends_s = time.monotonic(), wall_s()
 
@@ -75,7 +67,7 @@ class Rates:
         # The monotonic clock stands still while the machine is suspended.
         count = round(max(elapsed_s, wall_s - self._ends_s) / INTERVAL_S)
         if count > 1:
-            self._samples.extend([Sample()] * min(count, SAMPLES_MAX))
+            self._samples.extend([UNKNOWN] * min(count, SAMPLES_MAX))
         else:
             done = Counts(*(new - old for old, new in zip(self._last, counts, strict=True)))
             self._samples.append(_sample(done, elapsed_s))
@@ -84,7 +76,7 @@ class Rates:
     def own(self) -> dict[str, Any]:
         """This gateway's series, by name."""
         me, columns = self._engine.writer, zip(*self._samples, strict=True)
-        series = dict(zip(Sample._fields, map(list, columns), strict=True))
+        series = dict(zip(NAMES, map(list, columns), strict=True))
         return {"id": me.id, "url": me.url, "series": series}
 
     async def collected(self) -> dict[str, Any]:
@@ -109,34 +101,25 @@ class Rates:
 
 def _sample(done: Counts, elapsed_s: float) -> Sample:
     """The rates of what was done in an interval."""
-    per_s = {name: round(count / elapsed_s, 3) for name, count in done._asdict().items()}
-    del per_s["append_s"]
     latency_ms = round(1000 * done.append_s / done.appends, 3) if done.appends else None
-    return Sample(**per_s, append_ms=latency_ms)
-
-
-_Series = Mapping[str, Sequence[float | None]]
-
-
-def _total(found: Sequence[_Series]) -> dict[str, list[float | None]]:
-    """The sum of series; of latencies, their mean over all appends."""
-
-    def sums(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
-        known = [[one for one in column if one is not None] for column in zip(*rows, strict=False)]
-        return [round(sum(column), 3) if column else None for column in known]
-
-    total = {name: sums([one[name] for one in found]) for name in Sample._fields}
-    spent = sums(
-        [
-            [
-                None if latency is None or count is None else latency * count
-                for latency, count in zip(one[_LATENCY], one[_WEIGHT], strict=False)
-            ]
-            for one in found
-        ]
+    rates = zip(NAMES, done, strict=True)
+    return tuple(
+        latency_ms if name == "append_ms" else round(n / elapsed_s, 3) for name, n in rates
     )
-    total[_LATENCY] = [
-        round(ms / count, 3) if ms is not None and count else None
-        for ms, count in zip(spent, total[_WEIGHT], strict=True)
+
+
+def _total(found: Sequence[Mapping[str, Sequence[float | None]]]) -> dict[str, list[float | None]]:
+    """The sum of series; of latencies, their mean over all appends."""
+    spent = [
+        [None if ms is None or n is None else ms * n for ms, n in zip(*pair, strict=False)]
+        for pair in ((one["append_ms"], one["appends"]) for one in found)
     ]
+    total = {name: _sums([one[name] for one in found]) for name in NAMES}
+    weighted = zip(_sums(spent), total["appends"], strict=True)
+    total["append_ms"] = [round(ms / n, 3) if ms is not None and n else None for ms, n in weighted]
     return total
+
+
+def _sums(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
+    known = ([one for one in column if one is not None] for column in zip(*rows, strict=False))
+    return [round(sum(column), 3) if column else None for column in known]
