@@ -186,7 +186,7 @@ export function Act({ label, title = label, act, done = () => {}, typed = "", is
       <form onSubmit=${submit}>
         ${children}
         ${typed && html`<label>Type <code>${typed}</code> to confirm
-          <input value=${text} onInput=${(event) => setText(event.target.value)} autocomplete="off" spellcheck="false" /></label>`}
+          <input value=${text} onInput=${(event) => setText(event.target.value)} autocomplete="off" spellcheck=${false} /></label>`}
         <${Failure} error=${error} />
         <footer>
           <button type="button" onClick=${close}>Cancel</button>
@@ -200,7 +200,7 @@ export function Act({ label, title = label, act, done = () => {}, typed = "", is
 /** A labelled input. `set` gets the new text. */
 export function Field({ label, value, set, help, type = "text", ...more }) {
   return html`<label class="field">${label}
-    <input type=${type} value=${value} onInput=${(event) => set(event.target.value)} spellcheck="false" autocomplete="off" ...${more} />
+    <input type=${type} value=${value} onInput=${(event) => set(event.target.value)} spellcheck=${false} autocomplete="off" ...${more} />
     ${help && html`<small>${help}</small>`}
   </label>`;
 }
