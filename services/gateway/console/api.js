@@ -14,6 +14,7 @@ export class Problem extends Error {
     this.retryable = Boolean(body.retryable);
     this.outcome = body.outcome || "";
     this.errors = body.errors || [];
+    /** All members of the answer, such as `next_offset`. */
     this.body = body;
   }
 }

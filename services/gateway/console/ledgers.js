@@ -2,6 +2,7 @@
 
 import { may, mayOnLedger } from "./access.js";
 import { Problem, call, get, useGet, useLoad, usePages } from "./api.js";
+import { Payload, VIEWS, bytesOf } from "./payload.js";
 import { Drawing, gaps, standings } from "./stripes.js";
 import {
   Act, Ago, Choice, Facts, Failure, Field, Fragment, Loaded, Pager, State, Table,
@@ -12,7 +13,7 @@ const STATES = ["OPEN", "IN_RECOVERY", "CLOSED"];
 const ROWS = 50;
 const ENTRIES = 20;
 const ENTRIES_BYTES = 256 * 1024;
-const SHOWN_CHARS = 2000;
+const FINDINGS = 50;
 const EVERY_MS = 5000;
 const NEXT_TRY = "Autorecovery tries again by itself, usually within a minute. This page then shows the ledger CLOSED.";
 
@@ -161,7 +162,7 @@ const octets = (text) => String.fromCharCode(...new TextEncoder().encode(text));
 function One({ id, caller }) {
   const path = `/v1/ledgers/${id}`;
   const [password, setPassword] = useState("");
-  const [refused, setRefused] = useState(null);
+  const [refused, setRefused] = useState(false);
   const loaded = useGet(path, null, EVERY_MS);
   const cluster = useCluster(caller, "/v1/cluster");
   const healers = useCluster(caller, "/v1/autorecovery");
@@ -170,15 +171,15 @@ function One({ id, caller }) {
   const queue = useCluster(caller, "/v1/repairs", { after });
   const ask = (method, rest = "", options = {}) =>
     call(method, path + rest, { ...options, headers: password ? { "Ledger-Password": octets(password) } : {} }).catch((problem) => {
-      if (problem.code === "wrong-password") setRefused(problem);
+      if (problem.code === "wrong-password") setRefused(true);
       throw problem;
     });
   const enter = (text) => {
-    setRefused(null);
+    setRefused(false);
     setPassword(text);
   };
   const context = {
-    id, caller, ask, password, setPassword: enter, reload: loaded.reload, isRefused: Boolean(refused),
+    id, caller, ask, password, setPassword: enter, reload: loaded.reload, isRefused: refused,
     known: standings(cluster.data?.bookies),
     services: cluster.data?.services,
     blocked: (healers.data?.autorecovery || []).flatMap((one) => one.blocked_recoveries || []).find((one) => String(one.ledger_id) === id),
@@ -186,12 +187,12 @@ function One({ id, caller }) {
   };
   return html`
     <h1>Ledger ${id}</h1>
-    ${refused && html`<${AskPassword} problem=${refused} isAgain=${password !== ""} enter=${enter} />`}
+    ${refused && html`<${AskPassword} isAgain=${password !== ""} enter=${enter} />`}
     <${Loaded} loaded=${loaded}>${(ledger) => html`<${Shown} ...${context} ledger=${ledger} />`}<//>
     ${[cluster, healers, queue].map(({ error }) => error && html`<${Failure} error=${error} />`)}`;
 }
 
-function AskPassword({ problem, isAgain, enter }) {
+function AskPassword({ isAgain, enter }) {
   const [text, setText] = useState("");
   const submit = (event) => {
     event.preventDefault();
@@ -199,7 +200,7 @@ function AskPassword({ problem, isAgain, enter }) {
   };
   return html`<form class="notice" onSubmit=${submit} aria-label="Password of the ledger">
     <strong>${isAgain ? "The password is wrong" : "This ledger has a password"}</strong>
-    <p>${problem.message}. Entries and changes need the password. The page forgets it when you leave it.</p>
+    <p>Entries and changes need the password. The page forgets it when you leave it.</p>
     <div class="row"><${Field} label="Ledger password" type="password" value=${text} set=${setText} required />
       <button class="main">Use the password</button></div>
   </form>`;
@@ -253,14 +254,6 @@ function Overview({ ledger, caller, ask, password, isRefused, services }) {
 const isGone = (writer, services) =>
   Boolean(services?.length) && !services.some((one) => one.kind === "gateway" && one.id === writer.id && one.state !== "gone");
 
-/** A button that recovers the ledger now. */
-function RecoverNow({ ledger, caller, ask, reload }) {
-  if (!mayOnLedger(caller, "append|manage", ledger)) return null;
-  return html`<${Act} label="Recover the ledger now" act=${() => ask("POST", "/recover", { json: {} })} done=${reload}>
-    <p>A recovery fences the ledger at its bookies, finds its last entry, and closes the ledger for ever. Acknowledged entries are kept. A writer that still runs can't append any more.</p>
-  <//>`;
-}
-
 /** Choose bookies that never return. `members`: those that may be chosen. */
 function Gone({ members, known, chosen, set }) {
   return html`<fieldset>
@@ -277,8 +270,7 @@ function Standing({ member, known }) {
 }
 
 /** Why the ledger is not closed although its writer is gone, and what helps. */
-function Recovery(context) {
-  const { ledger, caller, ask, reload, known, blocked, services, id } = context;
+function Recovery({ ledger, caller, ask, reload, known, blocked, services, id }) {
   const [chosen, setChosen] = useState([]);
   const isAbandoned = ledger.state === "OPEN" && ledger.writer && isGone(ledger.writer, services);
   if (ledger.state === "CLOSED" || !(blocked || isAbandoned || ledger.state === "IN_RECOVERY")) return null;
@@ -305,7 +297,8 @@ function Recovery(context) {
           <ul>${away.map((member) => html`<li><strong>${member}</strong>${known(member).url && html`, at ${known(member).url}`} <${Standing} member=${member} known=${known} /></li>`)}</ul>`
         : html`<p>All bookies of the last fragment report that they run. A bookie in limbo or with damage can't answer for its entries: look at the <a href="#/">overview</a>, and at the bookies' logs.</p>`}
       <p>${NEXT_TRY}</p>`}
-    <div class="row"><${RecoverNow} ...${context} /></div>
+    ${mayOnLedger(caller, "append|manage", ledger) && html`<${Act} label="Recover the ledger now" act=${() => ask("POST", "/recover", { json: {} })} done=${reload}>
+      <p>A recovery fences the ledger at its bookies, finds its last entry, and closes the ledger for ever. Acknowledged entries are kept. A writer that still runs can't append any more.</p><//>`}
     ${(blocked || away.length > 0) && html`<h3>2. Only if a bookie never returns: recover without it</h3>
       <p>The recovery then assumes that the bookie has no entries. Acknowledged entries that only this bookie had are lost for ever, and the ledger reports for ever that it may lack entries.</p>
       ${mayOnLedger(caller, "admin", ledger)
@@ -335,6 +328,10 @@ function AcceptLoss({ ledger, caller, ask, reload, known, id, first, last, done 
   <//>`;
 }
 
+/** The first rows of a table. The rest is counted. */
+const Short = ({ rows, ...table }) => html`<${Table} ...${table} rows=${rows.slice(0, FINDINGS)} />
+  ${rows.length > FINDINGS && html`<p class="quiet">${count(rows.length - FINDINGS)} more rows are not shown.</p>`}`;
+
 /** What is lost for ever, which bookies lack entries now, and which repairs are queued. */
 function Losses(context) {
   const { ledger, known, repairs, caller } = context;
@@ -345,18 +342,18 @@ function Losses(context) {
     ${ledger.may_lack_entries && !lost.length && html`<div class="notice"><p><strong>This ledger may lack entries.</strong> An operator declared bookies lost for ever. Acknowledged entries that only they had are missing.</p></div>`}
     ${lost.length > 0 && html`<h2>Lost entries</h2>
       <p>An operator accepted the loss of these entries. Reads of them report that they are lost (410 <a href="/problems/entry-lost">entry-lost</a>).</p>
-      <${Table} caption="Lost entries" rows=${lost} of=${(one) => one.first} columns=${[
+      <${Short} caption="Lost entries" rows=${lost} of=${(one) => one.first} columns=${[
         { name: "Entries", show: (one) => capital(range(one.first, one.last)) },
         { name: "Number", isNumber: true, show: (one) => count(one.last - one.first + 1) },
         { name: "State", show: () => html`<${State} of="lost" />` }]} />`}
     ${missing.length > 0 && html`<h2>Copies that can't be reached</h2>
       ${hasNone && html`<div class="failure"><p><strong>No running bookie stores some of the entries.</strong> Start their bookies again, with their disks. Only if the bookies never return, accept the loss of these entries${ledger.state === "CLOSED" ? "" : " after the ledger is CLOSED"}.</p></div>`}
-      <${Table} caption="Copies that can't be reached" rows=${missing} of=${(one) => `${one.first} ${one.every}`} columns=${[
-        { name: "Entries", show: (one) => one.text },
+      <${Short} caption="Copies that can't be reached" rows=${missing} of=${(one) => one.first} columns=${[
+        { name: "Entries", show: (one) => (one.end === null ? `from ${one.first} on` : `${one.first} to ${one.end}`) },
         { name: "Bookies that are away", show: (one) => one.away.join(", ") },
-        { name: "Copies left", show: (one) => (one.copies ? `${one.copies} of ${ledger.write_quorum}` : html`<${State} of="none" tone="bad" />`) },
+        { name: "Fewest copies left", show: (one) => (one.copies ? `${one.copies} of ${ledger.write_quorum}` : html`<${State} of="none" tone="bad" /> of entry ${one.entry}`) },
         ...(hasNone && ledger.state === "CLOSED" && mayOnLedger(caller, "admin", ledger)
-          ? [{ name: "Last resort", show: (one) => one.copies === 0 && html`<${AcceptLoss} ...${context} first=${one.first} last=${one.last} />` }] : []),
+          ? [{ name: "Last resort", show: (one) => one.copies === 0 && html`<${AcceptLoss} ...${context} first=${one.entry} last=${one.last} />` }] : []),
       ]} />`}
     ${repairs.length > 0 && html`<h2>Queued repairs</h2>
       <${Table} caption="Queued repairs" rows=${repairs} of=${(one) => one.member} columns=${[
@@ -424,7 +421,7 @@ function Copies(context) {
         ${report.open_from !== null && ` Entries from ${report.open_from} on are still being written, and were not compared.`}
         ${report.whole ? " Each bookie has all of its entries." : method === "POST" ? " Repairs of what the bookies lack are queued." : ""}</p>`}
     </div>
-    ${lacks?.length > 0 && html`<${Table} caption="What the check found" rows=${lacks} of=${(one) => `${one.bookie} ${one.first} ${one.what}`} columns=${[
+    ${lacks?.length > 0 && html`<${Short} caption="What the check found" rows=${lacks} of=${(one) => `${one.bookie} ${one.first} ${one.what}`} columns=${[
       { name: "Bookie", show: (one) => html`${one.bookie} <${Standing} member=${one.bookie} known=${known} />` },
       { name: "Entries", show: (one) => (one.first === undefined ? "all that it should store" : capital(range(one.first, one.last))) },
       { name: "Finding", show: (one) => one.what },
@@ -433,60 +430,9 @@ function Copies(context) {
   </section>`;
 }
 
-/** The bytes of base64. */
-const decoded = (data) => Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
-
-/** JSON with line breaks. Its numbers stay as they were written, which JSON.parse would round. */
-function indented(text) {
-  JSON.parse(text);
-  let depth = 0;
-  const line = () => `\n${"  ".repeat(depth)}`;
-  return text.replace(/"(?:[^"\\]|\\.)*"|[{[]\s*[}\]]|[{}[\],:]|\s+/g, (token) => {
-    if (token === "{" || token === "[") { depth += 1; return token + line(); }
-    if (token === "}" || token === "]") { depth -= 1; return line() + token; }
-    return token === "," ? token + line() : token === ":" ? ": " : token.trim() && (token[0] === '"' ? token : token.replace(/\s/g, ""));
-  });
-}
-
-function hex(all) {
-  const lines = [];
-  for (let at = 0; at < all.length; at += 16) {
-    const part = [...all.subarray(at, at + 16)];
-    const codes = part.map((one) => one.toString(16).padStart(2, "0")).join(" ");
-    lines.push(`${at.toString(16).padStart(6, "0")}  ${codes.padEnd(47)}  ${part.map((one) => (one > 31 && one < 127 ? String.fromCharCode(one) : ".")).join("")}`);
-  }
-  return lines.join("\n");
-}
-
-/** A payload as text, JSON or hex: [text, a note if it can't be shown as that]. */
-function shownAs(all, view) {
-  if (view === "hex") return [hex(all), ""];
-  try {
-    const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(all);
-    if (view === "text") return [text, ""];
-    try {
-      return [indented(text), ""];
-    } catch {
-      return [text, "not JSON"];
-    }
-  } catch {
-    return [hex(all), "not text"];
-  }
-}
-
-function Payload({ data, view }) {
-  const [isLong, setLong] = useState(false);
-  const all = decoded(data);
-  const [text, note] = shownAs(isLong ? all : all.subarray(0, SHOWN_CHARS), all.length > SHOWN_CHARS && !isLong && view === "JSON" ? "text" : view);
-  return html`<${Fragment}>
-    ${note && html`<small>${note} </small>`}<pre class=${view === "hex" || note === "not text" ? "dump" : ""} tabIndex="0">${text || " "}</pre>
-    ${all.length > SHOWN_CHARS && html`<button type="button" class="plain" onClick=${() => setLong(!isLong)}>${isLong ? "Show the beginning" : `Show all ${bytes(all.length)}`}</button>`}
-  <//>`;
-}
-
 /** The entries, page by page. */
 function Entries({ ledger, ask, isRefused }) {
-  const [view, setView] = useState(ledger.log === null ? "text" : "hex");
+  const [view, setView] = useState("auto");
   const [places, setPlaces] = useState([0]);
   const [start, setStart] = useState("0");
   const from = places[places.length - 1];
@@ -511,7 +457,7 @@ function Entries({ ledger, ask, isRefused }) {
     <form class="row" onSubmit=${go} aria-label="Where to begin">
       <${Field} label="From entry" type="number" min="0" value=${start} set=${setStart} required />
       <button>Show the entries</button>
-      <${Choice} label="Show payloads as" value=${view} set=${setView} options=${["text", "JSON", "hex"].map((one) => [one, one])} />
+      <${Choice} label="Show payloads as" value=${view} set=${setView} options=${VIEWS} />
       ${ledger.state !== "CLOSED" && html`<button type="button" onClick=${loaded.reload}>Load again</button>`}
     </form>
     ${isRefused ? html`<p class="quiet">The entries need the ledger's password.</p>` : resume !== null
@@ -521,8 +467,8 @@ function Entries({ ledger, ask, isRefused }) {
         ${() => html`<${Table} caption=${`Entries from ${from}`} rows=${data.entries} of=${(one) => one.entry_id}
           empty=${from ? `There is no confirmed entry from ${from} on.` : "The ledger has no confirmed entries."} columns=${[
             { name: "Entry", isNumber: true, show: (one) => one.entry_id },
-            { name: "Size", isNumber: true, show: (one) => bytes(decoded(one.data).length) },
-            { name: "Payload", show: (one) => html`<${Payload} data=${one.data} view=${view} />` }]} />`}
+            { name: "Size", isNumber: true, show: (one) => bytes(bytesOf(one.data).length) },
+            { name: "Payload", show: (one) => html`<${Payload} base64=${one.data} view=${view} file=${`ledger-${ledger.ledger_id}-entry-${one.entry_id}`} />` }]} />`}
       <//>`}
     <${Pager} pager=${pager} />
   </section>`;

@@ -33,41 +33,28 @@ function lastOf(ledger, at) {
 
 const isLost = (ledger, entry) => (ledger.lost_entries || []).some((one) => one.first <= entry && entry <= one.last);
 
-/** The entries of which copies can't be reached: [{first, last, every, text, away, copies}]. `copies`: how many are
- * left. Entries of one fragment with the same bookies away make one row. Accepted losses are left out. */
+/** The fragments of which copies can't be reached: [{first, end, away, copies, entry}]. `copies`: how many are left of
+ * the entry that has the fewest. Entries whose loss was accepted are left out. */
 export function gaps(ledger, known) {
-  const found = [];
-  ledger.fragments.forEach((fragment, at) => {
+  const step = ledger.write_quorum === ledger.ensemble_size ? 1 : ledger.ensemble_size;
+  return ledger.fragments.flatMap(({ first_entry: begin, bookies }, at) => {
+    const away = bookies.filter((member) => known(member)?.isAway);
     const end = lastOf(ledger, at);
-    const away = fragment.bookies.map((member) => Boolean(known(member)?.isAway));
-    if (!away.includes(true) || (end !== null && end < fragment.first_entry)) return;
-    const round = ledger.write_quorum === ledger.ensemble_size ? 1 : ledger.ensemble_size;
-    for (let first = fragment.first_entry; first < fragment.first_entry + round && (end === null || first <= end); first += 1) {
-      const gone = writeSet(ledger, first).filter((position) => away[position]);
-      for (const [low, high] of gone.length ? kept(ledger, first, end, round) : []) {
-        const text = high === null ? `from ${low} on` : low === high ? `${low}` : `${low} to ${high}`;
-        found.push({
-          first: low, last: round > 1 ? low : high, every: round, away: gone.map((position) => fragment.bookies[position]),
-          text: round > 1 && low !== high ? `${text}, every ${round}th` : text, copies: ledger.write_quorum - gone.length,
-        });
-      }
-    }
+    if (!away.length) return [];
+    const entries = Array.from({ length: step }, (_, n) => unlost(ledger, begin + n, step)).filter((one) => end === null || one <= end);
+    const copies = (entry) => writeSet(ledger, entry).filter((position) => !away.includes(bookies[position])).length;
+    const entry = entries.reduce((fewest, one) => (fewest === null || copies(one) < copies(fewest) ? one : fewest), null);
+    return entry === null ? [] : [{ first: begin, end, away, copies: copies(entry), entry, last: step === 1 ? end : entry }];
   });
-  return found;
 }
 
-/** The parts of first, first + step, … to end without the accepted losses. */
-function kept(ledger, first, end, step) {
-  const parts = [];
-  let low = first;
+/** The first of entry, entry + step, … whose loss was not accepted. */
+function unlost(ledger, entry, step) {
+  let first = entry;
   for (const lost of ledger.lost_entries || []) {
-    if (lost.last < low || (end !== null && lost.first > end)) continue;
-    if (lost.first > low) parts.push([low, low + Math.floor((lost.first - 1 - low) / step) * step]);
-    low += Math.ceil((lost.last + 1 - low) / step) * step;
+    if (lost.first <= first && first <= lost.last) first += Math.ceil((lost.last + 1 - first) / step) * step;
   }
-  if (end === null) parts.push([low, null]);
-  else if (low <= end) parts.push([low, low + Math.floor((end - low) / step) * step]);
-  return parts;
+  return first;
 }
 
 function Cell({ ledger, entry, position, isAway }) {

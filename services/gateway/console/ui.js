@@ -45,6 +45,16 @@ export function Ago({ time }) {
   return html`<time dateTime=${time} title=${time}>${past < 1 ? "now" : `${duration(past)} ago`}</time>`;
 }
 
+/** A time in the reader's zone; the time in UTC is its title. */
+export function When({ time }) {
+  if (!time) return "—";
+  const at = new Date(time);
+  const two = (value, digits = 2) => String(value).padStart(digits, "0");
+  const day = `${two(at.getFullYear(), 4)}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+  const clock = `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}.${two(at.getMilliseconds(), 3)}`;
+  return html`<time dateTime=${time} title=${time}>${day} ${clock}</time>`;
+}
+
 /** A page's address within the console. */
 export const to = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;
 
@@ -67,6 +77,7 @@ export function Failure({ error, retry }) {
     <strong>${error.title || "The console failed"}</strong>
     <p>${error.message}</p>
     ${(error.errors || []).slice(0, 5).map((one) => html`<p><code>${one.pointer || ""}</code> ${one.detail}</p>`)}
+    ${error.outcome === "unknown" && html`<p>The request may have been carried out. Look before you try again.</p>`}
     ${explained && html`<a href=${explained} target="_blank" rel="noreferrer">${error.code}</a>`}
     ${retry && html` <button type="button" onClick=${retry}>Try again</button>`}
   </div>`;
@@ -186,7 +197,7 @@ export function Act({ label, title = label, act, done = () => {}, typed = "", is
       <form onSubmit=${submit}>
         ${children}
         ${typed && html`<label>Type <code>${typed}</code> to confirm
-          <input value=${text} onInput=${(event) => setText(event.target.value)} autocomplete="off" spellcheck=${false} /></label>`}
+          <input value=${text} onInput=${(event) => setText(event.target.value)} autocomplete="off" spellcheck="false" /></label>`}
         <${Failure} error=${error} />
         <footer>
           <button type="button" onClick=${close}>Cancel</button>
@@ -200,7 +211,7 @@ export function Act({ label, title = label, act, done = () => {}, typed = "", is
 /** A labelled input. `set` gets the new text. */
 export function Field({ label, value, set, help, type = "text", ...more }) {
   return html`<label class="field">${label}
-    <input type=${type} value=${value} onInput=${(event) => set(event.target.value)} spellcheck=${false} autocomplete="off" ...${more} />
+    <input type=${type} value=${value} onInput=${(event) => set(event.target.value)} spellcheck="false" autocomplete="off" ...${more} />
     ${help && html`<small>${help}</small>`}
   </label>`;
 }
