@@ -2,7 +2,7 @@
 
 import { may, mayOnLedger } from "./access.js";
 import { Problem, call, get, useGet, useLoad, usePages } from "./api.js";
-import { Payload, VIEWS, bytesOf } from "./payload.js";
+import { Payload, VIEWS } from "./payload.js";
 import { Drawing, gaps, standings } from "./stripes.js";
 import {
   Act, Ago, Choice, Facts, Failure, Field, Fragment, Loaded, Pager, State, Table,
@@ -467,7 +467,6 @@ function Entries({ ledger, ask, isRefused }) {
         ${() => html`<${Table} caption=${`Entries from ${from}`} rows=${data.entries} of=${(one) => one.entry_id}
           empty=${from ? `There is no confirmed entry from ${from} on.` : "The ledger has no confirmed entries."} columns=${[
             { name: "Entry", isNumber: true, show: (one) => one.entry_id },
-            { name: "Size", isNumber: true, show: (one) => bytes(bytesOf(one.data).length) },
             { name: "Payload", show: (one) => html`<${Payload} base64=${one.data} view=${view} file=${`ledger-${ledger.ledger_id}-entry-${one.entry_id}`} />` }]} />`}
       <//>`}
     <${Pager} pager=${pager} />
