@@ -289,7 +289,7 @@ async def test_a_check_shows_what_bookies_lack_and_queues_its_repair(
         await expect(standing).to_contain_text("writable")
         await expect(away).to_have_count(0)
         await page.get_by_role("button", name="Compare the copies").click()
-        await expect(findings).to_contain_text("the bookie lacks it", timeout=MENDED_MS)
+        await expect(findings).to_contain_text("missing on the bookie", timeout=MENDED_MS)
         await expect(findings).to_contain_text("ntries 1 to 3")
         await looks_well(page)
         await page.get_by_role("button", name="Repair what is missing").click()

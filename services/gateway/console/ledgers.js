@@ -403,7 +403,7 @@ function Copies(context) {
   };
   const { report, error, method } = found;
   const lacks = report && [
-    ...report.lacking.map((one) => ({ ...one, what: one.why === "damaged" ? "its copy is damaged" : "the bookie lacks it" })),
+    ...report.lacking.map((one) => ({ ...one, what: one.why === "damaged" ? "unreadable on the bookie" : "missing on the bookie" })),
     ...report.differing.map((one) => ({ ...one, bookie: "several", what: "copies differ: a defect. Keep the bookies' data." })),
     ...report.lost.map((one) => ({ ...one, bookie: Object.keys(one.answers).join(", "), what: "lost: every bookie denies it", isLost: true })),
     ...report.silent.map((bookie) => ({ bookie, what: "the bookie does not answer" })),
