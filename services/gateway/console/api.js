@@ -77,7 +77,12 @@ function parsed(text) {
 /** Send a request and return the JSON of the answer, or null if the answer has no body. */
 export async function call(method, path, options) {
   const text = await (await send(method, path, options)).text();
-  return text ? JSON.parse(text) : null;
+  return text ? JSON.parse(text, exact) : null;
+}
+
+/** Integers that JavaScript would round, such as ids of ledgers from 2^53 on, stay texts. */
+function exact(_name, value, { source } = {}) {
+  return Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?[0-9]+$/.test(source) ? source : value;
 }
 
 export const get = (path, params, signal) => call("GET", path, { params, signal });
