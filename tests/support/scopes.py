@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from services.gateway.edge.cluster import SHARED, ClusterRoutes
+from services.gateway.edge.console import ConsoleRoutes
 from services.gateway.edge.consumers import ConsumerRoutes
 from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.ledgers import LedgerRoutes
@@ -33,6 +34,7 @@ _RESOURCES: Final = (
     TokenRoutes.operations,
     ClusterRoutes.operations,
     OperatorRoutes.operations,
+    ConsoleRoutes.operations,
 )
 _TABLE: Final = re.compile(
     r"(<!-- scopes; `make docs` writes them -->\n).*?(<!-- end of the scopes -->)", re.DOTALL
