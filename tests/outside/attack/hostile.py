@@ -90,6 +90,7 @@ class Maker:
             "code": "invalid",
             "consumer": "attack",
             "path": "attack-stream",
+            "file": "app.js",
         }
         if operation.method == "DELETE":
             # What is deleted is no longer there to be asked about.
