@@ -36,6 +36,7 @@ from services.gateway.edge.ledgers import LedgerRoutes
 from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.operations import CONTENT_ENCODING, PublicOperation, checked
+from services.gateway.edge.operators import OperatorRoutes
 from services.gateway.edge.tokens import TokenRoutes
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.engine import Engine
@@ -232,6 +233,7 @@ def _routes(
         *EntryRoutes(engine, room, transactions).routes(),
         *LedgerRoutes(engine, room, transactions).routes(),
         *ClusterRoutes(engine).routes(),
+        *OperatorRoutes(engine, room).routes(),
     ]
     if logs is not None:
         routes += [

@@ -13,6 +13,7 @@ from services.gateway.edge.ledgers import LedgerRoutes
 from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.operations import PublicOperation
+from services.gateway.edge.operators import OperatorRoutes
 from services.gateway.edge.tokens import TokenRoutes
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.streams import operations as stream_operations
@@ -31,6 +32,7 @@ _RESOURCES: Final = (
     TransactionRoutes.operations,
     TokenRoutes.operations,
     ClusterRoutes.operations,
+    OperatorRoutes.operations,
 )
 _TABLE: Final = re.compile(
     r"(<!-- scopes; `make docs` writes them -->\n).*?(<!-- end of the scopes -->)", re.DOTALL

@@ -393,7 +393,7 @@ async def _answered(
         hosts.check_origin(request)
         check_caller(request)
         if audited is not None:
-            audited.who = audit.who_is(request.get(identity.CALLER, identity.ANYBODY))
+            audit.called_by(audited, request)
         return await handler(request)
     except QuorumLogError as error:
         return responses.problem_response(error, instance)
