@@ -17,6 +17,7 @@ const SERIES = [
   ["append_bytes", "Bytes appended to logs per second", (value) => `${bytes(value)}/s`],
 ];
 
+const theBookies = (names) => `the bookie${names.length === 1 ? "" : "s"} ${some(names)}`;
 const toRepair = (text) => html`<a href=${to("repair")}>${text}</a>`;
 const toLedger = (id) => html`<a href=${to("ledgers", String(id))}>ledger ${id}</a>`;
 const atMost = (list, show, most = 10) => html`${list.slice(0, most).map(show)}
@@ -43,7 +44,7 @@ function problemsOf({ cluster, stale, processes, infos, rates, isAdmin, reload }
   const lost = named("lost");
   if (lost.length) {
     const delay = status ? duration(status.lost_bookie_delay_s) : "the repair delay";
-    add("lost", "bad", `${some(lost.map((one) => nameOf(one.id)))} ${be(lost)} lost`, html`
+    add("lost", "bad", `${theBookies(lost.map((one) => nameOf(one.id)))} ${be(lost)} lost`, html`
       No heartbeat came in time: the process has ended, or the network is interrupted. Writers have chosen other bookies. When a bookie has
       been away for ${delay}, autorecovery copies its entries to other bookies.
       ${lost.slice(0, 5).map((one) => one.last_seen_at && html` ${nameOf(one.id)} was last seen <${Ago} time=${one.last_seen_at} />.`)}`,
@@ -83,7 +84,7 @@ function problemsOf({ cluster, stale, processes, infos, rates, isAdmin, reload }
   const entries = [...(infos || [])].filter(([, info]) => !info.error);
   const damaged = entries.filter(([, info]) => info.damages);
   if (damaged.length) {
-    add("damage", "bad", `${some(damaged.map(([name]) => name))} ${damaged.length === 1 ? "has" : "have"} damaged files`,
+    add("damage", "bad", `${theBookies(damaged.map(([name]) => name))} ${damaged.length === 1 ? "has" : "have"} damaged files`,
       "Bytes on the disk fail their checksum. Reads use other copies, and autorecovery queues repairs of the damaged entries.",
       html`${damaged.slice(0, 5).map(([name]) => html`<${Damage} name=${name} label=${`Damage of ${name}`} />`)} Replace the disk if damage comes again.`);
   }
@@ -121,33 +122,34 @@ function problemsOf({ cluster, stale, processes, infos, rates, isAdmin, reload }
   }
   const silentGateways = rates?.missing || [];
   if (silentGateways.length) {
-    add("rates", "busy", `${some(silentGateways)} did not report rates`, "The sums of the rates below lack these gateways.", "Look at the log of the gateway.");
+    add("rates", "busy", `the ${silentGateways.length === 1 ? "gateway" : "gateways"} ${some(silentGateways)} did not report rates`, "The sums of the rates below lack these gateways.", "Look at the log of the gateway.");
   }
-  if (cluster.clock_doubt) {
+  // A gateway that is idle since its start has compared no clocks, which harms nothing.
+  if (cluster.clock_doubt && !cluster.clock_doubt.includes("not heard yet")) {
     add("clock", "busy", "a clock is in doubt", `This gateway compares its clock with the database's: ${cluster.clock_doubt}.`,
       "If this stays, check the time service of the gateway's and the database's hosts.");
   }
   if (cluster.quarantined.length) {
-    add("quarantine", "busy", `${some(cluster.quarantined)} ${be(cluster.quarantined)} quarantined`,
+    add("quarantine", "busy", `${theBookies(cluster.quarantined)} ${be(cluster.quarantined)} quarantined`,
       "Requests of this gateway to the bookie failed repeatedly. The gateway chooses it for new ensembles only if there are too few others. This ends by itself.",
       "Look at the log of the bookie.");
   }
   const readOnly = named("read-only");
   if (readOnly.length) {
     const full = readOnly.filter((one) => one.free_bytes < infos?.get(nameOf(one.id))?.read_only_below_bytes);
-    add("read-only", "busy", `${some(readOnly.map((one) => nameOf(one.id)))} ${be(readOnly)} read-only`,
+    add("read-only", "busy", `${theBookies(readOnly.map((one) => nameOf(one.id)))} ${be(readOnly)} read-only`,
       full.length ? `The disk of ${some(full.map((one) => nameOf(one.id)))} is full. It accepts entries again when there is room.`
         : "An operator has made it read-only. It keeps its entries, answers reads, and accepts no entries of writers.",
       each(readOnly.filter((one) => !full.includes(one)), (name) => html`<${Writable} name=${name} label=${`Make ${name} writable`} done=${reload} />`));
   }
   const draining = named("draining");
   if (draining.length) {
-    add("draining", "busy", `${some(draining.map((one) => nameOf(one.id)))} ${be(draining)} draining`,
+    add("draining", "busy", `${theBookies(draining.map((one) => nameOf(one.id)))} ${be(draining)} draining`,
       "Autorecovery moves its entries to other bookies. It accepts no entries of writers.", toRepair("Show the progress of the drain"));
   }
   const limbo = entries.filter(([, info]) => info.limbo?.ledgers);
   if (limbo.length) {
-    add("limbo", "busy", `${some(limbo.map(([name]) => name))} ${limbo.length === 1 ? "checks" : "check"} what an earlier disk had`,
+    add("limbo", "busy", `${theBookies(limbo.map(([name]) => name))} ${limbo.length === 1 ? "checks" : "check"} what an earlier disk had`,
       html`${limbo.slice(0, 5).map(([name, info]) => `${name} has ${plural(info.limbo.ledgers, "ledger")} left. `)}Until then it denies no entry of these ledgers.`,
       "This ends by itself.");
   }
@@ -247,7 +249,9 @@ function useInfos(names, lost) {
       return [name, info];
     } catch (error) {
       if (signal.aborted) throw error;
-      return [name, { error }];
+      const old = before.current.get(name);
+      // Without metadata the gateway cannot ask the bookie, which may be well.
+      return [name, old && error.code === "metadata-unavailable" ? old : { error }];
     }
   };
   return useLoad(
@@ -268,7 +272,7 @@ function Bookies({ bookies, pager, infos, isAdmin, reload }) {
   const of = (row) => infos?.get(nameOf(row.id));
   const known = (show) => (row) => (of(row) && !of(row).error ? show(of(row), nameOf(row.id)) : "—");
   const columns = [
-    { name: "Bookie", show: (row) => html`${row.id}<br /><small>${row.url}</small>${of(row)?.error && html`<br /><small>${of(row).error.message}</small>`}` },
+    { name: "Bookie", show: (row) => html`<span class="whole">${row.id}</span><br /><small class="whole">${row.url}</small>${of(row)?.error && html`<br /><small>${of(row).error.message}</small>`}` },
     { name: "State", show: (row) => html`<${State} of=${row.state} />${row.last_seen_at && row.state === "lost" && html`<br /><small>seen <${Ago} time=${row.last_seen_at} /></small>`}` },
     { name: "Free", isNumber: true, show: (row) => (row.state === "lost" ? "—" : html`${bytes(row.free_bytes)}${of(row)?.disk_low ? html` <${State} of="low" tone="bad" />` : ""}`) },
     { name: "Written", isNumber: true, show: known((info) => (info.bytes_per_s === undefined ? "…" : html`${bytes(info.bytes_per_s)}/s<br /><small>${count(Math.round(info.records_per_s))} records/s</small>`)) },
@@ -291,8 +295,8 @@ function Bookies({ bookies, pager, infos, isAdmin, reload }) {
   return html`<section aria-labelledby="bookies">
     <h2 id="bookies">Bookies</h2>
     ${zones.map((zone) => {
-      const title = zone ? `Zone ${zone}` : "Without a zone";
       const rows = bookies.filter((one) => one.zone === zone);
+      const title = zone ? `Zone ${zone}` : rows.every((one) => one.state === "lost") ? "Zone not known" : "Without a zone";
       return html`<${Fragment} key=${zone}>
         <h3>${title} <small>${plural(rows.length, "bookie")}</small></h3>
         <${Table} caption=${title} columns=${columns} rows=${rows} of=${(row) => nameOf(row.id)} />
@@ -314,24 +318,26 @@ function Processes({ services, processes, stale, error }) {
       ["Redis", html`<${State} of=${stale ? "unavailable" : "ready"} /> ${stale ? "States are those that were known last." : "It records heartbeats."}`],
     ]} />
     <${Table} caption="Processes" rows=${rows} of=${(row) => row.kind + row.id + row.url} columns=${[
-      { name: "Kind", show: (row) => row.kind },
-      { name: "Address", show: (row) => row.url },
+      { name: "Kind", show: (row) => html`<span class="whole">${row.kind}</span>` },
+      { name: "Address", show: (row) => html`<span class="whole">${row.url}</span>` },
       { name: "State", show: (row) => html`<${State} of=${row.state} />${row.state === "gone" && html` <small>since <${Ago} time=${row.last_seen_at} /></small>`}
         ${row.id === auditor && html` <small>audits</small>`}` },
-      { name: "Process", show: (row) => html`<small>${row.id}</small>` },
+      { name: "Process", show: (row) => html`<small class="whole">${row.id}</small>` },
     ]} />
     <${Pager} pager=${pager} />
   </section>`;
 }
 
-/** The data that was loaded last is shown while the metadata service is away. */
+/** While the metadata service is away, the page shows the data that was loaded last. */
 function Away({ loaded }) {
   const { error, at, reload } = loaded;
   if (!error) return null;
   return html`<${Fragment}>
+    <p class="notice bad verdict" role="status">${error.status ? "The metadata service or its database cannot be reached." : "This gateway cannot be reached."}
+      ${at > 0 && ` This page shows what was known at ${new Date(at).toLocaleTimeString()}.`}</p>
     <${Failure} error=${error} retry=${reload} />
-    ${at > 0 && html`<p class="notice" role="status">${error.status ? "The metadata service or its database cannot be reached." : "This gateway cannot be reached."}
-      This page shows what was known at ${new Date(at).toLocaleTimeString()}. Appends to open ledgers and reads continue without metadata.</p>`}
+    ${error.code === "metadata-unavailable" && html`<p>Reads, and appends to open ledgers, continue. Nothing can be created, recovered or closed. Start the
+      metadata service again; if it runs, look at its log, and start Postgres.</p>`}
   <//>`;
 }
 

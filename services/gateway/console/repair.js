@@ -10,7 +10,9 @@ const EVERY_MS = 5000;
 const PACE_S = 30;
 const NDJSON = "application/x-ndjson";
 
-const entriesOf = (item) => item.ranges.reduce((sum, [first, last]) => sum + last - first + 1, 0);
+/** How many entries an item lacks; Infinity if its ledger is open, where all later entries count. */
+const OPEN_END = 2 ** 62;
+const entriesOf = (item) => item.ranges.reduce((sum, [first, last]) => (last >= OPEN_END ? Infinity : sum + last - first + 1), 0);
 const keyOf = (item) => `${item.ledger_id}:${item.member}`;
 const toLedger = (id) => html`<a href=${to("ledgers", String(id))}>${id}</a>`;
 const sumOf = (processes, counter) => processes.reduce((sum, one) => sum + (one[counter] || 0), 0);
@@ -119,7 +121,7 @@ function Autorecovery({ loaded, isAdmin, reload }) {
     <${Check} status=${status} isAdmin=${isAdmin} done=${reload} />
     <h3>Processes</h3>
     <${Table} caption="Processes of autorecovery" rows=${rows} columns=${[
-      { name: "Process", show: (row) => html`${row.url}<br /><small>${row.id}</small>` },
+      { name: "Process", show: (row) => html`<span class="whole">${row.url}</span><br /><small class="whole">${row.id}</small>` },
       { name: "State", show: (row) => (row.error ? html`<${State} of="missing" /> ${row.error}` : html`<${State} of=${row.paused ? "paused" : "running"} tone=${row.paused ? "busy" : "good"} />${row.auditor ? " audits" : ""}`) },
       { name: "Running", isNumber: true, show: (row) => count(row.working) },
       { name: "Repaired", isNumber: true, show: (row) => count(row.repaired) },
@@ -155,12 +157,12 @@ function Queue() {
     <${Loaded} loaded=${queue}>${() => html`<${Fragment}>
       <${Table} caption="Queue of repairs" rows=${queue.rows} of=${keyOf} empty=${isWhole ? "The queue is empty." : "This page of the queue is empty."} columns=${[
         { name: "Ledger", show: (item) => toLedger(item.ledger_id) },
-        { name: "Bookie", show: (item) => item.member },
+        { name: "Bookie", show: (item) => html`<span class="whole">${item.member}</span>` },
         { name: "State", show: (item) => html`<${State} ...${item.worker ? { of: "running" } : item.failures ? { of: "waiting", tone: "bad" } : { of: "queued" }} />` },
-        { name: "Entries left", isNumber: true, show: (item) => count(entriesOf(item)) },
+        { name: "Entries left", isNumber: true, show: (item) => (entriesOf(item) === Infinity ? "to the end" : count(entriesOf(item))) },
         { name: "Progress", show: (item) => {
           const [left, all] = [entriesOf(item), first(keyOf(item), entriesOf(item))];
-          return left < all ? html`<${Progress} label=${`Ledger ${item.ledger_id} since this page opened`} value=${1 - left / all} />` : "—";
+          return left < all && all < Infinity ? html`<${Progress} label=${`Ledger ${item.ledger_id} since this page opened`} value=${1 - left / all} />` : "—";
         } },
         { name: "Copies left", isNumber: true, show: (item) => count(item.survivors) },
         { name: "Failures", isNumber: true, show: (item) => count(item.failures) },
@@ -285,7 +287,7 @@ function Rebuild({ state, isAdmin, reload }) {
     help="The rebuild does not wait for what only they hold. Leave this empty if they may come back." />`;
   return html`<section aria-labelledby="rebuild">
     <h3 id="rebuild">Rebuild of the metadata</h3>
-    <p>${state.is_empty ? "The database never had a ledger, a log or a bookie." : "The database has metadata."} ${state.was_rebuilt ? "It was rebuilt before." : "It was never rebuilt."}
+    <p>${state.is_empty ? "The database never had a ledger, a log or a bookie." : "The database has metadata."} ${state.was_rebuilt ? "It was rebuilt before." : "It was never rebuilt."}${" "}
       A rebuild is for a database that was lost or went back to an older state: it writes the metadata that copies on bookies prove, and changes nothing else.</p>
     ${isAdmin && !line && html`<div class="row">
       <${Act} label="Show what a rebuild would write" act=${rebuild(true)}>
@@ -373,8 +375,8 @@ export function Repair({ caller }) {
   return html`<${Fragment}>
     <h1>Repair</h1>
     <${Autorecovery} loaded=${autorecovery} isAdmin=${isAdmin} reload=${reload} />
-    <${Queue} />
     <${Loaded} loaded=${cluster}>${(found) => html`<${Leaving} bookies=${found.bookies} isAdmin=${isAdmin} reload=${reload} />`}<//>
+    <${Queue} />
     <${Database} kept=${cluster.data?.kept_count || 0} isAdmin=${isAdmin} />
     ${!isAdmin && html`<p class="quiet">The token of ${caller.who} allows to look. Changes need a token with admin on everything.</p>`}
   <//>`;
