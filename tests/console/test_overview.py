@@ -18,6 +18,11 @@ HOSTILE: Final = "<script>document.title = 'owned'</script><b>\u202e" + "x" * 20
 AWAY: Final = "status of 503"
 
 
+@pytest.fixture(autouse=True)
+def _until_rates(tabs: Tabs) -> None:
+    tabs.expected.append("status of 404 .*/v1/rates")
+
+
 def verdict(page: Page) -> Locator:
     """The sentence that says whether all is well."""
     return page.locator(".verdict")
@@ -30,7 +35,7 @@ def row(page: Page, bookie: str) -> Locator:
 
 def problem(page: Page, name: str) -> Locator:
     """A problem that the page lists."""
-    return page.get_by_role("article", name=re.compile(name))
+    return page.get_by_role("article", name=name)
 
 
 async def confirm(page: Page, label: str) -> None:
@@ -59,7 +64,10 @@ async def log_in(page: Page, token: str) -> None:
     await page.get_by_role("button", name="Log in").click()
 
 
-async def test_a_killed_bookie_is_lost_and_returns(cluster: Cluster, page: Page) -> None:
+async def test_a_killed_bookie_is_lost_and_returns(
+    cluster: Cluster, page: Page, tabs: Tabs
+) -> None:
+    tabs.expected.append(AWAY)
     await page.goto("/")
     await expect(verdict(page)).to_contain_text("All is well: 4 bookies are writable")
     await expect(page.get_by_role("heading", name="Zone north")).to_be_visible()
