@@ -181,7 +181,9 @@ async def test_a_gateway_without_metadata_says_so_at_once(
 
 async def test_rates_are_shown_for_all_gateways_and_for_each(cluster: Cluster, page: Page) -> None:
     await page.goto("/")
-    await expect(page.get_by_role("img", name=re.compile("Requests per second over"))).to_have_count(1)
+    await expect(
+        page.get_by_role("img", name=re.compile("Requests per second over"))
+    ).to_have_count(1)
 
     await page.get_by_role("button", name="Show each gateway").click()
 
@@ -242,7 +244,9 @@ async def test_each_rare_problem_has_its_reason_and_its_remedy(page: Page) -> No
     }.items():
         await expect(problem(page, name)).to_contain_text(text)
     blocked = problem(page, "1 recovery is blocked")
-    await expect(blocked.get_by_role("link", name="ledger 8")).to_have_attribute("href", "#/ledgers/8")
+    await expect(blocked.get_by_role("link", name="ledger 8")).to_have_attribute(
+        "href", "#/ledgers/8"
+    )
     await expect(blocked).to_contain_text(HOSTILE)
     assert "quorumlog" in await page.title()
     await expect(page.get_by_role("row").filter(has_text="192.0.2.1")).to_contain_text("gone since")
@@ -288,7 +292,9 @@ async def test_a_reader_sees_no_buttons_that_change_anything(
     await log_in(page, token)
 
     await expect(row(page, "bookie-1")).to_contain_text("writable")
-    await expect(page.get_by_role("button", name=re.compile("Drain|Make|maintenance"))).to_have_count(0)
+    await expect(
+        page.get_by_role("button", name=re.compile("Drain|Make|maintenance"))
+    ).to_have_count(0)
     await expect(page.get_by_role("columnheader", name="Change")).to_have_count(0)
 
 

@@ -15,7 +15,6 @@ from quorumlog.client import Client
 from tests.console.support import Tabs, fits_phone, no_serious_violations
 from tests.console.test_overview import HOSTILE, alter, confirm, log_in, row
 
-
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 AWAY: Final = "status of 503"
@@ -25,7 +24,12 @@ AWAY: Final = "status of 503"
 async def restored(cluster: Cluster, page: Page) -> AsyncIterator[Page]:
     """A page of a cluster whose settings and bookies are put back after the test."""
     yield page
-    defaults = {"paused": False, "bytes_per_s": None, "concurrency": None, "lost_bookie_delay_s": None}
+    defaults = {
+        "paused": False,
+        "bytes_per_s": None,
+        "concurrency": None,
+        "lost_bookie_delay_s": None,
+    }
     assert (await page.request.patch("/v1/autorecovery", data=defaults)).ok
     for name in cluster.names:
         if name.startswith("bookie-") and cluster.is_alive(name):
@@ -108,7 +112,11 @@ async def test_limits_hold_at_autorecovery_until_they_are_reset(restored: Page) 
     await expect(page.get_by_role("main")).to_contain_text("1.0 MiB/s")
     await expect(page.get_by_role("main")).to_contain_text("10 min")
     found = await status(page)
-    assert (found["bytes_per_s"], found["concurrency"], found["lost_bookie_delay_s"]) == (1 << 20, 3, 600)
+    assert (found["bytes_per_s"], found["concurrency"], found["lost_bookie_delay_s"]) == (
+        1 << 20,
+        3,
+        600,
+    )
 
     await page.get_by_role("button", name="Change limits").click()
     await dialog.get_by_label("Bytes per second").fill("")
@@ -177,7 +185,9 @@ async def test_failed_repairs_show_their_reasons_and_pages(page: Page) -> None:
     await page.goto("/#/repair")
     queue = page.get_by_role("region", name="Queue", exact=True)
     await expect(queue.get_by_role("row").nth(1)).to_contain_text(HOSTILE)
-    await expect(queue.get_by_role("link", name="2", exact=True)).to_have_attribute("href", "#/ledgers/2")
+    await expect(queue.get_by_role("link", name="2", exact=True)).to_have_attribute(
+        "href", "#/ledgers/2"
+    )
     await no_serious_violations(page)
     await fits_phone(page)
 
@@ -197,8 +207,12 @@ async def test_time_left_is_given_only_when_it_is_known(page: Page) -> None:
     await alter(page, "/v1/autorecovery", queue)
     await page.goto("/#/repair")
 
-    await expect(page.locator(".facts").first).to_contain_text("not known: the page measures the pace")
-    await expect(page.locator(".facts").first).to_contain_text("not known: no repair ended in the last")
+    await expect(page.locator(".facts").first).to_contain_text(
+        "not known: the page measures the pace"
+    )
+    await expect(page.locator(".facts").first).to_contain_text(
+        "not known: no repair ended in the last"
+    )
 
 
 async def test_a_rebuild_is_previewed(cluster: Cluster, page: Page) -> None:
@@ -223,7 +237,9 @@ async def test_a_rebuild_needs_its_name_typed_and_says_what_it_did(page: Page) -
     await dialog.get_by_label("Type rebuild to confirm").fill("rebuild")
     await confirm(page, "Rebuild")
 
-    await expect(page.get_by_role("region", name="Report of the rebuild")).to_contain_text("What the rebuild did")
+    await expect(page.get_by_role("region", name="Report of the rebuild")).to_contain_text(
+        "What the rebuild did"
+    )
 
 
 async def test_a_rebuild_that_fails_says_why(cluster: Cluster, page: Page, tabs: Tabs) -> None:
@@ -233,7 +249,9 @@ async def test_a_rebuild_that_fails_says_why(cluster: Cluster, page: Page, tabs:
     await cluster.kill("metadata-1")
     await confirm(page, "Show what a rebuild would write")
 
-    await expect(page.get_by_role("region", name="Rebuild of the metadata").get_by_role("alert")).to_be_visible()
+    await expect(
+        page.get_by_role("region", name="Rebuild of the metadata").get_by_role("alert")
+    ).to_be_visible()
 
 
 async def test_missing_witnesses_are_explained_and_the_errors_of_an_acceptance_shown(
@@ -312,7 +330,9 @@ async def test_a_reader_sees_no_buttons_that_change_anything(
     await log_in(page, reader)
     await page.get_by_role("link", name="Repair").click()
 
-    await expect(page.get_by_role("main")).to_contain_text("Changes need a token with admin on everything")
+    await expect(page.get_by_role("main")).to_contain_text(
+        "Changes need a token with admin on everything"
+    )
     await expect(page.get_by_role("main")).to_contain_text("The database lacks no change")
     assert await page.get_by_role("main").get_by_role("button").all_inner_texts() == []
 
@@ -323,7 +343,7 @@ async def test_a_reader_sees_no_buttons_that_change_anything(
     await expect(page.get_by_role("main")).to_contain_text("does not allow this page")
 
 
-async def test_the_page_is_accessible_and_fits_a_phone(cluster: Cluster, restored: Page) -> None:
+async def test_the_page_is_accessible_and_fits_a_phone(restored: Page) -> None:
     page = restored
     await page.request.put("/v1/bookies/bookie-1/state", data={"state": "draining"})
     await page.goto("/#/repair")
@@ -332,4 +352,3 @@ async def test_the_page_is_accessible_and_fits_a_phone(cluster: Cluster, restore
 
     await no_serious_violations(page)
     await fits_phone(page)
-
