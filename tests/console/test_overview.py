@@ -18,11 +18,6 @@ HOSTILE: Final = "<script>document.title = 'owned'</script><b>\u202e" + "x" * 20
 AWAY: Final = "status of 503"
 
 
-@pytest.fixture(autouse=True)
-def _until_rates(tabs: Tabs) -> None:
-    tabs.expected.append("status of 404 .*/v1/rates")
-
-
 def verdict(page: Page) -> Locator:
     """The sentence that says whether all is well."""
     return page.locator(".verdict")
@@ -319,3 +314,22 @@ async def test_the_overview_is_accessible_and_fits_a_phone(page: Page) -> None:
 
     await row(page, "bookie-1").get_by_role("button", name="Drain").click()
     await no_serious_violations(page)
+
+
+async def test_a_process_that_is_gone_is_shown_with_the_time(
+    cluster: Cluster, page: Page, tabs: Tabs
+) -> None:
+    tabs.expected.append(AWAY)
+    await page.goto("/")
+    await expect(verdict(page)).to_contain_text("4 bookies are writable")
+
+    await cluster.kill("gateway-2")
+
+    await expect(problem(page, f"{cluster.gateways[1]} is gone")).to_contain_text("was last seen")
+    listed = page.get_by_role("region", name="Processes").get_by_role("row")
+    await expect(listed.filter(has_text=cluster.gateways[1])).to_contain_text("gone since")
+
+    cluster.start("gateway-2")
+
+    await expect(listed.filter(has_text=cluster.gateways[1])).to_contain_text("ready")
+    await expect(problem(page, f"{cluster.gateways[1]} is gone")).to_have_count(0)

@@ -1,4 +1,4 @@
-"""The resources /v1/bookies, /v1/cluster, /v1/audit and /problems/{code}."""
+"""The resources /v1/bookies, /v1/cluster, /v1/rates, /v1/audit and /problems/{code}."""
 
 import html
 import inspect
@@ -18,6 +18,7 @@ from services.gateway.edge.access.scopes import OPEN, Access, Named, Scope, on
 from services.gateway.edge.http.media import HTML, accepted, json_value
 from services.gateway.edge.models import BookieListModel
 from services.gateway.engine import Engine
+from services.gateway.rates import Rates
 
 
 def problem_json(cls: type[errors.QuorumLogError]) -> dict[str, Any]:
@@ -140,8 +141,8 @@ SHARED: Final = (
 class ClusterRoutes(op.Handlers, tag="Cluster"):
     """HTTP handlers for the cluster's state, the audit log and the pages that explain errors."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._audit = engine, AuditClient(engine.metadata)
+    def __init__(self, engine: Engine, rates: Rates) -> None:
+        self._engine, self._audit, self._rates = engine, AuditClient(engine.metadata), rates
 
     @op.operation(
         "GET /v1/bookies",
@@ -164,8 +165,27 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
         scope=on(Named.CLUSTER, Scope.READ),
     )
     async def get_cluster(self, _request: web.Request, _given: Given) -> web.Response:
-        """Get the state of every service, and the ledgers that lack copies."""
+        """Get the state of every service, and the ledgers that lack copies.
+
+        A service that this gateway saw alive in the last hour, and that is not alive now, is listed
+        as `gone`. Such services and `lost` bookies have `last_seen_at`.
+        """
         return json_value(await self._engine.cluster())
+
+    @op.operation(
+        "GET /v1/rates",
+        replies=op.gives("The rates.", {"type": "object"}, {"empty": {}}),
+        scope=on(Named.CLUSTER, Scope.READ),
+    )
+    async def get_rates(self, _request: web.Request, _given: Given) -> web.Response:
+        """Get the rates of requests and appends over the last hour, of each gateway and in total.
+
+        Each of `series` has a number for every 15 s, oldest first: `requests`, `errors` (5xx),
+        `appends` and `reads` per second, `append_ms` (mean latency), `records` and `append_bytes`
+        of logs per second. A number is null if it is unknown. `missing` has the URLs of gateways
+        that did not answer.
+        """
+        return json_value(await self._rates.collected())
 
     @op.operation(
         "GET /problems/{code}",

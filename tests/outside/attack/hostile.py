@@ -28,6 +28,8 @@ ALL_OF_US: Final = {
     ("metadata", "/v1/witnesses/accept"),
     ("autorecovery", "/v1/settings"),
     ("autorecovery", "/v1/lost-bookie-delay"),
+    ("gateway", "/v1/autorecovery"),
+    ("gateway", "/v1/witnesses/accept"),
 }
 """A right request changes the cluster for everybody: these get only bodies that mean nothing."""
 
