@@ -14,6 +14,7 @@ from loadtest.stores import StoreServers
 from quorumlog.client import Client
 from tests.console.support import Tabs, fits_phone, no_serious_violations
 from tests.console.test_overview import HOSTILE, alter, confirm, log_in, row
+from tests.support.waiting import UNHURRIED
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -37,6 +38,17 @@ async def restored(cluster: Cluster, page: Page) -> AsyncIterator[Page]:
             assert (await page.request.put(path, data={"state": "writable"})).ok
 
 
+@pytest_asyncio.fixture(loop_scope="package")
+async def own(browser: Browser, servers: StoreServers) -> AsyncIterator[tuple[Cluster, Page]]:
+    """A cluster for one test that empties a bookie, and its page: in the shared one, open ledgers need all bookies."""
+    async with running(servers.fresh(), bookies=4, gateways=1, environment=UNHURRIED) as cluster:
+        tabs = Tabs(browser, cluster.gateways[0])
+        tabs.expected += [AWAY, "status of 404 .*/drain"]
+        yield cluster, await tabs.open()
+        await tabs.close()
+        assert not tabs.unexpected
+
+
 async def fill(cluster: Cluster, ledgers: int) -> None:
     """Write ledgers with copies on all bookies but one."""
     async with Client(cluster.gateways[0]) as client:
@@ -56,43 +68,6 @@ async def status(page: Page) -> dict[str, Any]:
 def leaver(page: Page, bookie: str) -> Locator:
     """The part about a bookie that is draining or lost."""
     return page.get_by_role("article", name=bookie, exact=True)
-
-
-async def test_a_drain_waits_while_repairs_are_paused_and_ends_when_resumed(
-    cluster: Cluster, restored: Page
-) -> None:
-    page = restored
-    await fill(cluster, 8)
-    await page.goto("/#/repair")
-    await page.get_by_role("button", name="Pause repairs").click()
-    await confirm(page, "Pause repairs")
-    await expect(page.get_by_role("main")).to_contain_text("Repairs are paused.")
-    assert (await status(page))["paused"] is True
-
-    await page.get_by_role("link", name="Overview").click()
-    await row(page, "bookie-4").get_by_role("button", name="Drain").click()
-    await confirm(page, "Drain")
-    await page.get_by_role("link", name="Show the progress of the drain").click()
-
-    part = leaver(page, "bookie-4")
-    await expect(part).to_contain_text("copying is paused")
-    await expect(part).to_contain_text(re.compile(r"[1-9]\d* ledgers? still names? bookie-4"))
-    await expect(part.get_by_role("button", name="Decommission")).to_be_disabled()
-    queue = page.get_by_role("region", name="Queue of repairs")
-    await expect(queue.get_by_role("row").filter(has_text="bookie-4@1").first).to_be_visible()
-
-    await page.get_by_role("button", name="Resume repairs").click()
-    await confirm(page, "Resume repairs")
-
-    await expect(part).to_contain_text("No ledger names bookie-4. Stop its process")
-    await expect(page.get_by_role("main")).to_contain_text("The queue is empty.")
-    assert (await status(page))["repaired"] > 0
-
-    await part.get_by_role("button", name="Cancel the drain").click()
-    await confirm(page, "Cancel the drain")
-    await expect(part).to_have_count(0)
-    info = await (await page.request.get("/v1/bookies/bookie-4")).json()
-    assert info["state"] == "writable"
 
 
 async def test_limits_hold_at_autorecovery_until_they_are_reset(restored: Page) -> None:
@@ -284,29 +259,60 @@ async def test_missing_witnesses_are_explained_and_the_errors_of_an_acceptance_s
     await expect(dialog.get_by_role("alert")).to_contain_text("witnesses")
 
 
-async def test_an_empty_bookie_that_is_gone_is_decommissioned(
-    browser: Browser, servers: StoreServers
+async def test_a_bookie_is_drained_with_a_pause_and_then_decommissioned(
+    own: tuple[Cluster, Page],
 ) -> None:
-    async with running(servers.fresh(), bookies=4, gateways=1) as cluster:
-        tabs = Tabs(browser, cluster.gateways[0])
-        tabs.expected += [AWAY, "status of 404"]
-        page = await tabs.open()
-        await page.goto("/#/repair")
-        await expect(page.get_by_role("main")).to_contain_text("No bookie is draining or lost.")
-        await cluster.kill("bookie-4")
+    cluster, page = own
+    await fill(cluster, 8)
+    await page.goto("/#/repair")
+    await expect(page.get_by_role("main")).to_contain_text("No bookie is draining or lost.")
+    await page.get_by_role("button", name="Pause repairs").click()
+    await confirm(page, "Pause repairs")
+    await expect(page.get_by_role("main")).to_contain_text("Repairs are paused.")
+    assert (await status(page))["paused"] is True
 
-        part = leaver(page, "bookie-4")
-        await part.get_by_role("button", name="Decommission").click()
-        dialog = page.get_by_role("dialog", name="Decommission bookie-4")
-        await expect(dialog.get_by_role("button", name="Decommission")).to_be_disabled()
-        await dialog.get_by_label("Type bookie-4 to confirm").fill("bookie-4")
-        await confirm(page, "Decommission")
+    await page.get_by_role("link", name="Overview").click()
+    await row(page, "bookie-4").get_by_role("button", name="Drain").click()
+    await confirm(page, "Drain")
+    await page.get_by_role("link", name="Show the progress of the drain").click()
 
-        await expect(part).to_have_count(0)
-        found = await (await page.request.get("/v1/bookies")).json()
-        assert "bookie-4" not in json.dumps(found)
-        await tabs.close()
-        assert not tabs.unexpected
+    part = leaver(page, "bookie-4")
+    await expect(part).to_contain_text("copying is paused")
+    await expect(part).to_contain_text(re.compile(r"[1-9]\d* ledgers? still names? bookie-4"))
+    await expect(part.get_by_role("button", name="Decommission")).to_be_disabled()
+    queue = page.get_by_role("region", name="Queue of repairs")
+    await expect(queue.get_by_role("row").filter(has_text="bookie-4@1").first).to_be_visible()
+
+    await page.get_by_role("button", name="Resume repairs").click()
+    await confirm(page, "Resume repairs")
+
+    await expect(part).to_contain_text("No ledger names bookie-4. Stop its process")
+    await expect(page.get_by_role("main")).to_contain_text("The queue is empty.")
+    assert (await status(page))["repaired"] > 0
+
+    await cluster.kill("bookie-4")
+    await part.get_by_role("button", name="Decommission").click()
+    dialog = page.get_by_role("dialog", name="Decommission bookie-4")
+    await expect(dialog.get_by_role("button", name="Decommission")).to_be_disabled()
+    await dialog.get_by_label("Type bookie-4 to confirm").fill("bookie-4")
+    await confirm(page, "Decommission")
+
+    await expect(part).to_have_count(0)
+    found = await (await page.request.get("/v1/bookies")).json()
+    assert "bookie-4" not in json.dumps(found)
+
+
+async def test_a_drain_is_cancelled(restored: Page) -> None:
+    page = restored
+    await page.request.put("/v1/bookies/bookie-4/state", data={"state": "draining"})
+    await page.goto("/#/repair")
+    part = leaver(page, "bookie-4")
+    await part.get_by_role("button", name="Cancel the drain").click()
+    await confirm(page, "Cancel the drain")
+
+    await expect(part).to_have_count(0)
+    info = await (await page.request.get("/v1/bookies/bookie-4")).json()
+    assert info["state"] == "writable"
 
 
 async def test_autorecovery_that_is_gone_is_shown(cluster: Cluster, page: Page, tabs: Tabs) -> None:
