@@ -184,6 +184,9 @@ async def _status_json(parts: AutorecoveryParts) -> dict[str, Any]:
         "lost_entries": parts.losses.json(),
         "checked": parts.checker.checked,
         "check_s": parts.checker.pass_s,
+        "check_runs": parts.checker.is_passing,
+        "check_ledgers": parts.checker.pass_ledgers,
+        "check_ledgers_before": parts.checker.former_ledgers,
         "misplaced": parts.checker.misplaced_count,
         "queue": (await parts.repairs.summary()).model_dump(mode="json"),
     }

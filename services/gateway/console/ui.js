@@ -174,12 +174,16 @@ export function Dialog({ title, onClose, children }) {
 
 /** A button that asks before it acts, and shows the error if the act fails.
  * `typed`: a text that has to be typed first, for what can't be undone. `children`: what the dialog explains.
- * `act()` returns a promise; `done` is called with its result. */
-export function Act({ label, title = label, act, done = () => {}, typed = "", isDanger = false, disabled, children }) {
+ * `act()` returns a promise; `done` is called with its result, and `onOpen` when the dialog opens. */
+export function Act({ label, title = label, act, done = () => {}, onOpen = () => {}, typed = "", isDanger = false, disabled, children }) {
   const [isOpen, setOpen] = useState(false);
   const [isBusy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const [text, setText] = useState("");
+  const open = () => {
+    onOpen();
+    setOpen(true);
+  };
   const close = () => {
     setOpen(false);
     setError(null);
@@ -200,7 +204,7 @@ export function Act({ label, title = label, act, done = () => {}, typed = "", is
     }
   };
   return html`<${Fragment}>
-    <button type="button" class=${isDanger ? "danger" : ""} disabled=${disabled} onClick=${() => setOpen(true)}>${label}</button>
+    <button type="button" class=${isDanger ? "danger" : ""} disabled=${disabled} onClick=${open}>${label}</button>
     ${isOpen && html`<${Dialog} title=${title} onClose=${close}>
       <form onSubmit=${submit}>
         ${children}
