@@ -178,15 +178,18 @@ async def test_keyboard(page: Page) -> None:
 async def test_the_colours_can_be_chosen(page: Page) -> None:
     await page.emulate_media(color_scheme="light")
     await page.goto("/#/tokens")
-    back = "getComputedStyle(document.body).backgroundColor"
-    light = await page.evaluate(back)
-    await page.get_by_label("Colours").select_option("dark")
-    assert await page.evaluate(back) != light
+    body, colours = page.locator("body"), page.get_by_label("Colours")
+    light = await body.evaluate("(body) => getComputedStyle(body).backgroundColor")
+
+    await colours.select_option("dark")
+    await expect(body).not_to_have_css("background-color", light)
+
     await page.reload()
-    await expect(page.get_by_label("Colours")).to_have_value("dark")
-    assert await page.evaluate(back) != light
-    await page.get_by_label("Colours").select_option("")
-    assert await page.evaluate(back) == light
+    await expect(colours).to_have_value("dark")
+    await expect(body).not_to_have_css("background-color", light)
+
+    await colours.select_option("")
+    await expect(body).to_have_css("background-color", light)
 
 
 @pytest.mark.parametrize("address", ["nothing", "logs%", "%00", "<script>alert(1)</script>"])

@@ -3,6 +3,7 @@ again, or, if they never return, by recovering without them and accepting the lo
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
@@ -47,6 +48,8 @@ async def page(browser: Browser, stuck: Cluster) -> AsyncIterator[Page]:
     tabs.expected += [
         r"status of 50\d .*/v1/ledgers/\d+/",
         r"status of 410 .*/entries",
+        # The overview asks bookies that are not listed as lost yet.
+        r"status of 503 .*/v1/bookies/",
         "status of 409 .*/accept-loss",
     ]
     yield await tabs.open()
@@ -72,10 +75,8 @@ async def kill(cluster: Cluster, members: Iterable[str]) -> None:
 async def found(page: Page, ledger: Ledger) -> Locator:
     """Find the ledger from the console's start, and return what its page says about the recovery."""
     await page.goto("/")
-    await page.get_by_role("navigation", name="Pages").get_by_role("link", name="Ledgers").click()
-    await (
-        page.get_by_role("cell").get_by_role("link", name=str(ledger.ledger_id), exact=True).click()
-    )
+    problem = page.get_by_role("article", name=re.compile("blocked"))
+    await problem.get_by_role("link", name=f"ledger {ledger.ledger_id}").click(timeout=MENDED_MS)
     await expect(page.get_by_role("heading", level=1)).to_have_text(f"Ledger {ledger.ledger_id}")
     recovery = page.get_by_role("region", name="Recovery")
     await expect(recovery).to_contain_text("The recovery is blocked", timeout=MENDED_MS)
