@@ -10,8 +10,8 @@ const COPIES = 3;
 const SERIES = [
   ["requests", "Requests per second"],
   ["errors", "Server errors per second"],
-  ["appends", "Appends per second"],
-  ["append_ms", "Mean latency of appends", (value) => `${count(value)} ms`],
+  ["appends", "HTTP appends per second"],
+  ["append_ms", "Mean latency of HTTP appends", (value) => `${count(value)} ms`],
   ["reads", "Reads per second"],
   ["records", "Records appended to logs per second"],
   ["append_bytes", "Bytes appended to logs per second", (value) => `${bytes(value)}/s`],

@@ -126,8 +126,10 @@ export function Pager({ pager }) {
   </nav>`;
 }
 
-/** A line of the last values, oldest first. Values that are null leave gaps. The newest value is a text beside it. */
-export function Spark({ name, values, show = count }) {
+/** A line of the last values, oldest first. Values that are null leave gaps; the line begins with the first known
+ * value. The newest value is a text beside it. */
+export function Spark({ name, values: given, show = count }) {
+  const values = given.slice(Math.max(0, Math.min(given.findIndex((value) => value !== null), given.length - 8)));
   const width = 160;
   const height = 32;
   const known = values.filter((value) => value !== null);
