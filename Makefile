@@ -15,7 +15,7 @@ export DATA PORT BOOKIES GATEWAYS ZONES DURABILITY AUTO_FIX_COOKIES LOST_BOOKIE_
 export TLS LOG POSTGRES_DSN REDIS_URL LOG_LEVEL FILE USERS TIME GATEWAY SEED SEEDS
 
 .DEFAULT_GOAL := help
-.PHONY: help help-all docs setup setup-spark browser fmt check test unit run spark demo bench load scenarios sim logsim explore mutants mutate chaos fuzz heal produce lock dist release crash flips clean chaos-spark attack conformance
+.PHONY: help help-all docs setup setup-spark browser fmt check test unit run spark demo bench load scenarios sim logsim explore mutants mutate chaos fuzz heal produce lock vendor screenshots dist release crash flips clean chaos-spark attack conformance
 
 DAILY := run test unit check fmt demo bench spark docs clean
 
@@ -232,6 +232,12 @@ release: ## check and build release VERSION=, and print the commands that publis
 	$(MAKE) check test dist
 	@echo "now: git tag -a v$(VERSION), with the section of CHANGELOG.md; git push origin v$(VERSION)"
 	@echo "     python -m twine upload dist/*; docker build -t quorumlog:$(VERSION) . and push the image"
+
+screenshots: setup browser ## take pictures of the console beside a cluster under load (docs/console)
+	@.venv/bin/python -m tests.support.screenshots
+
+vendor: setup ## copy the console's JavaScript libraries, as its lock file names them (needs npm)
+	@.venv/bin/python -m tests.support.vendor
 
 lock: setup ## rewrite requirements/*.lock from pyproject.toml, with the newest versions
 	@$(PIP) install -q uv

@@ -59,6 +59,12 @@ class Checker:
         """Ids of the first ledgers that the last pass found in fewer zones than possible."""
         self.misplaced_count = 0
         self.pass_s = 0.0
+        self.is_passing = False
+        """Whether a check of all ledgers runs."""
+        self.pass_ledgers = 0
+        """How many ledgers the running pass, or the last one, has dealt with."""
+        self.former_ledgers: int | None = None
+        """How many ledgers the last complete pass had; None if there was none."""
 
     def trigger(self) -> None:
         """Starts a check of all ledgers now."""
@@ -92,6 +98,7 @@ class Checker:
         begun = clock()
         misplaced: list[int] = []
         running: set[asyncio.Task[Any]] = set()
+        self.is_passing, self.pass_ledgers = True, 0
         try:
             async for row in self._metadata.rows():
                 if missing_zones(row, self._directory.bookies):
@@ -101,7 +108,9 @@ class Checker:
                 running.add(asyncio.create_task(self._check_row(row)))
             if running:
                 await asyncio.wait(running)
+            self.former_ledgers = self.pass_ledgers
         finally:
+            self.is_passing = False
             for task in running:
                 task.cancel()
         self.misplaced, self.misplaced_count = misplaced[:_MISPLACED_MAX], len(misplaced)
@@ -125,6 +134,8 @@ class Checker:
         except Exception:
             log.exception("check-failed", extra={"ledger": row.ledger_id})
             return
+        finally:
+            self.pass_ledgers += 1
         self.checked += 1
         self.lacking += len(report.lacks)
         self.differing += len(report.differing)

@@ -1,4 +1,4 @@
-"""The routes of autorecovery, which operators call."""
+"""The routes of autorecovery, which operators call, directly or through a gateway."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pydantic import Field
 from quorumlog.errors import NoSuchBookie, VersionConflict
 from quorumlog.net import bodies
 from quorumlog.net.bodies import answer, parsed
-from quorumlog.net.identity import OPERATORS
+from quorumlog.net.identity import GATEWAYS, OPERATORS
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given, Parameter, path_id, query_text
@@ -71,53 +71,55 @@ AFTER: Final = query_text(
 )
 
 
+_ROLES: Final = OPERATORS | GATEWAYS
+"""Gateways forward operators' requests."""
 _OBJECT: Final[dict[str, Any]] = {"type": "object"}
 _CHECK: Final = "/v1/checks/{ledger_id}"
 ROUTES: Final = Routes()
 
 
-@ROUTES.add("GET /v1/status", roles=OPERATORS, gives=_OBJECT)
+@ROUTES.add("GET /v1/status", roles=_ROLES, gives=_OBJECT)
 async def get_status(request: web.Request, _given: Given) -> web.Response:
     """Return the state and the counters of this process."""
     return web.json_response(await _status_json(request.app[PARTS]))
 
 
-@ROUTES.add("GET /v1/repairs", AFTER, roles=OPERATORS, gives=RepairList)
+@ROUTES.add("GET /v1/repairs", AFTER, roles=_ROLES, gives=RepairList)
 async def list_repairs(request: web.Request, given: Given) -> web.Response:
     """List the items of the repair queue, with the reasons of failed tries."""
     items, following = await request.app[PARTS].repairs.list(after=given[AFTER])
     return answer(RepairList(repairs=items, next=following))
 
 
-@ROUTES.add("POST /v1/checks", roles=OPERATORS, gives=_OBJECT, status=202)
+@ROUTES.add("POST /v1/checks", roles=_ROLES, gives=_OBJECT, status=202)
 async def check_all(request: web.Request, _given: Given) -> web.Response:
     """Start a comparison of all copies of all ledgers."""
     request.app[PARTS].checker.trigger()
     return web.json_response({}, status=202)
 
 
-@ROUTES.add(f"GET {_CHECK}", LEDGER_ID, roles=OPERATORS, gives=_OBJECT)
+@ROUTES.add(f"GET {_CHECK}", LEDGER_ID, roles=_ROLES, gives=_OBJECT)
 async def check_ledger(request: web.Request, given: Given) -> web.Response:
     """Compare the copies of a ledger's entries, without any change."""
     report = await request.app[PARTS].checker.verify(given[LEDGER_ID], queue=False)
     return web.json_response(_report_json(report))
 
 
-@ROUTES.add(f"POST {_CHECK}", LEDGER_ID, roles=OPERATORS, gives=_OBJECT)
+@ROUTES.add(f"POST {_CHECK}", LEDGER_ID, roles=_ROLES, gives=_OBJECT)
 async def mend_ledger(request: web.Request, given: Given) -> web.Response:
     """Compare the copies of a ledger's entries, and queue repairs of what members lack."""
     report = await request.app[PARTS].checker.verify(given[LEDGER_ID], queue=True)
     return web.json_response(_report_json(report))
 
 
-@ROUTES.add("GET /v1/drains/{bookie}", BOOKIE, roles=OPERATORS, gives=Drain)
+@ROUTES.add("GET /v1/drains/{bookie}", BOOKIE, roles=_ROLES, gives=Drain)
 async def get_drain(request: web.Request, given: Given) -> web.Response:
     """Return a drain's progress: which ledgers still name the bookie, and why."""
     parts = request.app[PARTS]
     return answer(await drain_of(given[BOOKIE], parts.metadata, is_paused=parts.steering.is_paused))
 
 
-@ROUTES.add("DELETE /v1/bookies/{bookie}", BOOKIE, roles=OPERATORS, status=204, is_audited=True)
+@ROUTES.add("DELETE /v1/bookies/{bookie}", BOOKIE, roles=_ROLES, status=204, is_audited=True)
 async def decommission(request: web.Request, given: Given) -> web.Response:
     """Decommission a bookie that is stopped and that no ledger or repair names."""
     try:
@@ -127,7 +129,7 @@ async def decommission(request: web.Request, given: Given) -> web.Response:
     return web.Response(status=204)
 
 
-@ROUTES.add("POST /v1/audits", roles=OPERATORS, gives=_OBJECT, status=202)
+@ROUTES.add("POST /v1/audits", roles=_ROLES, gives=_OBJECT, status=202)
 async def trigger_audit(request: web.Request, _given: Given) -> web.Response:
     """Start a full audit, and retry waiting repairs."""
     await request.app[PARTS].repairs.trigger()
@@ -144,7 +146,7 @@ async def put_delay(request: web.Request, _given: Given) -> web.Response:
 
 
 @ROUTES.add(
-    "PATCH /v1/settings", roles=OPERATORS, takes=RepairSettingsPut, gives=_OBJECT, is_audited=True
+    "PATCH /v1/settings", roles=_ROLES, takes=RepairSettingsPut, gives=_OBJECT, is_audited=True
 )
 async def patch_settings(request: web.Request, _given: Given) -> web.Response:
     """Pause, resume or limit repairs in all processes."""
@@ -182,6 +184,9 @@ async def _status_json(parts: AutorecoveryParts) -> dict[str, Any]:
         "lost_entries": parts.losses.json(),
         "checked": parts.checker.checked,
         "check_s": parts.checker.pass_s,
+        "check_runs": parts.checker.is_passing,
+        "check_ledgers": parts.checker.pass_ledgers,
+        "check_ledgers_before": parts.checker.former_ledgers,
         "misplaced": parts.checker.misplaced_count,
         "queue": (await parts.repairs.summary()).model_dump(mode="json"),
     }

@@ -152,3 +152,6 @@ class InfoBody(Body):
     damages: int
     """Known damaged places (`GET /v1/damage`)."""
     counters: dict[str, int]
+    """Counters since the process started. `log_sync_us` (microseconds) divided by `log_syncs` is the
+    mean time of a sync.
+    """

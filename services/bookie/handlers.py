@@ -16,7 +16,7 @@ from quorumlog import errors
 from quorumlog.net import bodies
 from quorumlog.net.bodies import answer, parsed
 from quorumlog.net.framed import Framed, accept
-from quorumlog.net.identity import BOOKIES, HEALERS, METADATA, OPERATORS, WRITERS, Role
+from quorumlog.net.identity import BOOKIES, GATEWAYS, HEALERS, METADATA, OPERATORS, WRITERS, Role
 from quorumlog.net.operations import Handler, Routes
 from quorumlog.net.parameters import (
     Given,
@@ -306,7 +306,13 @@ async def digest_ranges(request: web.Request, given: Given) -> web.StreamRespons
     return answer(body)
 
 
-@ROUTES.add("PUT /v1/state", roles=OPERATORS, takes=BookieStatePut, gives=InfoBody, is_audited=True)
+@ROUTES.add(
+    "PUT /v1/state",
+    roles=OPERATORS | GATEWAYS,
+    takes=BookieStatePut,
+    gives=InfoBody,
+    is_audited=True,
+)
 async def put_state(request: web.Request, given: Given) -> web.StreamResponse:
     """Set the mode, `writable`, `read-only` or `draining`; it survives restarts."""
     _store(request)
@@ -328,7 +334,7 @@ async def witnesses(request: web.Request, _given: Given) -> web.Response:
     return answer(request.app[BOOKIE].witnesses())
 
 
-@ROUTES.add("GET /v1/info", roles=OPERATORS, gives=InfoBody)
+@ROUTES.add("GET /v1/info", roles=OPERATORS | GATEWAYS, gives=InfoBody)
 async def info(request: web.Request, _given: Given) -> web.StreamResponse:
     """The state of this bookie."""
     bookie = request.app[BOOKIE]
@@ -359,7 +365,7 @@ async def info(request: web.Request, _given: Given) -> web.StreamResponse:
     )
 
 
-@ROUTES.add("GET /v1/damage", roles=HEALERS | OPERATORS, gives=DamageBody)
+@ROUTES.add("GET /v1/damage", roles=HEALERS | OPERATORS | GATEWAYS, gives=DamageBody)
 async def damage(request: web.Request, _given: Given) -> web.StreamResponse:
     """Damaged entries and stretches of the log, to be repaired from peers."""
     store = _store(request)
@@ -375,7 +381,11 @@ async def damage(request: web.Request, _given: Given) -> web.StreamResponse:
 
 
 @ROUTES.add(
-    "PUT /v1/maintenance", roles=OPERATORS, takes=MaintenancePut, gives=InfoBody, is_audited=True
+    "PUT /v1/maintenance",
+    roles=OPERATORS | GATEWAYS,
+    takes=MaintenancePut,
+    gives=InfoBody,
+    is_audited=True,
 )
 async def put_maintenance(request: web.Request, given: Given) -> web.StreamResponse:
     """Pause scrubbing and compaction, or resume them."""

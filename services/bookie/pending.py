@@ -156,6 +156,8 @@ class PendingWrites:
         self._counters["log_bytes"] += size
         self._counters["log_records"] += len(records)
         self._counters["log_syncs"] += 1
+        assert self._writer is not None
+        self._counters["log_sync_us"] = self._writer.sync_ns // 1000
         for ledger, count in counts.items():
             ledger.on_synced(count)
         if self._room_waiters and not self.is_crowded:

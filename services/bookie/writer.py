@@ -7,6 +7,7 @@ written in the order in which they were appended.
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -83,6 +84,8 @@ class LogWriter:
         self._is_ending = threading.Event()
         self.is_full = False
         """The writer waits for room on the disk."""
+        self.sync_ns = 0
+        """How long all syncs took together; `log_syncs` of the store counts them."""
 
     def start(self) -> None:
         """Start writing."""
@@ -160,7 +163,9 @@ class LogWriter:
 
     def _sync(self) -> None:
         """Sync what was written. An error ends the log (rule 3)."""
+        begun = time.perf_counter_ns()
         os.fdatasync(self._fd)
+        self.sync_ns += time.perf_counter_ns() - begun
 
     def _roll(self) -> None:
         """Begin a new segment, whose head says where the old one ends. The old one is on disk."""

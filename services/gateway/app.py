@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -18,13 +19,14 @@ from quorumlog.net.listen import bind
 from quorumlog.net.operations import Errors, Operation, Route, add_routes
 from quorumlog.net.ports import MachineTimes
 from quorumlog.net.service import DRAINING, HOSTS, METRICS, Listening, add_shared_routes
-from quorumlog.net.timers import restarted
+from quorumlog.net.timers import Tasks, restarted
 from quorumlog.wire.versions import CHANNEL, shown
 from services.gateway.config import GatewaySettings
 from services.gateway.edge.access.callers import Callers
 from services.gateway.edge.access.guard import Guard, table_of
 from services.gateway.edge.access.scopes import OPEN
 from services.gateway.edge.cluster import SHARED, ClusterRoutes
+from services.gateway.edge.console import ConsoleRoutes
 from services.gateway.edge.consumers import ConsumerRoutes
 from services.gateway.edge.direct import DirectRequests
 from services.gateway.edge.entries import EntryRoutes
@@ -35,18 +37,20 @@ from services.gateway.edge.ledgers import LedgerRoutes
 from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.operations import CONTENT_ENCODING, PublicOperation, checked
+from services.gateway.edge.operators import OperatorRoutes
 from services.gateway.edge.tokens import TokenRoutes
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.engine import Engine
 from services.gateway.interface import EngineConfig
-from services.gateway.internal import ledger_routes, log_routes
+from services.gateway.internal import ledger_routes, log_routes, rate_routes
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import LogTimes
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.sweep import Sweep
 from services.gateway.logs.transactions import Transactions
-from services.gateway.metrics import EngineMetrics, LogMetrics
+from services.gateway.metrics import EngineMetrics, LogMetrics, counts_of
+from services.gateway.rates import Rates
 from services.gateway.streams.operations import log_of
 from services.gateway.streams.routes import StreamRoutes, stream_headers
 
@@ -58,9 +62,16 @@ _DESCRIPTION = (
 
 _FORMATS: Final = {"channel": shown(CHANNEL)}
 
+_TAGS: Final = (
+    *("Ledgers", "Entries", "Logs", "Records", "Consumers", "Transactions", "Durable Streams"),
+    *("Tokens", "Cluster", "Operators", "About"),
+)
+"""The resources in the order in which a user needs them; the routes have another order."""
+
 _ROOM: Final = web.AppKey("room", Room)
 _ROUTES: Final = web.AppKey("routes", Sequence[Route])
 _METRICS: Final = web.AppKey("request_metrics", Metrics)
+_RATES: Final = web.AppKey("rates", Rates)
 
 
 def build_app(
@@ -78,7 +89,11 @@ def build_app(
     """
     app = web.Application()
     room = app[_ROOM] = Room(limits)
-    routes = _routes(engine, room, logs, transactions, callers)
+    console = ConsoleRoutes()
+    rates = app[_RATES] = Rates(engine, lambda: counts_of(app[_METRICS], logs))
+    app.cleanup_ctx.append(partial(_sampling, rates))
+    routes = _routes(engine, room, logs, transactions, callers, rates)
+    routes += console.routes()
     app[_ROUTES] = routes
     declared = [*(route.operation for route in routes), *SHARED]
     # A route without a scope is missing in the guard's table, and the gateway doesn't start.
@@ -104,6 +119,8 @@ def build_app(
         waits_for=waits_for,
         hosts=hosts,
         formats=_FORMATS,
+        documentation=console.documentation,
+        tags=_TAGS,
     )
     app[_METRICS] = Metrics(app[METRICS], room)
     origins = frozenset(cors_origins)
@@ -164,7 +181,11 @@ def build_internal_app(
     """Builds the application for other processes, with the public one's budgets and metrics."""
     room = public[_ROOM]
     instance = engine.writer.id
-    routes = [*ledger_routes(engine, instance, public[_ROUTES]), *log_routes(logs, instance, room)]
+    routes = [
+        *ledger_routes(engine, instance, public[_ROUTES]),
+        *log_routes(logs, instance, room),
+        *rate_routes(public[_RATES], instance),
+    ]
     app = web.Application()
     add_shared_routes(
         app,
@@ -187,6 +208,14 @@ def build_internal_app(
     )
     add_routes(app, routes, expect_handler=ignore_expect)
     return app
+
+
+async def _sampling(rates: Rates, _app: web.Application) -> AsyncIterator[None]:
+    """Takes samples of the rates until the cleanup."""
+    tasks = Tasks()
+    tasks.start(restarted(rates.run))
+    yield
+    await tasks.close()
 
 
 def _adds(name: str, value: str) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
@@ -222,12 +251,14 @@ def _routes(
     logs: LogManager | None,
     transactions: Transactions | None,
     callers: Callers | None,
+    rates: Rates,
 ) -> list[Route]:
     """Returns the public routes. aiohttp tries them in this order: appends and reads come first."""
     routes = [
         *EntryRoutes(engine, room, transactions).routes(),
         *LedgerRoutes(engine, room, transactions).routes(),
-        *ClusterRoutes(engine).routes(),
+        *ClusterRoutes(engine, rates).routes(),
+        *OperatorRoutes(engine, room).routes(),
     ]
     if logs is not None:
         routes += [

@@ -48,6 +48,7 @@ from services.gateway.edge.operations import EXPECT, LEDGER_ID, WAIT_MS
 from services.gateway.engine import Engine
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.peers import EndsBody
+from services.gateway.rates import Rates
 
 _ID_CHARS_MAX: Final = 200
 _BODY_BYTES_MAX: Final = 2 * batch.BATCH_BYTES_MAX
@@ -103,6 +104,18 @@ def log_routes(logs: LogManager, instance: str, room: Room) -> list[Route]:
     asks("POST /internal/log-ends")(inner.ends)
     asks(f"POST {log}/forwarded", NAME, CALL, EXPECT, TOKEN, SINCE, CREATED)(inner.forwarded)
     asks(f"POST {log}/access", NAME, TERM, IDLE_S, COUNTS)(inner.access)
+    return [_for_instance(instance, one) for one in routes]
+
+
+def rate_routes(rates: Rates, instance: str) -> list[Route]:
+    """Returns the route by which other gateways collect this instance's rates."""
+    routes = Routes()
+
+    @routes.add("GET /internal/rates", roles=GATEWAYS)
+    async def rates_of_instance(_request: web.Request, _given: Given) -> web.Response:
+        """Returns this gateway's rates of the last hour."""
+        return json_value(rates.own())
+
     return [_for_instance(instance, one) for one in routes]
 
 

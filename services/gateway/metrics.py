@@ -2,15 +2,47 @@
 
 import asyncio
 from collections.abc import Iterable
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.gateway.edge.entries import EntryRoutes
+from services.gateway.edge.http.middleware import Metrics
+from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.engine import Engine
 from services.gateway.logs.handle import LOGS_COUNTED_MAX, OTHER_LOGS
 from services.gateway.logs.lags import CONSUMERS_SHOWN_MAX, OTHER_CONSUMERS, Measured
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.transactions import Transactions
+from services.gateway.rates import Counts
+from services.gateway.streams.operations import APPEND
+
+_DATA: Final = (
+    EntryRoutes.operations["append_entries"].path,
+    RecordRoutes.operations["append_records"].path,
+    APPEND.path,
+)
+"""Paths to which clients append, and from which they read."""
+
+
+def counts_of(metrics: Metrics, logs: LogManager | None) -> Counts:
+    """The counts of public requests and of appended records, from which rates are sampled."""
+    counts = dict.fromkeys(Counts._fields, 0.0)
+    for method, route, status, count, seconds in metrics.totals():
+        if route.startswith("/internal/"):
+            continue
+        counts["requests"] += count
+        counts["errors"] += count if status >= 500 else 0
+        if route in _DATA and method == "POST":
+            counts["appends"] += count
+            counts["append_s"] += seconds
+        elif route in _DATA and method == "GET":
+            counts["reads"] += count
+    if logs is not None:
+        done = logs.ownership.counts
+        counts["records"], counts["append_bytes"] = done.records, done.bytes
+    return Counts(**counts)
 
 
 class EngineMetrics(Collector):

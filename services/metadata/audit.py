@@ -10,16 +10,12 @@ import asyncpg
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from quorumlog import header
 from quorumlog.net import audit
-from quorumlog.net.identity import Role, caller_of
+from quorumlog.net.identity import caller_of
 from quorumlog.wire.token_bodies import AuditedRequest
 
 FOR_CLIENTS: Final = web.AppKey("for_clients", frozenset[str])
 """Operations (method and path) audited under the identity of the client that caused them."""
-
-_TRUSTED: Final = (None, Role.GATEWAY, Role.AUTORECOVERY)
-"""Roles of callers that forward requests of clients and operators, and may name the requester."""
 
 _LOCK: Final = 0x71756F74
 """The number of an advisory lock, which nothing else that uses this database locks."""
@@ -59,15 +55,12 @@ async def keep(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
 
 
 def _asked_by(request: web.Request) -> tuple[AuditedRequest | audit.Audited, str] | None:
-    reported = request.headers.get(header.AUDITED)
     resource = request.match_info.route.resource
     is_for_others = (
         resource is not None
         and f"{request.method} {resource.canonical}" in request.app[FOR_CLIENTS]
     )
-    if reported is not None and caller_of(request).role in _TRUSTED and is_for_others:
-        asked = AuditedRequest.from_header(reported)
-        if asked is not None:
-            return asked, audit.who_is(caller_of(request))
+    if is_for_others and (asked := audit.asked_by(request)) is not None:
+        return asked, audit.who_is(caller_of(request))
     own = audit.current()
     return None if own is None else (own, "")

@@ -2,7 +2,7 @@
 18d), the audit log, the keys' encryption, access tokens.
 
 Bookies whose cookies are missing ask for the state of a rebuild. Gateways serve tokens and the
-audit log to clients.
+audit log to clients, and forward operators' requests about witnesses and rebuilds.
 """
 
 import logging
@@ -123,12 +123,12 @@ ROUTES.serve("PUT /v1/leases/{name}", LeaseStore.take, LEASE, roles=HEALERS)
 
 # The routes of a rebuild, the audit log, keys and access tokens.
 
-ROUTES.serve("GET /v1/rebuild", RebuildStore.state, roles=BOOKIES | OPERATORS)
+ROUTES.serve("GET /v1/rebuild", RebuildStore.state, roles=BOOKIES | GATEWAYS | OPERATORS)
 
 
 @ROUTES.add(
     "POST /v1/rebuild",
-    roles=OPERATORS,
+    roles=GATEWAYS | OPERATORS,
     takes=RebuildAsk,
     gives=RebuildLine,
     media=LINES,
@@ -233,7 +233,7 @@ ROUTES.serve("GET /v1/kept-ledgers", KeptStore.list, AFTER, LIMIT, roles=GATEWAY
 
 @ROUTES.add(
     "POST /v1/witnesses/accept",
-    roles=OPERATORS,
+    roles=GATEWAYS | OPERATORS,
     takes=WitnessAccept,
     gives=WitnessState,
     is_audited=True,

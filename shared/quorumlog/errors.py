@@ -556,6 +556,13 @@ class NotEnoughBookies(Unavailable, title="Not enough bookies"):
     """
 
 
+class ServiceUnavailable(Unavailable, title="No process of the service answers"):
+    """The bookie, autorecovery or the metadata service, to which a gateway forwards the request,
+    can't be reached, or refuses the gateway. With the outcome `unknown` the connection broke, and
+    the request may have been carried out.
+    """
+
+
 class EntryUnavailable(Unavailable, title="The entry can't be read now"):
     """The entry may exist, but can't be read now; `answers` has the answer of each bookie."""
 

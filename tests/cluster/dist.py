@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 import venv
 from pathlib import Path
 from typing import Final
@@ -56,6 +57,7 @@ def run_example(python: Path, home: Path) -> tuple[str, str]:
             for line in serving.stdout:
                 if line.startswith("Ctrl-C "):  # the last line before it serves
                     break
+            check_console(f"http://127.0.0.1:{port}")
             done = subprocess.run(
                 [python, "-c", code], capture_output=True, text=True, check=False, cwd=home
             )
@@ -63,6 +65,15 @@ def run_example(python: Path, home: Path) -> tuple[str, str]:
             serving.send_signal(signal.SIGINT)
         serving.stdout.read()
     return done.stdout + done.stderr, found[2]
+
+
+def check_console(gateway: str) -> None:
+    """Exit with an error unless the gateway serves the console with each file that it names."""
+    with urllib.request.urlopen(f"{gateway}/") as page:
+        names = re.findall(r'"(/console/[^"]+)"', page.read().decode())
+    assert names, "the page names its files"
+    for name in names:
+        urllib.request.urlopen(f"{gateway}{name}").close()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from quorumlog.net.identity import Role
 from quorumlog.net.operations import Route
 from services.autorecovery.handlers import ROUTES as AUTORECOVERY
 from services.bookie.handlers import ROUTES as BOOKIE
-from services.gateway.internal import FORWARDED, ledger_routes, log_routes
+from services.gateway.internal import FORWARDED, ledger_routes, log_routes, rate_routes
 from services.metadata.app import ROUTES as METADATA
 
 Table = Mapping[str, frozenset[Role]]
@@ -31,6 +31,7 @@ TABLES: Final[dict[str, Table]] = {
     "gateway": _table(
         *ledger_routes(_NOTHING, "", [Route(each, _NOTHING) for each in FORWARDED]),
         *log_routes(_NOTHING, "", _NOTHING),
+        *rate_routes(_NOTHING, ""),
     ),
     "bookie": _table(*BOOKIE),
     "metadata": _table(*METADATA),

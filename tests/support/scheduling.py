@@ -11,7 +11,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 TOGETHER: Final = (
-    "tests/unit/client/", "tests/cluster/e2e/", "tests/cluster/examples/", "tests/unit/gateway/test_browser.py", "tests/spark/",
+    "tests/unit/client/", "tests/cluster/e2e/", "tests/cluster/examples/", "tests/console/", "tests/unit/gateway/test_browser.py", "tests/spark/",
 )  # fmt: skip
 """Where tests share a cluster, a browser or Spark's session."""
 

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from services.gateway.edge.cluster import SHARED, ClusterRoutes
+from services.gateway.edge.console import ConsoleRoutes
 from services.gateway.edge.consumers import ConsumerRoutes
 from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.ledgers import LedgerRoutes
 from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.operations import PublicOperation
+from services.gateway.edge.operators import OperatorRoutes
 from services.gateway.edge.tokens import TokenRoutes
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.streams import operations as stream_operations
@@ -31,6 +33,8 @@ _RESOURCES: Final = (
     TransactionRoutes.operations,
     TokenRoutes.operations,
     ClusterRoutes.operations,
+    OperatorRoutes.operations,
+    ConsoleRoutes.operations,
 )
 _TABLE: Final = re.compile(
     r"(<!-- scopes; `make docs` writes them -->\n).*?(<!-- end of the scopes -->)", re.DOTALL

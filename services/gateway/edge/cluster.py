@@ -1,4 +1,4 @@
-"""The resources /v1/bookies, /v1/cluster, /v1/audit and /problems/{code}, and the start page."""
+"""The resources /v1/bookies, /v1/cluster, /v1/rates, /v1/audit and /problems/{code}."""
 
 import html
 import inspect
@@ -18,6 +18,7 @@ from services.gateway.edge.access.scopes import OPEN, Access, Named, Scope, on
 from services.gateway.edge.http.media import HTML, accepted, json_value
 from services.gateway.edge.models import BookieListModel
 from services.gateway.engine import Engine
+from services.gateway.rates import Rates
 
 
 def problem_json(cls: type[errors.QuorumLogError]) -> dict[str, Any]:
@@ -137,27 +138,11 @@ SHARED: Final = (
 """Operations of every service. Their routes are in `net/service.py`."""
 
 
-_INDEX: Final = page(
-    "A gateway of quorumlog",
-    "<p>Append-only ledgers and logs over HTTP.</p><ul>"
-    + "".join(
-        f'<li><a href="{path}"><code>{path}</code></a>: {what}'
-        for path, what in (
-            ("/docs", "every operation, with its parameters, bodies and errors"),
-            ("/v1/cluster", "the services and their states"),
-            ("/v1/logs", "the logs"),
-            ("/health/ready", "whether this gateway can create a ledger now"),
-        )
-    )
-    + "</ul>",
-)
-
-
 class ClusterRoutes(op.Handlers, tag="Cluster"):
     """HTTP handlers for the cluster's state, the audit log and the pages that explain errors."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._audit = engine, AuditClient(engine.metadata)
+    def __init__(self, engine: Engine, rates: Rates) -> None:
+        self._engine, self._audit, self._rates = engine, AuditClient(engine.metadata), rates
 
     @op.operation(
         "GET /v1/bookies",
@@ -180,8 +165,27 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
         scope=on(Named.CLUSTER, Scope.READ),
     )
     async def get_cluster(self, _request: web.Request, _given: Given) -> web.Response:
-        """Get the state of every service, and the ledgers that lack copies."""
+        """Get the state of every service, and the ledgers that lack copies.
+
+        A service that this gateway saw alive in the last hour, and that is not alive now, is listed
+        as `gone`. Such services and `lost` bookies have `last_seen_at`.
+        """
         return json_value(await self._engine.cluster())
+
+    @op.operation(
+        "GET /v1/rates",
+        replies=op.gives("The rates.", {"type": "object"}, {"empty": {}}),
+        scope=on(Named.CLUSTER, Scope.READ),
+    )
+    async def get_rates(self, _request: web.Request, _given: Given) -> web.Response:
+        """Get the rates of requests and appends over the last hour, of each gateway and in total.
+
+        Each of `series` has a number for every 15 s, oldest first: `requests`, `errors` (5xx),
+        `appends` and `reads` per second, `append_ms` (mean latency), `records` and `append_bytes`
+        of logs per second. A number is null if it is unknown. `missing` has the URLs of gateways
+        that did not answer.
+        """
+        return json_value(await self._rates.collected())
 
     @op.operation(
         "GET /problems/{code}",
@@ -207,16 +211,6 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
         if accepted(request, (HTML, JSON)) == JSON:
             return json_value(problem_json(cls))
         return html_response(problem_page(cls))
-
-    @op.operation(
-        "GET /",
-        replies={200: Reply("A start page for people", {HTML: Content(_TEXT)})},
-        tag="About",
-        scope=OPEN,
-    )
-    async def get_index(self, _request: web.Request, _given: Given) -> web.Response:
-        """Show a start page for people."""
-        return html_response(_INDEX)
 
     @op.operation(
         "GET /v1/audit",

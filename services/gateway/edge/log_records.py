@@ -83,7 +83,7 @@ FROM: Final[Parameter[Start]] = Parameter(
 )
 
 
-class RecordRoutes(op.Handlers, tag="Logs"):
+class RecordRoutes(op.Handlers, tag="Records"):
     """HTTP handlers for the records of a log."""
 
     def __init__(self, logs: LogManager, room: Room) -> None:

@@ -1,4 +1,4 @@
-"""The resources /v1/tokens and /v1/tickets: access tokens, and tickets for browsers."""
+"""The resources /v1/tokens, /v1/caller and /v1/tickets: access tokens, and tickets for browsers."""
 
 from typing import Annotated, Any, Final
 
@@ -11,6 +11,7 @@ from quorumlog.net import audit
 from quorumlog.net.gateway_clients import TokenClient
 from quorumlog.net.operations import Reply
 from quorumlog.net.parameters import Given, path_text
+from quorumlog.net.timers import time_text
 from quorumlog.wire import token_bodies
 from quorumlog.wire.secret import draw_token
 from services.gateway.edge import operations as op
@@ -76,6 +77,17 @@ class AccessTokenList(Model):
     """All access tokens, sorted by creation time."""
 
     tokens: list[AccessToken]
+
+
+class CallerShown(Model):
+    """The caller of a request."""
+
+    who: str
+    requires_tokens: bool
+    """Whether this gateway requires tokens. If not, `who` is `everyone`, who may do everything."""
+    grants: list[str]
+    quotas: token_bodies.TokenQuotas | None = None
+    expires_at: Annotated[str, WithJsonSchema(DATE_TIME)] | None
 
 
 class TicketCreate(Model):
@@ -181,6 +193,35 @@ class TokenRoutes(op.Handlers, tag="Tokens"):
         """
         await self._client.revoke(given[ID])
         return no_content()
+
+    @op.operation(
+        "GET /v1/caller",
+        replies=op.gives(
+            "The caller.",
+            CallerShown,
+            {
+                "a token": {
+                    "who": "the token orders service (5f0c2a9d41be7786)",
+                    "requires_tokens": True,
+                    **{name: _EXAMPLE[name] for name in ("grants", "quotas", "expires_at")},
+                }
+            },
+        ),
+        scope=on(Named.SOME, *Scope),
+    )
+    async def get_caller(self, request: web.Request, _given: Given) -> web.Response:
+        """Get who the caller is, and what its token allows."""
+        caller = caller_of(request)
+        ends_at = caller.ends_at
+        shown: dict[str, Any] = {
+            "who": caller.who,
+            "requires_tokens": self._callers is not None,
+            "grants": caller.granted,
+            "expires_at": None if ends_at is None else time_text(ends_at),
+        }
+        if caller.usage is not None:
+            shown["quotas"] = caller.usage.quotas.model_dump(mode="json")
+        return json_value(shown)
 
     @op.operation(
         "POST /v1/tickets",

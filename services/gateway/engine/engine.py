@@ -33,6 +33,7 @@ from services.gateway.engine.keys import with_password
 from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.engine.ledger_writes import Appends, Creations, Placing, check_not_of_log
 from services.gateway.engine.peers import Peers
+from services.gateway.engine.presence import Presence
 from services.gateway.engine.rows import LedgerRows, Rereads, ThrottledMetadata, is_closed
 from services.gateway.interface import EngineConfig, LedgerOptions
 
@@ -87,6 +88,7 @@ class Engine:
         self._creations = Creations(self.handles, metadata, self.placing)
         self.reads = LedgerReads(self.handles, peers)
         self.appends = Appends(self.handles, peers)
+        self._presence = Presence(lambda: directory.bookies, metadata.services)
         self._is_draining = False
 
     @classmethod
@@ -109,6 +111,7 @@ class Engine:
             )
             for work in (
                 directory.follow,
+                engine._presence.follow,
                 engine.rows.follow,
                 engine.handles.rereads.run,
                 engine._passwords.run,
@@ -312,7 +315,9 @@ class Engine:
         ]
 
     async def cluster(self) -> dict[str, Any]:
-        """Every service with its state, and ledgers that are degraded, kept or under-replicated."""
+        """Every service with its state, also those that are gone since an hour at most, and ledgers
+        that are degraded, kept or under-replicated.
+        """
         queue = RepairClient(self.metadata, self.writer.id)
         bookies, services, metadata, missing, repairs, summary = await asyncio.gather(
             self.directory.refresh(),
@@ -325,13 +330,12 @@ class Engine:
         cluster_id, kept = await asyncio.gather(
             self.metadata.cluster_id(), self.metadata.kept_ledgers(limit=_KEPT_SHOWN_MAX)
         )
+        shown, processes = self._presence.shown(bookies.bookies, services)
         return {
             "cluster_id": cluster_id,
             "clock_doubt": self.database_clock.doubt or None,
-            "bookies": [bookie.model_dump(mode="json") for bookie in bookies.bookies],
-            "services": [
-                service.model_dump(mode="json") for service in (*metadata, *services.services)
-            ],
+            "bookies": shown,
+            "services": [*(service.model_dump(mode="json") for service in metadata), *processes],
             "writer": self.writer,
             "degraded_ledgers": self.degraded_ledgers(),
             "quarantined": self.directory.quarantine.names,

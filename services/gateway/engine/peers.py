@@ -39,7 +39,7 @@ class Peers:
 
     def __init__(self, session: aiohttp.ClientSession, quorum_s: float = _QUORUM_S) -> None:
         """`session` is shared and closed by its owner. `quorum_s`: the writers' quorum timeout."""
-        self._session = session
+        self.session = session
         self.append_s = quorum_s + _APPEND_BEYOND_S
         self._gone: OrderedDict[str, None] = OrderedDict()
         """Gateway instances whose address another instance has now: they never come back."""
@@ -115,7 +115,7 @@ class Peers:
             # it can't see the writer's answer.
             async with (
                 awake_timeout(timeout_s),
-                self._session.request(
+                self.session.request(
                     method,
                     f"{writer.url_inside}/internal{path}",
                     data=outgoing(data) or None,

@@ -46,6 +46,8 @@ class LogCounts:
     records: int = 0
     duplicates: int = 0
     takeovers: int = 0
+    bytes: int = 0
+    """Bytes of the stored batches, also of logs that are gone from `by_log`."""
     by_log: dict[str, Appended] = field(default_factory=dict)
 
     def add(self, name: str, done: messages.RecordsAppended, size: int) -> None:
@@ -56,6 +58,7 @@ class LogCounts:
             return
         count = done.last_offset - done.first_offset + 1
         self.records += count
+        self.bytes += size
         appended = self.by_log.get(name)
         if appended is None:
             named = len(self.by_log) - (OTHER_LOGS in self.by_log)

@@ -151,7 +151,11 @@ async def find_bookie(client: Client, name: str) -> dict[str, Any]:
 async def autorecoveries(client: Client) -> Sequence[str]:
     """The URLs of all processes of autorecovery. Raises: NoAutorecovery if none is alive."""
     services = (await client.cluster())["services"]
-    urls = [service["url"] for service in services if service["kind"] == "autorecovery"]
+    urls = [
+        service["url"]
+        for service in services
+        if service["kind"] == "autorecovery" and service["state"] != "gone"
+    ]
     if not urls:
         raise NoAutorecovery
     return urls

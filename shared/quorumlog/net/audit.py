@@ -16,7 +16,8 @@ from uuid import uuid4
 
 from aiohttp import web
 
-from quorumlog.net.identity import Identity
+from quorumlog import header
+from quorumlog.net.identity import Identity, Role, caller_of
 from quorumlog.net.parameters import Parameter, invalid, query_integer, query_text, time_of
 from quorumlog.net.responses import CODE
 from quorumlog.protocol.ids import ID_MAX
@@ -27,6 +28,9 @@ log.setLevel(logging.INFO)  # independent of the level of other loggers
 
 AUDITED: Final = web.AppKey("audited", Mapping[tuple[str, str], str])
 """The name of each audited operation, by its method and path."""
+
+_SPEAKERS: Final = (None, Role.GATEWAY, Role.AUTORECOVERY)
+"""Roles of callers that forward requests of clients and operators, and may name the requester."""
 
 ANONYMOUS: Final = "anonymous"
 WHO: Final = ContextVar("who", default=ANONYMOUS)
@@ -66,12 +70,14 @@ class Audited:
     remote: str
     id: str = field(default_factory=lambda: str(uuid4()))
     who: str = ANONYMOUS
+    asked: AuditedRequest | None = None
+    """The request of another service's client, for which that service sent this one."""
     is_over: bool = False
 
     @property
     def body(self) -> AuditedRequest:
         """The description of the request for other services."""
-        return AuditedRequest(
+        return self.asked or AuditedRequest(
             id=self.id,
             who=self.who[:TARGET_CHARS_MAX],
             remote=self.remote,
@@ -107,6 +113,25 @@ def identified(who: str) -> None:
     WHO.set(who)
     if (found := current()) is not None:
         found.who = who
+
+
+def called_by(audited: Audited, request: web.Request) -> None:
+    """Set the caller of an audited request at an internal listener: the client for which a gateway
+    forwarded the request, or the process that sent it.
+    """
+    audited.who = who_is(caller_of(request))
+    if (asked := asked_by(request)) is not None:
+        audited.asked, audited.who, audited.remote = asked, asked.who, asked.remote
+
+
+def asked_by(request: web.Request) -> AuditedRequest | None:
+    """The audited request that the caller of an internal listener names as the reason for its own
+    request; None if the caller names none, or may speak only for itself.
+    """
+    reported = request.headers.get(header.AUDITED)
+    if reported is None or caller_of(request).role not in _SPEAKERS:
+        return None
+    return AuditedRequest.from_header(reported)
 
 
 def current() -> Audited | None:

@@ -81,7 +81,7 @@ class MetadataRequests:
         """If no `session` is given, the client opens one with `credentials`."""
         if not urls:
             raise ValueError("needs the URL of a metadata service")
-        self._urls = [url.rstrip("/") for url in urls]
+        self.urls = [url.rstrip("/") for url in urls]
         self._current = 0
         self._given, self._credentials = session, credentials
         self._own: aiohttp.ClientSession | None = None
@@ -107,7 +107,7 @@ class MetadataRequests:
     def _turn(self, failed: int) -> None:
         """Switch to the next service, unless another call already did."""
         if self._current == failed:
-            self._current = (failed + 1) % len(self._urls)
+            self._current = (failed + 1) % len(self.urls)
 
     def _remember(self, witnesses: Iterable[str]) -> None:
         """Present these `witnesses` too from now on. Beyond the limit, drop the oldest ones."""
@@ -144,7 +144,7 @@ class MetadataRequests:
             # Cutting a change short would only make the outcome unknown.
             limit_s = min(self._try_s, left_s) if method == "GET" else self._try_s
             try:
-                url = self._urls[current] + path
+                url = self.urls[current] + path
                 return await self._try(url, method, data, gives, query, limit_s, proof=proof)
             except errors.DatabaseWentBack as error:
                 # Present the lost changes to the next service, which may not know of the loss (rule
@@ -165,7 +165,7 @@ class MetadataRequests:
             if clock.time() >= end and not (settles and outcome == errors.UNKNOWN):
                 away = errors.MetadataBusy if is_busy else errors.MetadataUnavailable
                 raise away(why, outcome=errors.NOT_DONE if method == "GET" else outcome)
-            if tries % len(self._urls) == 0:
+            if tries % len(self.urls) == 0:
                 await asyncio.sleep(_jitter.uniform(pause_s / 2, pause_s))
                 pause_s = min(pause_s * 2, _PAUSE_S[1])
 
@@ -262,7 +262,7 @@ class MetadataRequests:
         """
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, OSError):
-                async with contextlib.aclosing(self._stream(self._urls[self._current])) as stream:
+                async with contextlib.aclosing(self._stream(self.urls[self._current])) as stream:
                     async for change in stream:
                         yield change
             self._turn(self._current)
@@ -283,7 +283,7 @@ class MetadataRequests:
                 kind="metadata", id=url.partition("://")[2], url=url, state=state
             )
 
-        return await asyncio.gather(*map(asked, self._urls))
+        return await asyncio.gather(*map(asked, self.urls))
 
     async def _stream(self, url: str) -> AsyncGenerator[bodies.Change]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_TRY_S, sock_read=_SILENCE_S)

@@ -34,10 +34,14 @@ def describe(
     version: str,
     description: str = "",
     has_tokens: bool = False,
+    tags: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The OpenAPI document; with `has_tokens`, bearer tokens may be required."""
+    """The OpenAPI document; with `has_tokens`, bearer tokens may be required. `tags`: the order in
+    which a reader should meet the resources; the document lists other tags after these.
+    """
     operations = list(operations)
-    tags = dict.fromkeys(operation.tag for operation in operations if operation.tag)
+    used = dict.fromkeys(operation.tag for operation in operations if operation.tag)
+    ordered = [*(tag for tag in tags if tag in used), *(tag for tag in used if tag not in tags)]
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         path = paths.setdefault(operation.path, {})
@@ -51,7 +55,7 @@ def describe(
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        **({"tags": [{"name": tag} for tag in tags]} if tags else {}),
+        **({"tags": [{"name": tag} for tag in ordered]} if ordered else {}),
         **({"security": [{}, {"token": []}]} if has_tokens else {}),
         "paths": paths,
         "components": {

@@ -281,6 +281,8 @@ def add_shared_routes(
     authenticator: identity.Authenticator | None = None,
     registry: CollectorRegistry | None = None,
     formats: Mapping[str, str] = MappingProxyType({}),
+    documentation: Handler | None = None,
+    tags: Sequence[str] = (),
 ) -> None:
     """Add the routes that all services share to an application: health, metrics, OpenAPI.
 
@@ -289,6 +291,7 @@ def add_shared_routes(
     set, while the service still answers; `waits_for` lists what it waits for. `authenticator`
     identifies the callers of an internal listener. `registry` is that of the process's other
     application, if any. `formats` has the versions of what the process exchanges and stores.
+    `documentation` replaces the page of the OpenAPI document, and `tags` orders its resources.
     """
     versions = app[VERSIONS] = {"version": __version__, **formats}
     operations = tuple(operations)
@@ -325,19 +328,20 @@ def add_shared_routes(
             version=__version__,
             description=description,
             has_tokens=has_tokens,
+            tags=tags,
         )
 
     async def openapi_json(_request: web.Request) -> web.Response:
         return _json(openapi())
 
-    async def documentation(_request: web.Request) -> web.Response:
+    async def page(_request: web.Request) -> web.Response:
         return responses.html_response(openapi_page(openapi()))
 
     app.router.add_get("/health/live", health_live)
     app.router.add_get("/health/ready", health_ready)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", openapi_json)
-    app.router.add_get("/docs", documentation)
+    app.router.add_get("/docs", documentation or page)
 
 
 def _new_registry(versions: dict[str, str]) -> CollectorRegistry:
@@ -390,7 +394,7 @@ async def _answered(
         hosts.check_origin(request)
         check_caller(request)
         if audited is not None:
-            audited.who = audit.who_is(request.get(identity.CALLER, identity.ANYBODY))
+            audit.called_by(audited, request)
         return await handler(request)
     except QuorumLogError as error:
         return responses.problem_response(error, instance)

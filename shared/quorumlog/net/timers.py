@@ -141,6 +141,21 @@ async def restarted(work: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(_RESTART_S)
 
 
+_LATEST_S: Final = 253_402_300_799
+"""The last second of the year 9999."""
+
+
+def wall_s() -> float:
+    """The machine's clock in seconds since 1970: for people, not for durations."""
+    return datetime.now(UTC).timestamp()
+
+
+def time_text(at_s: float) -> str:
+    """A time in seconds since 1970 as the APIs write it, such as 2026-01-02T03:04:05.678Z."""
+    at = datetime.fromtimestamp(min(at_s, _LATEST_S), UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 CLOCK_SETTING: Final = (
     "if the database's clock jumps by more than this, or differs by more from this machine's clock, nothing is deleted by"
     " age (docs/guides/database.md)"

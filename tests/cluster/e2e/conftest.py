@@ -1,17 +1,14 @@
 """One cluster for tests that kill its processes: whatever a test ends runs again before the next test."""
 
-import subprocess
 import sys
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Final
 
 import pytest_asyncio
 
 from loadtest.cluster import Cluster, running
-from quorumlog.client import Client
-from quorumlog.errors import QuorumLogError
-from tests.support.waiting import UNHURRIED, until
+from tests.support.revival import revive
+from tests.support.waiting import UNHURRIED
 
 BOOKIES: Final = 6
 
@@ -34,14 +31,4 @@ async def cluster(shared: Cluster) -> AsyncIterator[Cluster]:
     yield shared
     # What pytest captures, it shows of failed tests only.
     sys.stderr.write(shared.log_ends())
-    for name in shared.names:
-        if shared.is_alive(name):
-            shared.resume(name)
-        else:
-            shared.start(name)
-        is_up = partial(shared.is_up, name)
-        await until(is_up, f"{name} is up again", passing=(subprocess.TimeoutExpired,))
-    for gateway in shared.gateways:
-        async with Client(gateway) as client:
-            on_all = partial(client.create_ledger, ensemble_size=BOOKIES, allow_degraded=False)
-            await until(on_all, f"{gateway} knows every bookie", passing=(QuorumLogError,))
+    await revive(shared)

@@ -1,17 +1,17 @@
 """One cluster and one browser for all tests of this folder."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 import pytest_asyncio
+from playwright.async_api import Browser
 
 from loadtest import npm
 from loadtest.cluster import Cluster, running
 from loadtest.stores import StoreServers
-from tests.support import browser
+from tests.support.browser import chromium
 from tests.support.waiting import UNHURRIED
 
 
@@ -31,18 +31,11 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield opened
 
 
-@pytest.fixture(scope="package")
-def devtools() -> Iterator[str]:
-    """The address of a browser. Without one the test is skipped."""
-    program = browser.chromium()
-    if program is None:
-        pytest.skip(browser.MISSING)
-    with ExitStack() as stack:
-        try:
-            address = stack.enter_context(browser.running(program))
-        except browser.DoesNotStart as error:
-            pytest.skip(f"Chromium does not start here: {error}")
-        yield address
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def browser() -> AsyncIterator[Browser]:
+    """A browser. Without one the test is skipped."""
+    async with chromium() as started:
+        yield started
 
 
 @pytest.fixture(scope="package")

@@ -5,12 +5,13 @@ import contextlib
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import orjson
 import pytest
 import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
 
 from loadtest import npm
 from loadtest.cluster import Cluster
@@ -21,6 +22,8 @@ from tests.support.browser import page
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+MESSAGES: Final = "#messages > *"
 
 
 class Board:
@@ -68,6 +71,13 @@ async def board(
         started.program.kill()
 
 
+async def say(shown: Page, text: str) -> None:
+    """Send a message by the form of a page."""
+    await shown.locator("#author").fill("ann")
+    await shown.locator("#text").fill(text)
+    await shown.locator("#text").press("Enter")
+
+
 async def messages(cluster: Cluster, log: str) -> list[Any]:
     """What is in the log."""
     async with Client(*cluster.gateways) as client:
@@ -107,39 +117,40 @@ async def test_a_message_whose_answer_was_lost_is_in_the_log_once(
 
 
 async def test_pages_show_messages_of_all_through_restarts_of_the_service(
-    board: Board, devtools: str
+    board: Board, browser: Browser
 ) -> None:
-    async with page(devtools, board.url) as one, page(devtools, board.url) as other:
-        await one.send(author="ann", text="from a page")
-        first = await other.texts("messages", 1)
+    said = ["ann: from a page"]
+    async with page(browser, board.url) as one, page(browser, board.url) as other:
+        await say(one, "from a page")
+        await expect(one.locator(MESSAGES)).to_have_text(said)
 
         board.program.kill()
         board.program.start()
         await board.up()
-        assert (await board.write("after the restart"))[0] == 201
-        assert (await board.write("<b>no HTML</b>"))[0] == 201
-        shown = [await each.texts("messages", 3) for each in (one, other)]
-        await one.send(author="ann", text="still here")
-        shown += [await each.texts("messages", 4) for each in (one, other)]
-
-    assert first == ["ann: from a page"]
-    three = [*first, "bob: after the restart", "bob: <b>no HTML</b>"]
-    assert shown == [three, three, [*three, "ann: still here"], [*three, "ann: still here"]]
+        for text in ("after the restart", "<b>no HTML</b>"):
+            assert (await board.write(text))[0] == 201
+            said.append(f"bob: {text}")
+        for each in (one, other):
+            await expect(each.locator(MESSAGES)).to_have_text(said)
+        await say(one, "still here")
+        for each in (one, other):
+            await expect(each.locator(MESSAGES)).to_have_text([*said, "ann: still here"])
 
 
 async def test_a_page_and_the_service_go_on_at_another_gateway(
-    cluster: Cluster, board: Board, devtools: str
+    cluster: Cluster, board: Board, browser: Browser
 ) -> None:
     assert (await board.write("before"))[0] == 201
-    async with page(devtools, board.url) as shown:
-        assert await shown.texts("messages", 1) == ["bob: before"]
+    async with page(browser, board.url) as shown:
+        await expect(shown.locator(MESSAGES)).to_have_text(["bob: before"])
         # The gateway that the page follows, that the service asks first, and that writes the log.
         await cluster.kill("gateway-1")
         try:
             answers = await asyncio.gather(
                 *(board.write(f"while it is away {n}") for n in range(5))
             )
-            found = await shown.texts("messages", 6)
+            await expect(shown.locator(MESSAGES)).to_have_count(6)
+            found = await shown.locator(MESSAGES).all_text_contents()
         finally:
             await cluster.restart("gateway-1")
 

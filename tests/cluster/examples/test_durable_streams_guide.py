@@ -9,6 +9,7 @@ from typing import Final
 
 import aiohttp
 import pytest
+from playwright.async_api import Browser, expect
 
 from loadtest.cluster import Cluster
 from loadtest.ports import free_ports
@@ -65,7 +66,7 @@ async def test_the_program_for_node_prints_what_the_guide_says(
 async def test_the_page_shows_what_is_appended_by_it_and_by_others(
     cluster: Cluster,
     packages: Path,
-    devtools: str,
+    browser: Browser,
     session: aiohttp.ClientSession,
     tmp_path: Path,
 ) -> None:
@@ -75,22 +76,20 @@ async def test_the_page_shows_what_is_appended_by_it_and_by_others(
     source = at(source.replace("/v1/stream/notes", stream), cluster.gateways)
     files = {"/": html, "/notes.js": await bundled(source, packages, tmp_path)}
 
-    async with site(files) as origin, page(devtools, origin + "/") as shown:
-        await shown.send(text="from the page")
-        one = await shown.texts("notes", 1)
+    async with site(files) as origin, page(browser, origin + "/") as shown:
+        await shown.locator("#text").fill("from the page")
+        await shown.locator("#text").press("Enter")
+        await expect(shown.locator("#notes > *")).to_have_text(["from the page"])
         body = b'[{"text": "from elsewhere"}, {"text": "<b>no HTML</b>"}]'
         for url in cluster.gateways:
             headers = {"Content-Type": "application/json"}
             async with session.post(url + stream, data=body, headers=headers) as answer:
                 assert answer.status == 204, await answer.text()
-        five = await shown.texts("notes", 5)
+        five = ["from the page", *["from elsewhere", "<b>no HTML</b>"] * 2]
+        await expect(shown.locator("#notes > *")).to_have_text(five)
         # Another visitor sees all of it from the beginning.
-        async with page(devtools, origin + "/") as later:
-            again = await later.texts("notes", 5)
-
-    assert one == ["from the page"]
-    assert five == ["from the page", *["from elsewhere", "<b>no HTML</b>"] * 2]
-    assert again == five
+        async with page(browser, origin + "/") as later:
+            await expect(later.locator("#notes > *")).to_have_text(five)
 
 
 async def bundled(source: str, packages: Path, folder: Path) -> str:

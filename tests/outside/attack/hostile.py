@@ -28,6 +28,8 @@ ALL_OF_US: Final = {
     ("metadata", "/v1/witnesses/accept"),
     ("autorecovery", "/v1/settings"),
     ("autorecovery", "/v1/lost-bookie-delay"),
+    ("gateway", "/v1/autorecovery"),
+    ("gateway", "/v1/witnesses/accept"),
 }
 """A right request changes the cluster for everybody: these get only bodies that mean nothing."""
 
@@ -88,6 +90,7 @@ class Maker:
             "code": "invalid",
             "consumer": "attack",
             "path": "attack-stream",
+            "file": "app.js",
         }
         if operation.method == "DELETE":
             # What is deleted is no longer there to be asked about.

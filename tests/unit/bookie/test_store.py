@@ -83,6 +83,7 @@ async def test_adds_that_arrive_during_a_sync_form_one_batch(store: Store, gate:
     await until(lambda: len(answers) == 50, "all is answered")
 
     assert store.counters["log_syncs"] == 2
+    assert store.counters["log_sync_us"] > 0
 
 
 async def test_adds_above_the_memory_limit_are_refused_not_queued(root: Path, gate: Gate) -> None:

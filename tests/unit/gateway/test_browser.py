@@ -4,7 +4,7 @@ with a token.
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,17 +12,17 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from aiohttp.typedefs import Handler
+from playwright.async_api import Browser, Page
 
 from loadtest.stores import StoreServers
-from tests.support import browser
-from tests.support.browser import MISSING, Page, chromium, page
+from tests.support.browser import chromium, page
 from tests.support.issuer import Issuer
 from tests.unit.client.test_guides import BLOCK, ROOT, snippets
 from tests.unit.gateway.tokens.support import Guarded, guarded
 from tests.unit.logs.support import Http
 from tests.unit.logs.test_http import served
 
-pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LOG = "/v1/logs/log"
 RECORDS = f"{LOG}/records"
@@ -31,17 +31,16 @@ APPEND = '{method: "POST", body: "{\\"text\\":\\"more\\"}", headers: {"Content-T
 SIMPLE = '{method: "POST", body: "more", headers: {"Content-Type": "text/plain"}}'
 
 
-@pytest.fixture(scope="module")
-def devtools() -> Iterator[str]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
     """One browser for all tests of this module."""
-    program = chromium()
-    assert program is not None
-    with contextlib.ExitStack() as stack:
-        try:
-            address = stack.enter_context(browser.running(program))
-        except browser.DoesNotStart as error:
-            pytest.skip(f"Chromium does not start here: {error}")
-        yield address
+    async with chromium() as started:
+        yield started
+
+
+async def run(shown: Page, script: str) -> Any:
+    """Run the body of an async function in a page, and return its result."""
+    return await shown.evaluate(f"async () => {{ {script} }}")
 
 
 async def empty(_: web.Request) -> web.StreamResponse:
@@ -59,13 +58,13 @@ async def somewhere(tail: Handler = empty) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def visited(devtools: str, *origins: str) -> AsyncIterator[tuple[Page, Http, str]]:
+async def visited(browser: Browser, *origins: str) -> AsyncIterator[tuple[Page, Http, str]]:
     """A page of elsewhere, a gateway with two records, and the gateway's URL. `PAGE` stands for the
     page's origin.
     """
     async with somewhere() as own:
         allowed = tuple(own if origin == "PAGE" else origin for origin in origins)
-        async with served(cors_origins=allowed) as http, page(devtools, own + "/") as shown:
+        async with served(cors_origins=allowed) as http, page(browser, own + "/") as shown:
             assert (await http.ask("PUT", LOG, {})).status == 201
             body = {"records": [{"text": "one"}, {"data": "/w=="}]}
             assert (await http.ask("POST", RECORDS, body)).status == 201
@@ -73,20 +72,22 @@ async def visited(devtools: str, *origins: str) -> AsyncIterator[tuple[Page, Htt
 
 
 @pytest.mark.parametrize("origin", ["PAGE", "*"])
-async def test_an_allowed_page_fetches_streams_and_writes(devtools: str, origin: str) -> None:
-    async with visited(devtools, origin) as (shown, http, url):
-        read = await shown.run(f'return (await fetch("{url}{RECORDS}?encoding=text")).json()')
-        lines = await shown.run(
+async def test_an_allowed_page_fetches_streams_and_writes(browser: Browser, origin: str) -> None:
+    async with visited(browser, origin) as (shown, http, url):
+        read = await run(shown, f'return (await fetch("{url}{RECORDS}?encoding=text")).json()')
+        lines = await run(
+            shown,
             f'const answer = await fetch("{url}{RECORDS}?encoding=text", {LINES});'
             'return [answer.headers.get("Next-Offset"), answer.headers.get("X-Request-Id") !== null,'
-            " await answer.text()];"
+            " await answer.text()];",
         )
-        missing = await shown.run(
+        missing = await run(
+            shown,
             f'const answer = await fetch("{url}/v1/logs/none/records", {LINES});'
-            "return [answer.status, (await answer.json()).code];"
+            "return [answer.status, (await answer.json()).code];",
         )
         # A body of JSON is no simple request: the browser asks first (preflight).
-        wrote = await shown.run(f'return (await fetch("{url}{RECORDS}", {APPEND})).status')
+        wrote = await run(shown, f'return (await fetch("{url}{RECORDS}", {APPEND})).status')
         end = (await http.ask("GET", LOG)).json["next_offset"]
 
     assert [record.get("text") for record in read["records"]] == ["one", None]
@@ -98,11 +99,12 @@ async def test_an_allowed_page_fetches_streams_and_writes(devtools: str, origin:
 
 
 async def test_an_allowed_page_follows_events_and_a_record_that_is_no_json_does_not_stop_them(
-    devtools: str,
+    browser: Browser,
 ) -> None:
-    async with visited(devtools, "PAGE") as (shown, http, url):
+    async with visited(browser, "PAGE") as (shown, http, url):
         await http.ask("POST", RECORDS, {"json": {"n": 1}})
-        found = await shown.run(
+        found = await run(
+            shown,
             f'const source = new EventSource("{url}{RECORDS}?encoding=json");'
             "const found = [];"
             "await new Promise((done, failed) => {"
@@ -113,7 +115,7 @@ async def test_an_allowed_page_follows_events_and_a_record_that_is_no_json_does_
             "  };"
             "});"
             "source.close();"
-            "return found.map(([id, record]) => [id, record.json ?? null, record.data_base64 ?? null]);"
+            "return found.map(([id, record]) => [id, record.json ?? null, record.data_base64 ?? null]);",
         )
 
     assert found == [["0", None, "b25l"], ["1", None, "/w=="], ["2", {"n": 1}, None]]
@@ -133,9 +135,9 @@ return told;
 """
 
 
-async def test_an_allowed_page_opens_sockets(devtools: str) -> None:
-    async with visited(devtools, "PAGE") as (shown, _, url):
-        reported = await shown.run(SOCKET.format(url=url, log=LOG))
+async def test_an_allowed_page_opens_sockets(browser: Browser) -> None:
+    async with visited(browser, "PAGE") as (shown, _, url):
+        reported = await run(shown, SOCKET.format(url=url, log=LOG))
 
     assert reported == ["open", {"first_offset": 2, "last_offset": 2}]
 
@@ -152,18 +154,19 @@ return await new Promise((done) => {{
 
 @pytest.mark.parametrize("origins", [(), ("https://other.example",)], ids=["unset", "another"])
 async def test_without_the_setting_a_page_reads_nothing_and_changes_nothing(
-    devtools: str, origins: tuple[str, ...]
+    browser: Browser, origins: tuple[str, ...]
 ) -> None:
-    async with visited(devtools, *origins) as (shown, http, url):
+    async with visited(browser, *origins) as (shown, http, url):
         fetches = [
-            await shown.run(FAILS.format(f'"{url}{RECORDS}"', options))
+            await run(shown, FAILS.format(f'"{url}{RECORDS}"', options))
             for options in ("{}", LINES, APPEND, SIMPLE)
         ]
-        unread = await shown.run(
-            f'return (await fetch("{url}{LOG}/close", {{method: "POST", mode: "no-cors"}})).type'
+        unread = await run(
+            shown,
+            f'return (await fetch("{url}{LOG}/close", {{method: "POST", mode: "no-cors"}})).type',
         )
-        events: Any = await shown.run(EVENTS_FAIL.format(url=url, entries=RECORDS))
-        socket = await shown.run(SOCKET.format(url=url, log=LOG))
+        events: Any = await run(shown, EVENTS_FAIL.format(url=url, entries=RECORDS))
+        socket = await run(shown, SOCKET.format(url=url, log=LOG))
         log = (await http.ask("GET", LOG)).json
 
     assert fetches == ["TypeError"] * 4
@@ -171,7 +174,7 @@ async def test_without_the_setting_a_page_reads_nothing_and_changes_nothing(
     assert (log["next_offset"], log["state"]) == (2, "OPEN")
 
 
-async def test_an_event_source_keeps_the_id_that_comes_before_any_event(devtools: str) -> None:
+async def test_an_event_source_keeps_the_id_that_comes_before_any_event(browser: Browser) -> None:
     """Through a proxy that cuts the first connection after what came at once."""
     seen: list[str | None] = []
     async with served() as http:
@@ -193,14 +196,15 @@ async def test_an_event_source_keeps_the_id_that_comes_before_any_event(devtools
                 await http.ask("POST", RECORDS, {"text": "meanwhile"})
             return answer
 
-        async with somewhere(proxy) as url, page(devtools, url + "/") as shown:
-            found = await shown.run(
+        async with somewhere(proxy) as url, page(browser, url + "/") as shown:
+            found = await run(
+                shown,
                 'const source = new EventSource("/tail");'
                 "const text = await new Promise((done) => {"
                 "  source.onmessage = (event) => done(JSON.parse(event.data).text);"
                 "});"
                 "source.close();"
-                "return text;"
+                "return text;",
             )
 
     assert found == "meanwhile"
@@ -241,9 +245,8 @@ const urls = performance.getEntriesByType("resource").map((entry) => entry.name)
 """
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_the_guides_program_and_streams_work_in_a_page_with_a_token(
-    devtools: str, with_tokens: tuple[Guarded, Issuer]
+    browser: Browser, with_tokens: tuple[Guarded, Issuer]
 ) -> None:
     guarded, issuer = with_tokens
     url, (program,) = guarded.http.urls[0], snippets("javascript")
@@ -252,16 +255,16 @@ async def test_the_guides_program_and_streams_work_in_a_page_with_a_token(
     own, _ = await guarded.token("manage:logs/*", "append:logs/*", "read:logs/*")
     issued = issuer.jwt("manage:logs/*", "append:logs/*", "read:logs/*")
     for token in (own, issued):
-        async with somewhere() as elsewhere, page(devtools, elsewhere + "/") as shown:
-            await shown.run(f'sessionStorage.setItem("token", "{token}")')
+        async with somewhere() as elsewhere, page(browser, elsewhere + "/") as shown:
+            await run(shown, f'sessionStorage.setItem("token", "{token}")')
             source = program.source.replace("http://127.0.0.1:8080", url)
-            printed = await shown.run(f"{PRINTING}{source}return printed;")
-            reported = await shown.run(
+            printed = await run(shown, f"{PRINTING}{source}return printed;")
+            reported = await run(
+                shown,
                 f'const gateway = "{url}", token = "{token}";{streams}{CONNECTED}'
                 "events.close(); socket.onclose = null; socket.close();"
-                "return [record, tailed, urls];"
+                "return [record, tailed, urls];",
             )
-            await shown.run("sessionStorage.clear()")
 
         assert printed == program.output.splitlines()
         assert reported[:2] == ["a record", 1]
@@ -269,9 +272,8 @@ async def test_the_guides_program_and_streams_work_in_a_page_with_a_token(
         assert [one for one in reported[2] if token in one] == []
 
 
-@pytest.mark.asyncio(loop_scope="module")
 async def test_a_page_without_its_token_or_with_a_used_up_ticket_reads_nothing(
-    devtools: str, with_tokens: tuple[Guarded, Issuer]
+    browser: Browser, with_tokens: tuple[Guarded, Issuer]
 ) -> None:
     guarded, _ = with_tokens
     url, path = guarded.http.urls[0], "/v1/logs/orders/records"
@@ -279,15 +281,16 @@ async def test_a_page_without_its_token_or_with_a_used_up_ticket_reads_nothing(
     made = await guarded.ask(token, "POST", "/v1/tickets", {"path": path})
     query = f"?limit=2&ticket={made.json['ticket']}"
     assert (await guarded.ask(None, "GET", path + query)).status == 200
-    async with somewhere() as elsewhere, page(devtools, elsewhere + "/") as shown:
-        refused = await shown.run(
+    async with somewhere() as elsewhere, page(browser, elsewhere + "/") as shown:
+        refused = await run(
+            shown,
             f'const answer = await fetch("{url}{path}");'
-            'return [answer.status, (await answer.json()).code, answer.headers.get("WWW-Authenticate")];'
+            'return [answer.status, (await answer.json()).code, answer.headers.get("WWW-Authenticate")];',
         )
         fails = EVENTS_FAIL.format(url=url, entries=path)
-        without = await shown.run(fails)
+        without = await run(shown, fails)
         guarded.skews["s"] = 31.0
-        late = await shown.run(fails.replace("?limit=2", query))
+        late = await run(shown, fails.replace("?limit=2", query))
         guarded.skews["s"] = 0.0
 
     assert refused[:2] == [401, "unauthenticated"]

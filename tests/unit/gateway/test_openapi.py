@@ -68,3 +68,14 @@ async def test_the_pages_name_no_other_host(gateway: Gateway) -> None:
 
         assert "<html" in page
         assert not re.findall(r"(?:https?:)?//[a-z]", page), path
+
+
+async def test_without_tokens_the_caller_is_everyone(gateway: Gateway) -> None:
+    answer = await gateway.ask("GET", "/v1/caller")
+
+    assert answer.json == {
+        "who": "everyone",
+        "requires_tokens": False,
+        "grants": ["admin:*"],
+        "expires_at": None,
+    }

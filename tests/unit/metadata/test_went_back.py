@@ -165,7 +165,7 @@ async def test_a_clients_witness_shows_another_service_that_the_database_was_res
         assert not two.client.witnesses
         await restore(stores, old)
 
-        holder._urls = [two.url]
+        holder.urls = [two.url]
         await all_refused(holder, row)
         await until(lambda: is_reported(two), "the second service tells it")
 

@@ -34,7 +34,7 @@ API_TABLE = {
     428: "precondition-required",
     429: "overloaded",
     503: "not-enough-bookies entry-unavailable metadata-unavailable recovery-blocked read-only "
-    "metadata-busy database-went-back shutting-down",
+    "metadata-busy database-went-back shutting-down service-unavailable",
     504: "quorum-timeout",
     500: "internal-error",
     501: "coding-unknown",

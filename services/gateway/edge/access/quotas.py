@@ -63,12 +63,12 @@ class Flow:
 class Usage:
     """The use of quotas at this gateway by one token, or by all JWTs of one subject together."""
 
-    __slots__ = ("_begun_ledgers", "_bytes", "_ledgers", "_quotas", "_requests", "_who", "flows")
+    __slots__ = ("_begun_ledgers", "_bytes", "_ledgers", "_requests", "_who", "flows", "quotas")
 
     def __init__(
         self, who: str, quotas: TokenQuotas, clock: Callable[[], float] | None = None
     ) -> None:
-        self._who, self._quotas = who, quotas
+        self._who, self.quotas = who, quotas
         clock = clock or asyncio.get_running_loop().time
         requests, count = quotas.requests_per_s, quotas.bytes_per_s
         self._requests = None if requests is None else Bucket(requests, clock)
@@ -82,7 +82,7 @@ class Usage:
 
     def begin(self, announced: int) -> None:
         """Charge a new request and its `announced` bytes. Raises: Overloaded, charging nothing."""
-        most = self._quotas.connections
+        most = self.quotas.connections
         # Closing connections don't count: a tail whose client is gone ends only at its next write.
         if (
             most is not None
@@ -90,10 +90,10 @@ class Usage:
         ):
             raise self._beyond(f"{most} connections with requests under way", 1)
         if self._bytes is not None and (wait_s := self._bytes.wait_s(1)):
-            raise self._beyond(f"{self._quotas.bytes_per_s} bytes per second", wait_s)
+            raise self._beyond(f"{self.quotas.bytes_per_s} bytes per second", wait_s)
         if self._requests is not None:
             if wait_s := self._requests.wait_s(1):
-                raise self._beyond(f"{self._quotas.requests_per_s} requests per second", wait_s)
+                raise self._beyond(f"{self.quotas.requests_per_s} requests per second", wait_s)
             self._requests.use(1)
         self.charge(announced)
 
@@ -123,7 +123,7 @@ class Usage:
     @contextlib.contextmanager
     def new_ledger(self, is_open: Callable[[int], bool]) -> Iterator[set[int]]:
         """Reserve quota for a ledger, whose id the block adds to the set. Raises: Overloaded."""
-        most = self._quotas.open_ledgers
+        most = self.quotas.open_ledgers
         if most is None:
             yield set()
             return

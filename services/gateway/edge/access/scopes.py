@@ -115,7 +115,7 @@ class Caller:
     """The sender of a request, with its grants."""
 
     __slots__ = (
-        *("connections", "ends_at", "everywhere", "grants", "id"),
+        *("connections", "ends_at", "everywhere", "granted", "grants", "id"),
         *("issued", "somewhere", "usage", "who"),
     )
 
@@ -132,7 +132,9 @@ class Caller:
         1970. `issued`: the claims of the caller's JWT; such a caller has no `token_id`.
         """
         self.who, self.id, self.ends_at, self.issued = who, token_id, ends_at, issued
-        self.grants = tuple(map(Grant.parsed, grants))
+        self.granted = tuple(grants)
+        """The grants as text."""
+        self.grants = tuple(map(Grant.parsed, self.granted))
         self.everywhere = _union(grant for grant in self.grants if grant.kind is None)
         """The caller's scopes on everything."""
         self.somewhere = _union(self.grants)

@@ -158,10 +158,12 @@ async def ignore_expect(_request: web.Request) -> None:
     """Ignore the header `Expect` at first: `send_continue` responds to it when the body is read."""
 
 
-async def read_object(request: web.Request, room: limits.Room) -> dict[str, Any]:
+async def read_object(
+    request: web.Request, room: limits.Room, bytes_max: int = limits.CONTROL_BYTES_MAX
+) -> dict[str, Any]:
     """Read the body as a JSON object. A missing body is read as `{}`. Raises: as `read`."""
     media_type(request, (JSON,))
-    data = await read(request, room, min(room.limits.body_bytes_max, limits.CONTROL_BYTES_MAX))
+    data = await read(request, room, min(room.limits.body_bytes_max, bytes_max))
     if not data:
         return {}
     value: Any = await in_turn(

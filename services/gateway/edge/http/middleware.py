@@ -121,6 +121,11 @@ class Metrics(Collector):
         self._counts[key][bisect_left(_BUCKETS, seconds)] += 1
         self._sums_s[key] += seconds
 
+    def totals(self) -> Iterable[tuple[str, str, int, int, float]]:
+        """Yield, for each method, route and status, the count and the sum of the latencies in s."""
+        for key, counts in self._counts.items():
+            yield *key, sum(counts), self._sums_s[key]
+
     def collect(self) -> Iterable[Metric]:
         """Yield the current values of the request counter and the latency histogram."""
         requests = CounterMetricFamily(

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from aiohttp import web
+
 from loadtest.ports import free_ports
 from loadtest.stores import Stores
 from quorumlog.errors import QuorumLogError
@@ -135,6 +137,8 @@ class Gateway:
     logs: LogManager
     proxy: Proxy
     """Between it and the metadata service."""
+    app: web.Application
+    """The public one."""
 
     async def kill(self) -> None:
         """End without a goodbye: nothing is settled, nothing is closed."""
@@ -231,7 +235,7 @@ async def gateway(
             await ends.enter_async_context(
                 listening(one, host="127.0.0.1", port=number, limits=listen)
             )
-        made = Gateway(engine, ends, logs, proxy)
+        made = Gateway(engine, ends, logs, proxy, app)
         world.gateways.append(made)
 
         async def is_ready() -> bool:

@@ -55,6 +55,7 @@ async def places(
                 "consumer": "me",
                 "path": "chat/42",
                 "id": "0" * 16,
+                "bookie": "bookie-9",
             },
         )
 

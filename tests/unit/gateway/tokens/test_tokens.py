@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from loadtest.stores import StoreServers
+from quorumlog.wire.token_bodies import TokenQuotas
 from tests.support.waiting import until, within
 from tests.unit.gateway.tokens.support import LOG, NAMESPACE, OTHER_LOG, Guarded, guarded
 from tests.unit.logs.support import Answer
@@ -126,6 +127,26 @@ async def test_a_request_is_refused_before_its_body_is_sent(gateways: Guarded) -
 
         assert status in head
         writer.close()
+
+
+async def test_a_caller_is_told_what_its_token_allows(gateways: Guarded) -> None:
+    quotas = TokenQuotas(requests_per_s=100)
+    secret, token_id = await gateways.token(
+        f"append:logs/{LOG}", "read:cluster", expires_in_s=600, quotas=quotas
+    )
+
+    limited = (await gateways.ask(secret, "GET", "/v1/caller")).json
+    admin = (await gateways.ask(gateways.admin, "GET", "/v1/caller")).json
+
+    assert limited.pop("expires_at").endswith("Z")
+    assert limited == {
+        "who": f"the token a test ({token_id})",
+        "requires_tokens": True,
+        "grants": [f"append:logs/{LOG}", "read:cluster"],
+        "quotas": quotas.model_dump(mode="json"),
+    }
+    assert (admin["grants"], admin["expires_at"], "quotas" in admin) == (["admin:*"], None, False)
+    assert (await gateways.ask(None, "GET", "/v1/caller")).status == 401
 
 
 async def test_lists_show_what_the_token_may_read(gateways: Guarded) -> None:

@@ -1,0 +1,114 @@
+"""Pages of the console in a browser, and checks of how a page looks and reads."""
+
+import re
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    ViewportSize,
+    WebError,
+)
+
+from tests.support.browser import DEADLINE_MS
+
+_IMPACTS: Final = ("serious", "critical")
+_PHONE: Final[ViewportSize] = {"width": 375, "height": 812}
+
+_TOO_WIDE: Final = """() => {
+  if (!document.querySelector("meta[name=viewport]")) return ["<meta name=viewport> is missing"];
+  const { scrollWidth, clientWidth } = document.documentElement;
+  if (scrollWidth <= clientWidth) return [];
+  const beyond = [...document.querySelectorAll("body *")]
+    .filter((element) => element.getBoundingClientRect().right > clientWidth)
+    .map((element) => element.cloneNode().outerHTML);
+  return [`the page is ${scrollWidth} px wide`, ...beyond];
+}"""
+
+
+class Tabs:
+    """Opens pages, each with its own cookies and storage, and collects the errors that they log.
+
+    Errors are calls of `console.error`, exceptions that no script catches, violations of the content security
+    policy, and requests that fail or get a status of 400 or more.
+    """
+
+    def __init__(self, browser: Browser, url: str) -> None:
+        self._browser, self._url = browser, url
+        self._contexts: list[BrowserContext] = []
+        self._errors: list[str] = []
+        self.expected: list[str] = []
+        """Regular expressions of errors that the test expects, such as `status of 403 .*/v1/tokens`."""
+
+    async def open(self, **options: Any) -> Page:
+        """Open an empty page. `options`: those of Playwright's `new_context`, such as `color_scheme`."""
+        context = await self._browser.new_context(
+            **{"base_url": self._url, "reduced_motion": "reduce", **options}
+        )
+        self._contexts.append(context)
+        context.set_default_timeout(DEADLINE_MS)
+        context.on("console", self._note_message)
+        context.on("weberror", self._note_exception)
+        return await context.new_page()
+
+    async def close(self) -> None:
+        """Close all pages."""
+        for context in self._contexts:
+            await context.close()
+
+    @property
+    def unexpected(self) -> list[str]:
+        """The errors so far that no expression in `expected` matches, each with the URL of its source."""
+        return [e for e in self._errors if not any(re.search(known, e) for known in self.expected)]
+
+    def _note_message(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self._errors.append(f"{message.text} {message.location['url']}")
+
+    def _note_exception(self, error: WebError) -> None:
+        self._errors.append(str(error.error))
+
+
+async def no_serious_violations(page: Page) -> None:
+    """Fail if axe-core finds a serious or critical violation, in either colour scheme.
+
+    The page must set its background, because axe-core takes the browser's own dark background for white.
+    """
+    async for scheme in _schemes(page):
+        rules = (await Axe().run(page)).response["violations"]
+        found = [
+            f"{rule['id']} ({rule['impact']}) at {node['target']}: {rule['help']}: {node['failureSummary']}"
+            for rule in rules
+            if rule["impact"] in _IMPACTS
+            for node in rule["nodes"]
+        ]
+        assert not found, f"in the {scheme} colour scheme:\n" + "\n".join(found)
+
+
+async def fits_phone(page: Page) -> None:
+    """Fail if the page scrolls sideways on a phone's screen, in either colour scheme."""
+    size = page.viewport_size
+    assert size is not None
+    await page.set_viewport_size(_PHONE)
+    async for scheme in _schemes(page):
+        found = await page.evaluate(_TOO_WIDE)
+        assert not found, f"in the {scheme} colour scheme:\n" + "\n".join(found)
+    await page.set_viewport_size(size)
+
+
+async def _schemes(page: Page) -> AsyncIterator[str]:
+    """Show the page in each colour scheme in turn, its own scheme last."""
+    is_dark = await page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    for scheme in ("light", "dark") if is_dark else ("dark", "light"):
+        await page.emulate_media(color_scheme=scheme)
+        yield scheme
+
+
+async def log_in(page: Page, token: str) -> None:
+    """Log in by the form that the page shows."""
+    await page.get_by_label("Token").fill(token)
+    await page.get_by_role("button", name="Log in").click()
