@@ -136,7 +136,7 @@ async def test_paused_repairs_are_a_problem_that_a_button_ends(page: Page) -> No
     await page.goto("/")
     await expect(verdict(page)).to_contain_text("repairs are paused")
 
-    await problem(page, "repairs are paused").get_by_role("button").click()
+    await problem(page, "repairs are paused").get_by_role("button").press("Enter")
     await confirm(page, "Resume repairs")
 
     await expect(problem(page, "repairs are paused")).to_have_count(0)

@@ -45,7 +45,7 @@ def test_rows_that_can_not_be_posted_leave_nothing(
     log = cluster.create("appended-not")
     frame = spark.range(10, numPartitions=2).selectExpr("if(id = 9, NULL, 'x') AS value")
 
-    with pytest.raises(Exception, match="value is null"):
+    with pytest.raises(Exception, match="has null in the column"):
         append_batches(frame, log=log, gateway_url=cluster.urls)
 
     assert cluster.values(log) == []

@@ -230,7 +230,7 @@ def test_a_row_of_the_size_that_the_guide_names_fits(
         (["id"], {"topic": "written"}, r"to_json\(struct\(\*\)\)"),
         (["'x' AS value"], {"topic": "written", "txnApp": "a"}, "is it txnAppId"),
         (["'x' AS value"], {"topic": "gone"}, "NoSuchLog: there is no log gone"),
-        (["cast(NULL AS string) AS value"], {"topic": "written"}, "value is null"),
+        (["cast(NULL AS string) AS value"], {"topic": "written"}, "has null in the column"),
     ],
 )
 def test_what_can_not_be_written_is_refused(

@@ -1,6 +1,6 @@
 """Copies the console's JavaScript libraries from the npm registry: `make vendor` (needs npm).
 
-The lock file in `services/gateway/console` names the versions and their hashes. The files change in two ways: an
+The lock file in `requirements/npm` names the versions and their hashes. The files change in two ways: an
 import names the copied file, and the comment about a source map goes.
 """
 
@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-CONSOLE: Final = Path(__file__).resolve().parents[2] / "services" / "gateway" / "console"
+_ROOT: Final = Path(__file__).resolve().parents[2]
+CONSOLE: Final = _ROOT / "services" / "gateway" / "console"
 FILES: Final = {
     "preact.js": ("preact", "dist/preact.mjs"),
     "preact-hooks.js": ("preact", "hooks/dist/hooks.mjs"),
@@ -26,7 +27,7 @@ def vendored() -> dict[str, str]:
     """The contents of the files, by their names. Raises: CalledProcessError if npm fails."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("package.json", "package-lock.json"):
-            shutil.copy(CONSOLE / name, folder)
+            shutil.copy(_ROOT / "requirements" / "npm" / name, folder)
         subprocess.run(
             ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"),
             cwd=folder,

@@ -75,7 +75,7 @@ class ConsoleRoutes(op.Handlers, tag="About"):
     @op.operation(
         "GET /console/{file}",
         (FILE,),
-        replies={200: Reply("The file.", {"text/javascript": Content(_TEXT)})},
+        replies={200: Reply("The file.", {media: Content(_TEXT) for media in _MEDIA})},
         errors=(RouteNotFound,),
         scope=OPEN,
     )

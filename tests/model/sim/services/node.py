@@ -371,8 +371,8 @@ class _Held:
     def holdings(self) -> "_Held":
         return self
 
-    def ledger(self, ledger_id: int) -> SimBookie:
-        return self._node.ledgers[ledger_id]
+    def row_names(self, ledger_id: int) -> tuple[RowName, ...]:
+        return self._node.ledgers[ledger_id].row_names
 
     @property
     def withheld(self) -> set[int]:
