@@ -36,6 +36,7 @@ _HEADERS: Final = {
 }
 _INDEX: Final = "index.html"
 _TEXT: Final[dict[str, Any]] = {"type": "string"}
+_MEDIA: Final = ("text/javascript", "text/css", "image/svg+xml")
 
 FILE: Final = path_text("file", r"[a-z-]+\.(js|css|svg)", "The file's name.", "style.css")
 
