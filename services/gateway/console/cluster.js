@@ -40,7 +40,7 @@ export const setState = (name, state) => () =>
 
 export function Drain({ name, done }) {
   return html`<${Act} label="Drain" title=${`Drain ${name}`} act=${setState(name, "draining")} done=${done}>
-    <p>${name} accepts no more entries of writers, and autorecovery moves its entries to other bookies. It still answers reads.
+    <p>${name} accepts no more entries from writers, and autorecovery moves its entries to other bookies. It still answers reads.
       No ledger is fenced. The state survives restarts.</p>
     <p>The page Repair shows the progress. When the drain is done, stop the bookie and decommission it there.
       The other bookies need enough free space.</p>
@@ -49,14 +49,14 @@ export function Drain({ name, done }) {
 
 export function ReadOnly({ name, done }) {
   return html`<${Act} label="Make read-only" title=${`Make ${name} read-only`} act=${setState(name, "read-only")} done=${done}>
-    <p>${name} accepts no more entries of writers and keeps the entries that it has. Writers use other bookies.
-      This is for the maintenance of its machine. The state survives restarts.</p>
+    <p>${name} accepts no more entries from writers and keeps the entries that it has. Writers use other bookies.
+      Use this for the maintenance of its machine. The state survives restarts.</p>
   <//>`;
 }
 
 export function Writable({ name, label = "Make writable", done }) {
   return html`<${Act} label=${label} title=${`Make ${name} writable`} act=${setState(name, "writable")} done=${done}>
-    <p>${name} accepts entries of writers again. This ends a drain; entries that were moved already stay where they are.</p>
+    <p>${name} accepts entries from writers again. This ends a drain; entries that were already moved stay where they are.</p>
   <//>`;
 }
 
@@ -65,8 +65,8 @@ export function Maintenance({ name, isPaused, done }) {
     title=${`${isPaused ? "Resume" : "Pause"} the maintenance of ${name}`} done=${done}
     act=${() => call("PUT", `/v1/bookies/${quoted(name)}/maintenance`, { json: { paused: !isPaused } })}>
     <p>${isPaused
-      ? `${name} checks its files (scrub) and compacts them again.`
-      : `${name} stops to check its files (scrub) and to compact them, which spares its disk. A restart of the bookie resumes both.`}</p>
+      ? `${name} resumes checking its files (scrub) and compacting them.`
+      : `${name} stops checking its files (scrub) and compacting them, which reduces the load on its disk. A restart of the bookie resumes both.`}</p>
   <//>`;
 }
 

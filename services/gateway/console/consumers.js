@@ -28,7 +28,7 @@ export function useRates(logs, at) {
 
 /** The last rate of a log. */
 export function Rate({ of: rates = [] }) {
-  return rates.length ? count(Math.round(rates[rates.length - 1] * 10) / 10) : html`<span title="The page shows the rate after its next load.">—</span>`;
+  return rates.length ? count(Math.round(rates[rates.length - 1] * 10) / 10) : html`<span title="The rate appears after the next refresh.">—</span>`;
 }
 
 /** How far a consumer is behind. */
@@ -48,7 +48,7 @@ export function Lease({ of: lease }) {
 
 export function DeleteConsumer({ of: row, done }) {
   return html`<${Act} label="Delete" title=${`Delete the consumer ${row.consumer}`} typed=${row.consumer} isDanger done=${done} act=${() => call("DELETE", pathOf(row))}>
-    <p>The cluster forgets how far the consumer has read. A consumer that is made again with this name begins where it is told to. While a worker holds the lease, the gateway refuses the deletion.</p>
+    <p>The cluster forgets how far the consumer has read. A new consumer of this name begins where its program says. While a worker holds the lease, the gateway refuses the deletion.</p>
   <//>`;
 }
 
@@ -59,7 +59,7 @@ function Reset({ of: row, done }) {
     return call("POST", `${pathOf(row)}/reset`, { json: { to: /^-?\d+$/.test(place) ? Number(place) : place } });
   };
   return html`<${Act} label="Reset" title=${`Reset the consumer ${row.consumer}`} act=${act} done=${done}>
-    <p>The consumer continues at another record. Its worker loses the lease and must acquire it again. Now it is at offset ${count(row.offset)}.</p>
+    <p>The consumer continues at another record. Its worker loses the lease and must acquire it again. The committed offset is now ${count(row.offset)}.</p>
     <${ResetFields} kept=${kept} />
   <//>`;
 }
@@ -78,10 +78,10 @@ export function Consumers({ name, caller }) {
   return html`<section aria-label="Consumers">
     <h2>Consumers</h2>
     <div class="row"><${Field} label="Consumer's name begins with" type="search" value=${prefix} set=${setPrefix} /></div>
-    ${prefix && !asked && html`<p class="quiet" role="status">No consumer's name begins like this: all are shown.</p>`}
+    ${prefix && !asked && html`<p class="quiet" role="status">No consumer's name begins like this, so all consumers are shown.</p>`}
     <${Loaded} loaded=${consumers}>${() => html`<${Fragment}>
       <${Table} caption="Consumers of the log" rows=${consumers.rows} of=${(row) => row.consumer}
-        empty="No consumer. A program creates one by its first commit or lease; see the guide of consumers."
+        empty="No consumer. A program creates one by its first commit or lease; see the guide to consumers."
         columns=${[
           { name: "Consumer", show: (row) => row.consumer },
           { name: "Committed offset", isNumber: true, show: (row) => count(row.offset) },

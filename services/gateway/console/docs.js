@@ -281,7 +281,7 @@ function Try({ one, caller }) {
       ${!caller && html`<span class="quiet">You are not logged in. Where tokens are required, most requests get 401.</span>`}</div>
   </form>
   ${isAsking && html`<${Dialog} title="Send this DELETE request?" onClose=${() => setAsking(false)}>
-    <p><code>DELETE ${request.url}</code></p><p>The request deletes data of this cluster. It can’t be undone.</p>
+    <p><code>DELETE ${request.url}</code></p><p>The request deletes data of this cluster. This can’t be undone.</p>
     <footer><button type="button" onClick=${() => setAsking(false)}>Cancel</button><button type="button" class="danger" onClick=${send}>Delete</button></footer>
   <//>`}
   <${Failure} error=${error} />
@@ -304,7 +304,7 @@ function Details({ one, schemas, links, caller }) {
       ${!isProblem(entry) && Object.entries(entry[1].headers || {}).filter(([, it]) => it.description).map(([name, it]) => html`<div><code>${name}</code> <${Line} of=${it.description} links=${links} /></div>`)}
     </li>`)}</ul>
     <h4>Try it</h4>
-    ${one.responses["101"] ? html`<p class="quiet">This operation opens a WebSocket, which this page can’t do.</p>` : html`<${Try} one=${one} caller=${caller} />`}
+    ${one.responses["101"] ? html`<p class="quiet">This operation opens a WebSocket, which this page can’t send.</p>` : html`<${Try} one=${one} caller=${caller} />`}
   </div>`;
 }
 
@@ -369,7 +369,7 @@ function Reference({ openapi, caller }) {
     </aside>
     <div>
       <${Text} of=${openapi.info.description} links=${links} />
-      <p>Release ${openapi.info.version}. The same as data: <a href="/openapi.json">/openapi.json</a>.</p>
+      <p>Release ${openapi.info.version}. As a document for programs: <a href="/openapi.json">/openapi.json</a>.</p>
       ${found.map(([tag, all]) => html`<section key=${tag} aria-label=${tag}><h2>${tag}</h2>
         ${all.map((one) => html`<details class="operation" key=${one.id} id=${one.id} open=${Boolean(opened[one.id])} onToggle=${(event) => toggled(one, event.currentTarget.open)}>
           <summary><span class=${`method ${one.method.toLowerCase()}`}>${one.method}</span> <code>${one.path}</code> <span class="summary">${one.summary}</span></summary>

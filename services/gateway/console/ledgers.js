@@ -98,14 +98,14 @@ function Create() {
   return html`<${Act} label="Create a ledger" act=${create} done=${(ledger) => { location.hash = to("ledgers", String(ledger.ledger_id)); }}>
     <p>This gateway becomes the writer of the ledger. The sizes and the digest can't be changed later.</p>
     <${Field} label="Ensemble size (E)" ...${field("ensemble_size")} ...${size}
-      help="The number of bookies that store the ledger. More bookies than the write quorum stripe the entries." />
+      help="The number of bookies that store the ledger. With more bookies than the write quorum, entries are striped over them." />
     <${Field} label="Write quorum (Qw)" ...${field("write_quorum")} ...${size}
       help="The number of bookies that store each entry, at most E." />
     <${Field} label="Ack quorum (Qa)" ...${field("ack_quorum")} ...${size}
       help="The number of bookies that must have an entry on disk before an append is acknowledged, at most Qw. Any Qa - 1 bookies may be lost without the loss of an acknowledged entry." />
     <${Choice} label="Digest, with which readers verify entries" ...${field("digest")} options=${DIGESTS} />
     <${Field} label="Password (optional)" type="password" ...${field("password")} required=${form.digest === "hmac-sha256"}
-      help="If set, each append and each read of the ledger needs it. It can't be recovered." />
+      help="If set, each append and each read of the ledger needs the password. A lost password can't be recovered." />
     <${Pairs} label="Custom metadata" pairs=${pairs} set=${setPairs}
       help="For your own use. The value of the name “namespace” decides which access tokens may use the ledger." />
   <//>`;
@@ -295,7 +295,7 @@ function Recovery({ ledger, caller, ask, reload, known, blocked, services, id })
       ${away.length > 0
         ? html`<p>These bookies store the last entries and do not answer. Start their processes with their data directories:</p>
           <ul>${away.map((member) => html`<li><strong>${member}</strong>${known(member).url && html`, at ${known(member).url}`} <${Standing} member=${member} known=${known} /></li>`)}</ul>`
-        : html`<p>All bookies of the last fragment report that they run. A bookie in limbo or with damage can't answer for its entries: look at the <a href="#/">overview</a>, and at the bookies' logs.</p>`}
+        : html`<p>All bookies of the last fragment report that they run. A bookie in limbo or with damage can't say which entries it had: look at the <a href="#/">overview</a>, and at the bookies' logs.</p>`}
       <p>${NEXT_TRY}</p>`}
     ${mayOnLedger(caller, "append|manage", ledger) && html`<${Act} label="Recover the ledger now" act=${() => ask("POST", "/recover", { json: {} })} done=${reload}>
       <p>A recovery fences the ledger at its bookies, finds its last entry, and closes the ledger for ever. Acknowledged entries are kept. A writer that still runs can't append any more.</p><//>`}
@@ -303,7 +303,7 @@ function Recovery({ ledger, caller, ask, reload, known, blocked, services, id })
       <p>The recovery then assumes that the bookie has no entries. Acknowledged entries that only this bookie had are lost for ever, and the ledger reports for ever that it may lack entries.</p>
       ${mayOnLedger(caller, "admin", ledger)
         ? html`<${Act} label="Recover without these bookies" isDanger typed=${id} act=${declare} done=${reload}>
-            <p>This can't be undone. First look for the bookie's disk: a bookie that starts with it on another machine has the entries.</p>
+            <p>This can't be undone. First look for the bookie's disk: a bookie that is started on another machine with this disk has the entries.</p>
             <${Gone} members=${members} known=${known} chosen=${chosen} set=${setChosen} />
           <//>`
         : html`<p class="quiet">This needs a token with the scope admin on the ledger.</p>`}`}
@@ -374,7 +374,7 @@ function Doings({ ledger, caller, ask, reload, id, setPassword }) {
     setText("");
     reload();
   };
-  if (ledger.log !== null) return html`<p class="quiet">The log <${Log} name=${ledger.log} /> owns this ledger: close or delete the log.</p>`;
+  if (ledger.log !== null) return html`<p class="quiet">This ledger belongs to the log <${Log} name=${ledger.log} />. To close or delete the ledger, close or delete the log.</p>`;
   return html`<div class="row">
     ${ledger.state === "OPEN" && mayOnLedger(caller, "append", ledger) && html`<${Act} label="Close" title=${`Close ledger ${id}`} act=${() => ask("POST", "/close")} done=${reload}>
       <p>The writer closes the ledger at its last acknowledged entry. A CLOSED ledger accepts no more entries.</p><//>`}
@@ -404,8 +404,8 @@ function Copies(context) {
   const { report, error, method } = found;
   const lacks = report && [
     ...report.lacking.map((one) => ({ ...one, what: one.why === "damaged" ? "unreadable on the bookie" : "missing on the bookie" })),
-    ...report.differing.map((one) => ({ ...one, bookie: "several", what: "copies differ: a defect. Keep the bookies' data." })),
-    ...report.lost.map((one) => ({ ...one, bookie: Object.keys(one.answers).join(", "), what: "lost: every bookie denies it", isLost: true })),
+    ...report.differing.map((one) => ({ ...one, bookie: "several", what: "the copies differ, which is a defect: keep the data of these bookies" })),
+    ...report.lost.map((one) => ({ ...one, bookie: Object.keys(one.answers).join(", "), what: "lost: every bookie answers that it does not have them", isLost: true })),
     ...report.silent.map((bookie) => ({ bookie, what: "the bookie does not answer" })),
   ];
   return html`<section aria-label="Check of the copies">

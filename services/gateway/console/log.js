@@ -34,7 +34,7 @@ function Shown({ name, caller, query, tab }) {
     <${Failure} error=${loaded.error} retry=${loaded.reload} />
     ${loaded.error?.code === "no-such-log" && html`<p><a href="#/logs">All logs</a></p>`}
     ${notice && html`<div class="notice good" role="status"><p>${notice}</p></div>`}
-    ${!known && html`<p>${tab === "records" || tab === "tail" ? `The token of ${caller.who} does not allow reading the records of this log.` : "The log has no such part."}</p>`}
+    ${!known && html`<p>${tab === "records" || tab === "tail" ? `The token of ${caller.who} does not allow reading the records of this log.` : "The log has no such page."}</p>`}
     ${!log && !loaded.error && html`<p class="quiet" role="status">Loading …</p>`}
     ${log && tab === "" && html`<${Overview} ...${{ ...shared, rates, mayRead, reload: loaded.reload, setNotice }} />`}
     ${log && known && tab === "records" && html`<${Browse} key=${`${log.created_at} ${query.get("from")}`} ...${shared} reload=${loaded.reload} />`}
@@ -58,7 +58,7 @@ function Overview({ name, caller, log, rates, mayRead, reload, setNotice }) {
       ["Offsets", log.next_offset === log.first_offset ? `none; the next is ${count(log.next_offset)}` : `${count(log.first_offset)} to ${count(log.next_offset - 1)}`],
       ["Bytes in closed ledgers", mayRead ? html`<${Size} key=${log.created_at} log=${log} />` : undefined],
       ["Records/s", html`<${Rate} of=${rates} />`],
-      ["Owner", log.owner ? log.owner.url : "none: the next append or read finds one"],
+      ["Owner", log.owner ? log.owner.url : "none: the next append or read makes a gateway the owner"],
       ["Created", html`<${Ago} time=${log.created_at} />`],
       ["Archived", log.archived_through === null ? undefined : `below offset ${count(log.archived_through)}`],
       ["Version", count(log.version)],
@@ -67,7 +67,7 @@ function Overview({ name, caller, log, rates, mayRead, reload, setNotice }) {
     <div class="row">
       ${mayAppend && isOpen && html`<${Append} name=${name} log=${log} done=${(text) => done(text)()} />`}
       ${mayManage && isOpen && html`<${Act} label="Roll" title="Begin a new ledger" act=${() => call("POST", `/v1/logs/${quoted(name)}/roll`)} done=${done("The log continues in a new ledger.")}>
-        <p>The log closes its open ledger and continues in a new one. Appends go on. Then retention, truncation and archiving can treat the closed ledger.</p><//>`}
+        <p>The log closes its open ledger and continues in a new one. Appends continue. Retention, truncation and archiving can then drop or archive the closed ledger.</p><//>`}
     </div>
     <h2>Settings</h2>
     <${Facts} of=${[
@@ -89,7 +89,7 @@ function differences(before, now) {
   const found = LIMITS.filter((one) => before.settings[one.name] !== now.settings[one.name])
     .map((one) => `“${one.title}” is ${limited(one, now.settings[one.name])} now.`);
   if (before.deletion_protection !== now.deletion_protection) found.push(`The deletion protection is ${now.deletion_protection ? "on" : "off"} now.`);
-  if (!found.length) found.push("No setting has changed: the log has another ledger, owner or writer.");
+  if (!found.length) found.push("No setting has changed, but the log has another ledger, owner or writer.");
   return found;
 }
 
@@ -116,7 +116,7 @@ function Change({ name, caller, log, reload, done }) {
       const told = [...differences(from.now, now), await changer(caller, name, from.openedAt)].join(" ");
       from.now = now;
       reload();
-      throw new Problem(0, { title: "The log was changed while this form was open", detail: `${told} Nothing of this form was saved. Check the form, and save again to change the log as it is now.` });
+      throw new Problem(0, { title: "The log was changed while this form was open", detail: `${told} Nothing in this form was saved. Check the form, and save again to apply it to the log as it is now.` });
     }
   };
   return html`<${Act} label="Change settings" act=${act} done=${done}>
@@ -149,16 +149,16 @@ function End({ name, log, mayRead, done }) {
     <div class="row">
       <${Act} label="Truncate" title="Drop old records" typed=${name} isDanger disabled=${log.deletion_protection} act=${truncate}
         done=${(now) => done(`The log begins at offset ${count(now.first_offset)} now.`)()}>
-        <p>Drops whole ledgers of which all records are below an offset. Nobody can read these records again.</p>
+        <p>Drops whole ledgers whose records are all below an offset. These records can't be restored.</p>
         <${TruncateFields} ...${{ name, log, mayRead }} kept=${kept} />
       <//>
       ${log.state === "OPEN" && html`<${Act} label="Close for good" title="Close the log for good" typed=${name} isDanger
         act=${() => call("POST", `${path}/close`, { params })} done=${done("The log is closed for good.")}>
-        <p>The log accepts no record any more, and can't be opened again. Its records stay readable; readers of the tail learn that the log has ended.</p>
+        <p>The log accepts no more records, and can't be opened again. Its records stay readable; readers of the tail learn that the log has ended.</p>
       <//>`}
       <${Act} label="Delete" title="Delete the log" typed=${name} isDanger disabled=${log.deletion_protection}
         act=${() => call("DELETE", path, { params })} done=${() => { location.hash = "#/logs"; }}>
-        <p>Deletes the log with all ${count(log.next_offset - log.first_offset)} records, its ${count(log.ledgers.length)} ledgers and its consumers. Nobody can bring them back. Then the name is free for a new log.</p>
+        <p>Deletes the log with all ${count(log.next_offset - log.first_offset)} records, its ${count(log.ledgers.length)} ledgers and its consumers. They can't be restored. The name is then free for a new log.</p>
       <//>
     </div>
   </section>`;

@@ -78,7 +78,7 @@ export function LimitFields({ form, change }) {
   return html`<${Fragment}>
     ${LIMITS.map((one) => html`<${Field} label=${one.title} help=${one.help} value=${form[one.name]} set=${(text) => change({ [one.name]: text })} />`)}
     <label class="check"><input type="checkbox" checked=${form.isProtected} onChange=${(event) => change({ isProtected: event.target.checked })} />
-      Deletion protection <small>While it is on, nobody can delete, truncate or overwrite the log. Retention continues.</small></label>
+      Deletion protection <small>While it is on, the log can't be deleted, truncated or overwritten. Retention continues.</small></label>
   <//>`;
 }
 
@@ -105,7 +105,7 @@ export function pairs(text, separator, what) {
     const at = line.indexOf(separator);
     if (at < 1) refuse(`Write each ${what} on a line of its own, as name${separator} value.`);
     const name = line.slice(0, at).trim();
-    if (Object.hasOwn(found, name)) refuse(`The ${what} “${name}” is there twice.`);
+    if (Object.hasOwn(found, name)) refuse(`The ${what} “${name}” appears twice.`);
     Object.defineProperty(found, name, { value: line.slice(at + 1).trim(), enumerable: true });
   }
   return found;

@@ -33,7 +33,7 @@ export function Logs({ caller, query }) {
       ${mayCreate && html`<${Create} />`}
     </div>
     ${settled && !isName(settled)
-      ? html`<p class="quiet" role="status">No log's name begins like this. Names have letters, digits, dots, hyphens and underscores.</p>`
+      ? html`<p class="quiet" role="status">No log's name begins like this. Names have letters, digits, dots, hyphens and underscores, and begin with a letter or digit.</p>`
       : html`<${List} prefix=${settled} />`}
     <details class="section" onToggle=${(event) => setOpen(event.currentTarget.open)}>
       <summary><h2>Consumers of all logs</h2></summary>
@@ -107,7 +107,7 @@ const NEW = { roll_bytes: 2 ** 28, roll_entries: 0, roll_seconds: 0, retention_b
 const QUORUMS = {
   ensemble_size: ["Ensemble size", "Bookies among which the entries of a ledger are spread. Empty: 3."],
   write_quorum: ["Write quorum", "Copies of each entry. Empty: 3."],
-  ack_quorum: ["Ack quorum", "Copies that are on disk before an append is acknowledged. Empty: more than half of the write quorum."],
+  ack_quorum: ["Ack quorum", "Copies that must be on disk before an append is acknowledged. Empty: more than half of the write quorum."],
 };
 
 function Create() {
@@ -131,7 +131,7 @@ function CreateFields({ kept }) {
     name: "", compression: "none", digest: "crc32c", ensemble_size: "", write_quorum: "", ack_quorum: "", metadata: "", ...limitTexts(NEW, false),
   }));
   return html`<${Fragment}>
-    <${Field} label="Name" value=${form.name} set=${(name) => change({ name })} required maxLength="200" help="It never changes. Tokens can allow all logs whose names have one beginning, so begin related names alike." />
+    <${Field} label="Name" value=${form.name} set=${(name) => change({ name })} required maxLength="200" help="The name never changes. A token can allow all logs whose names have a common beginning, so let related names begin alike." />
     <h3>Settings that can change later</h3>
     <${LimitFields} form=${form} change=${change} />
     <h3>Settings that never change</h3>

@@ -71,22 +71,22 @@ function problemsOf({ cluster, stale, processes, infos, rates, isAdmin, reload }
   }
   if (status?.blocked) {
     add("blocked", "bad", `${plural(status.blocked, "recovery is", "recoveries are")} blocked`, html`
-      A recovery cannot find the end of these ledgers, so they stay open or in recovery. It is tried again and again.
+      A recovery cannot find the end of these ledgers, so they stay open or in recovery. Autorecovery retries again and again.
       <ul>${atMost(status.blocked_recoveries, (one) => html`<li>${toLedger(one.ledger_id)}: ${one.why}</li>`)}</ul>`,
       "Bring back the bookie that is named. Only if it is gone for ever, declare it lost on the page of the ledger.");
   }
   if (status?.lost_entries?.length) {
     add("entries", "bad", `${plural(status.lost_entries.length, "range")} of entries ${be(status.lost_entries)} on no bookie`, html`
-      Every bookie that could have them answers that it has not. Reads of them fail.
+      Each bookie that could have these entries answers that it does not have them. Reads of these entries fail.
       <ul>${atMost(status.lost_entries, (one) => html`<li>${toLedger(one.ledger_id)}: entries ${one.first} to ${one.last}</li>`)}</ul>`,
-      "Restore a copy of a disk that had them. Only if there is none, accept the loss on the page of the ledger.");
+      "Restore a copy of a disk that had these entries. Only if there is none, accept the loss on the page of the ledger.");
   }
   const entries = [...(infos || [])].filter(([, info]) => !info.error);
   const damaged = entries.filter(([, info]) => info.damages);
   if (damaged.length) {
     add("damage", "bad", `${theBookies(damaged.map(([name]) => name))} ${damaged.length === 1 ? "has" : "have"} damaged files`,
       "Bytes on the disk fail their checksum. Reads use other copies, and autorecovery queues repairs of the damaged entries.",
-      html`${damaged.slice(0, 5).map(([name]) => html`<${Damage} name=${name} label=${`Damage of ${name}`} />`)} Replace the disk if damage comes again.`);
+      html`${damaged.slice(0, 5).map(([name]) => html`<${Damage} name=${name} label=${`Damage of ${name}`} />`)} Replace the disk if files are damaged again.`);
   }
   const low = entries.filter(([, info]) => info.disk_low);
   if (low.length) {
@@ -108,7 +108,7 @@ function problemsOf({ cluster, stale, processes, infos, rates, isAdmin, reload }
       html`${toRepair("Show the queue and the reasons")} ${isAdmin && html`<${Audit} done=${reload} />`}`);
   }
   if (status?.paused) {
-    add("paused", "bad", "repairs are paused", "An operator has paused copying. Missing copies are found and queued, and not replaced.",
+    add("paused", "bad", "repairs are paused", "An operator has paused copying. Missing copies are found and queued, but not replaced.",
       isAdmin ? html`<${Pause} isPaused=${true} done=${reload} />` : "An administrator can resume them.");
   }
   if (cluster.kept_count) {
@@ -118,7 +118,7 @@ function problemsOf({ cluster, stale, processes, infos, rates, isAdmin, reload }
       toRepair("Rebuild the metadata"));
   }
   if (stale) {
-    add("stale", "bad", "Redis does not answer", "The states of bookies and processes are those that were known last. Nothing stops.", "Start Redis again.");
+    add("stale", "bad", "Redis does not answer", "This page shows the last known states of bookies and processes. Reads and appends continue.", "Start Redis again.");
   }
   const silentGateways = rates?.missing || [];
   if (silentGateways.length) {
@@ -139,23 +139,23 @@ function problemsOf({ cluster, stale, processes, infos, rates, isAdmin, reload }
     const full = readOnly.filter((one) => one.free_bytes < infos?.get(nameOf(one.id))?.read_only_below_bytes);
     add("read-only", "busy", `${theBookies(readOnly.map((one) => nameOf(one.id)))} ${be(readOnly)} read-only`,
       full.length ? `The disk of ${some(full.map((one) => nameOf(one.id)))} is full. It accepts entries again when there is room.`
-        : "An operator has made it read-only. It keeps its entries, answers reads, and accepts no entries of writers.",
+        : "An operator has made it read-only. It keeps its entries, answers reads, and accepts no entries from writers.",
       each(readOnly.filter((one) => !full.includes(one)), (name) => html`<${Writable} name=${name} label=${`Make ${name} writable`} done=${reload} />`));
   }
   const draining = named("draining");
   if (draining.length) {
     add("draining", "busy", `${theBookies(draining.map((one) => nameOf(one.id)))} ${be(draining)} draining`,
-      "Autorecovery moves its entries to other bookies. It accepts no entries of writers.", toRepair("Show the progress of the drain"));
+      "Autorecovery moves its entries to other bookies. The bookie accepts no entries from writers.", toRepair("Show the progress of the drain"));
   }
   const limbo = entries.filter(([, info]) => info.limbo?.ledgers);
   if (limbo.length) {
-    add("limbo", "busy", `${theBookies(limbo.map(([name]) => name))} ${limbo.length === 1 ? "checks" : "check"} what an earlier disk had`,
-      html`${limbo.slice(0, 5).map(([name, info]) => `${name} has ${plural(info.limbo.ledgers, "ledger")} left. `)}Until then it denies no entry of these ledgers.`,
+    add("limbo", "busy", `${theBookies(limbo.map(([name]) => name))} ${be(limbo)} in limbo after a possible loss of data`,
+      html`${limbo.slice(0, 5).map(([name, info]) => `${name} has ${plural(info.limbo.ledgers, "ledger")} left to check. `)}Until then the bookie reports no entry of these ledgers as absent.`,
       "This ends by itself.");
   }
   if (status?.misplaced) {
     add("zones", "busy", `${plural(status.misplaced, "ledger")} ${status.misplaced === 1 ? "is" : "are"} in too few zones`,
-      "They were created or repaired while a zone was away. The last check of all copies found this.", "Drain one of their bookies to move them.");
+      "These ledgers were created or repaired while a zone was away. The last check of all copies found them.", "Drain one of their bookies to move them.");
   }
   return found;
 }
@@ -164,7 +164,7 @@ function sentence(problems, cluster) {
   const bad = problems.filter((one) => one.tone === "bad");
   if (!bad.length) {
     const writable = cluster.bookies.filter((one) => one.state === "writable").length;
-    const notes = problems.length ? ` Of note: ${some(problems.map((one) => one.what), 3)}.` : "";
+    const notes = problems.length ? ` Also: ${some(problems.map((one) => one.what), 3)}.` : "";
     return `All is well: ${plural(writable, "bookie")} ${writable === 1 ? "is" : "are"} writable, and no ledger lacks copies.${notes}`;
   }
   return `${plural(bad.length, "problem needs", "problems need")} attention: ${some(bad.map((one) => one.what), 3)}.`;
@@ -197,12 +197,12 @@ function DamageList({ name }) {
   return html`<${Loaded} loaded=${loaded}>${(found) => html`<${Fragment}>
     <ul>
       ${atMost(found.entries, (one) => html`<li>${toLedger(one.ledger_id)}: ${plural(one.ranges.length, "range")} of entries,
-        in segment ${one.segment} at ${count(one.offset)}</li>`, 50)}
+        in segment ${one.segment} at byte ${count(one.offset)}</li>`, 50)}
       ${atMost(found.stretches, (one) => html`<li>Segment ${one.segment}, bytes ${count(one.start)} to ${count(one.end)}: ${one.reason}</li>`, 50)}
     </ul>
     ${!found.entries.length && !found.stretches.length && html`<p>The damage was repaired.</p>`}
-    ${found.is_cut && html`<p>There is more damage than the bookie remembers.</p>`}
-    <p class="quiet">Entries that are damaged here are unknown, never absent, until they are repaired from other bookies.</p>
+    ${found.is_cut && html`<p>There is more damage than this list shows.</p>`}
+    <p class="quiet">Until they are repaired from other bookies, damaged entries count as unknown, never as absent.</p>
   <//>`}<//>`;
 }
 
@@ -262,7 +262,7 @@ function useInfos(names, lost) {
 
 function sync(info) {
   const all = info.counters.log_syncs ? info.counters.log_sync_us / info.counters.log_syncs : null;
-  const [us, why] = info.sync_us ? [info.sync_us, "mean since the last look"] : [all, "mean since the bookie started"];
+  const [us, why] = info.sync_us ? [info.sync_us, "mean since the last refresh"] : [all, "mean since the bookie started"];
   return us ? html`<span title=${why}>${(us / 1000).toFixed(us < 10_000 ? 2 : 0)} ms</span>` : "—";
 }
 
@@ -315,7 +315,7 @@ function Processes({ services, processes, stale, error }) {
     <h2 id="processes">Gateways, metadata and autorecovery</h2>
     <${Facts} of=${[
       ["Postgres", html`<${State} of=${isAway ? "unavailable" : "ready"} /> ${isAway ? "The metadata service or its database does not answer." : "The metadata service reads it."}`],
-      ["Redis", html`<${State} of=${stale ? "unavailable" : "ready"} /> ${stale ? "States are those that were known last." : "It records heartbeats."}`],
+      ["Redis", html`<${State} of=${stale ? "unavailable" : "ready"} /> ${stale ? "The states are the last known ones." : "It records heartbeats."}`],
     ]} />
     <${Table} caption="Processes" rows=${rows} of=${(row) => row.kind + row.id + row.url} columns=${[
       { name: "Kind", show: (row) => html`<span class="whole">${row.kind}</span>` },

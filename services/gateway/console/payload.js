@@ -110,7 +110,7 @@ function Hex({ data }) {
   <//>`;
 }
 
-export const VIEWS = [["auto", "As it fits"], ["text", "Text"], ["json", "JSON tree"], ["hex", "Hexadecimal"]];
+export const VIEWS = [["auto", "Automatic"], ["text", "Text"], ["json", "JSON tree"], ["hex", "Hexadecimal"]];
 
 function download(data, name) {
   const url = URL.createObjectURL(new Blob([data], { type: "application/octet-stream" }));

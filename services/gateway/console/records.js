@@ -259,6 +259,6 @@ function AppendFields({ kept }) {
       <button type="button" disabled=${records.length >= APPENDED_MAX} onClick=${() => set({ records: [...records, EMPTY] })}>Another record</button>
       ${records.length > 1 && html`<button type="button" onClick=${() => set({ records: records.slice(0, -1) })}>Remove the last</button>`}
     </div>
-    <${Field} label="Writer token" value=${writer} set=${(text) => set({ writer: text })} inputMode="numeric" help="Only for a log that was opened for one writer." />
+    <${Field} label="Writer token" value=${writer} set=${(text) => set({ writer: text })} inputMode="numeric" help="Only for a log that a client opened as its only writer." />
   <//>`;
 }

@@ -42,7 +42,7 @@ function timeLeft(status, pace) {
   if (status.paused) return "not while repairs are paused";
   if (pace.seconds < PACE_S) return `not known: the page measures the pace for ${PACE_S} s first`;
   if (!pace.repaired) return `not known: no repair ended in the last ${duration(pace.seconds)}`;
-  return `about ${duration(status.queue.items / pace.repaired_per_s)}, if the rest goes as the last ${plural(pace.repaired, "repair")} did`;
+  return `about ${duration(status.queue.items / pace.repaired_per_s)}, if the rest goes like the last ${plural(pace.repaired, "repair")}`;
 }
 
 function Totals({ processes, status, pace }) {
@@ -53,7 +53,7 @@ function Totals({ processes, status, pace }) {
       : queue.items ? `Autorecovery repairs ${plural(queue.ledgers, "ledger")}.` : "No ledger lacks copies."}</p>
     <${Facts} of=${[
       ["Queued repairs", `${count(queue.items)} in ${plural(queue.ledgers, "ledger")}`],
-      ["Wait after a failure", count(queue.waiting)],
+      ["Waiting after a failure", count(queue.waiting)],
       ["Oldest", queue.items ? duration(queue.oldest_s) : "—"],
       ["Running", count(sumOf(processes, "working"))],
       ["Copied", `${bytes(sumOf(processes, "copied_bytes"))} since the processes started`],
@@ -91,12 +91,12 @@ function Limits({ status, done }) {
       lost_bookie_delay_s: (text) => number(text, "The delay", 0, 86400, false),
     };
     const changed = Object.keys(read).filter((name) => given[name] !== given.before[name]);
-    if (!changed.length) throw invalid("No limit differs from the present one.");
+    if (!changed.length) throw invalid("You have not changed any limit.");
     return call("PATCH", "/v1/autorecovery", { json: Object.fromEntries(changed.map((name) => [name, read[name](given[name])])) });
   };
   return html`<${Act} label="Change limits" title="Change the limits of repairs" act=${act} done=${done} onOpen=${open}>
-    <p>The limits hold at once for all processes of autorecovery, and survive restarts. An empty field restores the process's own default.</p>
-    <${Field} label="Bytes per second" ...${field("bytes_per_s")} inputmode="numeric" help="All processes together. Empty: no limit, unless the processes are configured with one." />
+    <p>The limits apply at once to all processes of autorecovery, and survive restarts. An empty field restores the default of each process.</p>
+    <${Field} label="Bytes per second" ...${field("bytes_per_s")} inputmode="numeric" help="For all processes together. Empty: no limit, unless the processes are configured with one." />
     <${Field} label="Concurrent repairs" ...${field("concurrency")} inputmode="numeric" help="In each process, 1 to 64." />
     <${Field} label="Lost-bookie delay in seconds" ...${field("lost_bookie_delay_s")} inputmode="decimal"
       help="How long a bookie may be absent before its entries are copied to other bookies. Raise it before the maintenance of a machine." />
@@ -143,8 +143,7 @@ function Check({ status, isAdmin, done }) {
       : before === null ? "The auditor has finished no check since it started."
         : `The last check compared ${plural(before, "ledger")} in ${duration(status.check_s)}.`}</p>
     ${isAdmin && html`<${Act} label="Check all copies" act=${() => call("POST", "/v1/checks")} done=${done} disabled=${status.check_runs}>
-      <p>Autorecovery compares the digests of all copies of all ledgers, and queues repairs of what is missing or damaged. All bookies read all
-        of their entries from their disks. It does the same by itself once a day, unless configured otherwise.</p><//>`}
+      <p>Autorecovery compares the digests of all copies of all ledgers, and queues repairs of entries that are missing or damaged. All bookies read all of their entries from their disks. Autorecovery makes this check once a day, unless configured otherwise.</p><//>`}
   </section>`;
 }
 
@@ -208,7 +207,7 @@ function Leaver({ bookie, isAdmin, reload }) {
       ${!isLost && html`<${Writable} name=${name} label="Cancel the drain" done=${reload} />`}
       <${Act} label="Decommission" title=${`Decommission ${name}`} isDanger typed=${name} done=${reload} disabled=${!isEmpty || !isLost}
         act=${() => call("DELETE", `/v1/bookies/${quoted(name)}`)}>
-        <p>${name} is removed from the list of bookies. Its name may come back only with an empty disk and the setting <code>AUTO_FIX_COOKIES=1</code>.</p>
+        <p>${name} is removed from the list of bookies. A bookie may use this name again only with an empty disk and the setting <code>AUTO_FIX_COOKIES=1</code>.</p>
         <p>The request is refused while the bookie runs, or while any ledger or repair names it.</p>
       <//></div>
     ${(!isEmpty || !isLost) && html`<p class="quiet">${isLost ? "Decommissioning is possible when no ledger names it." : "Decommissioning is possible when no ledger names it and its process is stopped."}</p>`}`}
@@ -258,14 +257,14 @@ function Report({ report }) {
       ["Open ledgers to recover", count(report.open_ledgers)], ["Ledgers that may have been deleted", count(report.may_be_deleted || 0)],
       ["Holes in logs", count(report.holes)], ["Next ledger id", count(report.next_ledger_id)],
     ]} />
-    <p class="quiet">same: the database has it. write: it is missing or outdated. tombstone: it was deleted. conflict and wait: nothing is written, see the findings.</p>
+    <p class="quiet">same: the database has the metadata. write: the metadata is missing or outdated. tombstone: the ledger or log was deleted. conflict, wait: nothing is written; see the findings.</p>
     ${rows.length > 0 && html`<${Table} caption="Findings" rows=${rows} of=${(row) => `${row.ledger_id} ${row.log} ${row.why}`} columns=${[
       { name: "Ledger or log", show: (row) => (row.log ? html`<a href=${to("logs", row.log)}>${row.log}</a>` : toLedger(row.ledger_id)) },
       { name: "Action", show: (row) => row.action }, { name: "Why", show: (row) => row.why },
     ]} />`}
     <${Pager} pager=${pager} />
     ${report.findings_left_out > 0 && html`<p class="quiet">${plural(report.findings_left_out, "more finding")} left out.</p>`}
-    <p class="quiet">No bookie holds: ${report.not_rebuilt.join(", ")}.</p>
+    <p class="quiet">Not restored, because no bookie holds it: ${report.not_rebuilt.join(", ")}.</p>
   </section>`;
 }
 
@@ -284,7 +283,7 @@ function Rebuild({ state, isAdmin, reload }) {
     }, setError);
   };
   const options = html`<${Field} label="Bookies that are gone for ever" value=${without} set=${setWithout} placeholder="bookie-1, bookie-2"
-    help="The rebuild does not wait for what only they hold. Leave this empty if they may come back." />`;
+    help="The rebuild does not wait for metadata that only these bookies hold. Leave this empty if they may come back." />`;
   return html`<section aria-labelledby="rebuild">
     <h3 id="rebuild">Rebuild of the metadata</h3>
     <p>${state.is_empty ? "The database never had a ledger, a log or a bookie." : "The database has metadata."} ${state.was_rebuilt ? "It was rebuilt before." : "It was never rebuilt."}${" "}
@@ -296,12 +295,12 @@ function Rebuild({ state, isAdmin, reload }) {
       <${Act} label="Rebuild" title="Rebuild the metadata" isDanger typed="rebuild" act=${rebuild(false)}>
         <ol>
           <li>Restore the newest database if there is any: a rebuild cannot restore everything (tokens, settings of logs, logs without records, idempotency keys).</li>
-          <li>Stop all other gateways and autorecovery, and start all bookies. What only a silent bookie holds is not restored.</li>
-          <li>Look at what the rebuild would write, then start it. It may be repeated. It ends when you leave this page, and what was written stays.</li>
+          <li>Stop all other gateways and autorecovery, and start all bookies. Metadata that only a silent bookie holds is not restored.</li>
+          <li>Look at what the rebuild would write, then start the rebuild. You may repeat it. It ends when you leave this page, and what was written stays.</li>
         </ol>
         ${options}
         <label><input type="checkbox" checked=${takesOver} onChange=${(event) => setTakesOver(event.target.checked)} />
-          ${" "}The lost database is gone for ever: accept the loss of changes that bookies know of without a copy, and let an empty database take over their cluster.</label>
+          ${" "}The lost database is gone for ever: accept the loss of changes that bookies know of without a copy, and let an empty database take over the cluster of these bookies.</label>
       <//></div>`}
     ${line && html`<div class="notice" aria-label="Rebuild under way"><${Working} line=${line} /><button type="button" onClick=${cancel}>Cancel</button>
       <small> It also ends when you leave this page.</small></div>`}
@@ -334,18 +333,18 @@ function Witnesses({ witnesses, kept, isAdmin, reload }) {
       { name: "Witness", show: (row) => html`<code>${row.witness}</code>` }, { name: "Reported by", show: (row) => row.holder },
     ]} /><${Pager} pager=${pager} />`}
     ${isNeeded && html`<ol>
-      <li>Restore the newest database: the old primary, a later backup, the write-ahead log up to its end. When it has all changes, this state ends by itself.</li>
+      <li>Restore the newest database: the old primary, a later backup, the write-ahead log up to its end. When the database has all changes, this notice disappears by itself.</li>
       <li>Only if there is no newer database: stop the other gateways and autorecovery, start all bookies, and rebuild the metadata (below).</li>
-      <li>Then accept the loss of the changes that are still missing. Each metadata service knows only what was reported to it, so look here again afterwards.</li>
+      <li>Then accept the loss of the changes that are still missing. Each metadata service knows only the changes that were reported to it, so check this page again afterwards.</li>
     </ol>`}
     ${isAdmin && isNeeded && html`<${Act} label="Accept the loss" title="Accept the loss of these changes" isDanger act=${accept} done=${reload}
       typed=${missing.length ? `lose ${missing.length}` : "end ledgers"}>
       <p>${missing.length ? `${plural(missing.length, "acknowledged change")} ${missing.length === 1 ? "is" : "are"} lost for ever.` : "The database lacks no change, but bookies keep ledgers."}
         First all copies on bookies are read. The request is refused while a rebuild would write metadata, because a recovery by older metadata would cut off acknowledged entries.</p>
       <${Field} label="Bookies that never return" value=${lost} set=${setLost} placeholder="bookie-1"
-        help="Every other registered bookie must answer. A ledger that is recovered meanwhile ends where the others know its end." />
+        help="Every other registered bookie must answer. A ledger that is recovered meanwhile ends where the other bookies know its end." />
       <${Field} label="Ledgers to end by the database's metadata" value=${ledgers} set=${setLedgers} placeholder="7, 9"
-        help="Only for ledgers whose copies show two histories (a conflict in the report of a rebuild). They may lack entries for ever." />
+        help="Only for ledgers whose copies show two histories (a conflict in the report of a rebuild). These ledgers may lack entries for ever." />
       <${Working} line=${line} />
       ${line && html`<button type="button" onClick=${cancel}>Stop</button>`}
     <//>`}
@@ -378,6 +377,6 @@ export function Repair({ caller }) {
     <${Loaded} loaded=${cluster}>${(found) => html`<${Leaving} bookies=${found.bookies} isAdmin=${isAdmin} reload=${reload} />`}<//>
     <${Queue} />
     <${Database} kept=${cluster.data?.kept_count || 0} isAdmin=${isAdmin} />
-    ${!isAdmin && html`<p class="quiet">The token of ${caller.who} allows to look. Changes need a token with admin on everything.</p>`}
+    ${!isAdmin && html`<p class="quiet">The token of ${caller.who} allows reading this page. Changes need a token with admin on everything.</p>`}
   <//>`;
 }

@@ -84,7 +84,7 @@ function Stripes({ ledger, at, known }) {
       })}</tbody>
     </table></div>
     ${shown > 0 && html`<small>${quorum === size
-      ? `Each bookie stores each entry.`
+      ? `Each bookie stores every entry.`
       : `Entry e is stored by ${quorum} of ${size} bookies, from position e mod ${size} on. The pattern repeats every ${size} entries.`}
       ${shown < size && shown === COLUMNS ? ` The first ${COLUMNS} entries of the round are shown.` : ""}</small>`}
   </section>`;

@@ -53,9 +53,9 @@ function offsets(log, one) {
 function notes(ledger) {
   return [
     ledger.degraded && "created with a bookie missing",
-    ledger.lost_entries?.length > 0 && "entries were accepted as lost",
+    ledger.lost_entries?.length > 0 && "the loss of entries was accepted",
     ledger.may_lack_entries && "may lack entries",
-    ledger.transaction && "of a transaction",
+    ledger.transaction && "written by a transaction",
   ].filter(Boolean).join(", ");
 }
 
@@ -71,7 +71,7 @@ export function Timeline({ log, mayRead }) {
   const of = (one) => loaded.data?.get(one.ledger_id);
   return html`<section aria-label="Ledgers">
     <h2>Ledgers</h2>
-    ${!shown.length && html`<p class="quiet">The log has no ledger yet: the first append makes one.</p>`}
+    ${!shown.length && html`<p class="quiet">The log has no ledger yet: the first append creates one.</p>`}
     ${shown.length > 0 && html`<${Fragment}>
       <p class="quiet">Ledgers ${count(Math.max(end - PAGE, 0) + 1)} to ${count(end)} of ${count(log.ledgers.length)}, the oldest on the left. A ledger with more records is wider.</p>
       <div class="timeline" aria-hidden="true">${shown.map((one) => html`<a tabIndex="-1" href=${to("ledgers", String(one.ledger_id))}

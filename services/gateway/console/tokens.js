@@ -61,7 +61,7 @@ function Until({ time }) {
 function Own({ caller }) {
   if (!caller.requires_tokens) {
     return html`<p class="notice">This gateway requires no tokens, so everyone may do everything. To require tokens,
-      create one for the scope admin on everything, then start the gateways with <code>REQUIRE_TOKENS=1</code>.</p>`;
+      create one with the scope admin on everything, then start the gateways with <code>REQUIRE_TOKENS=1</code>.</p>`;
   }
   return html`<section class="card" aria-labelledby="own"><h2 id="own">You are logged in with ${caller.who}</h2>
     <p>The token allows you to:</p>

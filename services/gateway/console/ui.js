@@ -75,7 +75,7 @@ export function Failure({ error, retry }) {
     <strong>${error.title || "The console failed"}</strong>
     <p>${error.message}</p>
     ${(error.errors || []).slice(0, 5).map((one) => html`<p><code>${one.pointer || ""}</code> ${one.detail}</p>`)}
-    ${error.outcome === "unknown" && html`<p>The request may have been carried out. Look before you try again.</p>`}
+    ${error.outcome === "unknown" && html`<p>The request may have been carried out. Check before you try again.</p>`}
     ${explained && html`<a href=${explained} target="_blank" rel="noreferrer">${error.code}</a>`}
     ${retry && html` <button type="button" onClick=${retry}>Try again</button>`}
   </div>`;
