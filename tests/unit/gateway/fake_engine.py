@@ -22,7 +22,7 @@ from quorumlog.errors import (
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State, Writer
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.record import Codec, make
-from quorumlog.wire.bodies import BookieInfo, BookieList
+from quorumlog.wire.bodies import BookieInfo, BookieList, ServiceList
 from services.gateway.engine import Engine
 from services.gateway.interface import (
     EntriesAppended,
@@ -307,6 +307,9 @@ class FakeEngine(Engine):
         await self._open(ledger_id, password)
         del self.ledgers[ledger_id]
         self.deleted.add(ledger_id)
+
+    async def services(self) -> ServiceList:
+        return ServiceList(services=())
 
     async def refresh(self) -> BookieList:
         return BookieList(

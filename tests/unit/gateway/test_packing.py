@@ -95,7 +95,6 @@ async def _filled(gateway: Gateway, count: int = 50, size: int = 1000) -> None:
         (ENTRIES, NDJSON),
         (f"{ENTRIES}/3", "application/octet-stream"),
         ("/openapi.json", "*/*"),
-        ("/docs", "text/html"),
     ],
 )
 async def test_a_compressed_answer_unpacks_to_the_plain_one(

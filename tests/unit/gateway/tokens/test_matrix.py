@@ -52,6 +52,7 @@ async def places(
                 "entry_id": "0",
                 "transaction": begun["transaction"],
                 "code": "invalid",
+                "file": "app.js",
                 "consumer": "me",
                 "path": "chat/42",
                 "id": "0" * 16,
