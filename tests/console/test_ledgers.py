@@ -99,7 +99,7 @@ async def test_a_filter_by_log_shows_the_logs_ledgers_and_leads_to_the_log(
     await expect(rows(page, "Ledgers")).to_have_count(1)
     await rows(page, "Ledgers").get_by_role("link").first.click()
 
-    await expect(page.get_by_text("owns this ledger")).to_be_visible()
+    await expect(page.get_by_text("This ledger belongs to the log")).to_be_visible()
     await expect(page.get_by_role("button", name="Delete")).to_have_count(0)
     await expect(facts(page, "Log").get_by_role("link")).to_have_attribute(
         "href", "#/logs/ledgers-of-it"
