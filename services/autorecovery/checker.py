@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from quorumlog.errors import NoSuchLedger, QuorumLogError
+from quorumlog.errors import NoSuchLedger, Overloaded, QuorumLogError
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import ask_bookie
 from quorumlog.net.metadata_client import MetadataClient
@@ -31,6 +31,8 @@ from services.autorecovery.findings import KnownLosses, missing_zones
 
 log = logging.getLogger(__name__)
 
+_REQUESTED_MAX: Final = 4
+"""Requested checks that run at once (chosen by judgement)."""
 _CHECKS_AT_ONCE: Final = 4
 _ASK_S: Final = 10.0
 _MISPLACED_MAX: Final = 10
@@ -59,6 +61,7 @@ class Checker:
         """Ids of the first ledgers that the last pass found in fewer zones than possible."""
         self.misplaced_count = 0
         self.pass_s = 0.0
+        self._requested = 0
         self.is_passing = False
         """Whether a check of all ledgers runs."""
         self.pass_ledgers = 0
@@ -116,6 +119,18 @@ class Checker:
         self.misplaced, self.misplaced_count = misplaced[:_MISPLACED_MAX], len(misplaced)
         self.pass_s = clock() - begun
         log.info("all-checked", extra={"took_s": round(self.pass_s, 3), "lacking": self.lacking})
+
+    async def verify_on_request(self, ledger_id: int, *, queue: bool) -> ReplicaReport:
+        """Like `verify`, for a caller of the API. A check reads all copies, and a request for one is
+        small. Raises: Overloaded if `_REQUESTED_MAX` requested checks already run.
+        """
+        if self._requested >= _REQUESTED_MAX:
+            raise Overloaded(f"{_REQUESTED_MAX} requested checks already run in this process")
+        self._requested += 1
+        try:
+            return await self.verify(ledger_id, queue=queue)
+        finally:
+            self._requested -= 1
 
     async def verify(self, ledger_id: int, *, queue: bool) -> ReplicaReport:
         """Checks one ledger now, and with `queue` queues repairs. Raises: NoSuchLedger,

@@ -33,7 +33,7 @@ class Drain(Body):
     repairs: int
     """The number of items for the bookie in the repair queue."""
     why: str
-    """What the drain waits for, for operators to read; empty if the drain is done."""
+    """The reason why the drain is not done, as a sentence; empty if the drain is done."""
     first: tuple[LedgerLeft, ...]
 
 

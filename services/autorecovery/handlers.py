@@ -101,14 +101,14 @@ async def check_all(request: web.Request, _given: Given) -> web.Response:
 @ROUTES.add(f"GET {_CHECK}", LEDGER_ID, roles=_ROLES, gives=_OBJECT)
 async def check_ledger(request: web.Request, given: Given) -> web.Response:
     """Compare the copies of a ledger's entries, without any change."""
-    report = await request.app[PARTS].checker.verify(given[LEDGER_ID], queue=False)
+    report = await request.app[PARTS].checker.verify_on_request(given[LEDGER_ID], queue=False)
     return web.json_response(_report_json(report))
 
 
 @ROUTES.add(f"POST {_CHECK}", LEDGER_ID, roles=_ROLES, gives=_OBJECT)
 async def mend_ledger(request: web.Request, given: Given) -> web.Response:
     """Compare the copies of a ledger's entries, and queue repairs of what members lack."""
-    report = await request.app[PARTS].checker.verify(given[LEDGER_ID], queue=True)
+    report = await request.app[PARTS].checker.verify_on_request(given[LEDGER_ID], queue=True)
     return web.json_response(_report_json(report))
 
 

@@ -167,6 +167,21 @@ async def test_the_copies_of_a_ledger_are_compared(operated: Operated) -> None:
     assert (status, found["code"]) == (404, "no-such-ledger")
 
 
+async def test_requested_checks_beyond_the_limit_get_overloaded(operated: Operated) -> None:
+    path = f"/v1/ledgers/{await ledger(operated)}/check"
+
+    async def is_refused() -> bool:
+        statuses = [
+            status
+            for status, _ in await asyncio.gather(*(operated.ask("GET", path) for _ in range(30)))
+        ]
+        assert set(statuses) <= {200, 429}
+        return 429 in statuses
+
+    await until(is_refused, "more checks are requested than run at once")
+    assert (await operated.ask("GET", path))[0] == 200
+
+
 async def test_lines_of_progress_are_passed_on(operated: Operated) -> None:
     assert await operated.ask("GET", "/v1/rebuild") == (
         200,
