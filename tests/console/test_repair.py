@@ -59,7 +59,7 @@ async def fill(cluster: Cluster, ledgers: int) -> None:
 
 
 async def status(page: Page) -> dict[str, Any]:
-    """What the process of autorecovery itself reports."""
+    """The status, asked of the autorecovery process and not of a gateway."""
     [found] = (await (await page.request.get("/v1/autorecovery")).json())["autorecovery"]
     assert isinstance(found, dict)
     return found

@@ -273,7 +273,12 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
             except QuorumLogError as error:
                 return found | {"error": error.detail}
             assert isinstance(answer.body, bytes)
-            status: dict[str, Any] = orjson.loads(answer.body)
+            try:
+                status = orjson.loads(answer.body)
+            except orjson.JSONDecodeError:
+                status = None
+            if not isinstance(status, dict):
+                return found | {"error": "it does not answer with a JSON object"}
             return found | status
 
         return await gather(*map(ask, await self._processes()))

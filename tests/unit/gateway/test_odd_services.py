@@ -41,6 +41,13 @@ class Odd:
             problem = orjson.loads(await got.read())
         return got.status, problem["code"], problem["outcome"]
 
+    async def listed(self, answer: Answer) -> tuple[int, list[dict[str, str]]]:
+        """The status of the response, and the processes of autorecovery that it lists."""
+        self.answer = answer
+        url = f"{self.world.engine.writer.url}/v1/autorecovery"
+        async with self._session.get(url) as got:
+            return got.status, orjson.loads(await got.read())["autorecovery"]
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def odd(servers: StoreServers) -> AsyncIterator[Odd]:
@@ -113,6 +120,19 @@ async def test_an_answer_that_is_too_large_is_refused(odd: Odd) -> None:
         return web.json_response({"a": "x" * ANSWER_BYTES_MAX})
 
     assert await odd.ask("GET", "/v1/repairs", large) == (503, "service-unavailable", "not-done")
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[1]", ""])
+async def test_a_status_that_is_no_object_is_shown_as_that_process_s_error(
+    odd: Odd, text: str
+) -> None:
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        return web.Response(text=text)
+
+    status, found = await odd.listed(answer)
+
+    assert status == 200
+    assert {one["id"]: one["error"] for one in found}["b"].startswith("it does not answer with")
 
 
 async def test_the_check_of_a_ledger_ends_when_its_client_leaves(odd: Odd) -> None:

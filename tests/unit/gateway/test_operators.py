@@ -120,7 +120,7 @@ async def test_the_service_behind_names_the_client_and_not_the_gateway(operated:
 async def test_a_caller_that_is_no_gateway_speaks_for_itself(operated: Operated) -> None:
     asked = {
         "id": "3d0ca315-aff9-4fc2-be61-3b76b9a2d798",
-        "who": "somebody else",
+        "who": "another client",
         "remote": "192.0.2.1",
         "operation": "x",
         "target": "y",

@@ -14,7 +14,7 @@ from tests.unit.gateway.fake_engine import FakeEngine
 
 
 class Sampled:
-    """Rates with counters and clocks that a test moves."""
+    """Rates, with counters and clocks that the test sets."""
 
     def __init__(self) -> None:
         self.counts = Counts()

@@ -8,7 +8,7 @@ from tests.unit.gateway.engine.support import world_of
 
 
 class Seen:
-    """What a gateway remembers, with a clock that a test moves."""
+    """What a gateway remembers, by a clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -18,7 +18,7 @@ class Seen:
         return ServiceList(services=())
 
     def gone(self, *services: ServiceInfo, stale: bool = False) -> list[str]:
-        """The ids of those that are told to be gone while these live."""
+        """The ids of the processes that are listed as gone while these are alive."""
         _, shown = self._presence.shown((), ServiceList(services=services, stale=stale))
         assert [one["id"] for one in shown[: len(services)]] == [one.id for one in services]
         rest = shown[len(services) :]
@@ -98,4 +98,4 @@ async def test_a_gateway_tells_of_services_that_it_saw(stores: Stores) -> None:
             return True
 
         await until(is_seen, "the process is listed")
-        await until(is_gone, "the process and the bookie are told to be gone")
+        await until(is_gone, "the process is listed as gone, and the bookie as lost")
