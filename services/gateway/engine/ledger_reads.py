@@ -7,9 +7,11 @@ read of the primary (rule 5).
 
 import asyncio
 import contextlib
+import logging
+from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from quorumlog import errors
 from quorumlog.net.driver import Driver, Reported, error_of
@@ -27,8 +29,27 @@ from services.gateway.engine.rows import is_closed
 from services.gateway.engine.tails import Tails
 from services.gateway.interface import LedgerView, ReadResult
 
+log = logging.getLogger(__name__)
+
 _SLACK_BYTES: Final = 64 << 10
 """Bytes added to the payload limit of a read, for columns and digests of many small entries."""
+_AHEAD_MAX: Final = 8
+"""Maximum number of pages that are read ahead and not yet asked for (chosen by judgement)."""
+_AHEAD_BYTES: Final = 1 << 20
+"""Larger pages are not read ahead. The edge reads a large page in parts of this size anyway."""
+_AHEAD_S: Final = 5.0
+"""After this time a page that was read ahead makes room for another one (chosen by judgement)."""
+_FOLLOWING_MAX: Final = 1000
+"""Maximum number of readers whose next page is known."""
+
+
+class _Page(NamedTuple):
+    """What a reader is expected to ask for next."""
+
+    ledger_id: int
+    first: int
+    limit: int
+    max_bytes: int
 
 
 class LedgerReads:
@@ -41,6 +62,8 @@ class LedgerReads:
         self._handles, self._peers = handles, peers
         self._rows, self._ends, self._ports = handles.rows, handles.ends, handles.ports
         self._gatekeeper = handles.gatekeeper
+        self._following: OrderedDict[_Page, None] = OrderedDict()
+        self._ahead: dict[_Page, tuple[float, asyncio.Future[list[Run]]]] = {}
         self.tails = Tails(self._poll_lac, self._ports.tasks)
 
     async def read(
@@ -74,7 +97,8 @@ class LedgerReads:
             if handle is not None:
                 runs = handle.recent(first, end, max_bytes)
             if not runs:
-                runs = await read_range(self._ports, row, first, end, max_bytes)
+                page = _Page(ledger_id, first, limit, max_bytes)
+                runs = await self._page(page, row, end, view.last_add_confirmed)
         return ReadResult(
             tuple(runs),
             runs[-1].last + 1 if runs else first,
@@ -83,6 +107,50 @@ class LedgerReads:
             view.lac_source,
             row.last_entry if view.closed else None,
         )
+
+    async def _page(self, page: _Page, row: LedgerMetadata, end: int, lac: int) -> list[Run]:
+        """Reads the entries of a page up to `end` from bookies. For a reader that asks for one page
+        after another, the next page is read while this one is sent.
+        """
+        is_in_order = self._following.pop(page, True) is None
+        _, ahead = self._ahead.pop(page, (0.0, None))
+        found = [] if ahead is None else await ahead
+        runs = [run for run in found if run.last <= end]
+        if not runs:
+            runs = await read_range(self._ports, row, page.first, end, page.max_bytes)
+        following = page._replace(first=runs[-1].last + 1)
+        if following.first <= lac and page.max_bytes <= _AHEAD_BYTES:
+            self._following[following] = None
+            if len(self._following) > _FOLLOWING_MAX:
+                self._following.popitem(last=False)
+            if is_in_order:
+                self._read_ahead(following, row, lac)
+        return runs
+
+    def _read_ahead(self, page: _Page, row: LedgerMetadata, lac: int) -> None:
+        """Starts to read a page, if there is room for it. If that fails, its reader tries again."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        if len(self._ahead) >= _AHEAD_MAX:
+            kept = self._ahead.items()
+            self._ahead = {key: held for key, held in kept if now_s - held[0] < _AHEAD_S}
+        if page in self._ahead or len(self._ahead) >= _AHEAD_MAX:
+            return
+        read: asyncio.Future[list[Run]] = loop.create_future()
+
+        async def fetch() -> None:
+            runs: list[Run] = []
+            try:
+                last = _end_before_lost(row, page.first, min(lac, page.first + page.limit - 1))
+                runs = await read_range(self._ports, row, page.first, last, page.max_bytes)
+            except errors.QuorumLogError:
+                log.debug("read-ahead-failed", extra={"ledger": page.ledger_id}, exc_info=True)
+            finally:
+                if not read.done():
+                    read.set_result(runs)
+
+        self._ahead[page] = now_s, read
+        self._ports.tasks.start(fetch())
 
     async def entry(
         self, ledger_id: int, entry_id: int, *, password: str | None = None

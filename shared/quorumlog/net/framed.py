@@ -7,7 +7,6 @@ notified of its end, and its guard can cut the connection.
 
 import asyncio
 import ctypes
-import io
 import threading
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -21,27 +20,36 @@ from quorumlog.net.connections import is_followed
 from quorumlog.net.sessions import ExpectedServer
 from quorumlog.wire import frames, problems
 
+# Bytes may be written until somebody else has the object (C API of `bytes`).
 _blank: Final = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
 )
 """`_blank(None, size)` returns `bytes` with uninitialized content. Raises: MemoryError."""
+_address: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(
+    ("PyBytes_AsString", ctypes.pythonapi)
+)
+_view: Final = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
+    ("PyMemoryView_FromMemory", ctypes.pythonapi)
+)
+_WRITABLE: Final = 0x200
 
 
 class InPlace:
-    """A buffer of a known size that is filled piece by piece.
+    """Immutable bytes of a known size, filled piece by piece and never copied.
 
-    `BytesIO` returns its buffer as immutable `bytes` without a copy. The buffer is not filled with
-    zeros, as `bytes(size)` would be, so the system commits memory only as bytes arrive, however
-    large a size the peer announces. No uninitialized memory is returned: `value` requires
-    `is_whole`.
+    The bytes are not filled with zeros, as `bytes(size)` would be, so the system commits memory
+    only as bytes arrive, however large a size the peer announces. No uninitialized memory is
+    returned: `value` requires `is_whole`.
+
+    Invariant: a view from `room` is used only while this object exists, which owns its memory.
     """
 
-    __slots__ = ("_at", "_file", "_view")
+    __slots__ = ("_at", "_data", "_view")
 
     def __init__(self, size: int) -> None:
-        """Allocate an empty buffer of `size` bytes. Raises: MemoryError."""
-        self._file = io.BytesIO(_blank(None, size))
-        self._view = self._file.getbuffer()
+        """Allocate `size` bytes without content. Raises: MemoryError."""
+        self._data: bytes = _blank(None, size)
+        self._view: memoryview = _view(_address(self._data), size, _WRITABLE)
         self._at = 0
 
     def room(self) -> memoryview:
@@ -67,7 +75,7 @@ class InPlace:
     def value(self) -> bytes:
         """The received bytes, once the buffer is whole."""
         assert self.is_whole
-        return self._file.getvalue()
+        return self._data
 
 
 SEND_BYTES_MAX: Final = 2 * 1024 * 1024
