@@ -62,6 +62,8 @@ def _single() -> Iterator[Work]:
         if count <= 256:
             yield _ours(f"HTTP, {count}", Ours.http, count)
             yield _ours(f"wrk, {count}", Ours.wrk, count)
+        if count == 1:
+            yield _ours("tail of one reader", Ours.tail)
         yield _jetstream(f"publish, {count}", JetStream.publish, count)
         yield _jetstream(f"nats bench, {count}", JetStream.nats_bench, count)
         yield _bookkeeper(f"asyncAddEntry, {count}", BookKeeper.append, count)
@@ -94,7 +96,6 @@ WORKS: Final = (
     _ours("1 open ledger", Ours.ledgers, 1),
     _ours("100 open ledgers", Ours.ledgers, 100),
     _ours("10000 open ledgers", Ours.ledgers, 10_000),
-    _ours("tail of one reader", Ours.tail),
     _ours("read in order, JSON", Ours.read, JSON),
     _ours("read in order, raw", Ours.read, FRAMES),
     _ours("read in order, Ledger.entries", Ours.entries),

@@ -14,7 +14,6 @@ from typing import Final
 import orjson
 
 from quorumlog import header
-from quorumlog.protocol.record import Run
 from services.gateway.edge import arrow
 from services.gateway.edge.http.follows import Followable, P
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
@@ -29,8 +28,6 @@ TAIL_BYTES: Final = 256 << 10
 """Bytes that a tail reads ahead: pages for hundreds of slow readers must fit in memory."""
 _ITEM_BYTES: Final = 64
 """Memory overhead of an entry or a record, besides its payload."""
-_COPIED_BYTES: Final = 4096
-"""Payloads up to this mean size are copied, which costs less than a view of each (measured)."""
 _FRAME: Final = struct.Struct(">QI")
 
 
@@ -204,9 +201,9 @@ class LedgerPages(Pages[ReadResult]):
         """The entry ids of a page."""
         return chain.from_iterable(run.ids for run in page.runs)
 
-    def payloads(self, page: ReadResult) -> Iterable[tuple[int, bytes | memoryview]]:
+    def payloads(self, page: ReadResult) -> Iterable[tuple[int, memoryview]]:
         """The entry ids of a page, each with the entry's payload."""
-        return chain.from_iterable(zip(run.ids, _payloads(run), strict=True) for run in page.runs)
+        return chain.from_iterable(zip(run.ids, run.payloads(), strict=True) for run in page.runs)
 
     def arrow(self, page: ReadResult) -> bytes:
         """Encode a page as an Arrow stream with the columns `entry_id` and `value`."""
@@ -323,11 +320,6 @@ class LogPages(Pages[LogBatches]):
     def ending(self, page: LogBatches) -> dict[str, int]:
         """The offset after the log's last record."""
         return {"next_offset": page.next}
-
-
-def _payloads(run: Run) -> Iterable[bytes | memoryview]:
-    is_small = run.payload_bytes <= _COPIED_BYTES * run.count
-    return run.copied_payloads() if is_small else run.payloads()
 
 
 def _records_json(found: StoredBatch, encoding: str) -> Iterator[bytes]:

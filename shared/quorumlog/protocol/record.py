@@ -246,10 +246,7 @@ class Run:
         view = memoryview(self.body)
         return (view[start:end] for start, end in itertools.pairwise(self._offsets))
 
-    def copied_payloads(self) -> Iterable[bytes]:
-        """All payloads in order, as copies. For small payloads of one size, they cost less than
-        views (measured).
-        """
+    def _copied_payloads(self) -> Iterable[bytes]:
         body, at = self.body, self._at
         column = body[at.sizes : at.digests]
         if column == column[:4] * self.count and self.count <= _TABLE_ENTRIES:
@@ -319,7 +316,7 @@ class Run:
             body[self._at.lacs : self._at.lengths],
             body[self._at.lengths : self._at.sizes],
         )
-        digests = codec.digests(heads, self.copied_payloads())
+        digests = codec.digests(heads, self._copied_payloads())
         if hmac.compare_digest(digests, body[at : at + count * size]):
             return []
         bad = []
