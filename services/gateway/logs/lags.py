@@ -1,8 +1,8 @@
 """Consumer lag for metrics. The owner of the log of committed offsets measures lag with each sweep.
 A scrape returns the last measurement and sends no requests.
 
-A measurement appends nothing. A measurement reads only log metadata that the sweep has read anyway,
-plus one log's if not all consumers are shown by name. Committed offsets come from this process's
+A measurement appends nothing. It uses the newest log metadata that the sweep has read, and reads
+one log's metadata itself if not all consumers are shown by name. Committed offsets come from this process's
 memory. The ends of logs come from their owners, with one request to each gateway per thousand logs.
 The append time of each consumer's next record is read from its entry once.
 """
@@ -10,7 +10,7 @@ The append time of each consumer's next record is read from its entry once.
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -72,18 +72,23 @@ class _Seen:
     head: LogHead | None
     """Set if the log's owner has to be asked for the end."""
 
+    @classmethod
+    def of(cls, row: LogMetadata) -> "_Seen":
+        return cls(row.created_at, row.first_offset, row.end_offset, head_to_ask(row))
+
 
 @dataclass(slots=True)
 class _Round:
-    """What the current sweep has read so far."""
+    """What the sweeps have read so far."""
 
     wanted: frozenset[str]
     """Names of the logs that have consumers."""
-    logs: dict[str, _Seen] = field(default_factory=dict)
+    named: Collection[str] = ()
+    """Names of the logs whose consumers are shown by name."""
+    logs: dict[str, _Seen | None] = field(default_factory=dict)
+    """None for a log that does not exist."""
     rows: dict[str, LogMetadata] = field(default_factory=dict)
-    """Metadata of the logs whose consumers are shown by name."""
-    has_no_owner: bool = False
-    """Whether the log of committed offsets is sealed and so has no owner."""
+    """Metadata of the logs in `named`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,8 @@ class Lags:
         self._came_ms: dict[Key, tuple[str, int, int]] = {}
         """For each shown consumer: its log's creation, an offset, and that record's append time."""
         self._round = _Round(frozenset())
+        self._is_sealed = False
+        """Whether the log of committed offsets is sealed, so that it may have no owner."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -135,12 +142,14 @@ class Lags:
 
     # --- the sweep -------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Begin a measurement round at the start of a sweep over all logs."""
+    def begin(self, *, reads_all: bool) -> set[str]:
+        """Begin a measurement at the start of a sweep, which may read all logs. Returns the names
+        of further logs whose metadata the measurement needs.
+        """
         if not self._is_owner:
             self._measured = None
             self._round = _Round(frozenset())
-            return
+            return set()
         kept = self._positions.kept
         self._named = {
             key: None for key in self._named if key in kept and key not in self._stranded
@@ -151,24 +160,31 @@ class Lags:
                 if len(self._named) >= CONSUMERS_SHOWN_MAX:
                     break
                 self._named[key] = None
-        self._round = _Round(frozenset(log for log, _ in kept))
+        wanted, named = frozenset(log for log, _ in kept), {log for log, _ in self._named}
+        before = self._round
+        if reads_all:
+            self._round = _Round(wanted, named, dict.fromkeys(wanted))
+            return set()
+        logs = {name: before.logs[name] for name in wanted & before.logs.keys()}
+        rows = {name: before.rows[name] for name in named & before.rows.keys()}
+        self._round = _Round(wanted, named, logs, rows)
+        return {name for name in wanted if name not in logs} | {
+            name for name in named if name not in rows and logs.get(name) is not None
+        }
 
-    def see(self, rows: Sequence[LogMetadata]) -> None:
-        """Record some of the sweep's log metadata, which was read from the primary."""
-        named = {log for log, _ in self._named}
-        for row in rows:
-            if row.name in self._round.wanted:
-                seen = _Seen(row.created_at, row.first_offset, row.end_offset, head_to_ask(row))
-                self._round.logs[row.name] = seen
-                if row.name in named:
-                    self._round.rows[row.name] = row
-            elif row.name == POSITIONS_LOG:
-                is_sealed = row.state is LogState.OPEN and not row.unsealed
-                self._round.has_no_owner = is_sealed and not self._is_owner
+    def see(self, name: str, row: LogMetadata | None) -> None:
+        """Record a log's metadata, which the sweep read from the primary; None: it is deleted."""
+        if name in self._round.wanted:
+            self._round.logs[name] = None if row is None else _Seen.of(row)
+            self._round.rows.pop(name, None)
+            if row is not None and name in self._round.named:
+                self._round.rows[name] = row
+        elif name == POSITIONS_LOG:
+            self._is_sealed = row is not None and row.state is LogState.OPEN and not row.unsealed
 
     def end(self) -> None:
         """Measure in the background after the sweep, unless a measurement is still running."""
-        if not (self._is_owner or self._round.has_no_owner):
+        if not (self._is_owner or self._is_sealed):
             return
         if self._task is None or self._task.done():
             self._task = self._ownership.task(self._measure(self._round))
@@ -176,13 +192,11 @@ class Lags:
     # --- the measurement -------------------------------------------------------------------------
 
     async def _measure(self, seen: _Round) -> None:
-        if seen.has_no_owner:
+        if not self._is_owner:
             # Asking for a page gives the sealed log an owner. Without an owner no lag is measured,
             # and lost workers would go unnoticed.
             with contextlib.suppress(QuorumLogError):
                 await self._positions.page(POSITIONS_LOG, after="", limit=1)
-            return
-        if not self._is_owner:
             return
         await self._learn_ends(seen)
         states: Counter[State] = Counter()
@@ -218,16 +232,13 @@ class Lags:
 
     async def _learn_ends(self, seen: _Round) -> None:
         """Learn the logs' ends. Ends are read after the metadata, and so are never older."""
-        heads = [log.head for log in seen.logs.values() if log.head is not None]
-        known = {
-            name: (log.created, log.end) for name, log in seen.logs.items() if log.end is not None
-        }
+        logs = {name: log for name, log in seen.logs.items() if log is not None}
+        heads = [log.head for log in logs.values() if log.head is not None]
+        known = {name: (log.created, log.end) for name, log in logs.items() if log.end is not None}
         for at in range(0, len(heads), _HEADS):
             for name, (end, _) in (await self._views.ends(heads[at : at + _HEADS])).items():
-                known[name] = seen.logs[name].created, end
-        self._ends = {
-            name: ended for name, ended in self._ends.items() if name in seen.logs
-        } | known
+                known[name] = logs[name].created, end
+        self._ends = {name: ended for name, ended in self._ends.items() if name in logs} | known
 
     def _behind(self, position: Position, log: _Seen | None) -> _Behind | None:
         """A consumer's unprocessed records; None if its log was replaced or the end is unknown."""

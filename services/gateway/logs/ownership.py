@@ -26,10 +26,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_WRITERS_MAX: Final = 10_000
-"""Ledgers whose writers are cached, so that the sweep reads less metadata."""
-
-
 CONSUMER_EXPIRY_S: Final = 2_592_000.0
 """The default for the expiry of unused consumers: 30 days."""
 
@@ -54,7 +50,9 @@ class LogTimes:
     consumer_expiry_s: float = CONSUMER_EXPIRY_S
     """A consumer is deleted after this long without use; 0: never."""
     sweep_every_s: float = 5.0
-    """Interval of the sweep over all logs (protocol.md, Times)."""
+    """Interval of the sweep over changed and due logs (protocol.md, Times)."""
+    sweep_all_every_s: float = 300.0
+    """Interval at which the sweep reads all logs, whatever changes were announced."""
     orphans_every_s: float = 10.0
     orphan_age_s: float = ORPHAN_AGE_S
 
@@ -72,7 +70,7 @@ class Ownership:
         now: Callable[[], Now],
     ) -> None:
         """Starts without handles."""
-        self._engine, self._peers = engine, peers
+        self._engine, self._peers, self._now = engine, peers, now
         self.times = times
         self.counts = LogCounts()
         self.index = OffsetIndex()
@@ -89,7 +87,6 @@ class Ownership:
         )
         self._handles: dict[str, LogHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._writers: dict[int, Writer] = {}
         self._is_draining = False
         self._sealing: Mapping[str, asyncio.Future[None]] = {}
         self.rereads = Rereads(
@@ -132,29 +129,29 @@ class Ownership:
         if handle is not None:
             handle.hear(event)
 
-    def tick(self, row: LogMetadata) -> bool:
+    def learn(self, row: LogMetadata) -> bool:
         """Notify the log's owner here, and return whether this process owns the log. An owner
-        learns the settings, which another gateway may have changed, and acts on the time. An owner
-        that `row` no longer names ends.
+        learns the settings, which another gateway may have changed. An owner that `row` no longer
+        names ends.
         """
         self.notify(row.name, HeadLearned(LogHead.of(row)))
         owner = self.owner(row.name)
         if owner is None or not owner.is_mine(row):
             return False
         self.notify(row.name, RowTaken(row))
-        self.notify(row.name, Ticked())
         return True
 
     async def writer_of(self, ledger_id: int) -> Writer | None:
-        """The cached writer of a ledger, which never changes. Raises: NoSuchLedger."""
-        writer = self._writers.get(ledger_id)
-        if writer is None:
-            writer = (await self._engine.get(ledger_id)).writer
-            if writer is not None:
-                self._writers[ledger_id] = writer
-                if len(self._writers) > _WRITERS_MAX:
-                    del self._writers[next(iter(self._writers))]
-        return writer
+        """The writer of a ledger. Raises: NoSuchLedger."""
+        return (await self._engine.get(ledger_id)).writer
+
+    def tick(self) -> None:
+        """Notify owners whose logs are due to roll."""
+        now = self._now()
+        for name in self.owned:
+            owner = self.owner(name)
+            if owner is not None and owner.tenancy.is_roll_due(now):
+                self.notify(name, Ticked())
 
     async def is_other_alive(self, writer: Writer) -> bool:
         """Whether a process is alive. This process counts as gone from logs that it doesn't own."""

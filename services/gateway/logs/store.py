@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 _ROWS_MAX: Final = 2000
 """Logs whose metadata is cached for reads within sealed ledgers."""
 
+_HEARD_MAX: Final = 10_000
+"""Names of changed logs that wait for the sweep; more make the sweep read all logs."""
+
 RECENT_S: Final = 0.2
 """How long an answer of the metadata service is reused for further pages of a read, which may be a
 hundred or more. Another gateway's deletion or truncation may stay invisible for this long (chosen
@@ -118,7 +121,7 @@ class MetadataLogs:
 
 
 class LogRows:
-    """Log metadata from the primary, and a cache of what was read."""
+    """Log metadata from the primary, a cache of what was read, and which logs have changed."""
 
     def __init__(self, store: MetadataLogs) -> None:
         """Starts with an empty cache."""
@@ -127,6 +130,23 @@ class LogRows:
         self._rows: dict[str, tuple[LogMetadata, float]] = {}
         """Cached metadata, each with the time of its request."""
         self._changes = 0
+        self._heard: set[str] | None = None
+
+    def heard(self, name: str) -> None:
+        """Note that any process has changed, created or deleted a log."""
+        if self._heard is not None:
+            self._heard.add(name)
+            if len(self._heard) > _HEARD_MAX:
+                self.gap()
+
+    def gap(self) -> None:
+        """Note that changes of any log may have been missed."""
+        self._heard = None
+
+    def take_heard(self) -> set[str] | None:
+        """Return and forget the names of changed logs; None if changes may have been missed."""
+        taken, self._heard = self._heard, set()
+        return taken
 
     async def row(self, name: str) -> LogMetadata:
         """The log's metadata from the primary. Raises: NoSuchLog, MetadataUnavailable."""

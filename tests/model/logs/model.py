@@ -95,6 +95,23 @@ VERIFY_S: Final = 2.0
 TIMES = LogTimes(append_s=20.0, settle_s=5.0, probe_every_s=0.05, jitter_s=0.01, drain_s=5.0)
 
 
+class Logs(dict[str, LogMetadata]):
+    """The database's logs, which announce each change."""
+
+    def __init__(self, announce: Callable[[str], None]) -> None:
+        super().__init__()
+        self._announce = announce
+
+    def __setitem__(self, name: str, row: LogMetadata) -> None:
+        super().__setitem__(name, row)
+        self._announce(name)
+
+    def free(self, name: str) -> LogMetadata:
+        row = self.pop(name)
+        self._announce(name)
+        return row
+
+
 @dataclass(slots=True)
 class Ledger:
     row: LedgerMetadata
@@ -143,7 +160,7 @@ class Cluster:
         """With their ends, which stay what they were for ever."""
         self.collect_s = 0.0
         """The time until bookies drop a deleted ledger."""
-        self.logs: dict[str, LogMetadata] = {}
+        self.logs = Logs(self.announce)
         self.freed: dict[str, int] = {}
         """Names of logs that were deleted, with the version that the row has since."""
         self.places: dict[int, int] = {}
@@ -176,6 +193,12 @@ class Cluster:
         gateway = Gateway(self, f"g{next(self.names)}")
         self.gateways[gateway.writer.id] = gateway
         return gateway
+
+    def announce(self, name: str) -> None:
+        """Gateways that hear of changes hear that this log has changed."""
+        for gateway in self.gateways.values():
+            if gateway.unheard_until <= self.now():
+                gateway.logs.rows.heard(name)
 
     async def delay(self) -> None:
         await turns(self.random.choice((0, 0, 1, 2, 5)))
@@ -383,6 +406,7 @@ class Gateway:
         if self.unheard_until > at:
             return  # cut off once more
         rereads = self.logs.ownership.rereads
+        self.logs.rows.gap()
         rereads.gap()
         if not self._is_rereading:
             self._is_rereading = True
@@ -747,7 +771,9 @@ class Store(MetadataLogs):
         version = self.cluster.freed.get(log.name, 0) + 1
         created_at = f"2026-01-02T03:04:05.{version:06}Z"
         made = replace(log, version=version, created_at=created_at)
-        row = self.cluster.logs.setdefault(log.name, made)
+        if is_new:
+            self.cluster.logs[log.name] = made
+        row = self.cluster.logs[log.name]
         await self.gateway.hear(UNKNOWN)
         return row, is_new
 
@@ -838,7 +864,7 @@ class Store(MetadataLogs):
         if self.row(log.name).version != log.version:
             return RowChanged(self.row(log.name))
         check_unprotected(self.row(log.name))
-        row = self.cluster.logs.pop(log.name)
+        row = self.cluster.logs.free(log.name)
         self.cluster.freed[log.name] = row.version + 1
         gone = self.cluster.deleted_with[log.name] = set[int]()
         for item in row.items:
