@@ -1,17 +1,16 @@
 """Consumer lag for metrics. The owner of the log of committed offsets measures lag with each sweep.
 A scrape returns the last measurement and sends no requests.
 
-A measurement appends nothing. It uses the newest log metadata that the sweep has read, and reads
-one log's metadata itself if not all consumers are shown by name. Committed offsets come from this process's
-memory. The ends of logs come from their owners, with one request to each gateway per thousand logs.
-The append time of each consumer's next record is read from its entry once.
+A measurement appends nothing. Committed offsets come from this process's memory, and the metadata of
+logs from the sweep. The ends of logs come from their owners, with one request to each gateway per thousand logs.
+The append time of each shown consumer's next record is read once, with its log's metadata.
 """
 
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from quorumlog.errors import QuorumLogError
@@ -77,20 +76,6 @@ class _Seen:
         return cls(row.created_at, row.first_offset, row.end_offset, head_to_ask(row))
 
 
-@dataclass(slots=True)
-class _Round:
-    """What the sweeps have read so far."""
-
-    wanted: frozenset[str]
-    """Names of the logs that have consumers."""
-    named: Collection[str] = ()
-    """Names of the logs whose consumers are shown by name."""
-    logs: dict[str, _Seen | None] = field(default_factory=dict)
-    """None for a log that does not exist."""
-    rows: dict[str, LogMetadata] = field(default_factory=dict)
-    """Metadata of the logs in `named`."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Behind:
     position: Position
@@ -126,7 +111,8 @@ class Lags:
         """Each log's creation time and last known end, used while its owner does not answer."""
         self._came_ms: dict[Key, tuple[str, int, int]] = {}
         """For each shown consumer: its log's creation, an offset, and that record's append time."""
-        self._round = _Round(frozenset())
+        self._logs: dict[str, _Seen | None] = {}
+        """What the sweeps have read of the logs with consumers. None: the log does not exist."""
         self._is_sealed = False
         """Whether the log of committed offsets is sealed, so that it may have no owner."""
         self._task: asyncio.Task[None] | None = None
@@ -142,13 +128,12 @@ class Lags:
 
     # --- the sweep -------------------------------------------------------------------------------
 
-    def begin(self, *, reads_all: bool) -> set[str]:
-        """Begin a measurement at the start of a sweep, which may read all logs. Returns the names
-        of further logs whose metadata the measurement needs.
+    def begin(self) -> set[str]:
+        """Begin a measurement at the start of a sweep. Returns the names of the logs whose metadata
+        the measurement needs in addition to what earlier sweeps have read.
         """
         if not self._is_owner:
-            self._measured = None
-            self._round = _Round(frozenset())
+            self._measured, self._logs = None, {}
             return set()
         kept = self._positions.kept
         self._named = {
@@ -160,25 +145,14 @@ class Lags:
                 if len(self._named) >= CONSUMERS_SHOWN_MAX:
                     break
                 self._named[key] = None
-        wanted, named = frozenset(log for log, _ in kept), {log for log, _ in self._named}
-        before = self._round
-        if reads_all:
-            self._round = _Round(wanted, named, dict.fromkeys(wanted))
-            return set()
-        logs = {name: before.logs[name] for name in wanted & before.logs.keys()}
-        rows = {name: before.rows[name] for name in named & before.rows.keys()}
-        self._round = _Round(wanted, named, logs, rows)
-        return {name for name in wanted if name not in logs} | {
-            name for name in named if name not in rows and logs.get(name) is not None
-        }
+        wanted = {log for log, _ in kept}
+        before, self._logs = self._logs, {name: self._logs.get(name) for name in wanted}
+        return wanted - before.keys()
 
     def see(self, name: str, row: LogMetadata | None) -> None:
         """Record a log's metadata, which the sweep read from the primary; None: it is deleted."""
-        if name in self._round.wanted:
-            self._round.logs[name] = None if row is None else _Seen.of(row)
-            self._round.rows.pop(name, None)
-            if row is not None and name in self._round.named:
-                self._round.rows[name] = row
+        if name in self._logs:
+            self._logs[name] = None if row is None else _Seen.of(row)
         elif name == POSITIONS_LOG:
             self._is_sealed = row is not None and row.state is LogState.OPEN and not row.unsealed
 
@@ -187,11 +161,11 @@ class Lags:
         if not (self._is_owner or self._is_sealed):
             return
         if self._task is None or self._task.done():
-            self._task = self._ownership.task(self._measure(self._round))
+            self._task = self._ownership.task(self._measure(dict(self._logs)))
 
     # --- the measurement -------------------------------------------------------------------------
 
-    async def _measure(self, seen: _Round) -> None:
+    async def _measure(self, seen: Mapping[str, _Seen | None]) -> None:
         if not self._is_owner:
             # Asking for a page gives the sealed log an owner. Without an owner no lag is measured,
             # and lost workers would go unnoticed.
@@ -204,9 +178,9 @@ class Lags:
         worst: _Behind | None = None
         stranded: set[Key] = set()
         for key, position in list(self._positions.kept.items()):
-            if position.log not in seen.wanted:
+            if position.log not in seen:
                 continue  # created since the sweep began
-            log = seen.logs.get(position.log)
+            log = seen[position.log]
             state = _state(position, log)
             states[state] += 1
             if state in ("no-such-log", "log-replaced"):
@@ -220,19 +194,16 @@ class Lags:
                 worst = behind
         self._stranded = frozenset(stranded)
         room = asyncio.Semaphore(_AT_ONCE)
-        lags = await asyncio.gather(*(self._shown(behind, seen, room) for behind in named))
+        lags = await asyncio.gather(*(self._shown(behind, room) for behind in named))
         if worst is not None:
-            with contextlib.suppress(QuorumLogError):
-                if worst.records:
-                    seen.rows[worst.position.log] = await self._store.get(worst.position.log)
-            other = await self._shown(worst, seen, room)
+            other = await self._shown(worst, room)
             lags.append(replace(other, log=OTHER_CONSUMERS, consumer=OTHER_CONSUMERS))
         self._came_ms = {key: came for key, came in self._came_ms.items() if key in self._named}
         self._measured = Measured(lags, states, asyncio.get_running_loop().time())
 
-    async def _learn_ends(self, seen: _Round) -> None:
+    async def _learn_ends(self, seen: Mapping[str, _Seen | None]) -> None:
         """Learn the logs' ends. Ends are read after the metadata, and so are never older."""
-        logs = {name: log for name, log in seen.logs.items() if log is not None}
+        logs = {name: log for name, log in seen.items() if log is not None}
         heads = [log.head for log in logs.values() if log.head is not None]
         known = {name: (log.created, log.end) for name, log in logs.items() if log.end is not None}
         for at in range(0, len(heads), _HEADS):
@@ -248,23 +219,23 @@ class Lags:
         at = max(position.offset, log.first_offset)
         return _Behind(position, at, max(0, end - at))
 
-    async def _shown(self, behind: _Behind, seen: _Round, room: asyncio.Semaphore) -> ShownLag:
+    async def _shown(self, behind: _Behind, room: asyncio.Semaphore) -> ShownLag:
         seconds: float | None = 0.0
         if behind.records:
-            row = seen.rows.get(behind.position.log)
             async with room:
-                seconds = await self._age_s(behind, row)
+                seconds = await self._age_s(behind)
         return ShownLag(behind.position.log, behind.position.consumer, behind.records, seconds)
 
-    async def _age_s(self, behind: _Behind, row: LogMetadata | None) -> float | None:
+    async def _age_s(self, behind: _Behind) -> float | None:
         """The age in seconds of the first unprocessed record."""
         place = (behind.position.created, behind.at)
         known = self._came_ms.get(behind.key)
         if known is not None and known[:2] == place:
             return self._since_s(known[2])
-        if row is None or row.created_at != behind.position.created:
-            return None
         try:
+            row = await self._store.get(behind.position.log)
+            if row.created_at != behind.position.created:
+                return None
             came_ms = await self._consumers.appended_ms(row, behind.at)
         except QuorumLogError:
             return None

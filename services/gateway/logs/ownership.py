@@ -70,7 +70,7 @@ class Ownership:
         now: Callable[[], Now],
     ) -> None:
         """Starts without handles."""
-        self._engine, self._peers, self._now = engine, peers, now
+        self._engine, self._peers, self.now = engine, peers, now
         self.times = times
         self.counts = LogCounts()
         self.index = OffsetIndex()
@@ -131,27 +131,27 @@ class Ownership:
 
     def learn(self, row: LogMetadata) -> bool:
         """Notify the log's owner here, and return whether this process owns the log. An owner
-        learns the settings, which another gateway may have changed. An owner that `row` no longer
-        names ends.
+        learns the settings, which another gateway may have changed, and acts on the time. An owner
+        that `row` no longer names ends.
         """
         self.notify(row.name, HeadLearned(LogHead.of(row)))
         owner = self.owner(row.name)
         if owner is None or not owner.is_mine(row):
             return False
         self.notify(row.name, RowTaken(row))
+        self.notify(row.name, Ticked())
         return True
 
     async def writer_of(self, ledger_id: int) -> Writer | None:
         """The writer of a ledger. Raises: NoSuchLedger."""
         return (await self._engine.get(ledger_id)).writer
 
-    def tick(self) -> None:
-        """Notify owners whose logs are due to roll."""
-        now = self._now()
-        for name in self.owned:
-            owner = self.owner(name)
-            if owner is not None and owner.tenancy.is_roll_due(now):
-                self.notify(name, Ticked())
+    def tick(self, name: str, now: Now) -> bool:
+        """Notify the log's owner here if the log must roll; return whether there is an owner."""
+        owner = self.owner(name)
+        if owner is not None and owner.tenancy.is_roll_due(now):
+            self.notify(name, Ticked())
+        return owner is not None
 
     async def is_other_alive(self, writer: Writer) -> bool:
         """Whether a process is alive. This process counts as gone from logs that it doesn't own."""

@@ -76,24 +76,21 @@ class Sweep:
     async def sweep_logs(self) -> None:
         """Sweep the logs that have changed or are due; all logs if changes may have been missed."""
         heard = self._logs.rows.take_heard()
-        is_late = asyncio.get_running_loop().time() >= self._all_at_s
-        # To read a log by itself costs about as much as ten logs of a list.
-        reads_all = heard is None or is_late or 10 * len(heard) > len(self._watched)
-        self._alive.clear()
         positions = self._logs.positions
         deleted = positions.take_deleted()
-        wanted = self._logs.lags.begin(reads_all=reads_all)
+        self._alive.clear()
         try:
-            if reads_all:
+            wanted = {*deleted, *(heard or ()), *self._logs.lags.begin(), *await self._due()}
+            is_late = asyncio.get_running_loop().time() >= self._all_at_s
+            # To read a log by itself costs about as much as ten logs of a list.
+            if heard is None or is_late or 10 * len(wanted) > len(self._watched):
                 await self._sweep_all()
             else:
-                wanted |= {*(heard or ()), *deleted, *await self._due()}
                 for name in sorted(wanted):
                     await self._sweep_one(name)
         except Exception:
             self._logs.rows.gap()
             raise
-        self._logs.ownership.tick()
         self._logs.lags.end()
         # A new log has the name, so the old log's consumers stay, and get `log-replaced`.
         await positions.free(
@@ -113,7 +110,7 @@ class Sweep:
             if after is None:
                 break
         for name in self._watched.keys() - found:
-            del self._watched[name]
+            self._forget(name)
         named = {one.expiry.term for one in self._watched.values() if one.expiry is not None}
         self._logs.accesses.forget(unnamed - named)
         every_s = self._times.sweep_all_every_s
@@ -123,23 +120,28 @@ class Sweep:
         try:
             row = await self._store.get(name)
         except NoSuchLog:
-            self._watched.pop(name, None)
-            self._logs.lags.see(name, None)
+            self._forget(name)
         else:
             await self._sweep_log(row)
 
+    def _forget(self, name: str) -> None:
+        self._watched.pop(name, None)
+        self._logs.lags.see(name, None)
+
     async def _due(self) -> Sequence[str]:
         """The logs whose writer is gone, or whose oldest records are too old. Also deletes expired
-        logs, and replaces keepers that are gone.
+        logs, replaces keepers that are gone, and rolls logs by time.
         """
-        now_ms, owner, due = self._now_ms(), self._logs.ownership.owner, []
-        for name, watch in list(self._watched.items()):
+        now_ms, now, due = self._now_ms(), self._logs.ownership.now(), []
+        for count, (name, watch) in enumerate(list(self._watched.items())):
+            if count % _PAGE == 0:
+                await asyncio.sleep(0)  # let other tasks run
+            is_elsewhere = watch.ledger_id is not None and not self._logs.ownership.tick(name, now)
             try:
-                is_open = watch.ledger_id is not None and owner(name) is None
                 if (
                     (watch.expiry and not await self._is_used(name, watch.expiry))
                     or watch.retain_ms <= now_ms
-                    or (is_open and not await self._is_alive(watch.writer))
+                    or (is_elsewhere and not await self._is_alive(watch.writer))
                 ):
                     due.append(name)
             except QuorumLogError as error:
