@@ -355,7 +355,7 @@ class Watching:
             return cast(LogMetadata, await get(name))
 
         async def counted_list(**of: Any) -> Any:
-            self.asked.append("all")
+            self.asked.append("clock" if of == {"limit": 1} else "all")
             return await everything(**of)
 
         store.get, store.list = counted_get, counted_list
@@ -379,18 +379,23 @@ async def watching(*, settings: LogSettings = SETTINGS, count: int = 30) -> Asyn
         yield watch
 
 
-async def test_a_sweep_asks_the_database_nothing_while_nothing_changes(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("count", [10, 100])
+async def test_a_sweep_asks_the_database_for_the_time_alone_while_nothing_changes(
+    monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    async with watching() as watch:
+    async with watching(count=count) as watch:
+        questions: list[None] = []
+        ask = watch.mine.ask
 
-        async def never(*_: Any) -> None:
-            raise AssertionError("a question")
+        async def counted() -> None:
+            questions.append(None)
+            await ask()
 
-        for gateway in (watch.mine, watch.other):
-            monkeypatch.setattr(gateway, "ask", never)
+        monkeypatch.setattr(watch.mine, "ask", counted)
         for _ in range(10):
-            assert await watch.swept() == []
+            assert await watch.swept() == ["clock"]
+
+        assert len(questions) == 10
 
 
 async def test_a_sweep_reads_only_logs_that_have_changed_or_were_created_or_deleted() -> None:
@@ -400,7 +405,7 @@ async def test_a_sweep_reads_only_logs_that_have_changed_or_were_created_or_dele
         await watch.other.logs.put("new", SETTINGS)
         await watch.other.logs.delete("log-03")
         assert await watch.swept() == ["log-03", "new"]
-        assert await watch.swept() == []
+        assert await watch.swept() == ["clock"]
 
 
 async def test_an_owner_hears_by_the_sweep_that_another_gateway_has_its_log() -> None:
@@ -456,7 +461,7 @@ async def test_a_sealed_logs_records_go_by_age_though_its_row_stays_as_it_is() -
             await watch.mine.logs.roll("log-00")
             await watch.mine.logs.append("log-00", call(value))
         await watch.swept()
-        assert await watch.swept() == []
+        assert await watch.swept() == ["clock"]
 
         watch.cluster.ahead_ms = 2 * 3600 * 1000
         assert await watch.swept() == ["log-00"]
@@ -494,7 +499,7 @@ async def test_a_log_rolls_by_time_though_its_row_stays_as_it_is() -> None:
         assert owner.ledger_id == ledger_id
         owner._pipe.since_s -= 3600
 
-        assert await watch.swept() == []
+        assert await watch.swept() == ["clock"]
 
         await until(lambda: owner.ledger_id != ledger_id, "the log rolls")
 
