@@ -15,7 +15,6 @@ from quorumlog.protocol.log.messages import Event, HeadLearned, RowTaken, Ticked
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.metadata import Writer
 from services.gateway.engine import Engine
-from services.gateway.engine.rows import Rereads
 from services.gateway.logs.driver import LogPorts
 from services.gateway.logs.handle import LogCounts, LogHandle
 from services.gateway.logs.offsets import OffsetIndex
@@ -89,10 +88,6 @@ class Ownership:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_draining = False
         self._sealing: Mapping[str, asyncio.Future[None]] = {}
-        self.rereads = Rereads(
-            lambda: self.owned, store.heads, lambda head: self.notify(head.name, HeadLearned(head))
-        )
-        """Reads metadata of owned logs again after a gap in the stream of changes (rule 16a)."""
 
     def handle(self, name: str) -> LogHandle:
         """The log's handle, created if necessary."""
@@ -129,7 +124,7 @@ class Ownership:
         if handle is not None:
             handle.hear(event)
 
-    def learn(self, row: LogMetadata) -> bool:
+    def tick(self, row: LogMetadata) -> bool:
         """Notify the log's owner here, and return whether this process owns the log. An owner
         learns the settings, which another gateway may have changed, and acts on the time. An owner
         that `row` no longer names ends.
@@ -146,7 +141,7 @@ class Ownership:
         """The writer of a ledger. Raises: NoSuchLedger."""
         return (await self._engine.get(ledger_id)).writer
 
-    def tick(self, name: str, now: Now) -> bool:
+    def roll_if_due(self, name: str, now: Now) -> bool:
         """Notify the log's owner here if the log must roll; return whether there is an owner."""
         owner = self.owner(name)
         if owner is not None and owner.tenancy.is_roll_due(now):

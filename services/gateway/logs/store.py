@@ -55,7 +55,6 @@ class MetadataLogs:
         self.fork = client.fork
         self.is_done = client.is_done
         self.list = client.list
-        self.heads = client.heads
         self.orphans = client.orphans
         self.delete_unnamed = client.delete_unnamed
 

@@ -138,7 +138,9 @@ class Sweep:
         for count, (name, watch) in enumerate(list(self._watched.items())):
             if count % _PAGE == 0:
                 await asyncio.sleep(0)  # let other tasks run
-            is_elsewhere = watch.ledger_id is not None and not self._logs.ownership.tick(name, now)
+            is_elsewhere = watch.ledger_id is not None and not self._logs.ownership.roll_if_due(
+                name, now
+            )
             try:
                 if (
                     (watch.expiry and not await self._is_used(name, watch.expiry))
@@ -184,7 +186,7 @@ class Sweep:
         if watch.expiry and not await self._is_used(row.name, watch.expiry):
             return
         ownership = self._logs.ownership
-        is_owned, last = ownership.learn(row), row.last_item
+        is_owned, last = ownership.tick(row), row.last_item
         is_open = row.state is LogState.OPEN and last is not None and last.last_offset is None
         ledger_id = last.ledger_id if is_open and last is not None else None
         if ledger_id is None:
