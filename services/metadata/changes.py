@@ -18,7 +18,7 @@ from services.metadata.database import Connection, Database
 
 log = logging.getLogger(__name__)
 
-CHANNEL: Final = "changes"
+CHANNEL: Final = "ledger_changes"
 _QUEUE_MAX: Final = 10_000
 _RETRY_S: Final = 0.5
 _PROBE_S: Final = 2.0

@@ -1,9 +1,9 @@
 """Consumer lag for metrics. The owner of the log of committed offsets measures lag with each sweep.
 A scrape returns the last measurement and sends no requests.
 
-A measurement appends nothing. Committed offsets come from this process's memory, and the metadata of
-logs from the sweep. The ends of logs come from their owners, with one request to each gateway per thousand logs.
-The append time of each shown consumer's next record is read once, with its log's metadata.
+A measurement appends nothing. Committed offsets come from this process's memory, and metadata of logs
+from the sweeps. The ends of logs come from their owners, with one request to each gateway per
+thousand logs. The append time of each shown consumer's next record is read once.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final, Literal
 
 from quorumlog.errors import QuorumLogError
@@ -140,11 +141,9 @@ class Lags:
             key: None for key in self._named if key in kept and key not in self._stranded
         }
         if len(self._named) < min(CONSUMERS_SHOWN_MAX, len(kept)):
-            free = (key for key in sorted(kept) if key not in self._stranded)
-            for key in free:
-                if len(self._named) >= CONSUMERS_SHOWN_MAX:
-                    break
-                self._named[key] = None
+            taken = {*self._named, *self._stranded}
+            free = (key for key in sorted(kept) if key not in taken)
+            self._named |= dict.fromkeys(islice(free, CONSUMERS_SHOWN_MAX - len(self._named)))
         wanted = {log for log, _ in kept}
         before, self._logs = self._logs, {name: self._logs.get(name) for name in wanted}
         return wanted - before.keys()

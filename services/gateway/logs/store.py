@@ -25,9 +25,6 @@ log = logging.getLogger(__name__)
 _ROWS_MAX: Final = 2000
 """Logs whose metadata is cached for reads within sealed ledgers."""
 
-_HEARD_MAX: Final = 10_000
-"""Names of changed logs that wait for the sweep; more make the sweep read all logs."""
-
 RECENT_S: Final = 0.2
 """How long an answer of the metadata service is reused for further pages of a read, which may be a
 hundred or more. Another gateway's deletion or truncation may stay invisible for this long (chosen
@@ -135,8 +132,6 @@ class LogRows:
         """Note that any process has changed, created or deleted a log."""
         if self._heard is not None:
             self._heard.add(name)
-            if len(self._heard) > _HEARD_MAX:
-                self.gap()
 
     def gap(self) -> None:
         """Note that changes of any log may have been missed."""

@@ -134,18 +134,17 @@ class Sweep:
         """The logs whose writer is gone, or whose oldest records are too old. Also deletes expired
         logs, replaces keepers that are gone, and rolls logs by time.
         """
-        now_ms, now, due = self._now_ms(), self._logs.ownership.now(), []
+        ownership, now_ms, due = self._logs.ownership, self._now_ms(), []
+        now = ownership.now()
         for count, (name, watch) in enumerate(list(self._watched.items())):
             if count % _PAGE == 0:
                 await asyncio.sleep(0)  # let other tasks run
-            is_elsewhere = watch.ledger_id is not None and not self._logs.ownership.roll_if_due(
-                name, now
-            )
+            is_here = watch.ledger_id is None or ownership.roll_if_due(name, now)
             try:
                 if (
-                    (watch.expiry and not await self._is_used(name, watch.expiry))
-                    or watch.retain_ms <= now_ms
-                    or (is_elsewhere and not await self._is_alive(watch.writer))
+                    watch.release_ms <= now_ms
+                    or not (is_here or await self._is_alive(watch.writer))
+                    or not await self._is_used(name, watch)
                 ):
                     due.append(name)
             except QuorumLogError as error:
@@ -164,15 +163,15 @@ class Sweep:
             self._alive[writer.id] = await self._logs.ownership.is_other_alive(writer)
         return self._alive[writer.id]
 
-    async def _is_used(self, name: str, expiry: Expiry) -> bool:
-        return await self._logs.accesses.sweep(name, expiry, self._is_alive)
+    async def _is_used(self, name: str, watch: "_Watch") -> bool:
+        sweep, expiry = self._logs.accesses.sweep, watch.expiry
+        return expiry is None or await sweep(name, expiry, self._is_alive)
 
     async def _sweep_log(self, row: LogMetadata) -> None:
         """Do what is due for a log by metadata that was just read, and watch the log."""
         self._logs.lags.see(row.name, row)
-        watch = self._watched.setdefault(row.name, _Watch())
         try:
-            await self._work_on(row, watch)
+            await self._work_on(row, self._watched.setdefault(row.name, _Watch()))
         except QuorumLogError as error:
             self._failed(row.name, error)
 
@@ -183,7 +182,7 @@ class Sweep:
 
     async def _work_on(self, row: LogMetadata, watch: "_Watch") -> None:
         watch.expiry = None if row.deletion_protection else row.expiry
-        if watch.expiry and not await self._is_used(row.name, watch.expiry):
+        if not await self._is_used(row.name, watch):
             return
         ownership = self._logs.ownership
         is_owned, last = ownership.tick(row), row.last_item
@@ -198,10 +197,8 @@ class Sweep:
         watch.ledger_id = ledger_id
         if not is_owned and ledger_id is not None and not await self._is_alive(watch.writer):
             await ownership.handle(row.name).heal(ledger_id)
+        watch.release_ms = _release_ms(row)
         begin = partial(retained_from, now_ms=self._now_ms())
-        watch.retain_ms = math.inf
-        if is_owned or not row.unsealed or watch.writer == self._logs.me:
-            watch.retain_ms = _release_ms(row)
         if begin(row) > row.first_offset and (is_owned or not row.unsealed):
             await self._logs.retain(row.name, begin)
 
@@ -215,17 +212,16 @@ class _Watch:
     writer: Writer | None = None
     """The writer of that ledger."""
     expiry: Expiry | None = None
-    retain_ms: float = math.inf
-    """When retention by age next releases a ledger."""
+    release_ms: float = math.inf
+    """When the oldest ledger is too old, by the database's clock."""
 
 
 def _release_ms(row: LogMetadata) -> float:
-    """When the oldest ledger is too old, by the database's clock."""
-    is_kept, age_s = (
-        retained_from(row, now_ms=sys.maxsize) == row.first_offset,
-        row.settings.retention_seconds,
-    )
-    return math.inf if is_kept or not age_s else row.items[0].sealed_ms + age_s * 1000
+    """When retention by age next releases a ledger."""
+    age_s = row.settings.retention_seconds
+    if not age_s or retained_from(row, now_ms=sys.maxsize) == row.first_offset:
+        return math.inf
+    return row.items[0].sealed_ms + age_s * 1000
 
 
 def retained_from(row: LogMetadata, *, now_ms: int) -> int:

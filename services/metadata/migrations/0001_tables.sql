@@ -92,7 +92,7 @@ $$;
 -- A notification is a line of `GET /v1/changes` (`Change` in wire/bodies.py).
 CREATE FUNCTION announce_ledger() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_notify('changes', json_build_object('kind', 'change', 'ledger_id', NEW.ledger_id,
+    PERFORM pg_notify('ledger_changes', json_build_object('kind', 'change', 'ledger_id', NEW.ledger_id,
         'version', NEW.version, 'state', NEW.state, 'deleted', NEW.state IS NULL)::text);
     RETURN NULL;
 END
@@ -183,7 +183,7 @@ CREATE TABLE logs (
 );
 CREATE FUNCTION announce_log() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_notify('changes', json_build_object('kind', 'change', 'log', NEW.name)::text);
+    PERFORM pg_notify('ledger_changes', json_build_object('kind', 'change', 'log', NEW.name)::text);
     RETURN NULL;
 END
 $$;
