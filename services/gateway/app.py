@@ -281,9 +281,10 @@ async def running_logs(
     transactions = TransactionClient(engine.metadata)
     store = MetadataLogs(LogClient(engine.metadata, engine.database_clock), transactions)
     logs = LogManager(engine=engine, store=store, peers=LogPeers(engine.peers), times=times)
-    engine.rows.on_gap.append(logs.ownership.rereads.gap)
+    engine.rows.on_gap.append(logs.rows.gap)
+    engine.rows.on_log = logs.rows.heard
     sweep = Sweep(logs, store)
-    for work in (sweep.run, sweep.run_orphans, logs.ownership.rereads.run):
+    for work in (sweep.run, sweep.run_orphans):
         _ = logs.ownership.task(restarted(work))
     try:
         yield logs, Transactions(engine=engine, logs=logs, store=store, client=transactions)

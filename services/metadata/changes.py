@@ -1,4 +1,4 @@
-"""Committed ledger changes: one LISTEN per process, one bounded queue per follower.
+"""Committed changes of ledgers and logs: one LISTEN per process, one bounded queue per follower.
 
 A follower first gets `hello`, or `gap` if it had to wait for the database. Later, a `gap` announces
 missed changes. Invariant: a queue that overflows is emptied, and gets one `gap` in place of its
@@ -13,8 +13,7 @@ from typing import Final
 
 import asyncpg
 
-from quorumlog.protocol.metadata import State
-from quorumlog.wire.bodies import Change
+from quorumlog.wire.bodies import Change, received
 from services.metadata.database import Connection, Database
 
 log = logging.getLogger(__name__)
@@ -90,7 +89,7 @@ class ChangeHub:
         self, _connection: object, _pid: int, _channel: str, payload: object
     ) -> None:
         try:
-            change = _change(str(payload))
+            change = received(Change, str(payload))
         except Exception:
             # Some row changed, and it is unknown which one. On a `gap`, followers read again.
             log.exception("notification-unknown")
@@ -104,17 +103,6 @@ class ChangeHub:
                     queue.get_nowait()
                 queue.put_nowait(Change(kind="gap"))
             queue.put_nowait(change)
-
-
-def _change(payload: str) -> Change:
-    ledger_id, version, state = payload.split(" ")
-    return Change(
-        kind="change",
-        ledger_id=int(ledger_id),
-        version=int(version),
-        state=None if state == "deleted" else State(state),
-        deleted=state == "deleted",
-    )
 
 
 async def _probe(connection: Connection) -> None:

@@ -339,7 +339,6 @@ ROUTES.serve("POST /v1/transactions", TransactionStore.begin, roles=GATEWAYS)
 ROUTES.serve("GET /v1/requests/{token}", LogStore.is_done, TOKEN, CONTENT, roles=GATEWAYS)
 ROUTES.serve(f"GET {_LOG}", LogStore.get, LOG, roles=GATEWAYS)
 ROUTES.serve(f"DELETE {_LOG}", LogStore.delete, LOG, roles=GATEWAYS, audited_as="delete_log")
-ROUTES.serve("POST /v1/log-heads", LogStore.heads, roles=GATEWAYS)
 ROUTES.serve(
     "GET /v1/orphans", LogStore.orphans, OLDER_THAN_S, AFTER, PLACED_IN, LIMIT, roles=GATEWAYS
 )

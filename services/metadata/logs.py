@@ -12,7 +12,6 @@ import asyncpg
 
 from quorumlog.errors import AlreadyDone, InvalidRequest, LogExists, NoSuchLog
 from quorumlog.protocol.changes import check_log, check_unprotected
-from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.wire.bodies import RowDelete, document_of, json_of, received
@@ -23,8 +22,6 @@ from quorumlog.wire.log_bodies import (
     LedgerIds,
     LogChange,
     LogCreateBody,
-    LogHeads,
-    LogHeadsAsk,
     SharedAsk,
 )
 from services.metadata.attempts import (
@@ -66,7 +63,6 @@ from services.metadata.sql import (
     json_rest,
     page_of,
     utc,
-    value_of,
 )
 
 ROW: Final = (
@@ -105,14 +101,6 @@ class LogStore(RowStore):
         return [_json_of(record) for record in records], records[-1]["name"] if has_more(
             records
         ) else None
-
-    @proven
-    async def heads(self, connection: Connection, request: LogHeadsAsk) -> LogHeads:
-        """The versions and writers of many logs, present or deleted, read from the primary."""
-        # Write handles and log owners may end because of this answer, so it must come from a
-        # database that has the caller's witnesses (rule 18a).
-        records = await connection.fetch(_HEADS, sorted(set(request.logs)))
-        return LogHeads(logs=tuple(value_of(LogHead, record) for record in records))
 
     @proven
     async def shared(self, connection: Connection, request: SharedAsk) -> LedgerIds:
@@ -290,12 +278,6 @@ async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[in
     )
 
 
-_HEADS: Final = (
-    "SELECT name, version, body ->> 'state' AS state,"
-    " coalesce((body ->> 'writer_token')::bigint, 0) AS writer_token,"
-    " (body -> 'items' -> -1 ->> 'ledger_id')::bigint AS last_ledger FROM logs"
-    " WHERE name = ANY($1::text[]) ORDER BY name"
-)
 _LOCKED: Final = (
     "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND log = $2"
     " AND body IS NOT NULL ORDER BY ledger_id FOR NO KEY UPDATE"

@@ -68,6 +68,8 @@ class LedgerRows:
         self._ended = ended
         self.on_gap: list[Callable[[], None]] = []
         """Callbacks for gaps in the stream of changes: changes may have been missed."""
+        self.on_log: Callable[[str], None] | None = None
+        """Gets the name of each changed log."""
         self._rows: OrderedDict[int, LedgerMetadata] = OrderedDict()
         self._stale: set[int] = set()
         """Ledgers whose cached metadata is older than an announced version."""
@@ -88,6 +90,8 @@ class LedgerRows:
                         self._changed(ledger_id)
                     for reread in self.on_gap:
                         reread()
+                elif change.log is not None and self.on_log is not None:
+                    self.on_log(change.log)
                 elif change.ledger_id is not None:
                     self._on_change(
                         change.ledger_id, change.version or 0, is_deleted=change.deleted

@@ -214,17 +214,16 @@ class Accesses:
 
     # --- the sweep -------------------------------------------------------------------------------
 
-    async def sweep(self, row: LogMetadata, is_alive: Callable[[Writer], Awaitable[bool]]) -> bool:
-        """Delete an expired log, or become its keeper if the current keeper is not alive. Returns
-        whether the log still exists.
+    async def sweep(
+        self, name: str, expiry: Expiry, is_alive: Callable[[Writer], Awaitable[bool]]
+    ) -> bool:
+        """Delete a log that has expired, or become its keeper if the current keeper is not alive.
+        Returns whether the log still exists. `expiry` may be older than the log's metadata.
         """
-        expiry = row.expiry
-        if expiry is None or row.deletion_protection:
-            return True
         if expiry.keeper.id == self._me.id:
-            return await self.here(row.name, expiry, is_access=False) is not Verdict.GONE
+            return await self.here(name, expiry, is_access=False) is not Verdict.GONE
         if not await is_alive(expiry.keeper):
-            await self._appoint(row.name, expiry.term)
+            await self._appoint(name, expiry.term)
         return True
 
     def terms(self) -> frozenset[str]:

@@ -1,17 +1,17 @@
 """Consumer lag for metrics. The owner of the log of committed offsets measures lag with each sweep.
 A scrape returns the last measurement and sends no requests.
 
-A measurement appends nothing. A measurement reads only log metadata that the sweep has read anyway,
-plus one log's if not all consumers are shown by name. Committed offsets come from this process's
-memory. The ends of logs come from their owners, with one request to each gateway per thousand logs.
-The append time of each consumer's next record is read from its entry once.
+A measurement appends nothing. Committed offsets come from this process's memory, and metadata of logs
+from the sweeps. The ends of logs come from their owners, with one request to each gateway per
+thousand logs. The append time of each shown consumer's next record is read once.
 """
 
 import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final, Literal
 
 from quorumlog.errors import QuorumLogError
@@ -72,18 +72,9 @@ class _Seen:
     head: LogHead | None
     """Set if the log's owner has to be asked for the end."""
 
-
-@dataclass(slots=True)
-class _Round:
-    """What the current sweep has read so far."""
-
-    wanted: frozenset[str]
-    """Names of the logs that have consumers."""
-    logs: dict[str, _Seen] = field(default_factory=dict)
-    rows: dict[str, LogMetadata] = field(default_factory=dict)
-    """Metadata of the logs whose consumers are shown by name."""
-    has_no_owner: bool = False
-    """Whether the log of committed offsets is sealed and so has no owner."""
+    @classmethod
+    def of(cls, row: LogMetadata) -> "_Seen":
+        return cls(row.created_at, row.first_offset, row.end_offset, head_to_ask(row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +112,10 @@ class Lags:
         """Each log's creation time and last known end, used while its owner does not answer."""
         self._came_ms: dict[Key, tuple[str, int, int]] = {}
         """For each shown consumer: its log's creation, an offset, and that record's append time."""
-        self._round = _Round(frozenset())
+        self._logs: dict[str, _Seen | None] = {}
+        """What the sweeps have read of the logs with consumers. None: the log does not exist."""
+        self._is_sealed = False
+        """Whether the log of committed offsets is sealed, so that it may have no owner."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -135,54 +129,47 @@ class Lags:
 
     # --- the sweep -------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Begin a measurement round at the start of a sweep over all logs."""
+    def begin(self) -> set[str]:
+        """Begin a measurement at the start of a sweep. Returns the names of the logs whose metadata
+        the measurement needs in addition to what earlier sweeps have read.
+        """
         if not self._is_owner:
-            self._measured = None
-            self._round = _Round(frozenset())
-            return
+            self._measured, self._logs = None, {}
+            return set()
         kept = self._positions.kept
         self._named = {
             key: None for key in self._named if key in kept and key not in self._stranded
         }
         if len(self._named) < min(CONSUMERS_SHOWN_MAX, len(kept)):
-            free = (key for key in sorted(kept) if key not in self._stranded)
-            for key in free:
-                if len(self._named) >= CONSUMERS_SHOWN_MAX:
-                    break
-                self._named[key] = None
-        self._round = _Round(frozenset(log for log, _ in kept))
+            taken = {*self._named, *self._stranded}
+            free = (key for key in sorted(kept) if key not in taken)
+            self._named |= dict.fromkeys(islice(free, CONSUMERS_SHOWN_MAX - len(self._named)))
+        wanted = {log for log, _ in kept}
+        before, self._logs = self._logs, {name: self._logs.get(name) for name in wanted}
+        return wanted - before.keys()
 
-    def see(self, rows: Sequence[LogMetadata]) -> None:
-        """Record some of the sweep's log metadata, which was read from the primary."""
-        named = {log for log, _ in self._named}
-        for row in rows:
-            if row.name in self._round.wanted:
-                seen = _Seen(row.created_at, row.first_offset, row.end_offset, head_to_ask(row))
-                self._round.logs[row.name] = seen
-                if row.name in named:
-                    self._round.rows[row.name] = row
-            elif row.name == POSITIONS_LOG:
-                is_sealed = row.state is LogState.OPEN and not row.unsealed
-                self._round.has_no_owner = is_sealed and not self._is_owner
+    def see(self, name: str, row: LogMetadata | None) -> None:
+        """Record a log's metadata, which the sweep read from the primary; None: it is deleted."""
+        if name in self._logs:
+            self._logs[name] = None if row is None else _Seen.of(row)
+        elif name == POSITIONS_LOG:
+            self._is_sealed = row is not None and row.state is LogState.OPEN and not row.unsealed
 
     def end(self) -> None:
         """Measure in the background after the sweep, unless a measurement is still running."""
-        if not (self._is_owner or self._round.has_no_owner):
+        if not (self._is_owner or self._is_sealed):
             return
         if self._task is None or self._task.done():
-            self._task = self._ownership.task(self._measure(self._round))
+            self._task = self._ownership.task(self._measure(dict(self._logs)))
 
     # --- the measurement -------------------------------------------------------------------------
 
-    async def _measure(self, seen: _Round) -> None:
-        if seen.has_no_owner:
+    async def _measure(self, seen: Mapping[str, _Seen | None]) -> None:
+        if not self._is_owner:
             # Asking for a page gives the sealed log an owner. Without an owner no lag is measured,
             # and lost workers would go unnoticed.
             with contextlib.suppress(QuorumLogError):
                 await self._positions.page(POSITIONS_LOG, after="", limit=1)
-            return
-        if not self._is_owner:
             return
         await self._learn_ends(seen)
         states: Counter[State] = Counter()
@@ -190,9 +177,9 @@ class Lags:
         worst: _Behind | None = None
         stranded: set[Key] = set()
         for key, position in list(self._positions.kept.items()):
-            if position.log not in seen.wanted:
+            if position.log not in seen:
                 continue  # created since the sweep began
-            log = seen.logs.get(position.log)
+            log = seen[position.log]
             state = _state(position, log)
             states[state] += 1
             if state in ("no-such-log", "log-replaced"):
@@ -206,28 +193,22 @@ class Lags:
                 worst = behind
         self._stranded = frozenset(stranded)
         room = asyncio.Semaphore(_AT_ONCE)
-        lags = await asyncio.gather(*(self._shown(behind, seen, room) for behind in named))
+        lags = await asyncio.gather(*(self._shown(behind, room) for behind in named))
         if worst is not None:
-            with contextlib.suppress(QuorumLogError):
-                if worst.records:
-                    seen.rows[worst.position.log] = await self._store.get(worst.position.log)
-            other = await self._shown(worst, seen, room)
+            other = await self._shown(worst, room)
             lags.append(replace(other, log=OTHER_CONSUMERS, consumer=OTHER_CONSUMERS))
         self._came_ms = {key: came for key, came in self._came_ms.items() if key in self._named}
         self._measured = Measured(lags, states, asyncio.get_running_loop().time())
 
-    async def _learn_ends(self, seen: _Round) -> None:
+    async def _learn_ends(self, seen: Mapping[str, _Seen | None]) -> None:
         """Learn the logs' ends. Ends are read after the metadata, and so are never older."""
-        heads = [log.head for log in seen.logs.values() if log.head is not None]
-        known = {
-            name: (log.created, log.end) for name, log in seen.logs.items() if log.end is not None
-        }
+        logs = {name: log for name, log in seen.items() if log is not None}
+        heads = [log.head for log in logs.values() if log.head is not None]
+        known = {name: (log.created, log.end) for name, log in logs.items() if log.end is not None}
         for at in range(0, len(heads), _HEADS):
             for name, (end, _) in (await self._views.ends(heads[at : at + _HEADS])).items():
-                known[name] = seen.logs[name].created, end
-        self._ends = {
-            name: ended for name, ended in self._ends.items() if name in seen.logs
-        } | known
+                known[name] = logs[name].created, end
+        self._ends = {name: ended for name, ended in self._ends.items() if name in logs} | known
 
     def _behind(self, position: Position, log: _Seen | None) -> _Behind | None:
         """A consumer's unprocessed records; None if its log was replaced or the end is unknown."""
@@ -237,23 +218,23 @@ class Lags:
         at = max(position.offset, log.first_offset)
         return _Behind(position, at, max(0, end - at))
 
-    async def _shown(self, behind: _Behind, seen: _Round, room: asyncio.Semaphore) -> ShownLag:
+    async def _shown(self, behind: _Behind, room: asyncio.Semaphore) -> ShownLag:
         seconds: float | None = 0.0
         if behind.records:
-            row = seen.rows.get(behind.position.log)
             async with room:
-                seconds = await self._age_s(behind, row)
+                seconds = await self._age_s(behind)
         return ShownLag(behind.position.log, behind.position.consumer, behind.records, seconds)
 
-    async def _age_s(self, behind: _Behind, row: LogMetadata | None) -> float | None:
+    async def _age_s(self, behind: _Behind) -> float | None:
         """The age in seconds of the first unprocessed record."""
         place = (behind.position.created, behind.at)
         known = self._came_ms.get(behind.key)
         if known is not None and known[:2] == place:
             return self._since_s(known[2])
-        if row is None or row.created_at != behind.position.created:
-            return None
         try:
+            row = await self._store.get(behind.position.log)
+            if row.created_at != behind.position.created:
+                return None
             came_ms = await self._consumers.appended_ms(row, behind.at)
         except QuorumLogError:
             return None

@@ -15,7 +15,6 @@ from quorumlog.protocol.log.messages import Event, HeadLearned, RowTaken, Ticked
 from quorumlog.protocol.log.owner import Owner
 from quorumlog.protocol.metadata import Writer
 from services.gateway.engine import Engine
-from services.gateway.engine.rows import Rereads
 from services.gateway.logs.driver import LogPorts
 from services.gateway.logs.handle import LogCounts, LogHandle
 from services.gateway.logs.offsets import OffsetIndex
@@ -25,10 +24,6 @@ from services.gateway.logs.store import MetadataLogs
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_WRITERS_MAX: Final = 10_000
-"""Ledgers whose writers are cached, so that the sweep reads less metadata."""
-
 
 CONSUMER_EXPIRY_S: Final = 2_592_000.0
 """The default for the expiry of unused consumers: 30 days."""
@@ -54,7 +49,9 @@ class LogTimes:
     consumer_expiry_s: float = CONSUMER_EXPIRY_S
     """A consumer is deleted after this long without use; 0: never."""
     sweep_every_s: float = 5.0
-    """Interval of the sweep over all logs (protocol.md, Times)."""
+    """Interval of the sweep over changed and due logs (protocol.md, Times)."""
+    sweep_all_every_s: float = 300.0
+    """Interval at which the sweep reads all logs, whatever changes were announced."""
     orphans_every_s: float = 10.0
     orphan_age_s: float = ORPHAN_AGE_S
 
@@ -72,7 +69,7 @@ class Ownership:
         now: Callable[[], Now],
     ) -> None:
         """Starts without handles."""
-        self._engine, self._peers = engine, peers
+        self._engine, self._peers, self.now = engine, peers, now
         self.times = times
         self.counts = LogCounts()
         self.index = OffsetIndex()
@@ -89,13 +86,8 @@ class Ownership:
         )
         self._handles: dict[str, LogHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._writers: dict[int, Writer] = {}
         self._is_draining = False
         self._sealing: Mapping[str, asyncio.Future[None]] = {}
-        self.rereads = Rereads(
-            lambda: self.owned, store.heads, lambda head: self.notify(head.name, HeadLearned(head))
-        )
-        """Reads metadata of owned logs again after a gap in the stream of changes (rule 16a)."""
 
     def handle(self, name: str) -> LogHandle:
         """The log's handle, created if necessary."""
@@ -146,15 +138,15 @@ class Ownership:
         return True
 
     async def writer_of(self, ledger_id: int) -> Writer | None:
-        """The cached writer of a ledger, which never changes. Raises: NoSuchLedger."""
-        writer = self._writers.get(ledger_id)
-        if writer is None:
-            writer = (await self._engine.get(ledger_id)).writer
-            if writer is not None:
-                self._writers[ledger_id] = writer
-                if len(self._writers) > _WRITERS_MAX:
-                    del self._writers[next(iter(self._writers))]
-        return writer
+        """The writer of a ledger. Raises: NoSuchLedger."""
+        return (await self._engine.get(ledger_id)).writer
+
+    def roll_if_due(self, name: str, now: Now) -> bool:
+        """Notify the log's owner here if the log must roll; return whether there is an owner."""
+        owner = self.owner(name)
+        if owner is not None and owner.tenancy.is_roll_due(now):
+            self.notify(name, Ticked())
+        return owner is not None
 
     async def is_other_alive(self, writer: Writer) -> bool:
         """Whether a process is alive. This process counts as gone from logs that it doesn't own."""

@@ -52,7 +52,6 @@ class MetadataLogs:
         self.fork = client.fork
         self.is_done = client.is_done
         self.list = client.list
-        self.heads = client.heads
         self.orphans = client.orphans
         self.delete_unnamed = client.delete_unnamed
 
@@ -118,7 +117,7 @@ class MetadataLogs:
 
 
 class LogRows:
-    """Log metadata from the primary, and a cache of what was read."""
+    """Log metadata from the primary, a cache of what was read, and which logs have changed."""
 
     def __init__(self, store: MetadataLogs) -> None:
         """Starts with an empty cache."""
@@ -127,6 +126,21 @@ class LogRows:
         self._rows: dict[str, tuple[LogMetadata, float]] = {}
         """Cached metadata, each with the time of its request."""
         self._changes = 0
+        self._heard: set[str] | None = None
+
+    def heard(self, name: str) -> None:
+        """Note that any process has changed, created or deleted a log."""
+        if self._heard is not None:
+            self._heard.add(name)
+
+    def gap(self) -> None:
+        """Note that changes of any log may have been missed."""
+        self._heard = None
+
+    def take_heard(self) -> set[str] | None:
+        """Return and forget the names of changed logs; None if changes may have been missed."""
+        taken, self._heard = self._heard, set()
+        return taken
 
     async def row(self, name: str) -> LogMetadata:
         """The log's metadata from the primary. Raises: NoSuchLog, MetadataUnavailable."""

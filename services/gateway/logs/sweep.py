@@ -1,21 +1,26 @@
 """Background work for logs: rolls by time, retention, logs of lost owners, and orphans.
 
-Every gateway sweeps all logs. The owner rolls by time and applies the retention. If the owner is
-gone, the log is sealed, so that its records are readable (docs/guides/logs.md); the retention
-applies to sealed logs too. A separate task deletes orphans, because there may be thousands, and
-logs must not wait for them. Concurrent sweeps do no harm, because the compare-and-swap decides. The
-owner of the committed offsets measures consumer lag from the metadata that its sweep reads.
+Every gateway watches all logs. A sweep reads the metadata of logs that have changed, and of logs
+for which something is due. Now and then it reads all logs. The owner rolls by time and applies the
+retention. If the owner is gone, the log is sealed, so that its records are readable
+(docs/guides/logs.md); the retention applies to sealed logs too. A separate task deletes orphans,
+because there may be thousands, and logs must not wait for them. Concurrent sweeps do no harm,
+because the compare-and-swap decides. The owner of the committed offsets measures consumer lag from
+the metadata that its sweep reads.
 """
 
 import asyncio
 import logging
+import math
 import random
-from collections.abc import Coroutine
+import sys
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from quorumlog.errors import QuorumLogError
-from quorumlog.protocol.log import LogItem, LogMetadata, LogState
+from quorumlog.errors import NoSuchLog, QuorumLogError
+from quorumlog.protocol.log import Expiry, LogItem, LogMetadata, LogState
 from quorumlog.protocol.metadata import Writer
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.store import MetadataLogs
@@ -33,6 +38,10 @@ class Sweep:
     def __init__(self, logs: LogManager, store: MetadataLogs) -> None:
         """`run` sweeps the logs, and `run_orphans` deletes ledgers that no log names."""
         self._logs, self._store, self._times = logs, store, logs.times
+        self._watched: dict[str, _Watch] = {}
+        self._alive: dict[str, bool] = {}
+        self._all_at_s = 0.0
+        """When all logs are read next."""
 
     async def run(self) -> None:
         """Sweep the logs for ever. The next round retries failures."""
@@ -65,54 +74,154 @@ class Sweep:
         return None
 
     async def sweep_logs(self) -> None:
-        """Sweep every log once."""
-        after: str | None = None
-        alive: dict[str, bool] = {}
-        accesses = self._logs.accesses
-        unnamed, named = accesses.terms(), set[str | None]()
-        self._logs.lags.begin()
+        """Sweep the logs that have changed or are due; all logs if changes may have been missed."""
+        heard = self._logs.rows.take_heard()
         positions = self._logs.positions
         deleted = positions.take_deleted()
+        self._alive.clear()
+        try:
+            wanted = {*deleted, *(heard or ()), *self._logs.lags.begin(), *await self._due()}
+            is_late = asyncio.get_running_loop().time() >= self._all_at_s
+            # To read a log by itself costs about as much as ten logs of a list.
+            if heard is None or is_late or 10 * len(wanted) > len(self._watched):
+                await self._sweep_all()
+            elif not wanted:
+                await self._store.list(limit=1)  # for the database's time (rule 26c)
+            else:
+                for name in sorted(wanted):
+                    await self._sweep_one(name)
+        except Exception:
+            self._logs.rows.gap()
+            raise
+        self._logs.lags.end()
+        # A new log has the name, so the old log's consumers stay, and get `log-replaced`.
+        await positions.free(
+            {name: at for name, at in deleted.items() if name not in self._watched}
+        )
+        await positions.expire()
+
+    async def _sweep_all(self) -> None:
+        """Sweep every log, and forget the logs that no longer exist."""
+        after: str | None = None
+        unnamed, found = self._logs.accesses.terms(), set[str]()
         while True:
             rows, after = await self._store.list(after=after, limit=_PAGE)
-            self._logs.lags.see(rows)
+            found.update(row.name for row in rows)
             for row in rows:
-                # A new log has the name, so the old log's consumers stay, and get `log-replaced`.
-                deleted.pop(row.name, None)
-                if row.expiry is not None:
-                    named.add(row.expiry.term)
-                try:
-                    await self._sweep_log(row, alive)
-                except QuorumLogError as error:
-                    log.warning("log-not-swept", extra={"log": row.name, "error": repr(error)})
+                await self._sweep_log(row)
             if after is None:
-                accesses.forget(unnamed - named)
-                self._logs.lags.end()
-                await positions.free(deleted)
-                await positions.expire()
-                return
+                break
+        for name in self._watched.keys() - found:
+            self._forget(name)
+        named = {one.expiry.term for one in self._watched.values() if one.expiry is not None}
+        self._logs.accesses.forget(unnamed - named)
+        every_s = self._times.sweep_all_every_s
+        self._all_at_s = asyncio.get_running_loop().time() + every_s * random.uniform(0.5, 1.0)  # noqa: S311
 
-    async def _is_alive(self, writer: Writer, alive: dict[str, bool]) -> bool:
+    async def _sweep_one(self, name: str) -> None:
+        try:
+            row = await self._store.get(name)
+        except NoSuchLog:
+            self._forget(name)
+        else:
+            await self._sweep_log(row)
+
+    def _forget(self, name: str) -> None:
+        self._watched.pop(name, None)
+        self._logs.lags.see(name, None)
+
+    async def _due(self) -> Sequence[str]:
+        """The logs whose writer is gone, or whose oldest records are too old. Also deletes expired
+        logs, replaces keepers that are gone, and rolls logs by time.
+        """
+        ownership, now_ms, due = self._logs.ownership, self._now_ms(), []
+        now = ownership.now()
+        for count, (name, watch) in enumerate(list(self._watched.items())):
+            if count % _PAGE == 0:
+                await asyncio.sleep(0)  # let other tasks run
+            is_here = watch.ledger_id is None or ownership.roll_if_due(name, now)
+            try:
+                if (
+                    watch.release_ms <= now_ms
+                    or not (is_here or await self._is_alive(watch.writer))
+                    or not await self._is_used(name, watch)
+                ):
+                    due.append(name)
+            except QuorumLogError as error:
+                self._failed(name, error)
+        return due
+
+    def _now_ms(self) -> int:
+        """The time by the database's clock, which dated the seals, because a deletion is final."""
+        return (self._store.database_ms() or 0) if self._logs.deletes_by_age else 0
+
+    async def _is_alive(self, writer: Writer | None) -> bool:
         """Whether another process is alive. Each process is asked once per sweep."""
-        if writer.id not in alive:
-            alive[writer.id] = await self._logs.ownership.is_other_alive(writer)
-        return alive[writer.id]
+        if writer is None:
+            return False
+        if writer.id not in self._alive:
+            self._alive[writer.id] = await self._logs.ownership.is_other_alive(writer)
+        return self._alive[writer.id]
 
-    async def _sweep_log(self, row: LogMetadata, alive: dict[str, bool]) -> None:
-        if not await self._logs.accesses.sweep(row, partial(self._is_alive, alive=alive)):
+    async def _is_used(self, name: str, watch: "_Watch") -> bool:
+        sweep, expiry = self._logs.accesses.sweep, watch.expiry
+        return expiry is None or await sweep(name, expiry, self._is_alive)
+
+    async def _sweep_log(self, row: LogMetadata) -> None:
+        """Do what is due for a log by metadata that was just read, and watch the log."""
+        self._logs.lags.see(row.name, row)
+        try:
+            await self._work_on(row, self._watched.setdefault(row.name, _Watch()))
+        except QuorumLogError as error:
+            self._failed(row.name, error)
+
+    def _failed(self, name: str, error: QuorumLogError) -> None:
+        """Log an error, and sweep the log again in the next round."""
+        log.warning("log-not-swept", extra={"log": name, "error": repr(error)})
+        self._logs.rows.heard(name)
+
+    async def _work_on(self, row: LogMetadata, watch: "_Watch") -> None:
+        watch.expiry = None if row.deletion_protection else row.expiry
+        if not await self._is_used(row.name, watch):
             return
         ownership = self._logs.ownership
-        is_owned = ownership.tick(row)
-        last = row.last_item
-        if not is_owned and row.state is LogState.OPEN and last and last.last_offset is None:
-            writer = await ownership.writer_of(last.ledger_id)
-            if writer is None or not await self._is_alive(writer, alive):
-                await ownership.handle(row.name).heal(last.ledger_id)
-        # Ages count by the database's clock, which dated the seals, because a deletion is final.
-        now_ms = (self._store.database_ms() or 0) if self._logs.deletes_by_age else 0
-        begin = partial(retained_from, now_ms=now_ms)
+        is_owned, last = ownership.tick(row), row.last_item
+        is_open = row.state is LogState.OPEN and last is not None and last.last_offset is None
+        ledger_id = last.ledger_id if is_open and last is not None else None
+        if ledger_id is None:
+            watch.writer = None
+        elif is_owned:
+            watch.writer = self._logs.me
+        elif watch.ledger_id != ledger_id:
+            watch.writer = await ownership.writer_of(ledger_id)
+        watch.ledger_id = ledger_id
+        if not is_owned and ledger_id is not None and not await self._is_alive(watch.writer):
+            await ownership.handle(row.name).heal(ledger_id)
+        watch.release_ms = _release_ms(row)
+        begin = partial(retained_from, now_ms=self._now_ms())
         if begin(row) > row.first_offset and (is_owned or not row.unsealed):
             await self._logs.retain(row.name, begin)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What a sweep remembers of a log, to know when it has to read the log's metadata."""
+
+    ledger_id: int | None = None
+    """The last ledger, if it is open."""
+    writer: Writer | None = None
+    """The writer of that ledger."""
+    expiry: Expiry | None = None
+    release_ms: float = math.inf
+    """When the oldest ledger is too old, by the database's clock."""
+
+
+def _release_ms(row: LogMetadata) -> float:
+    """When retention by age next releases a ledger."""
+    age_s = row.settings.retention_seconds
+    if not age_s or retained_from(row, now_ms=sys.maxsize) == row.first_offset:
+        return math.inf
+    return row.items[0].sealed_ms + age_s * 1000
 
 
 def retained_from(row: LogMetadata, *, now_ms: int) -> int:

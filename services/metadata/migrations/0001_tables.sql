@@ -89,12 +89,11 @@ BEGIN
 END
 $$;
 
+-- A notification is a line of `GET /v1/changes` (`Change` in wire/bodies.py).
 CREATE FUNCTION announce_ledger() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_notify(
-        'ledger_changes',
-        concat_ws(' ', NEW.ledger_id, NEW.version, coalesce(NEW.state, 'deleted'))
-    );
+    PERFORM pg_notify('ledger_changes', json_build_object('kind', 'change', 'ledger_id', NEW.ledger_id,
+        'version', NEW.version, 'state', NEW.state, 'deleted', NEW.state IS NULL)::text);
     RETURN NULL;
 END
 $$;
@@ -182,6 +181,14 @@ CREATE TABLE logs (
     -- The change that made this version, since versions of two histories may be equal.
     attempt uuid
 );
+CREATE FUNCTION announce_log() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('ledger_changes', json_build_object('kind', 'change', 'log', NEW.name)::text);
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER announce_log AFTER INSERT OR UPDATE ON logs
+    FOR EACH ROW EXECUTE FUNCTION announce_log();
 CREATE INDEX logs_live ON logs (name) WHERE body IS NOT NULL;
 CREATE INDEX logs_by_owner ON logs ((('logs/' || name) COLLATE "C")) WHERE body IS NOT NULL;
 

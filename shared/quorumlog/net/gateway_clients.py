@@ -1,6 +1,6 @@
 """A gateway's clients of the metadata service: logs, transactions, access tokens, audit log."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from quorumlog.errors import AlreadyDone, LogExists, NoSuchLedger, VersionConflict
@@ -12,7 +12,6 @@ from quorumlog.net.metadata_requests import (
     shown_in,
 )
 from quorumlog.net.timers import HeardClock
-from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionState
@@ -120,14 +119,6 @@ class LogClient:
         query = query_of(limit=limit, after=after, prefix=prefix or None) | shown_in(shown)
         page = await self._client.ask("GET", "/v1/logs", gives=log_bodies.LogListBody, query=query)
         return [self._heard(row) for row in page.logs], page.next
-
-    async def heads(self, names: Sequence[str]) -> Mapping[str, LogHead]:
-        """The state, writer token and last ledger of each log, from the primary, by name; for at
-        most HEADS_MAX names. A log that is missing was never created, or is lost.
-        """
-        body = log_bodies.LogHeadsAsk(logs=tuple(names))
-        found = await self._client.ask("POST", "/v1/log-heads", body, gives=log_bodies.LogHeads)
-        return {head.name: head for head in found.logs}
 
     async def shared_among(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         """Which of these ledgers (at most LOG_LEDGERS_MAX) forks name, from the primary."""

@@ -24,6 +24,7 @@ from quorumlog.protocol.values import (
     BookieName,
     IdOrNone,
     LedgerId,
+    LogName,
     Member,
     Number,
     Text,
@@ -270,8 +271,8 @@ class Change(Body):
     """One line of `GET /v1/changes`.
 
     `hello`: from here on no change is missed. `gap`: changes may have been missed; clients read
-    again what they need. `heartbeat`: the stream is alive. `change`: a ledger's metadata has
-    changed.
+    again what they need. `heartbeat`: the stream is alive. `change`: the metadata of a ledger, or
+    of the log `log`, has changed.
     """
 
     kind: Literal["hello", "gap", "heartbeat", "change"]
@@ -279,6 +280,7 @@ class Change(Body):
     version: Version | None = None
     state: State | None = None
     deleted: bool = False
+    log: LogName | None = None
 
 
 class Cookie(Body):

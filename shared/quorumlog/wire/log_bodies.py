@@ -7,12 +7,11 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
-from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import App, Sealed, Transaction, TransactionId, TransactionState
 from quorumlog.protocol.values import Attempt, LedgerId, LogName, Number, Text
-from quorumlog.wire.bodies import HEADS_MAX, Body
+from quorumlog.wire.bodies import Body
 
 
 class ForkBody(Body):
@@ -68,20 +67,6 @@ class LogListBody(Body):
 
     logs: tuple[LogMetadata, ...]
     next: LogName | None
-
-
-class LogHeadsAsk(Body):
-    """`POST /v1/log-heads`: the logs whose heads are requested. Changes nothing."""
-
-    logs: tuple[LogName, ...] = Field(max_length=HEADS_MAX)
-
-
-class LogHeads(Body):
-    """The answer: a head for each log that exists or existed, by name. A log that is missing was
-    never created, or is lost: its absence proves nothing (rule 18).
-    """
-
-    logs: tuple[LogHead, ...]
 
 
 class SharedAsk(Body):

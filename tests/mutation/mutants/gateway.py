@@ -3,7 +3,7 @@ shipped classes that go wrong without the guard. A claim gives what went wrong, 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -29,6 +29,7 @@ from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.engine.rows import LedgerRows, Rereads
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.ownership import Ownership
+from services.gateway.logs.store import LogRows
 from services.gateway.logs.sweep import Sweep
 from tests.model.logs.model import Gateway, Store
 from tests.mutation.mutants.guards import always
@@ -62,14 +63,31 @@ Claim = Callable[[], Coroutine[Any, Any, str | None]]
 async def a_displaced_owner_ends_after_a_gap() -> str | None:
     async with a_cluster() as (_, (one, two)):
         await one.logs.append("log", call("a"))
+        sweep = Sweep(one.logs, Store(one))
+        await sweep.sweep_logs()
         await take(two)
-        rereads = asyncio.create_task(one.logs.ownership.rereads.run())
+        one.logs.rows.take_heard()  # the notification is lost
 
-        one.logs.ownership.rereads.gap()
+        one.logs.rows.gap()
+        await sweep.sweep_logs()
         await asyncio.sleep(SOON_S)
 
-        rereads.cancel()
         return lives_on(one)
+
+
+async def rows_are_reread_after_a_gap() -> str | None:
+    asked: list[int] = []
+
+    async def read(keys: Sequence[int]) -> Mapping[int, int]:
+        asked.extend(keys)
+        return {}
+
+    rereads = Rereads[int, int](lambda: (1,), read, lambda _head: None)
+    task = asyncio.create_task(rereads.run())
+    rereads.gap()
+    await asyncio.sleep(SOON_S)
+    task.cancel()
+    return None if asked == [1] else "no row was read"
 
 
 async def a_displaced_owner_ends_with_the_sweep() -> str | None:
@@ -488,6 +506,12 @@ def enough_anyway(original: Any) -> Any:
 _GUARDS: Final[Sequence[tuple[Mutant, Claim]]] = (
     (
         Patch(Rereads, "gap", always(None)).mutant("rows are not reread after a gap", "rule 16a"),
+        rows_are_reread_after_a_gap,
+    ),
+    (
+        Patch(LogRows, "gap", always(None)).mutant(
+            "a sweep does not read all logs after a gap", "rule 16a"
+        ),
         a_displaced_owner_ends_after_a_gap,
     ),
     (

@@ -18,7 +18,7 @@ from services.gateway.engine import keys, peers
 from services.gateway.engine.keys import Gatekeeper, new_keys
 from services.gateway.engine.peers import Peers
 from services.gateway.interface import FRAMES
-from services.gateway.logs import offsets, ownership
+from services.gateway.logs import offsets
 from services.gateway.logs import store as log_rows
 from tests.model.logs.model import Cluster
 from tests.support.answering import answering
@@ -86,9 +86,8 @@ async def test_a_writer_that_hung_is_not_remembered_for_ever(
 async def test_logs_beyond_the_bounds_are_read_and_written_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows, writers, and the places of offsets: each is remembered of one log, or ledger, only."""
+    """Rows and the places of offsets: each is remembered of one log, or ledger, only."""
     for module, bound in (
-        (ownership, "_WRITERS_MAX"),
         (log_rows, "_ROWS_MAX"),
         (offsets, "LEDGERS_MAX"),
         (offsets, "POINTS_MAX"),
@@ -111,14 +110,7 @@ async def test_logs_beyond_the_bounds_are_read_and_written_all_the_same(
                 assert [record.record.value.decode() for record in found.records] == [
                     f"{name} {number}" for number in range(start, 6)
                 ]
-        writers = {
-            await gateway.logs.ownership.writer_of(ledger_id)
-            for _ in range(2)
-            for ledger_id in list(cluster.ledgers)
-        }
-        assert len(writers) == 1
     finally:
         await gateway.end()
 
-    assert len(gateway.logs.ownership._writers) == 1
     assert len(gateway.logs.rows._rows) == 1

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import asyncpg
 import pytest
@@ -43,6 +44,8 @@ from tests.unit.gateway.engine.support import (
 )
 from tests.unit.logs.test_manager import SETTINGS, call
 
+SWEEPS: Final = LogTimes(sweep_every_s=0.2, orphans_every_s=86_400)
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -55,6 +58,10 @@ class Pair:
     async def until_one_writes_nothing(self) -> None:
         """Asked without an append: an append must not be what tells."""
         await until(lambda: not self.one.engine.handles.live, "the handle at gateway 1 has ended")
+
+    async def until_one_owns_nothing(self) -> None:
+        """A sweep after the gap ends the owner of a log."""
+        await until(lambda: not self.one.logs.is_owned("log"), "the owner at gateway 1 has ended")
 
 
 @asynccontextmanager
@@ -80,7 +87,7 @@ async def contents(logs: LogManager, start: int) -> list[str]:
 async def test_a_log_that_was_opened_and_truncated_elsewhere_takes_nothing_without_its_token(
     stores: Stores,
 ) -> None:
-    async with pair_of(stores) as pair:
+    async with pair_of(stores, SWEEPS) as pair:
         one, two = pair.one.logs, pair.two.logs
         await one.put("log", SETTINGS)
         old = (await one.append("log", call("a"))).ledger_id
@@ -95,6 +102,7 @@ async def test_a_log_that_was_opened_and_truncated_elsewhere_takes_nothing_witho
             pair.world.collect(old)
 
         await pair.until_one_writes_nothing()
+        await pair.until_one_owns_nothing()
 
         with pytest.raises(LogFenced):
             await one.append("log", call("without a token"))
@@ -106,7 +114,7 @@ async def test_a_log_that_was_opened_and_truncated_elsewhere_takes_nothing_witho
 async def test_a_log_that_was_deleted_and_made_again_elsewhere_is_another_one(
     stores: Stores,
 ) -> None:
-    async with pair_of(stores) as pair:
+    async with pair_of(stores, SWEEPS) as pair:
         one, two = pair.one.logs, pair.two.logs
         await one.put("log", SETTINGS)
         old = (await one.append("log", call("a"))).ledger_id
@@ -117,6 +125,7 @@ async def test_a_log_that_was_deleted_and_made_again_elsewhere_is_another_one(
             pair.world.collect(old)
 
         await pair.until_one_writes_nothing()
+        await pair.until_one_owns_nothing()
 
         assert (await one.append("log", call("c"))).first_offset == 1
         assert await contents(two, 0) == ["b", "c"]

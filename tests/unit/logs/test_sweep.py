@@ -1,7 +1,8 @@
 """The sweep: ages, abandoned owners, and ledgers that nobody names."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from services.gateway.interface import LedgerOptions
 from services.gateway.logs.driver import options_of
 from services.gateway.logs.sweep import Sweep, retained_from
 from services.gateway.logs.transactions import Transactions
-from tests.model.logs.model import Gateway, ModelTransactions, Store
+from tests.model.logs.model import Cluster, Gateway, ModelTransactions, Store
 from tests.support.virtual import in_virtual_time, run_virtual
 from tests.support.waiting import until
 from tests.unit.logs.test_manager import SETTINGS, a_cluster, call, contents, records
@@ -337,3 +338,175 @@ async def test_the_retention_of_a_protected_log_goes_on() -> None:
         with pytest.raises(LogProtected):
             await one.logs.truncate("log", 1)
         assert (await one.logs.retain("log", lambda _row: 1)).log.first_offset == 1
+
+
+class Watching:
+    """A gateway's sweep over 30 logs of its own and of another gateway, and what it asks the database."""
+
+    def __init__(self, cluster: Cluster, mine: Gateway, other: Gateway) -> None:
+        self.cluster, self.mine, self.other = cluster, mine, other
+        self.sweep = sweep_of(mine)
+        self.asked: list[str] = []
+        store = cast(Any, self.sweep._store)
+        get, everything = store.get, store.list
+
+        async def counted_get(name: str) -> LogMetadata:
+            self.asked.append(name)
+            return cast(LogMetadata, await get(name))
+
+        async def counted_list(**of: Any) -> Any:
+            self.asked.append("clock" if of == {"limit": 1} else "all")
+            return await everything(**of)
+
+        store.get, store.list = counted_get, counted_list
+
+    async def swept(self) -> list[str]:
+        """What a round asks the database for."""
+        self.asked.clear()
+        await self.sweep.sweep_logs()
+        return list(self.asked)
+
+
+@contextlib.asynccontextmanager
+async def watching(*, settings: LogSettings = SETTINGS, count: int = 30) -> AsyncIterator[Watching]:
+    async with a_cluster(settings=settings) as (cluster, (one, two)):
+        for number in range(count):
+            gateway = (one, two)[number % 2]
+            await gateway.logs.put(f"log-{number:02}", settings)
+            await gateway.logs.append(f"log-{number:02}", call("a"))
+        watch = Watching(cluster, one, two)
+        assert await watch.swept() == ["all"]
+        yield watch
+
+
+@pytest.mark.parametrize("count", [10, 100])
+async def test_a_sweep_asks_the_database_for_the_time_alone_while_nothing_changes(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    async with watching(count=count) as watch:
+        questions: list[None] = []
+        ask = watch.mine.ask
+
+        async def counted() -> None:
+            questions.append(None)
+            await ask()
+
+        monkeypatch.setattr(watch.mine, "ask", counted)
+        for _ in range(10):
+            assert await watch.swept() == ["clock"]
+
+        assert len(questions) == 10
+
+
+async def test_a_sweep_reads_only_logs_that_have_changed_or_were_created_or_deleted() -> None:
+    async with watching() as watch:
+        await watch.other.logs.roll("log-01")
+        assert await watch.swept() == ["log-01"]
+        await watch.other.logs.put("new", SETTINGS)
+        await watch.other.logs.delete("log-03")
+        assert await watch.swept() == ["log-03", "new"]
+        assert await watch.swept() == ["clock"]
+
+
+async def test_an_owner_hears_by_the_sweep_that_another_gateway_has_its_log() -> None:
+    async with watching() as watch:
+        await watch.other.take_over("log-00")
+        assert watch.mine.logs.is_owned("log-00")
+
+        assert await watch.swept() == ["log-00"]
+
+        assert not watch.mine.logs.is_owned("log-00")
+
+
+@in_virtual_time(seed=0)
+@pytest.mark.parametrize("is_cut_off", [True, False])
+async def test_a_lost_notification_is_made_good(is_cut_off: bool) -> None:
+    """After a gap by the next sweep; without a gap, so by a defect, when all logs are read again."""
+    async with watching() as watch:
+        times = watch.mine.logs.times
+        rounds = asyncio.create_task(watch.sweep.run())
+        await asyncio.sleep(times.sweep_every_s)
+        if is_cut_off:
+            watch.mine.cut_off(1.0, asks=True, hears=False)
+            await asyncio.sleep(0.5)
+            await watch.other.take_over("log-00")
+            bound_s = 1.0 + times.sweep_every_s
+        else:
+            heard = watch.mine.logs.rows
+            cast(Any, heard).heard = lambda _name: None
+            await watch.other.take_over("log-00")
+            bound_s = times.sweep_all_every_s + times.sweep_every_s
+        assert watch.mine.logs.is_owned("log-00")
+
+        await asyncio.sleep(bound_s + 1.0)
+
+        rounds.cancel()
+        assert not watch.mine.logs.is_owned("log-00")
+
+
+async def test_logs_whose_writer_died_are_sealed_though_their_rows_stay_as_they_are() -> None:
+    async with watching() as watch:
+        watch.other.kill()
+
+        await watch.swept()
+
+        ends = [row.end_offset for _, row in sorted(watch.cluster.logs.items())]
+        assert ends.count(1) == len(ends) // 2
+
+
+async def test_a_sealed_logs_records_go_by_age_though_its_row_stays_as_it_is() -> None:
+    settings = replace(SETTINGS, retention_seconds=3600)
+    async with watching(settings=settings) as watch:
+        for value in "bc":
+            await watch.mine.logs.roll("log-00")
+            await watch.mine.logs.append("log-00", call(value))
+        await watch.swept()
+        assert await watch.swept() == ["clock"]
+
+        watch.cluster.ahead_ms = 2 * 3600 * 1000
+        assert await watch.swept() == ["log-00"]
+
+        assert watch.cluster.logs["log-00"].first_offset == 2
+
+
+async def test_a_log_that_could_not_be_swept_is_swept_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with watching(settings=replace(SETTINGS, retention_bytes=1)) as watch:
+
+        async def fails(*_: Any) -> None:
+            raise EntryUnavailable
+
+        for value in "bc":
+            await watch.mine.logs.roll("log-00")
+            await watch.mine.logs.append("log-00", call(value))
+        monkeypatch.setattr(watch.mine.logs, "retain", fails)
+        for _ in range(2):
+            assert await watch.swept() == ["log-00"]
+        monkeypatch.undo()
+
+        assert await watch.swept() == ["log-00"]
+
+        assert watch.cluster.logs["log-00"].first_offset > 0
+
+
+async def test_a_log_rolls_by_time_though_its_row_stays_as_it_is() -> None:
+    async with watching(settings=replace(SETTINGS, roll_seconds=3600)) as watch:
+        owner = watch.mine.logs.ownership.owner("log-00")
+        assert owner is not None
+        ledger_id = owner.ledger_id
+        await watch.swept()
+        assert owner.ledger_id == ledger_id
+        owner._pipe.since_s -= 3600
+
+        assert await watch.swept() == ["clock"]
+
+        await until(lambda: owner.ledger_id != ledger_id, "the log rolls")
+
+
+async def test_when_many_logs_have_changed_a_sweep_reads_them_in_one_list() -> None:
+    async with watching() as watch:
+        for number in range(1, 9, 2):
+            await watch.other.logs.roll(f"log-{number:02}")
+        assert await watch.swept() == ["all"]
+        assert await watch.swept() == ["clock"]

@@ -8,11 +8,13 @@ from typing import cast
 import pytest
 
 from loadtest.stores import Stores
+from quorumlog.net.gateway_clients import LogClient
 from quorumlog.wire.bodies import Change
 from services.metadata.changes import ChangeHub
 from services.metadata.database import Database
 from tests.support.proxy import Proxy, proxy_to
 from tests.unit.metadata.support import DRAFT, Service, serving, swapped
+from tests.unit.metadata.test_logs import LOG
 
 
 @pytest.fixture
@@ -42,6 +44,25 @@ async def test_every_change_is_announced_in_order(service: Service) -> None:
         (row.ledger_id, 3, "CLOSED", False),
         (row.ledger_id, 4, None, True),
     ]
+
+
+async def test_every_change_of_a_log_is_announced(service: Service) -> None:
+    logs = LogClient(service.client)
+    async with contextlib.aclosing(service.client.changes()) as stream:
+        assert (await anext(stream)).kind == "gap"
+
+        async def announced() -> None:
+            while (await anext(stream)).log != LOG.name:
+                pass
+
+        row, _ = await logs.create(LOG)
+        await announced()
+        _, row = await logs.cas(replace(row, deletion_protection=True))
+        await announced()
+        _, row = await logs.cas(replace(row, deletion_protection=False))
+        await announced()
+        await logs.delete(row)
+        await announced()
 
 
 async def test_a_broken_connection_to_the_database_sends_followers_a_gap(

@@ -53,7 +53,6 @@ async def bodies(service: Service) -> list[tuple[str, str, Any]]:
             "/v1/ledger-proofs",
             {"holder": "b1", "ledgers": [{"ledger_id": ledger_id, "attempts": []}]},
         ),
-        ("POST", "/v1/log-heads", {"logs": ["a-log"]}),
         ("POST", "/v1/repairs", {"items": [item]}),
         ("POST", "/v1/repairs/claim", {"worker": "w", "lease_s": 1, "limit": 1}),
         ("POST", f"/v1/repairs/{ledger_id}/b1@1/progress", {"worker": "w", "version": 1,

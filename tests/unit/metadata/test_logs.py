@@ -11,7 +11,6 @@ from loadtest.stores import Stores
 from quorumlog.errors import InvalidRequest, LogProtected, NoSuchLedger, NoSuchLog, OwnedByLog
 from quorumlog.net.gateway_clients import LogClient
 from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import Expiry, LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import (
@@ -376,30 +375,6 @@ async def test_a_deleted_logs_closed_ledgers_are_deleted_with_it(
         await service.client.get(ended.ledger_id)
     assert gone.value.members["deleted"] is True
     assert await logs.orphans(older_than_s=0) == (written.ledger_id,)
-
-
-async def test_heads_give_the_writers_of_many_logs(service: Service, logs: LogClient) -> None:
-    made, _ = await logs.create(LOG)
-    empty, _ = await logs.create(replace(LOG, name="empty"))
-    freed, _ = await logs.create(replace(LOG, name="freed"))
-    again, _ = await logs.create(replace(LOG, name="again"))
-    one, two = await ledger(service), await ledger(service)
-    _, named = await logs.cas(replace(made.opened("me"), items=(LogItem(one.ledger_id, 0),)))
-    _, named = await logs.cas(named.with_ledger(two.ledger_id))
-    for row in (freed, again):
-        assert await logs.delete(row) is None
-    again, is_new = await logs.create(replace(LOG, name="again"))
-
-    heads = await logs.heads(["freed", "never", "empty", "again", "a-log"])
-
-    assert is_new
-    assert again.version > freed.version
-    assert list(heads.values()) == [
-        LogHead("a-log", named.version, LogState.OPEN, 1, two.ledger_id),
-        LogHead.of(again),
-        LogHead.of(empty),
-        LogHead("freed", freed.version + 1, None),
-    ]
 
 
 async def test_logs_are_listed_by_name(logs: LogClient) -> None:

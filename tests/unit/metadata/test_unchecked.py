@@ -27,7 +27,6 @@ UNCHECKED: Final = {
     ("PUT", "/v1/bookies/{name}/heartbeat"): "liveness is Redis's",
     ("PUT", "/v1/services/{kind}/{id}/heartbeat"): "liveness is Redis's",
     ("POST", "/v1/ledger-heads"): "changes nothing",
-    ("POST", "/v1/log-heads"): "changes nothing",
     ("POST", "/v1/shared-ledgers"): "changes nothing",
     ("POST", "/v1/ledger-proofs"): "changes nothing but what is noted for operators",
     ("POST", "/v1/keys/reseal"): "changes nothing of what rows say",
