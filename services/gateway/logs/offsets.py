@@ -55,6 +55,8 @@ class Points:
     def __init__(self) -> None:
         self.named_s = float("-inf")
         """The time of the last request whose answer was that the ledger exists."""
+        self.density = 0.0
+        """Records per entry, as the last read found them; 0 if unknown."""
         self._places: list[int] = [0]
         self._entries: list[int] = [0]
 
@@ -73,6 +75,18 @@ class Points:
             # The first point (the ledger's start) and the last (where a tail continues) stay.
             self._places[1:-1] = self._places[1:-1:2]
             self._entries[1:-1] = self._entries[1:-1:2]
+
+    def has(self, place: int) -> bool:
+        """Whether a point is at `place`: an entry begins or ends there."""
+        return self.around(place)[0][0] == place
+
+    def entries_of(self, place: int, count: int) -> int:
+        """About how many entries contain `count` records from `place` on; at most `count`. Too few
+        cost another read of bookies, and too many are read in vain, so a quarter more are read.
+        """
+        if not self.density:
+            return count
+        return min(max(int(1.25 * count / self.density) + (not self.has(place)), 1), count)
 
     def around(self, place: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
         """The nearest point at or below `place`, and the nearest one above it."""
