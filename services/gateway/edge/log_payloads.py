@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from quorumlog.errors import BadRequest, TooLarge
+from quorumlog.errors import BadRequest
 from quorumlog.net.operations import JSON
 from quorumlog.net.parameters import escaped, invalid
-from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, EncodedRecords, Record
 from quorumlog.wire import strict
 from services.gateway.edge import arrow, payloads
 from services.gateway.edge.http import body
@@ -57,9 +57,7 @@ def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> Record:
 
 def check_size(records: Iterable[Record]) -> None:
     """Raise TooLarge if the records do not fit into one batch."""
-    size = sum(record.size for record in records)
-    if size > BATCH_BYTES_MAX:
-        raise TooLarge(f"the record batch has {size} bytes; the limit is {BATCH_BYTES_MAX}")
+    payloads.check_batch_size(sum(record.size for record in records))
 
 
 def _record(record: object, pointer: str) -> Record:
@@ -84,7 +82,7 @@ def _record(record: object, pointer: str) -> Record:
 
 async def read_records(
     request: web.Request, room: Room, media: str, item: payloads.Item = payloads.RECORDS
-) -> tuple[Record, ...]:
+) -> tuple[Record, ...] | EncodedRecords:
     """Read the records of a request that is one batch: JSON, frames, Arrow, or one record as bytes.
     `item` names the records as the path does. Raises: InvalidRequest, and as `body.read`.
     """
@@ -99,7 +97,7 @@ async def read_records(
         records: tuple[Record, ...] = (Record(value),)
     elif media == ARROW:
         data = await body.read(request, room, limits.frames_bytes_max)
-        records = await body.in_turn(request, room, data, lambda body: arrow.records(body, item))
+        return await body.in_turn(request, room, data, lambda body: arrow.records(body, item))
     else:
         data = await body.read(request, room, limits.frames_bytes_max)
         records = tuple(
