@@ -16,7 +16,7 @@ from aiohttp import hdrs, web
 
 from quorumlog.errors import BadRequest, NotAcceptable, UnsupportedMediaType
 from quorumlog.net.parameters import invalid
-from quorumlog.protocol.batch import EncodedRecords
+from quorumlog.protocol.batch import EncodedRecords, StoredBatch
 from quorumlog.protocol.record import Run
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
 from services.gateway.edge.http.media import ARROW
@@ -24,12 +24,11 @@ from services.gateway.edge.payloads import (
     ENTRIES,
     RECORDS,
     Item,
-    check_batch_size,
     check_count,
+    check_size,
     headers_of,
     too_large,
 )
-from services.gateway.logs.values import StoredBatch
 
 _INSTALL: Final = "pip install 'quorumlog[arrow]'"
 _LEDGER: Final = ("value",)
@@ -102,7 +101,7 @@ def records(data: bytes, item: Item = RECORDS) -> EncodedRecords:
         )
     except columns.BadColumns as error:
         raise invalid("", str(error)) from error
-    check_batch_size(size)
+    check_size(size)
     return found
 
 
@@ -119,26 +118,12 @@ def _table(data: bytes, allowed: Sequence[str], item: Item) -> Any:
 def entries_stream(runs: Iterable[Run]) -> bytes:
     """Encode the entries of `runs` as an Arrow stream with the columns `entry_id` and `value`."""
     columns = _for_bodies()
-    batches = [
-        columns.entries(list(run.ids), [bytes(run.payload(at)) for at in range(run.count)])
-        for run in runs
-    ]
-    body: bytes = columns.stream(columns.ENTRIES, batches)
+    body: bytes = columns.stream(columns.ENTRIES, map(columns.entries, runs))
     return body
 
 
 def records_stream(batches: Iterable[StoredBatch]) -> bytes:
     """Encode records of a log as an Arrow stream with all their columns."""
     columns = _for_bodies()
-    found = [
-        columns.records(
-            part.columns,
-            first_offset=part.first_offset,
-            time_ms=part.time_ms,
-            ledger_id=part.ledger_id,
-            entry_id=part.entry_id,
-        )
-        for part in batches
-    ]
-    body: bytes = columns.stream(columns.RECORDS, found)
+    body: bytes = columns.stream(columns.RECORDS, map(columns.records, batches))
     return body

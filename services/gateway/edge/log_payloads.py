@@ -3,7 +3,6 @@
 In JSON, a record's key is base64 if the record has `data`, otherwise text, as in `payloads.py`.
 """
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 from aiohttp import web
@@ -34,7 +33,7 @@ def _records(data: bytes, body: Any, item: payloads.Item) -> tuple[Record, ...]:
         records: tuple[Record, ...] = (_record(body, ""),)
     else:
         records = tuple(_record(each, f"/{item.many}/{n}") for n, each in enumerate(found))
-    check_size(records)
+    payloads.check_size(sum(record.size for record in records))
     return records
 
 
@@ -53,11 +52,6 @@ def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> Record:
     if len(record.value) > entry_bytes_max:
         raise payloads.too_large(len(record.value), entry_bytes_max, pointer, payloads.RECORDS)
     return record
-
-
-def check_size(records: Iterable[Record]) -> None:
-    """Raise TooLarge if the records do not fit into one batch."""
-    payloads.check_batch_size(sum(record.size for record in records))
 
 
 def _record(record: object, pointer: str) -> Record:
@@ -103,5 +97,5 @@ async def read_records(
         records = tuple(
             Record(value) for value in payloads.from_frames(data, BATCH_BYTES_MAX, item)
         )
-    check_size(records)
+    payloads.check_size(sum(record.size for record in records))
     return records

@@ -198,7 +198,7 @@ def too_large(size: int, bytes_max: int, pointer: str, item: Item = ENTRIES) -> 
     return TooLarge(f"the {item.one}{where} has {size} bytes; the limit is {bytes_max}")
 
 
-def check_batch_size(size: int) -> None:
+def check_size(size: int) -> None:
     """Raise TooLarge if records of `size` bytes do not fit into one batch."""
     if size > BATCH_BYTES_MAX:
         raise TooLarge(f"the record batch has {size} bytes; the limit is {BATCH_BYTES_MAX}")

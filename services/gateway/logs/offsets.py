@@ -57,24 +57,19 @@ class Points:
         """The time of the last request whose answer was that the ledger exists."""
         self.density = 0.0
         """Records per entry, as the last read found them; 0 if unknown."""
-        self._places: list[int] = [0]
-        self._entries: list[int] = [0]
+        self._points = [(0, 0)]
 
     def __len__(self) -> int:
         """The number of points."""
-        return len(self._places)
+        return len(self._points)
 
     def add(self, place: int, entry_id: int) -> None:
         """Add a point: `place` records precede `entry_id`, which may not be written yet."""
-        at = bisect.bisect_left(self._places, place)
-        if at < len(self._places) and self._places[at] == place:
-            return
-        self._places.insert(at, place)
-        self._entries.insert(at, entry_id)
-        if len(self._places) > POINTS_MAX:
+        if not self.has(place):
+            bisect.insort(self._points, (place, entry_id))
+        if len(self._points) > POINTS_MAX:
             # The first point (the ledger's start) and the last (where a tail continues) stay.
-            self._places[1:-1] = self._places[1:-1:2]
-            self._entries[1:-1] = self._entries[1:-1:2]
+            self._points[1:-1] = self._points[1:-1:2]
 
     def has(self, place: int) -> bool:
         """Whether a point is at `place`: an entry begins or ends there."""
@@ -90,11 +85,8 @@ class Points:
 
     def around(self, place: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
         """The nearest point at or below `place`, and the nearest one above it."""
-        at = bisect.bisect_right(self._places, place)
-        low = (self._places[at - 1], self._entries[at - 1])
-        if at == len(self._places):
-            return low, None
-        return low, (self._places[at], self._entries[at])
+        at = bisect.bisect_left(self._points, (place + 1,))
+        return self._points[at - 1], self._points[at] if at < len(self._points) else None
 
 
 class OffsetIndex:

@@ -149,7 +149,10 @@ class LogReader:
         afterwards.
         """
         item = row.item_at(start) or row.base
-        if start <= row.known_end or (item is not None and self._is_border(item, start)):
+        is_border = item is not None and self._index.points(item.ledger_id).has(
+            start - (item.first_offset or 0)  # this process knows that an entry begins or ends here
+        )
+        if start <= row.known_end or is_border:
             return
         end = await self.end(row.name, row)
         if start > end:
@@ -173,10 +176,6 @@ class LogReader:
     async def _last_head(self, item: LogItem, view: LedgerView) -> batch.BatchHead:
         """The head of the ledger's last confirmed entry, which must exist."""
         return await read_head(self._engine, item.ledger_id, view.last_add_confirmed, view)
-
-    def _is_border(self, item: LogItem, offset: int) -> bool:
-        """Whether this process knows that an entry of the ledger begins or ends at `offset`."""
-        return self._index.points(item.ledger_id).has(offset - (item.first_offset or 0))
 
     async def begin(
         self, name: str, start: Start, row: LogMetadata, page: Page | None = None

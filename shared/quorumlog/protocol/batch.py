@@ -25,7 +25,7 @@ Releases without marks reject a batch that has one.
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, repeat
 from typing import Final
 
@@ -222,6 +222,32 @@ class Columns:
             VERSION, flags, 0, count, head.append_time_ms, head.records_before + skip
         )
         return opened(b"".join((start, *parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """Undecoded records of one entry, from the offset `first_offset` on.
+
+    `time_ms` is the append time, and the timestamp of records that have none of their own.
+    """
+
+    first_offset: int
+    ledger_id: int
+    entry_id: int
+    time_ms: int
+    columns: Columns
+
+    @property
+    def count(self) -> int:
+        """The number of records."""
+        return self.columns.head.count
+
+    def since(self, offset: int) -> "StoredBatch":
+        """The records from `offset` on. One of the records has this offset."""
+        skip = offset - self.first_offset
+        return replace(
+            self, first_offset=offset, columns=self.columns.part(skip, self.count - skip)
+        )
 
 
 def encode(

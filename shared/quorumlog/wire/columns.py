@@ -76,26 +76,27 @@ def stream(schema: Any, batches: Iterable[Any]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def entries(ids: Sequence[int], payloads: Sequence[bytes]) -> Any:
-    """Entries of a ledger as a record batch of ENTRIES."""
-    return pa.record_batch([pa.array(ids, pa.int64()), pa.array(payloads, pa.binary())], ENTRIES)
+def entries(run: Any) -> Any:
+    """The entries of a `Run` (which executors can't import) as a record batch of ENTRIES."""
+    begin = len(run.body) - run.payload_bytes
+    values = _binary(pa.py_buffer(run.body), np.array(run.sizes), begin)
+    return pa.record_batch([pa.array(np.array(run.ids, np.int64)), values], ENTRIES)
 
 
-def records(
-    found: batch.Columns, *, first_offset: int, time_ms: int, ledger_id: int, entry_id: int
-) -> Any:
-    """The records of one stored batch, appended at `time_ms`, as a record batch of RECORDS."""
-    data, total = found.data, found.head.count
+def records(stored: batch.StoredBatch) -> Any:
+    """The records of a stored batch as a record batch of RECORDS."""
+    found, total, first = stored.columns, stored.count, stored.first_offset
+    data = found.data
     buffer = pa.py_buffer(data)
     sizes = np.frombuffer(data, ">u4", total, found.value_sizes_at)
     columns = [
-        pa.array(np.arange(first_offset, first_offset + total, dtype=np.int64)),
-        _times(found, time_ms),
+        pa.array(np.arange(first, first + total, dtype=np.int64)),
+        _times(found, stored.time_ms),
         _keys(buffer, found),
         _headers(found),
         _binary(buffer, sizes, len(data) - len(found.joined_values)),
-        pa.array(np.full(total, ledger_id, np.int64)),
-        pa.array(np.full(total, entry_id, np.int64)),
+        pa.array(np.full(total, stored.ledger_id, np.int64)),
+        pa.array(np.full(total, stored.entry_id, np.int64)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
 
@@ -184,12 +185,7 @@ def _check_schema(schema: Any, allowed: Sequence[str]) -> None:
 def _is_right(name: str, kind: Any) -> bool:
     types = pa.types
     if name in ("value", "key"):
-        return bool(
-            types.is_binary(kind)
-            or types.is_string(kind)
-            or types.is_large_binary(kind)
-            or types.is_large_string(kind)
-        )
+        return kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
     if name == "timestamp":
         return bool(types.is_timestamp(kind) and kind.tz is not None)
     return bool(

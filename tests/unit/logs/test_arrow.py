@@ -132,7 +132,7 @@ def test_columns_of_a_stored_batch_are_its_records() -> None:
     data = batch.placed(batch.encode(records), append_time_ms=5, records_before=7)
 
     part = batch.opened(data).part(3, 40)
-    found = columns.records(part, first_offset=10, time_ms=5, ledger_id=1, entry_id=2)
+    found = columns.records(batch.StoredBatch(10, 1, 2, 5, part))
 
     found.validate(full=True)
     assert found.column("value").to_pylist() == [r.value for r in records[3:43]]
@@ -216,7 +216,7 @@ def test_stored_batches_are_read_as_columns_of_their_records(
     )
 
     part = batch.opened(packed.unpack(stored)).part(skip, count)
-    found = columns.records(part, first_offset=10, time_ms=5, ledger_id=1, entry_id=2)
+    found = columns.records(batch.StoredBatch(10, 1, 2, 5, part))
 
     found.validate(full=True)
     rows = records[skip : skip + count]
