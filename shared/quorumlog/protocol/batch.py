@@ -281,12 +281,10 @@ def encode(
 def _encoded(records: Sequence[Record]) -> EncodedRecords:
     count, flags = len(records), 0
     parts: list[bytes] = []
-    if any(record.timestamp_ms is not None for record in records):
+    times = [record.timestamp_ms for record in records]
+    if any(time is not None for time in times):
         flags |= HAS_TIMES
-        times = [
-            NO_TIME if record.timestamp_ms is None else record.timestamp_ms for record in records
-        ]
-        parts.append(struct.pack(f">{count}q", *times))
+        parts.append(struct.pack(f">{count}q", *[NO_TIME if t is None else t for t in times]))
     keys = [record.key for record in records]
     if any(key is not None for key in keys):
         flags |= HAS_KEYS

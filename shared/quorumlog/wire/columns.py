@@ -300,19 +300,15 @@ def _joined(column: Any) -> tuple["npt.NDArray[Any]", memoryview]:
 
 
 def _milliseconds(column: Any) -> bytes:
-    _check_times(column)
-    times = column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
-    found: bytes = times.fill_null(batch.NO_TIME).to_numpy().astype(">i8").tobytes()
-    return found
-
-
-def _check_times(column: Any) -> None:
-    """Raise BadColumns for a time that answers can't represent."""
+    """The times of a batch. Raises: BadColumns for a time that answers can't represent."""
     ends = pc.min_max(column.cast(pa.int64())).as_py()
     per_s = _PER_S[column.type.unit]
     low, high = _TIME_MS_MIN // 1000 * per_s, (_TIME_MS_MAX + 1) // 1000 * per_s
-    if ends["min"] is not None and not low <= ends["min"] <= ends["max"] < high:
+    if not low <= ends["min"] <= ends["max"] < high:
         raise BadColumns("the column timestamp has a time outside of the years 1 to 9999")
+    times = column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
+    found: bytes = times.fill_null(batch.NO_TIME).to_numpy().astype(">i8").tobytes()
+    return found
 
 
 def _header(pairs: Any) -> dict[str, str]:
