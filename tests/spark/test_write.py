@@ -1,6 +1,7 @@
 """Batch writes by Spark: all rows come onto a log once, or none, whatever happens on the way."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -57,6 +58,45 @@ def test_keys_headers_times_and_logs_are_columns(
     assert [entry["headers"] for entry in page] == [{}, {"h": "x"}, {}]
     assert [entry["key"] is None for entry in page] == [False, True, False]
     assert page[1]["timestamp"] == "1970-01-01T00:00:03.000Z"
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_odd_rows_are_read_as_they_were_written(
+    spark: SparkSession, cluster: SparkCluster, compression: str
+) -> None:
+    log = cluster.create(f"odd-rows-{compression}", batch_compression=compression)
+    when = datetime(2026, 1, 2, 3, 4, 5, 678000)  # noqa: DTZ001 - in Spark's time zone
+    pairs = [("h", bytearray("ü".encode())), ("", bytearray())]
+    rows = [
+        (bytearray(), None, None, when),
+        (bytearray(b"\0\xff"), bytearray(), [], when),
+        (bytearray("ü€😀".encode()), bytearray(b"k" * 70_000), pairs, when),
+        (bytearray(b"x" * (3 << 20)), None, pairs[1:], when),
+        *(
+            (bytearray(b"v" * (n % 7)), bytearray(b"k") if n % 3 else None, [], when)
+            for n in range(50)
+        ),
+        (bytearray(range(256)), bytearray(range(256)), pairs[:1], when),
+    ]
+    schema = (
+        "value binary, key binary, headers array<struct<key: string, value: binary>>,"
+        " timestamp timestamp"
+    )
+    frame = spark.createDataFrame(rows, schema).coalesce(1)
+
+    write(cluster, frame, topic=log)
+    write(cluster, frame.selectExpr("value", "key"), topic=log)
+    write(cluster, frame.selectExpr("value"), topic=log)
+
+    read = spark.read.format("quorumlog").options(**{"gateway.url": cluster.urls})
+    found = read.options(subscribe=log, includeHeaders=True).load().orderBy("offset").collect()
+    assert [row.value for row in found] == 3 * [value for value, *_ in rows]
+    assert [row.key for row in found[: 2 * len(rows)]] == 2 * [key for _, key, *_ in rows]
+    headers = [row.headers and [(h.key, h.value) for h in row.headers] for row in found]
+    assert headers == [pairs or None for _, _, pairs, _ in rows] + 2 * len(rows) * [None]
+    assert {row.timestamp for row in found[: len(rows)]} == {when}
+    assert when not in {row.timestamp for row in found[len(rows) :]}
+    assert {row.key for row in found[2 * len(rows) :]} == {None}
 
 
 def test_a_task_that_fails_and_runs_again_doubles_nothing(

@@ -3,15 +3,14 @@
 In JSON, a record's key is base64 if the record has `data`, otherwise text, as in `payloads.py`.
 """
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 from aiohttp import web
 
-from quorumlog.errors import BadRequest, TooLarge
+from quorumlog.errors import BadRequest
 from quorumlog.net.operations import JSON
 from quorumlog.net.parameters import escaped, invalid
-from quorumlog.protocol.batch import BATCH_BYTES_MAX, Record
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, EncodedRecords, Record
 from quorumlog.wire import strict
 from services.gateway.edge import arrow, payloads
 from services.gateway.edge.http import body
@@ -34,7 +33,7 @@ def _records(data: bytes, body: Any, item: payloads.Item) -> tuple[Record, ...]:
         records: tuple[Record, ...] = (_record(body, ""),)
     else:
         records = tuple(_record(each, f"/{item.many}/{n}") for n, each in enumerate(found))
-    check_size(records)
+    payloads.check_size(sum(record.size for record in records))
     return records
 
 
@@ -53,13 +52,6 @@ def record_of_line(line: bytes, number: int, entry_bytes_max: int) -> Record:
     if len(record.value) > entry_bytes_max:
         raise payloads.too_large(len(record.value), entry_bytes_max, pointer, payloads.RECORDS)
     return record
-
-
-def check_size(records: Iterable[Record]) -> None:
-    """Raise TooLarge if the records do not fit into one batch."""
-    size = sum(record.size for record in records)
-    if size > BATCH_BYTES_MAX:
-        raise TooLarge(f"the record batch has {size} bytes; the limit is {BATCH_BYTES_MAX}")
 
 
 def _record(record: object, pointer: str) -> Record:
@@ -84,7 +76,7 @@ def _record(record: object, pointer: str) -> Record:
 
 async def read_records(
     request: web.Request, room: Room, media: str, item: payloads.Item = payloads.RECORDS
-) -> tuple[Record, ...]:
+) -> tuple[Record, ...] | EncodedRecords:
     """Read the records of a request that is one batch: JSON, frames, Arrow, or one record as bytes.
     `item` names the records as the path does. Raises: InvalidRequest, and as `body.read`.
     """
@@ -99,11 +91,11 @@ async def read_records(
         records: tuple[Record, ...] = (Record(value),)
     elif media == ARROW:
         data = await body.read(request, room, limits.frames_bytes_max)
-        records = await body.in_turn(request, room, data, lambda body: arrow.records(body, item))
+        return await body.in_turn(request, room, data, lambda body: arrow.records(body, item))
     else:
         data = await body.read(request, room, limits.frames_bytes_max)
         records = tuple(
             Record(value) for value in payloads.from_frames(data, BATCH_BYTES_MAX, item)
         )
-    check_size(records)
+    payloads.check_size(sum(record.size for record in records))
     return records

@@ -20,14 +20,13 @@ from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import NDJSON, accepted, json_bytes
 from services.gateway.edge.http.pipe import Pipe, append_lines
 from services.gateway.edge.log_payloads import (
-    check_size,
     read_records,
     record_of_line,
     records_from_json,
 )
 from services.gateway.edge.logs import CREATED, WRITING
 from services.gateway.edge.pages import LogPages
-from services.gateway.edge.payloads import RECORDS, from_frames
+from services.gateway.edge.payloads import RECORDS, check_size, from_frames
 from services.gateway.edge.reads import PageStream, ReadRequest, answer_read
 from services.gateway.edge.sockets import SocketTarget, serve
 from services.gateway.edge.starts import NAMED, start_of, start_of_json
@@ -307,7 +306,7 @@ class RecordRoutes(op.Handlers, tag="Records"):
             made = await body.in_turn(request, self._room, message.data, records_from_json)
             return list(made)
         records = [Record(value) for value in from_frames(message.data, BATCH_BYTES_MAX, RECORDS)]
-        check_size(records)
+        check_size(sum(record.size for record in records))
         return records
 
     def _pipe(

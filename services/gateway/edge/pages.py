@@ -14,6 +14,7 @@ from typing import Final
 import orjson
 
 from quorumlog import header
+from quorumlog.protocol.batch import StoredBatch
 from services.gateway.edge import arrow
 from services.gateway.edge.http.follows import Followable, P
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
@@ -22,7 +23,7 @@ from services.gateway.edge.starts import token_of
 from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.interface import ReadResult
 from services.gateway.logs.manager import LogManager
-from services.gateway.logs.values import LogBatches, Start, StoredBatch
+from services.gateway.logs.values import LogBatches, Start
 
 TAIL_BYTES: Final = 256 << 10
 """Bytes that a tail reads ahead: pages for hundreds of slow readers must fit in memory."""

@@ -16,6 +16,7 @@ import pybase64
 
 from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
 from quorumlog.net.parameters import escaped, invalid
+from quorumlog.protocol.batch import BATCH_BYTES_MAX
 from quorumlog.wire import strict
 from quorumlog.wire.strict import DEPTH_MAX, check_marks
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
@@ -195,6 +196,12 @@ def too_large(size: int, bytes_max: int, pointer: str, item: Item = ENTRIES) -> 
     """Create the error for an item that is too large."""
     where = f" at {pointer}" if pointer else ""
     return TooLarge(f"the {item.one}{where} has {size} bytes; the limit is {bytes_max}")
+
+
+def check_size(size: int) -> None:
+    """Raise TooLarge if records of `size` bytes do not fit into one batch."""
+    if size > BATCH_BYTES_MAX:
+        raise TooLarge(f"the record batch has {size} bytes; the limit is {BATCH_BYTES_MAX}")
 
 
 def check_count(count: int, item: Item = ENTRIES) -> None:

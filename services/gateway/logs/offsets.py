@@ -55,32 +55,38 @@ class Points:
     def __init__(self) -> None:
         self.named_s = float("-inf")
         """The time of the last request whose answer was that the ledger exists."""
-        self._places: list[int] = [0]
-        self._entries: list[int] = [0]
+        self.density = 0.0
+        """Records per entry, as the last read found them; 0 if unknown."""
+        self._points = [(0, 0)]
 
     def __len__(self) -> int:
         """The number of points."""
-        return len(self._places)
+        return len(self._points)
 
     def add(self, place: int, entry_id: int) -> None:
         """Add a point: `place` records precede `entry_id`, which may not be written yet."""
-        at = bisect.bisect_left(self._places, place)
-        if at < len(self._places) and self._places[at] == place:
-            return
-        self._places.insert(at, place)
-        self._entries.insert(at, entry_id)
-        if len(self._places) > POINTS_MAX:
+        if not self.has(place):
+            bisect.insort(self._points, (place, entry_id))
+        if len(self._points) > POINTS_MAX:
             # The first point (the ledger's start) and the last (where a tail continues) stay.
-            self._places[1:-1] = self._places[1:-1:2]
-            self._entries[1:-1] = self._entries[1:-1:2]
+            self._points[1:-1] = self._points[1:-1:2]
+
+    def has(self, place: int) -> bool:
+        """Whether a point is at `place`: an entry begins or ends there."""
+        return self.around(place)[0][0] == place
+
+    def entries_of(self, place: int, count: int) -> int:
+        """About how many entries contain `count` records from `place` on; at most `count`. Too few
+        cost another read of bookies, and too many are read in vain, so a quarter more are read.
+        """
+        if not self.density:
+            return count
+        return min(max(int(1.25 * count / self.density) + (not self.has(place)), 1), count)
 
     def around(self, place: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
         """The nearest point at or below `place`, and the nearest one above it."""
-        at = bisect.bisect_right(self._places, place)
-        low = (self._places[at - 1], self._entries[at - 1])
-        if at == len(self._places):
-            return low, None
-        return low, (self._places[at], self._entries[at])
+        at = bisect.bisect_left(self._points, (place + 1,))
+        return self._points[at - 1], self._points[at] if at < len(self._points) else None
 
 
 class OffsetIndex:

@@ -149,7 +149,10 @@ class LogReader:
         afterwards.
         """
         item = row.item_at(start) or row.base
-        if start <= row.known_end or (item is not None and self._is_border(item, start)):
+        is_border = item is not None and self._index.points(item.ledger_id).has(
+            start - (item.first_offset or 0)  # this process knows that an entry begins or ends here
+        )
+        if start <= row.known_end or is_border:
             return
         end = await self.end(row.name, row)
         if start > end:
@@ -173,11 +176,6 @@ class LogReader:
     async def _last_head(self, item: LogItem, view: LedgerView) -> batch.BatchHead:
         """The head of the ledger's last confirmed entry, which must exist."""
         return await read_head(self._engine, item.ledger_id, view.last_add_confirmed, view)
-
-    def _is_border(self, item: LogItem, offset: int) -> bool:
-        """Whether this process knows that an entry of the ledger begins or ends at `offset`."""
-        place = offset - (item.first_offset or 0)
-        return self._index.points(item.ledger_id).around(place)[0][0] == place
 
     async def begin(
         self, name: str, start: Start, row: LogMetadata, page: Page | None = None
@@ -376,18 +374,22 @@ class LogReader:
 
     async def _take(self, item: LogItem, entry_id: int, view: LedgerView, page: Page) -> int:
         """Gather records by one read of bookies. Returns the next id. Raises: as the engine."""
+        points, first = self._index.points(item.ledger_id), item.first_offset or 0
+        if page.stop is not None and not points.density:
+            points.density = max(page.stop - first, 1) / (view.last_add_confirmed + 1)
+        wanted = points.entries_of(page.at - first, page.limit - page.count)
         found = await self._reads.read(
             item.ledger_id,
             entry_id,
             view=view,
-            limit=min(page.limit - page.count, 10_000),
+            limit=min(wanted, 10_000),
             max_bytes=page.stored_bytes_left,
         )
         if found.next <= entry_id:
             raise errors.EntryUnavailable(
                 "a confirmed batch was not found", ledger_id=item.ledger_id, entry_id=entry_id
             )
-        points = self._index.points(item.ledger_id)
+        records = entries = 0
         for run in found.runs:
             for at, payload in zip(run.ids, run.payloads(), strict=True):
                 if page.is_full or page.is_through:
@@ -396,7 +398,9 @@ class LogReader:
                     head = page.take(item, at, payload)
                 except batch.BadBatch as error:
                     raise damaged(error, item.ledger_id, at) from error
-                if page.at == (item.first_offset or 0) + head.records_after:
+                records, entries = records + head.count, entries + 1
+                points.density = max(records, 1) / entries
+                if page.at == first + head.records_after:
                     points.add(head.records_after, at + 1)
         return found.next
 

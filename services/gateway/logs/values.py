@@ -1,13 +1,13 @@
 """Values that reads and appends of logs use, and the page that a read fills with stored batches."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from sys import maxsize
 from typing import Final, Literal
 
 from quorumlog.protocol import batch, packed
-from quorumlog.protocol.batch import Columns, Record
+from quorumlog.protocol.batch import Columns, Record, StoredBatch
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from services.gateway.interface import LedgerView
 
@@ -55,32 +55,6 @@ class ReadRecord:
     record: Record
     ledger_id: int
     entry_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
-    """Undecoded records of one entry, from the offset `first_offset` on.
-
-    `time_ms` is the append time, and the timestamp of records that have none of their own.
-    """
-
-    first_offset: int
-    ledger_id: int
-    entry_id: int
-    time_ms: int
-    columns: Columns
-
-    @property
-    def count(self) -> int:
-        """The number of records."""
-        return self.columns.head.count
-
-    def since(self, offset: int) -> "StoredBatch":
-        """The records from `offset` on. One of the records has this offset."""
-        skip = offset - self.first_offset
-        return replace(
-            self, first_offset=offset, columns=self.columns.part(skip, self.count - skip)
-        )
 
 
 @dataclass(frozen=True, slots=True)

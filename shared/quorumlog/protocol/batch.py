@@ -25,14 +25,14 @@ Releases without marks reject a batch that has one.
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, repeat
 from typing import Final
 
 VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHIqq")
 _PRODUCER: Final = struct.Struct(">qq")
-_HAS_PRODUCER, _HAS_TIMES, _HAS_KEYS, _HAS_HEADERS, _AFTER_PRODUCER, _PACKED = 1, 2, 4, 8, 16, 32
+_HAS_PRODUCER, HAS_TIMES, HAS_KEYS, HAS_HEADERS, _AFTER_PRODUCER, _PACKED = 1, 2, 4, 8, 16, 32
 _SIZE: Final = struct.Struct(">I")
 _DIGEST_BYTES: Final = 16
 _HAS_SEQ, _ENDS, _BY_NUMBERS = 1, 2, 4
@@ -74,6 +74,19 @@ class Record:
         if self.headers:
             size += sum(len(name) + len(text) for name, text in self.headers)
         return size
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRecords:
+    """The columns of `count` records as a batch stores them, joined; `flags` names the columns."""
+
+    count: int
+    flags: int
+    columns: bytes
+
+    def __len__(self) -> int:
+        """The number of records."""
+        return self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +203,9 @@ class Columns:
         head, flags = self.head, 0
         parts: list[bytes | memoryview] = []
         for flag, begin, width in (
-            (_HAS_TIMES, self.times_at, 8),
-            (_HAS_KEYS, self.key_sizes_at, 4),
-            (_HAS_HEADERS, self.header_sizes_at, 4),
+            (HAS_TIMES, self.times_at, 8),
+            (HAS_KEYS, self.key_sizes_at, 4),
+            (HAS_HEADERS, self.header_sizes_at, 4),
             (0, self.value_sizes_at, 4),
         ):
             if begin is not None:
@@ -211,8 +224,34 @@ class Columns:
         return opened(b"".join((start, *parts)))
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """Undecoded records of one entry, from the offset `first_offset` on.
+
+    `time_ms` is the append time, and the timestamp of records that have none of their own.
+    """
+
+    first_offset: int
+    ledger_id: int
+    entry_id: int
+    time_ms: int
+    columns: Columns
+
+    @property
+    def count(self) -> int:
+        """The number of records."""
+        return self.columns.head.count
+
+    def since(self, offset: int) -> "StoredBatch":
+        """The records from `offset` on. One of the records has this offset."""
+        skip = offset - self.first_offset
+        return replace(
+            self, first_offset=offset, columns=self.columns.part(skip, self.count - skip)
+        )
+
+
 def encode(
-    records: Sequence[Record],
+    records: Sequence[Record] | EncodedRecords,
     producer: ProducerSeq | None = None,
     *,
     seq: str | None = None,
@@ -223,7 +262,8 @@ def encode(
     append time and the number of records before it.
     """
     assert records or is_end, "a batch has at least one record"
-    count, flags = len(records), 0
+    encoded = records if isinstance(records, EncodedRecords) else _encoded(records)
+    flags = encoded.flags
     parts: list[bytes] = []
     if producer is not None:
         flags |= _HAS_PRODUCER
@@ -233,26 +273,32 @@ def encode(
     if seq is not None:
         marks |= _HAS_SEQ
         parts.append(_encode_seq(seq))
-    if any(record.timestamp_ms is not None for record in records):
-        flags |= _HAS_TIMES
-        times = [
-            NO_TIME if record.timestamp_ms is None else record.timestamp_ms for record in records
-        ]
-        parts.append(struct.pack(f">{count}q", *times))
+    return b"".join(
+        (_HEAD.pack(VERSION, flags, marks, len(records), 0, 0), *parts, encoded.columns)
+    )
+
+
+def _encoded(records: Sequence[Record]) -> EncodedRecords:
+    count, flags = len(records), 0
+    parts: list[bytes] = []
+    times = [record.timestamp_ms for record in records]
+    if any(time is not None for time in times):
+        flags |= HAS_TIMES
+        parts.append(struct.pack(f">{count}q", *[NO_TIME if t is None else t for t in times]))
     keys = [record.key for record in records]
     if any(key is not None for key in keys):
-        flags |= _HAS_KEYS
+        flags |= HAS_KEYS
         sizes = [-1 if key is None else len(key) for key in keys]
         parts.append(struct.pack(f">{count}i", *sizes))
-    headers = [_encode_headers(record.headers) for record in records]
+    headers = [encode_headers(record.headers) for record in records]
     if any(headers):
-        flags |= _HAS_HEADERS
+        flags |= HAS_HEADERS
         parts.append(struct.pack(f">{count}I", *map(len, headers)))
     parts.append(struct.pack(f">{count}I", *[len(record.value) for record in records]))
     parts += [key for key in keys if key]
     parts += headers
     parts += [record.value for record in records]
-    return b"".join((_HEAD.pack(VERSION, flags, marks, count, 0, 0), *parts))
+    return EncodedRecords(count, flags, b"".join(parts))
 
 
 def placed(
@@ -348,7 +394,7 @@ def opened(data: Stored) -> Columns:
         raise BadBatch("a record batch is packed")
     count = head.count
     places: list[int | None] = []
-    for flag, width in ((_HAS_TIMES, 8), (_HAS_KEYS, 4), (_HAS_HEADERS, 4)):
+    for flag, width in ((HAS_TIMES, 8), (HAS_KEYS, 4), (HAS_HEADERS, 4)):
         places.append(at if flags & flag else None)
         at += width * count if flags & flag else 0
     times_at, keys_at, headers_at = places
@@ -441,7 +487,8 @@ def _encode_seq(seq: str) -> bytes:
     return bytes([len(data)]) + data
 
 
-def _encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
+def encode_headers(headers: Iterable[tuple[str, str]]) -> bytes:
+    """Encode one record's headers."""
     parts = []
     for pair in headers:
         for text in pair:

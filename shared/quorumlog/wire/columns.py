@@ -9,7 +9,8 @@ body would grow in memory to whatever size it claims.
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -75,26 +76,27 @@ def stream(schema: Any, batches: Iterable[Any]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def entries(ids: Sequence[int], payloads: Sequence[bytes]) -> Any:
-    """Entries of a ledger as a record batch of ENTRIES."""
-    return pa.record_batch([pa.array(ids, pa.int64()), pa.array(payloads, pa.binary())], ENTRIES)
+def entries(run: Any) -> Any:
+    """The entries of a `Run` (which executors can't import) as a record batch of ENTRIES."""
+    begin = len(run.body) - run.payload_bytes
+    values = _binary(pa.py_buffer(run.body), np.array(run.sizes), begin)
+    return pa.record_batch([pa.array(np.array(run.ids, np.int64)), values], ENTRIES)
 
 
-def records(
-    found: batch.Columns, *, first_offset: int, time_ms: int, ledger_id: int, entry_id: int
-) -> Any:
-    """The records of one stored batch, appended at `time_ms`, as a record batch of RECORDS."""
-    data, total = found.data, found.head.count
+def records(stored: batch.StoredBatch) -> Any:
+    """The records of a stored batch as a record batch of RECORDS."""
+    found, total, first = stored.columns, stored.count, stored.first_offset
+    data = found.data
     buffer = pa.py_buffer(data)
     sizes = np.frombuffer(data, ">u4", total, found.value_sizes_at)
     columns = [
-        pa.array(np.arange(first_offset, first_offset + total, dtype=np.int64)),
-        _times(found, time_ms),
+        pa.array(np.arange(first, first + total, dtype=np.int64)),
+        _times(found, stored.time_ms),
         _keys(buffer, found),
         _headers(found),
         _binary(buffer, sizes, len(data) - len(found.joined_values)),
-        pa.array(np.full(total, ledger_id, np.int64)),
-        pa.array(np.full(total, entry_id, np.int64)),
+        pa.array(np.full(total, stored.ledger_id, np.int64)),
+        pa.array(np.full(total, stored.entry_id, np.int64)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
 
@@ -183,12 +185,7 @@ def _check_schema(schema: Any, allowed: Sequence[str]) -> None:
 def _is_right(name: str, kind: Any) -> bool:
     types = pa.types
     if name in ("value", "key"):
-        return bool(
-            types.is_binary(kind)
-            or types.is_string(kind)
-            or types.is_large_binary(kind)
-            or types.is_large_string(kind)
-        )
+        return kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
     if name == "timestamp":
         return bool(types.is_timestamp(kind) and kind.tz is not None)
     return bool(
@@ -257,40 +254,65 @@ def _field(data: bytes, table_at: int, number: int) -> int | None:
     return table_at + int(offset) if offset else None
 
 
-def records_of(whole: Any) -> list[batch.Record]:
-    """The rows of a client's table as records of a log. Raises: BadColumns."""
-    names = whole.column_names
-    values = whole.column("value").to_pylist()
-    if len(names) == 1:
-        return list(map(batch.Record, values))
-    nothing = [None] * len(values)
-    keys = whole.column("key").to_pylist() if "key" in names else nothing
-    headers = whole.column("headers").to_pylist() if "headers" in names else nothing
-    times = nothing
-    if "timestamp" in names:
-        column = whole.column("timestamp")
-        _check_times(column)
-        column = column.cast(pa.timestamp("ms", tz="UTC"), safe=False)
-        times = column.cast(pa.int64()).to_pylist()
-    return [
-        batch.Record(value, key, _header(pairs), time)
-        for value, key, pairs, time in zip(values, keys, headers, times, strict=True)
-    ]
+def encoded(
+    whole: Any, check: Callable[[dict[str, str], int], object]
+) -> tuple[batch.EncodedRecords, int]:
+    """The rows of a client's table as records of a log, and the size of their keys and values in
+    bytes plus that of their headers in characters. Only headers need Python objects. `check` raises
+    if a record's headers, given with the record's index, are not allowed. Raises: BadColumns.
+    """
+    columns = {name: whole.column(name) for name in whole.column_names}
+    some = {name for name, column in columns.items() if column.null_count < whole.num_rows}
+    flags, sizes, parts = 0, list[bytes](), list[Any]()
+    lengths, values = _joined(columns["value"])
+    size = len(values)
+    if "timestamp" in some:
+        flags |= batch.HAS_TIMES
+        sizes.append(_milliseconds(columns["timestamp"]))
+    if "key" in some:
+        flags |= batch.HAS_KEYS
+        key_lengths, keys = _joined(columns["key"].fill_null(b""))
+        is_valid = columns["key"].is_valid().to_numpy()
+        sizes.append(np.where(is_valid, key_lengths, -1).astype(">i4").tobytes())
+        parts.append(keys)
+        size += len(keys)
+    if "headers" in some:
+        found = [_header(pairs) for pairs in columns["headers"].to_pylist()]
+        for index, pairs in enumerate(found):
+            check(pairs, index)
+            size += sum(map(len, chain.from_iterable(pairs.items())))
+        encoded = [batch.encode_headers(pairs.items()) for pairs in found]
+        if any(encoded):
+            flags |= batch.HAS_HEADERS
+            sizes.append(np.array([*map(len, encoded)], ">u4").tobytes())
+            parts += encoded
+    sizes.append(lengths.astype(">u4").tobytes())
+    data = b"".join((*sizes, *parts, values))
+    return batch.EncodedRecords(whole.num_rows, flags, data), size
 
 
-def _check_times(column: Any) -> None:
-    """Raise BadColumns for a time that answers can't represent."""
+def _joined(column: Any) -> tuple["npt.NDArray[Any]", memoryview]:
+    """The lengths of a binary column without nulls, and all its bytes, one after another."""
+    whole = pa.concat_arrays(column.chunks)
+    _, places, data = whole.buffers()
+    ends = np.frombuffer(places, np.int32, len(whole) + 1, 4 * whole.offset)
+    return np.diff(ends), memoryview(data or b"")[ends[0] : ends[-1]]
+
+
+def _milliseconds(column: Any) -> bytes:
+    """The times of a batch. Raises: BadColumns for a time that answers can't represent."""
     ends = pc.min_max(column.cast(pa.int64())).as_py()
     per_s = _PER_S[column.type.unit]
     low, high = _TIME_MS_MIN // 1000 * per_s, (_TIME_MS_MAX + 1) // 1000 * per_s
-    if ends["min"] is not None and not low <= ends["min"] <= ends["max"] < high:
+    if not low <= ends["min"] <= ends["max"] < high:
         raise BadColumns("the column timestamp has a time outside of the years 1 to 9999")
+    times = column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
+    found: bytes = times.fill_null(batch.NO_TIME).to_numpy().astype(">i8").tobytes()
+    return found
 
 
-def _header(pairs: Any) -> tuple[tuple[str, str], ...]:
-    if not pairs:
-        return ()
-    found = dict(pairs)
-    if len(found) != len(pairs) or None in found.values():
+def _header(pairs: Any) -> dict[str, str]:
+    found = dict(pairs or ())
+    if len(found) != len(pairs or ()) or None in found.values():
         raise BadColumns("a record's headers have a name twice, or one without a value")
-    return tuple(found.items())
+    return found

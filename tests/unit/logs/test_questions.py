@@ -92,6 +92,43 @@ async def test_a_page_of_an_open_log_asks_for_its_row_and_its_lac_once(
             monkeypatch.undo()
 
 
+@pytest.mark.parametrize("is_sealed", [True, False])
+async def test_a_page_reads_no_more_entries_than_its_records_need(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, *, is_sealed: bool
+) -> None:
+    """A page of few records once read as many bytes of large batches as a page may have at most."""
+    async with world_of(stores, bookies=3) as world:
+        one, two = (gateway.logs for gateway in world.gateways)
+        await one.put("log", SETTINGS)
+        for start in range(0, 100, 10):
+            batch = [Record(b"%d" % n) for n in range(start, start + 10)]
+            await one.append("log", Append.of(batch))
+        if is_sealed:
+            await one.roll("log")
+        else:
+            await two.reader.read("log", 0, limit=1)  # learns how many records an entry has
+        counts: list[int] = []
+        read = two.reader._reads.read
+
+        async def counting(ledger_id: int, first: int, **named: Any) -> Any:
+            found = await read(ledger_id, first, **named)
+            if "last" not in named:  # a search reads single entries
+                counts.append(sum(run.count for run in found.runs))
+            return found
+
+        monkeypatch.setattr(two.reader._reads, "read", counting)
+        at, values = 0, []
+        for limit, most in ((10, 1), (20, 2), (5, 1), (10, 2), (1, 1), (14, 3), (40, 5)):
+            page = await two.reader.read("log", at, limit=limit)
+            values += [record.record.value for record in page.records]
+            assert page.next - at == limit
+            assert 0 < sum(counts) <= most, (limit, counts)
+            at = page.next
+            counts.clear()
+
+        assert values == [b"%d" % n for n in range(100)]
+
+
 async def test_news_of_a_tail_are_read_by_the_answer_that_told_of_them(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:

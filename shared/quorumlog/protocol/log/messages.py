@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol import batch
-from quorumlog.protocol.batch import ProducerSeq, Record
+from quorumlog.protocol.batch import EncodedRecords, ProducerSeq, Record
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log.row import LOG_LEDGERS_MAX, LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata, Writer
@@ -54,7 +54,7 @@ class Append:
     @classmethod
     def of(
         cls,
-        records: Sequence[Record],
+        records: Sequence[Record] | EncodedRecords,
         producer: ProducerSeq | None = None,
         *,
         expect: int | None = None,
