@@ -10,7 +10,7 @@ from playwright.async_api import Locator, Page, expect
 
 from loadtest.cluster import Cluster
 from quorumlog.client import Client
-from tests.console.support import Tabs, fits_phone, no_serious_violations
+from tests.console.support import Tabs, fits_phone, log_in, no_serious_violations
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -67,12 +67,6 @@ async def confirm(page: Page, label: str, typed: str = "") -> None:
 def fact(page: Page, name: str) -> Locator:
     """The value of a fact."""
     return page.locator("dl.facts > div", has=page.get_by_text(name, exact=True)).locator("dd")
-
-
-async def log_in(page: Page, token: str) -> None:
-    await page.goto("/")
-    await page.get_by_label("Token").fill(token)
-    await page.get_by_role("button", name="Log in").click()
 
 
 async def test_the_list_is_searched_and_a_row_shows_bytes_and_lag(page: Page) -> None:

@@ -10,7 +10,7 @@ from playwright.async_api import Locator, Page, Route, expect
 
 from loadtest.cluster import Cluster
 from quorumlog.client import Client
-from tests.console.support import Tabs, fits_phone, no_serious_violations
+from tests.console.support import Tabs, fits_phone, log_in, no_serious_violations
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -50,13 +50,6 @@ async def alter(page: Page, path: str, change: Callable[[Any], object]) -> None:
         await route.fulfill(response=response, body=json.dumps(body))
 
     await page.route(f"**{path}", answer)
-
-
-async def log_in(page: Page, token: str) -> None:
-    """Log in at a gateway that requires tokens."""
-    await page.goto("/")
-    await page.get_by_label("Token").fill(token)
-    await page.get_by_role("button", name="Log in").click()
 
 
 async def test_a_killed_bookie_is_lost_and_returns(

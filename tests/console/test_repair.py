@@ -12,8 +12,8 @@ from playwright.async_api import Browser, Locator, Page, Route, expect
 from loadtest.cluster import Cluster, running
 from loadtest.stores import StoreServers
 from quorumlog.client import Client
-from tests.console.support import Tabs, fits_phone, no_serious_violations
-from tests.console.test_overview import HOSTILE, alter, confirm, log_in, row
+from tests.console.support import Tabs, fits_phone, log_in, no_serious_violations
+from tests.console.test_overview import HOSTILE, alter, confirm, row
 from tests.support.waiting import UNHURRIED
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -171,23 +171,18 @@ async def test_failed_repairs_show_their_reasons_and_pages(page: Page) -> None:
 
 
 async def test_time_left_is_given_only_when_it_is_known(page: Page) -> None:
-    calls = 0
-
     def queue(found: dict[str, Any]) -> None:
-        nonlocal calls
-        calls += 1
         for process in found["autorecovery"]:
             process["queue"] |= {"items": 40, "ledgers": 40}
 
     await alter(page, "/v1/autorecovery", queue)
+    await page.clock.install()
     await page.goto("/#/repair")
 
-    await expect(page.locator(".facts").first).to_contain_text(
-        "not known: the page measures the pace"
-    )
-    await expect(page.locator(".facts").first).to_contain_text(
-        "not known: no repair ended in the last"
-    )
+    facts = page.locator(".facts").first
+    await expect(facts).to_contain_text("not known: the page measures the pace for 30 s")
+    await page.clock.fast_forward(31_000)
+    await expect(facts).to_contain_text("not known: no repair ended in the last")
 
 
 async def test_a_rebuild_is_previewed(cluster: Cluster, page: Page) -> None:

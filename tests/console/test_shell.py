@@ -192,12 +192,12 @@ async def test_the_colours_can_be_chosen(page: Page) -> None:
     await expect(body).to_have_css("background-color", light)
 
 
-@pytest.mark.parametrize("address", ["nothing", "logs%", "%00", "<script>alert(1)</script>"])
-async def test_an_unknown_address_says_so(page: Page, address: str) -> None:
-    await page.goto(f"/#/{address}")
-    await expect(page.get_by_role("heading", level=1)).to_have_text("No such page")
-    await page.get_by_role("link", name="Go to the page Overview").click()
-    await expect(page).to_have_title("Overview · quorumlog")
+async def test_an_unknown_address_says_so(page: Page) -> None:
+    for address in ("nothing", "logs%", "%00", "<script>alert(1)</script>"):
+        await page.goto(f"/#/{address}")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("No such page")
+        await page.get_by_role("link", name="Go to the page Overview").click()
+        await expect(page).to_have_title("Overview · quorumlog")
 
 
 async def test_a_gateway_that_is_away_is_shown_and_the_page_recovers(

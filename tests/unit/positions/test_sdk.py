@@ -169,9 +169,10 @@ def by_commands(cluster: Cluster) -> None:
 
 WORKER = """
 import asyncio, logging, sys
-from quorumlog.client import Client
+from quorumlog.client import Client, consumer
 from quorumlog.errors import LeaseLost
 
+consumer.WAIT_MS = 500  # a worker that waits for records learns at the next request that its lease is lost
 logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.INFO)
 
 async def main():
