@@ -21,6 +21,9 @@ APART: Final = ("tests/cluster/e2e/test_run.py", "tests/spark/test_chaos.py")
 FIRST: Final = ("tests/spark/", "tests/unit/transactions/")
 """Where single tests take a minute and would be the last by name: one worker alone would end the run."""
 
+SEARCHES: Final = ("tests/model/", "tests/mutation/")
+"""Where tests keep a core busy, while most others wait for processes and timers for much of their time."""
+
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
     """The largest group first, then test by test."""
@@ -32,9 +35,17 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         return next((path for path in TOGETHER if nodeid.startswith(path)), nodeid)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest."""
-    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, and spread the searches evenly among the tests that mostly wait.
+
+    In one process without workers, the order within the folders stays: what they share would start again.
+    """
+    place = dict.fromkeys(items, 0.0)
+    if hasattr(config, "workerinput"):
+        for is_search in (False, True):
+            kind = [item for item in items if item.nodeid.startswith(SEARCHES) is is_search]
+            place.update((item, index / len(kind)) for index, item in enumerate(kind))
+    items.sort(key=lambda item: (not item.nodeid.startswith(FIRST), place[item]))
 
 
 @pytest.hookimpl(optionalhook=True)
