@@ -46,6 +46,8 @@ OF_HTTP: Final = (
     test_changes.test_a_client_that_loses_its_service_gets_a_gap,
 )
 """How requests are parsed and sockets break. That is not simulated: clients are the shipped ones."""
+OF_LOGS: Final = (test_changes.test_every_change_of_a_log_is_announced,)
+"""The simulated service has no logs."""
 
 CALM: Final = replace(draw(1), loss=0.0, straggler=0.0, answer_loss=0.0, delay=(200, 2000))
 
@@ -54,7 +56,7 @@ def claims_of(module: ModuleType) -> list[Claim]:
     """The tests that need nothing but a service and its clients, each with each of its arguments."""
     found: list[Claim] = []
     for name, test in inspect.getmembers(module, inspect.iscoroutinefunction):
-        if not name.startswith("test_") or test in OF_HTTP:
+        if not name.startswith("test_") or test in (*OF_HTTP, *OF_LOGS):
             continue
         marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
         given = [partial(test, **given_by(m.args[0], value)) for m in marks for value in m.args[1]]
