@@ -54,7 +54,7 @@ async def test_generated_requests_are_answered_as_described(
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()",
         "--config-file", str(CONFIG), "run", cluster.gateways[0] + "/openapi.json",
-        "--phases", "examples,coverage,fuzzing", "--checks", "all", "--max-examples", "1",
+        "--phases", "examples,coverage,fuzzing", "--checks", "all", "--max-examples", "3",
         "--generation-deterministic", "--no-color", "--suppress-health-check", "all",
         "--request-timeout", "300", "--max-response-time", "300", "--workers", "1",
         cwd=tmp_path,
