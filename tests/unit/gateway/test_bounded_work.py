@@ -35,9 +35,9 @@ UNITS_OF_A_MIB: Final = 150
 some ten thousand units."""
 MEMORY_MIB: Final = 220
 """Of a request of 16 MiB, both ends: it took up to 1,284 MiB."""
-HELD_UNITS: Final = 25
-"""CPU of one turn of the loop, with the client's share: eight times what the worst bodies take. One turn once took up to
-5.7 s, which is some 600 units."""
+HELD_UNITS: Final = 150
+"""CPU of one turn of the loop, with the client's share: fifty times what the worst bodies take on a quiet machine. On a busy one
+a turn took 61 units, as the machine's speed changed after it. One turn once took up to 5.7 s, which is some 600 units."""
 MIB: Final = 1 << 20
 
 
