@@ -4,8 +4,8 @@ PYTHON ?= python3
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 ARGS ?=
-# Twice the two cores that the tests are timed on, because most tests wait for processes and timers much of the time.
-WORKERS ?= 4
+# One more than the two cores that the tests are timed on, because workers often wait for processes to start.
+WORKERS ?= 3
 # Tests start hundreds of Python processes. With bytecode, a module is compiled for the first of them only, so
 # PYTHONDONTWRITEBYTECODE is unset.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest
