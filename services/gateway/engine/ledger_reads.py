@@ -44,9 +44,12 @@ _FOLLOWING_MAX: Final = 1000
 
 
 class _Page(NamedTuple):
-    """What a reader is expected to ask for next."""
+    """The parameters of a read. The key tells two ledgers of one id apart (rule 17): an id that a
+    caller chose may be chosen again if the database loses its tombstone.
+    """
 
     ledger_id: int
+    ledger_key: bytes
     first: int
     limit: int
     max_bytes: int
@@ -63,7 +66,9 @@ class LedgerReads:
         self._rows, self._ends, self._ports = handles.rows, handles.ends, handles.ports
         self._gatekeeper = handles.gatekeeper
         self._following: OrderedDict[_Page, None] = OrderedDict()
+        """The reads that continue where a reader stopped."""
         self._ahead: dict[_Page, tuple[float, asyncio.Future[list[Run]]]] = {}
+        """The reads that were begun before a reader asked, each with the time of its begin."""
         self.tails = Tails(self._poll_lac, self._ports.tasks)
 
     async def read(
@@ -97,8 +102,9 @@ class LedgerReads:
             if handle is not None:
                 runs = handle.recent(first, end, max_bytes)
             if not runs:
-                page = _Page(ledger_id, first, limit, max_bytes)
-                runs = await self._page(page, row, end, view.last_add_confirmed)
+                page = _Page(ledger_id, row.ledger_key, first, limit, max_bytes)
+                lac = view.last_add_confirmed
+                runs = await self._page(page, row, end, lac if last is None else min(lac, last))
         return ReadResult(
             tuple(runs),
             runs[-1].last + 1 if runs else first,
@@ -108,9 +114,9 @@ class LedgerReads:
             row.last_entry if view.closed else None,
         )
 
-    async def _page(self, page: _Page, row: LedgerMetadata, end: int, lac: int) -> list[Run]:
+    async def _page(self, page: _Page, row: LedgerMetadata, end: int, final: int) -> list[Run]:
         """Reads the entries of a page up to `end` from bookies. For a reader that asks for one page
-        after another, the next page is read while this one is sent.
+        after another, the next page is read while this one is sent, up to the entry `final`.
         """
         is_in_order = self._following.pop(page, True) is None
         _, ahead = self._ahead.pop(page, (0.0, None))
@@ -119,15 +125,15 @@ class LedgerReads:
         if not runs:
             runs = await read_range(self._ports, row, page.first, end, page.max_bytes)
         following = page._replace(first=runs[-1].last + 1)
-        if following.first <= lac and page.max_bytes <= _AHEAD_BYTES:
+        if following.first <= final and page.max_bytes <= _AHEAD_BYTES:
             self._following[following] = None
             if len(self._following) > _FOLLOWING_MAX:
                 self._following.popitem(last=False)
             if is_in_order:
-                self._read_ahead(following, row, lac)
+                self._read_ahead(following, row, final)
         return runs
 
-    def _read_ahead(self, page: _Page, row: LedgerMetadata, lac: int) -> None:
+    def _read_ahead(self, page: _Page, row: LedgerMetadata, final: int) -> None:
         """Starts to read a page, if there is room for it. If that fails, its reader tries again."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
@@ -141,7 +147,7 @@ class LedgerReads:
         async def fetch() -> None:
             runs: list[Run] = []
             try:
-                last = _end_before_lost(row, page.first, min(lac, page.first + page.limit - 1))
+                last = _end_before_lost(row, page.first, min(final, page.first + page.limit - 1))
                 runs = await read_range(self._ports, row, page.first, last, page.max_bytes)
             except errors.QuorumLogError:
                 log.debug("read-ahead-failed", extra={"ledger": page.ledger_id}, exc_info=True)

@@ -21,7 +21,6 @@ from quorumlog.wire.bodies import HEADS_MAX
 
 log = logging.getLogger(__name__)
 
-Key = TypeVar("Key", int, str)
 Head = TypeVar("Head")
 
 _RETRY_S: Final = 0.5
@@ -234,31 +233,29 @@ class LedgerRows:
             self._changed(ledger_id)
 
 
-class Rereads(Generic[Key, Head]):
-    """Rereads the metadata of ledgers or logs after a gap in the stream of changes.
+class Rereads(Generic[Head]):
+    """Rereads the metadata of ledgers after a gap in the stream of changes.
 
-    A write handle or log owner that missed its own replacement would continue to write what no
-    reader sees. Metadata is read from the primary, in bulk and in the background, while appends
-    continue: an open ledger needs no metadata. The handle or owner decides whether it must end.
+    A write handle that missed its own replacement would continue to write what no reader sees.
+    Metadata is read from the primary, in bulk and in the background, while appends continue: an
+    open ledger needs no metadata. The handle decides whether it must end.
 
-    Invariant: a key stays wanted until a request succeeds that began after it became wanted.
+    Invariant: a ledger stays wanted until a request succeeds that began after it became wanted.
     """
 
     def __init__(
         self,
-        live_keys: Callable[[], Iterable[Key]],
-        read: Callable[[Sequence[Key]], Awaitable[Mapping[Key, Head]]],
+        live_ids: Callable[[], Iterable[int]],
+        read: Callable[[Sequence[int]], Awaitable[Mapping[int, Head]]],
         apply: Callable[[Head], None],
     ) -> None:
-        """`live_keys` returns the ids of the ledgers, or names of the logs, on which this process
-        relies; `read` reads their metadata from the primary, and `apply` gets each result. Missing
-        metadata is logged as an error, and proves nothing: the handle or owner continues (rule 18).
+        """`live_ids` returns the ids of the ledgers on which this process relies; `read` reads their
+        metadata from the primary, and `apply` gets each result. Missing metadata is logged as an
+        error, and proves nothing: the handle continues (rule 18).
         """
-        self._live_keys: Callable[[], Iterable[Key]] = live_keys
-        self._read: Callable[[Sequence[Key]], Awaitable[Mapping[Key, Head]]] = read
-        self._apply: Callable[[Head], None] = apply
-        self._wanted: dict[Key, int] = {}
-        """For each wanted key: the number of requests that had been sent when it became wanted."""
+        self._live_ids, self._read, self._apply = live_ids, read, apply
+        self._wanted: dict[int, int] = {}
+        """For each wanted ledger: the number of requests that had been sent when it became wanted."""
         self._requests = 0
         self._is_due = asyncio.Event()
         self.gaps = 0
@@ -266,18 +263,18 @@ class Rereads(Generic[Key, Head]):
 
     @property
     def waiting(self) -> int:
-        """How many ledgers or logs wait for their reread."""
+        """How many ledgers wait for their reread."""
         return len(self._wanted)
 
     def gap(self) -> None:
-        """Requests a reread of all keys in use, after a gap in the stream of changes."""
+        """Requests a reread of all ledgers in use, after a gap in the stream of changes."""
         self.gaps += 1
-        for key in self._live_keys():
-            self.want(key)
+        for ledger_id in self._live_ids():
+            self.want(ledger_id)
 
-    def want(self, key: Key) -> None:
-        """Requests a reread of one ledger or log."""
-        self._wanted[key] = self._requests
+    def want(self, ledger_id: int) -> None:
+        """Requests a reread of one ledger."""
+        self._wanted[ledger_id] = self._requests
         self._is_due.set()
 
     async def run(self) -> None:
@@ -290,14 +287,14 @@ class Rereads(Generic[Key, Head]):
                     await asyncio.sleep(_RETRY_S)
 
     async def _read_some(self) -> bool:
-        """Sends one request for up to `HEADS_MAX` keys; returns whether it succeeded."""
+        """Sends one request for up to `HEADS_MAX` ledgers; returns whether it succeeded."""
         asked = sorted(self._wanted)[:HEADS_MAX]
         self._requests += 1
         try:
             heads = await self._read(asked)
-            for key in asked:
-                if key in heads:
-                    self._apply(heads[key])
+            for ledger_id in asked:
+                if ledger_id in heads:
+                    self._apply(heads[ledger_id])
         except errors.QuorumLogError as error:
             log.warning("rows-not-reread", extra={"rows": len(asked), "error": repr(error)})
             return False
@@ -305,13 +302,13 @@ class Rereads(Generic[Key, Head]):
             # A defect must not end this task, on which the gateway depends.
             log.exception("rereading-broke")
             return False
-        missing = [key for key in asked if key not in heads]
+        missing = [ledger_id for ledger_id in asked if ledger_id not in heads]
         if missing:
             log.error("rows-missing", extra={"rows": missing[:_LOGGED_MAX], "count": len(missing)})
-        for key in asked:
-            # A key that became wanted during the request stays: this answer may be older.
-            if self._wanted[key] < self._requests:
-                del self._wanted[key]
+        for ledger_id in asked:
+            # A ledger that became wanted during the request stays: this answer may be older.
+            if self._wanted[ledger_id] < self._requests:
+                del self._wanted[ledger_id]
         return True
 
 

@@ -113,7 +113,7 @@ class Lags:
         self._came_ms: dict[Key, tuple[str, int, int]] = {}
         """For each shown consumer: its log's creation, an offset, and that record's append time."""
         self._logs: dict[str, _Seen | None] = {}
-        """What the sweeps have read of the logs with consumers. None: the log does not exist."""
+        """The logs that have consumers, as the sweeps have read them. None: the log does not exist."""
         self._is_sealed = False
         """Whether the log of committed offsets is sealed, so that it may have no owner."""
         self._task: asyncio.Task[None] | None = None

@@ -399,9 +399,10 @@ class LogReader:
                 except batch.BadBatch as error:
                     raise damaged(error, item.ledger_id, at) from error
                 records, entries = records + head.count, entries + 1
-                points.density = max(records, 1) / entries
                 if page.at == first + head.records_after:
                     points.add(head.records_after, at + 1)
+        if entries:
+            points.density = max(records, 1) / entries
         return found.next
 
     async def _is_lost(self, item: LogItem, error: errors.EntryLost, page: Page) -> bool:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _ROWS_MAX: Final = 2000
 """Logs whose metadata is cached for reads within sealed ledgers."""
 
+HEARD_MAX: Final = 10_000
+"""Maximum number of announced logs between two sweeps; beyond it the next sweep reads all logs."""
 RECENT_S: Final = 0.2
 """How long an answer of the metadata service is reused for further pages of a read, which may be a
 hundred or more. Another gateway's deletion or truncation may stay invisible for this long (chosen
@@ -127,11 +129,14 @@ class LogRows:
         """Cached metadata, each with the time of its request."""
         self._changes = 0
         self._heard: set[str] | None = None
+        """Names of changed logs; None if changes may have been missed."""
 
     def heard(self, name: str) -> None:
-        """Note that any process has changed, created or deleted a log."""
+        """Note that some process has changed, created or deleted a log."""
         if self._heard is not None:
             self._heard.add(name)
+            if len(self._heard) > HEARD_MAX:
+                self.gap()
 
     def gap(self) -> None:
         """Note that changes of any log may have been missed."""

@@ -205,7 +205,7 @@ class Sweep:
 
 @dataclass(slots=True)
 class _Watch:
-    """What a sweep remembers of a log, to know when it has to read the log's metadata."""
+    """The part of a log's metadata by which a sweep decides when to read all of it again."""
 
     ledger_id: int | None = None
     """The last ledger, if it is open."""

@@ -20,7 +20,7 @@ from quorumlog.net.connections import is_followed
 from quorumlog.net.sessions import ExpectedServer
 from quorumlog.wire import frames, problems
 
-# Bytes may be written until somebody else has the object (C API of `bytes`).
+# Python's C API permits writing into a new `bytes` object, until other code gets the object.
 _blank: Final = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
 )

@@ -82,7 +82,7 @@ async def rows_are_reread_after_a_gap() -> str | None:
         asked.extend(keys)
         return {}
 
-    rereads = Rereads[int, int](lambda: (1,), read, lambda _head: None)
+    rereads = Rereads[int](lambda: (1,), read, lambda _head: None)
     task = asyncio.create_task(rereads.run())
     rereads.gap()
     await asyncio.sleep(SOON_S)

@@ -14,6 +14,7 @@ from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
 from services.gateway.interface import LedgerOptions
+from services.gateway.logs import store
 from services.gateway.logs.driver import options_of
 from services.gateway.logs.sweep import Sweep, retained_from
 from services.gateway.logs.transactions import Transactions
@@ -361,7 +362,7 @@ class Watching:
         store.get, store.list = counted_get, counted_list
 
     async def swept(self) -> list[str]:
-        """What a round asks the database for."""
+        """The requests to the database of one round of the sweep."""
         self.asked.clear()
         await self.sweep.sweep_logs()
         return list(self.asked)
@@ -510,3 +511,15 @@ async def test_when_many_logs_have_changed_a_sweep_reads_them_in_one_list() -> N
             await watch.other.logs.roll(f"log-{number:02}")
         assert await watch.swept() == ["all"]
         assert await watch.swept() == ["clock"]
+
+
+async def test_beyond_the_bound_of_announced_logs_a_sweep_reads_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store, "HEARD_MAX", 1)
+    async with watching() as watch:
+        await watch.other.logs.roll("log-01")
+        assert await watch.swept() == ["log-01"]
+        for name in ("log-03", "log-05"):
+            await watch.other.logs.roll(name)
+        assert await watch.swept() == ["all"]

@@ -73,7 +73,7 @@ class World:
         await until(is_reported, "`ready` tells it", passing=(aiohttp.ClientError,))
 
     async def run(self, *command: str, status: int = 0) -> str:
-        """What a command prints. It runs again while a bookie is too slow to answer, as an operator would."""
+        """Run a command, and repeat it while a bookie is too slow to answer. Returns what it prints."""
         secret = {"CLUSTER_SECRET_FILE": str(self.cluster.secret_file)}
 
         async def answered() -> Result | None:

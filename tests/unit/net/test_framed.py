@@ -6,6 +6,7 @@ import resource
 import struct
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,7 +22,7 @@ from aiohttp import web
 from quorumlog.certificates import revoke
 from quorumlog.net import framed as framed_module
 from quorumlog.net.connections import UPGRADES, Listener, ListenLimits
-from quorumlog.net.framed import Framed, accept, connect
+from quorumlog.net.framed import Framed, InPlace, accept, connect
 from quorumlog.net.hosts import Hosts
 from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 from quorumlog.net.listen import listening
@@ -114,6 +115,26 @@ async def test_a_small_message_keeps_no_large_buffer_and_a_large_one_only_itself
 
     assert all(type(piece) is bytes for message in heard.messages for piece in message)
     assert heard.messages[1].run == run
+
+
+def test_a_large_message_is_not_copied_once_it_has_come() -> None:
+    """While an event loop holds a view of the buffer, as it does when it calls the protocol."""
+    size = 16 << 20
+    piece = InPlace(size)
+    held = piece.room()
+    held[:] = bytes(size)
+    piece.advance(size)
+    tracemalloc.start()
+    try:
+        assert piece.value() == bytes(held)
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[1]
+        value = piece.value()
+        taken = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert len(value) == size
+    assert taken < size // 16
 
 
 async def test_a_size_that_is_announced_takes_memory_only_as_its_bytes_come() -> None:

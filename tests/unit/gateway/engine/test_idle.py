@@ -3,7 +3,6 @@
 import asyncio
 
 from loadtest.stores import Stores
-from quorumlog.net.ports import MachineTimes
 from quorumlog.net.timers import Timers
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogSettings
@@ -34,8 +33,7 @@ async def open_some(world: World, count: int, begin: int) -> None:
 
 
 async def test_an_idle_ledger_or_log_has_no_task_and_no_timer(stores: Stores) -> None:
-    times = MachineTimes(quorum_s=4)
-    async with world_of(stores, bookies=3, gateways=1, times=times) as world:
+    async with world_of(stores, bookies=3, gateways=1) as world:
         engine, logs = world.engine, world.gateways[0].logs
         await open_some(world, FEW, 0)
         # What an append leaves behind, timeouts above all, ends by itself; what remains belongs to the process.

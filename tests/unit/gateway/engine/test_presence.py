@@ -8,7 +8,7 @@ from tests.unit.gateway.engine.support import world_of
 
 
 class Seen:
-    """What a gateway remembers, by a clock that the test sets."""
+    """A gateway's list of processes that are gone. The test sets its clock."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

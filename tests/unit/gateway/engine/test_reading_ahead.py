@@ -16,7 +16,7 @@ from tests.unit.gateway.engine.test_recent import page, reads
 from tests.unit.net.peer import Behave, ok
 
 UNHURRIED = MachineTimes(hedge_s=3600)
-"""A slow answer makes nobody ask another bookie."""
+"""A slow answer is no reason to ask another bookie."""
 
 
 @pytest.fixture
@@ -60,6 +60,30 @@ async def test_pages_out_of_order_are_not_read_ahead(world: World) -> None:
     for first in (50, 0, 30, 70):
         assert await ten(world, ledger_id, first) == values(first)
     assert reads(world) == 4
+    assert not world.other.reads._ahead
+
+
+async def test_a_page_of_an_earlier_ledger_with_the_same_id_is_not_used(world: World) -> None:
+    """Its metadata was lost with its tombstone, and the id was chosen again. The ledger's key differs."""
+    ledger_id = await filled(world)
+    for first in (0, 10):
+        await ten(world, ledger_id, first)
+    engine = world.other.reads
+    ((read, (begun_s, held)),) = engine._ahead.items()
+    await until(held.done, "the page from 20 on is read")
+    engine._ahead = {read._replace(ledger_key=b"of the earlier ledger"): (begun_s, held)}
+    before = reads(world)
+
+    assert await ten(world, ledger_id, 20) == values(20)
+
+    assert reads(world) > before
+
+
+async def test_nothing_is_read_beyond_the_last_entry_that_a_reader_wants(world: World) -> None:
+    ledger_id = await filled(world)
+    for first in (0, 10):
+        await page(world.other, ledger_id, first, last=19, limit=10)
+    assert reads(world) == 2
     assert not world.other.reads._ahead
 
 

@@ -33,7 +33,7 @@ class Primary:
 
 
 @contextmanager
-def running(rereads: Rereads[int, int]) -> Iterator[None]:
+def running(rereads: Rereads[int]) -> Iterator[None]:
     task = asyncio.create_task(rereads.run())
     try:
         yield
@@ -45,7 +45,7 @@ def running(rereads: Rereads[int, int]) -> Iterator[None]:
 async def test_every_row_is_reread_once_and_in_bulk() -> None:
     primary, learned = Primary(), list[int]()
     keys = range(2 * HEADS_MAX + 1)
-    rereads = Rereads[int, int](lambda: keys, primary.heads, learned.append)
+    rereads = Rereads[int](lambda: keys, primary.heads, learned.append)
     with running(rereads):
         rereads.gap()
         await asyncio.sleep(SOON_S)
@@ -59,7 +59,7 @@ async def test_every_row_is_reread_once_and_in_bulk() -> None:
 async def test_rows_are_requested_until_answered_whatever_fails() -> None:
     primary, learned = Primary(), list[int]()
     primary.failures = [RuntimeError("a defect"), MetadataUnavailable(), MetadataUnavailable()]
-    rereads = Rereads[int, int](lambda: (1, 2), primary.heads, learned.append)
+    rereads = Rereads[int](lambda: (1, 2), primary.heads, learned.append)
     with running(rereads):
         rereads.gap()
         await asyncio.sleep(SOON_S)
@@ -71,7 +71,7 @@ async def test_rows_are_requested_until_answered_whatever_fails() -> None:
 @in_virtual_time(seed=0)
 async def test_a_row_whose_answer_a_gap_overtook_is_requested_again() -> None:
     primary, learned = Primary(), list[int]()
-    rereads = Rereads[int, int](lambda: (1, 2), primary.heads, learned.append)
+    rereads = Rereads[int](lambda: (1, 2), primary.heads, learned.append)
     with running(rereads):
         primary.answers.clear()
         rereads.want(1)
@@ -87,7 +87,7 @@ async def test_a_row_whose_answer_a_gap_overtook_is_requested_again() -> None:
 @in_virtual_time(seed=0)
 async def test_without_live_keys_no_row_is_requested() -> None:
     primary = Primary()
-    rereads = Rereads[int, int](lambda: (), primary.heads, lambda _head: None)
+    rereads = Rereads[int](lambda: (), primary.heads, lambda _head: None)
     with running(rereads):
         rereads.gap()
         await asyncio.sleep(SOON_S)
@@ -100,7 +100,7 @@ async def test_without_live_keys_no_row_is_requested() -> None:
 async def test_a_missing_row_is_logged_and_proves_nothing(caplog: pytest.LogCaptureFixture) -> None:
     primary, learned = Primary(), list[int]()
     primary.lost = {2}
-    rereads = Rereads[int, int](lambda: (1, 2, 3), primary.heads, learned.append)
+    rereads = Rereads[int](lambda: (1, 2, 3), primary.heads, learned.append)
     with running(rereads):
         rereads.gap()
         await asyncio.sleep(SOON_S)

@@ -104,11 +104,11 @@ async def test_reads_through_the_other_gateway_keep_a_stream_and_write_nothing(
     stores: Stores,
 ) -> None:
     async with running(stores) as cluster, aiohttp.ClientSession() as session:
-        stream = Stream(Http(session, cluster.gateways), "kept", 3)
+        stream = Stream(Http(session, cluster.gateways), "kept", 4)
         await stream.make(KEEPER)
         for _ in range(3):
             keepers, written = await row_of(stores.postgres_dsn, log_of(stream.name))
-            await stream.use_for(5, OTHER)
+            await stream.use_for(7, OTHER)
             now = await row_of(stores.postgres_dsn, log_of(stream.name))
             if now[0] == keepers:  # else somebody was too slow, and counted as gone
                 assert now[1] == written
