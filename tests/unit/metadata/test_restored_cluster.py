@@ -35,6 +35,10 @@ SILENT: Final = ": no answer."
 """Metadata services give a bookie 2 s."""
 
 
+class OtherChange(Exception):
+    """A process has presented another missing change since the missing ones were listed."""
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """The cluster, and who asks its processes."""
@@ -73,7 +77,10 @@ class World:
         await until(is_reported, "`ready` tells it", passing=(aiohttp.ClientError,))
 
     async def run(self, *command: str, status: int = 0) -> str:
-        """Run a command, and repeat it while a bookie is too slow to answer. Returns what it prints."""
+        """Run a command, and repeat it while a bookie is too slow to answer. Returns what it prints.
+
+        Raises: OtherChange.
+        """
         secret = {"CLUSTER_SECRET_FILE": str(self.cluster.secret_file)}
 
         async def answered() -> Result | None:
@@ -82,6 +89,8 @@ class World:
 
         done = await until(answered, f"every bookie answers `{' '.join(command[:2])}`")
         assert done is not None
+        if done.output.startswith("database-went-back: "):
+            raise OtherChange(done.output)
         assert done.exit_code == status, done.output
         return done.stdout if status == 0 else done.output
 
@@ -105,7 +114,7 @@ class World:
                 await self.run("cluster", "accept", *missing, "--metadata", url)
             return (await self.got(METADATA, "/health/ready"))[0] == 200
 
-        await until(is_over, "the loss is accepted")
+        await until(is_over, "the loss is accepted", passing=(OtherChange,))
 
 
 @contextlib.asynccontextmanager
@@ -254,8 +263,13 @@ async def test_a_ledger_whose_members_all_changed_after_the_dump_ends_where_it_e
         await kept.append_batch(payloads[30:35])
         with pytest.raises(DatabaseWentBack):
             await client.create_ledger()
-        accept = ["cluster", "accept", *await world.missing(), "--metadata", cluster.url(METADATA)]
-        refused = await world.run(*accept, status=1)
+
+        async def acceptance() -> str:
+            missing = await world.missing()
+            accept = ["cluster", "accept", *missing, "--metadata", cluster.url(METADATA)]
+            return await world.run(*accept, status=1)
+
+        refused = await until(acceptance, "it is refused for the rows", passing=(OtherChange,))
         assert "rows of 2 ledgers are missing, or older than copies that bookies hold" in refused
         assert "quorumlog metadata rebuild" in refused
         assert (await world.got(METADATA, "/health/ready"))[0] == 503
