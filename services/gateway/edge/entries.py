@@ -1,7 +1,7 @@
 """The resource /v1/ledgers/{ledger_id}/entries: append entries to a ledger and read them."""
 
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Sequence
+from typing import Final
 
 from aiohttp import WSMessage, WSMsgType, web
 
@@ -52,8 +52,6 @@ _POSITION_HEADERS: Final = {
     "Lac-Source": "With frames, Arrow and NDJSON: the source of the LAC.",
 }
 
-
-T = TypeVar("T")
 
 FORWARDED: Final = web.RequestKey("forwarded", bool)
 """Request key: set if another gateway forwarded the request."""
@@ -192,17 +190,28 @@ class EntryRoutes(op.Handlers, tag="Entries"):
         bytes_max = self._room.limits.entry_bytes_max
         data = await self._data(request, media, bytes_max)
         if media == JSON:
-            return await self._made(request, data, payloads.from_json)
+            return await self._from_json(request, data)
         if media == OCTETS:
             return [data], False
         if media == ARROW:
-            return await self._made(request, data, arrow.payloads), True
+            found = await body.in_turn(
+                request,
+                self._room,
+                data,
+                lambda stream, _: arrow.payloads(stream, bytes_max),
+                is_json=False,
+            )
+            return found, True
         return payloads.from_frames(data, bytes_max), True
 
-    async def _made(self, request: web.Request, data: bytes, make: Callable[[bytes, int], T]) -> T:
-        """Parse a body with `make`, which also gets the maximum bytes of an entry."""
+    async def _from_json(self, request: web.Request, data: bytes) -> tuple[list[bytes], bool]:
         bytes_max = self._room.limits.entry_bytes_max
-        return await body.in_turn(request, self._room, data, lambda given: make(given, bytes_max))
+        return await body.in_turn(
+            request,
+            self._room,
+            data,
+            lambda text, count: payloads.from_json(text, bytes_max, count=count),
+        )
 
     @op.operation(
         "GET /v1/ledgers/{ledger_id}/entries",
@@ -374,7 +383,7 @@ class EntryRoutes(op.Handlers, tag="Entries"):
         """Parse the payloads of a WebSocket message: frames, or the JSON of an append."""
         if message.type == WSMsgType.BINARY:
             return payloads.from_frames(message.data, self._room.limits.entry_bytes_max)
-        return (await self._made(request, message.data, payloads.from_json))[0]
+        return (await self._from_json(request, message.data))[0]
 
     def _pipe(self, ledger_id: int, password: str | None, expect: int | None = None) -> Pipe[bytes]:
         async def append(items: Sequence[bytes], expect: int | None) -> EntriesAppended:

@@ -21,9 +21,13 @@ from services.gateway.edge.starts import microseconds_of
 _FIELDS: Final = frozenset((*payloads.FORMS, "key", "headers", "timestamp"))
 
 
-def records_from_json(data: bytes, item: payloads.Item = payloads.RECORDS) -> tuple[Record, ...]:
-    """Parse the records of a JSON body: one record, or a batch in the member `item.many`."""
-    return strict.kept(data, lambda body: _records(data, body, item))
+def records_from_json(
+    data: bytes, item: payloads.Item = payloads.RECORDS, *, count: int | None = None
+) -> tuple[Record, ...]:
+    """Parse the records of a JSON body: one record, or a batch in the member `item.many`. `count`:
+    the body's `strict.marks`, if known.
+    """
+    return strict.kept(data, lambda body: _records(data, body, item), count=count)
 
 
 def _records(data: bytes, body: Any, item: payloads.Item) -> tuple[Record, ...]:
@@ -84,14 +88,19 @@ async def read_records(
     if media == JSON:
         data = await body.read(request, room, limits.body_bytes_max)
         return await body.in_turn(
-            request, room, data or b"{}", lambda body: records_from_json(body, item)
+            request,
+            room,
+            data or b"{}",
+            lambda text, count: records_from_json(text, item, count=count),
         )
     if media == OCTETS:
         value = await body.read(request, room, BATCH_BYTES_MAX)
         records: tuple[Record, ...] = (Record(value),)
     elif media == ARROW:
         data = await body.read(request, room, limits.frames_bytes_max)
-        return await body.in_turn(request, room, data, lambda body: arrow.records(body, item))
+        return await body.in_turn(
+            request, room, data, lambda stream, _: arrow.records(stream, item), is_json=False
+        )
     else:
         data = await body.read(request, room, limits.frames_bytes_max)
         records = tuple(

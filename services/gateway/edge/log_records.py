@@ -303,7 +303,12 @@ class RecordRoutes(op.Handlers, tag="Records"):
     async def _records_of(self, request: web.Request, message: WSMessage) -> list[Record]:
         """Parse the records of a WebSocket message: frames, or the JSON of an append."""
         if message.type == WSMsgType.TEXT:
-            made = await body.in_turn(request, self._room, message.data, records_from_json)
+            made = await body.in_turn(
+                request,
+                self._room,
+                message.data,
+                lambda text, count: records_from_json(text, count=count),
+            )
             return list(made)
         records = [Record(value) for value in from_frames(message.data, BATCH_BYTES_MAX, RECORDS)]
         check_size(sum(record.size for record in records))

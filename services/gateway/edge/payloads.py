@@ -47,9 +47,13 @@ ENTRIES: Final = Item("entry", "entries")
 RECORDS: Final = Item("record", "records")
 
 
-def from_json(data: bytes, entry_bytes_max: int) -> tuple[list[bytes], bool]:
-    """Parse the payloads of a JSON body; also returns whether the body is a batch."""
-    return strict.kept(data, lambda body: _payloads(data, body, entry_bytes_max))
+def from_json(
+    data: bytes, entry_bytes_max: int, *, count: int | None = None
+) -> tuple[list[bytes], bool]:
+    """Parse the payloads of a JSON body; also returns whether the body is a batch. `count`: its
+    `strict.marks`, if known.
+    """
+    return strict.kept(data, lambda body: _payloads(data, body, entry_bytes_max), count=count)
 
 
 def batch_of(body: Any, item: Item = ENTRIES) -> list[Any] | None:

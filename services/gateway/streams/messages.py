@@ -15,13 +15,14 @@ RECORD_BYTES: Final = 1 << 20
 _SPACE: Final = re.compile(r"[ \t\r\n]*+")
 
 
-def records_of(data: bytes, *, is_json: bool) -> tuple[Record, ...]:
-    """The records of a body: its messages, or chunks of its bytes; none for an empty body.
+def records_of(data: bytes, count: int | None = None, *, is_json: bool) -> tuple[Record, ...]:
+    """The records of a body: its messages, or chunks of its bytes; none for an empty body. `count`:
+    the body's `strict.marks`, if known.
 
     Raises: BadRequest, TooLarge.
     """
     if is_json and data:
-        values: Sequence[bytes] = _messages(data)
+        values: Sequence[bytes] = _messages(data, count)
     else:
         values = [data[at : at + RECORD_BYTES] for at in range(0, len(data), RECORD_BYTES)]
     return tuple(map(Record, values))
@@ -34,9 +35,9 @@ def body_of(page: LogBatches, *, is_json: bool) -> bytes:
     return b"".join(found.columns.joined_values for found in page.batches)
 
 
-def _messages(data: bytes) -> list[bytes]:
+def _messages(data: bytes, count: int | None) -> list[bytes]:
     """The JSON messages of a body, byte for byte: an array's elements, else the one value."""
-    strict.check_marks(data)
+    strict.check_marks(data, count=count)
     try:
         text = data.decode()
         start = _skip(text, 0)

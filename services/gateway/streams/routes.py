@@ -308,7 +308,7 @@ class StreamRoutes:
         self, request: web.Request, data: bytes, config: StreamConfig
     ) -> tuple[Record, ...]:
         make = partial(records_of, is_json=config.is_json)
-        return await body.in_turn(request, self._room, data, make)
+        return await body.in_turn(request, self._room, data, make, is_json=config.is_json)
 
     # --- the rest --------------------------------------------------------------------------------
 

@@ -16,10 +16,11 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
-from quorumlog.errors import BadRequest, InvalidRequest, TooLarge
+from quorumlog.errors import BadRequest, InvalidRequest, QuorumLogError, TooLarge
 from quorumlog.net.bodies import invalid_of
 from quorumlog.wire import problems, strict
 from quorumlog.zstd import zstd
+from services.gateway.edge import payloads
 from services.gateway.edge.http import body
 from services.gateway.edge.http.limits import CONTROL_BYTES_MAX, INLINE_BYTES_MAX
 from services.gateway.edge.models import LedgerCreate
@@ -231,6 +232,48 @@ async def test_a_large_body_is_parsed_while_others_have_their_turn() -> None:
             answer = await gateway.ask("POST", "/v1/ledgers/1/entries", data, headers=headers)
         assert answer.status == 201, answer
         assert turns.longest_units < HELD_UNITS
+
+
+def plain(text: bytes) -> bytes:
+    """A string of the text, repeated, in the largest body that is parsed inline."""
+    return b'"%b"' % (text * ((body._PLAIN_BYTES_MAX - 100) // len(text)))
+
+
+@pytest.mark.parametrize("length", [1, 4096, 4097, 20_000])
+@pytest.mark.parametrize("bytes_a_mark", [1, 200, 300, 5000])
+def test_marks_are_counted_however_many_there_are(length: int, bytes_a_mark: int) -> None:
+    dice = random.Random(length * bytes_a_mark)
+    text = bytes(
+        dice.choice(b",:[{") if dice.random() * bytes_a_mark < 1 else dice.choice(b'"a]}\\')
+        for _ in range(length)
+    )
+    assert strict.marks(text) == sum(map(text.count, (b",", b":", b"[", b"{")))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        plain(b"\\u0001"),
+        plain(b'\\"'),
+        plain(b"\\\\"),
+        plain(b"\\ud83d\\ude00"),
+        plain("ü".encode()),
+        plain(b"QUJD"),
+        b"1." + b"7" * (body._PLAIN_BYTES_MAX - 100),
+        b"[%b]" % b",".join([b"1." + b"7" * 120] * (body._PLAIN_MARKS_MAX - 10)),
+    ],
+    ids=["control", "quotes", "backslashes", "surrogates", "utf8", "base64", "digits", "decimals"],
+)
+def test_a_body_of_few_values_is_parsed_quickly_whatever_its_strings_are(value: bytes) -> None:
+    for form in payloads.FORMS:
+        data = b'{"%b":%b}' % (form.encode(), value)
+        assert len(data) <= body._PLAIN_BYTES_MAX
+        assert strict.marks(data) <= body._PLAIN_MARKS_MAX
+        unit, begun = unit_s(), time.thread_time()
+        with contextlib.suppress(QuorumLogError):
+            payloads.from_json(data, len(data))
+        took_s = time.thread_time() - begun
+        assert took_s < HELD_UNITS * max(unit, unit_s()), form
 
 
 async def test_a_body_of_no_append_has_a_bound_of_its_own() -> None:

@@ -4,6 +4,8 @@ A request whose headers already make it invalid is refused before any byte of it
 """
 
 import asyncio
+import sys
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -24,9 +26,13 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 _PAUSE_S_MAX: Final = 0.5
-"""Maximum pause in seconds after parsing a large body, even if the process was suspended."""
+"""Maximum pause in seconds after a long parse of a large body."""
 _MARK_BYTES: Final = 80
 """Maximum memory of a JSON value per mark that `strict.marks` counts in its text (measured)."""
+_PLAIN_BYTES_MAX: Final = 2 << 20
+"""A JSON body up to this size with at most _PLAIN_MARKS_MAX values is parsed inline, because its
+strings take less than 15 ms, whatever they contain (measured)."""
+_PLAIN_MARKS_MAX: Final = 1 << 14
 _EXPANDED_BYTES_MAX: Final = 1 << 20
 """Decompressed bytes of a body beyond which `codings.check_expansion` limits the ratio."""
 _MEMBERS_MAX: Final = 100
@@ -118,27 +124,46 @@ async def _read_slowly(
 
 
 async def in_turn(
-    request: web.Request, room: limits.Room, data: bytes, use: Callable[[bytes], T]
+    request: web.Request,
+    room: limits.Room,
+    data: bytes,
+    use: Callable[[bytes, int | None], T],
+    *,
+    is_json: bool = True,
 ) -> T:
-    """Return `use(data)`. A large body is parsed in a thread, so that the event loop serves other
-    requests. Only one large body is parsed at a time, with a pause after each, to bound the memory.
-    Raises: Overloaded, and what `use` raises.
+    """Return what `use` makes of a body and of the number of its `strict.marks` (None if they were
+    not counted). A large body is parsed in a thread, so that the event loop serves other requests,
+    unless it has few values. The threads parse one body at a time, to bound the memory, and pause
+    after a long parse. Raises: Overloaded, and what `use` raises.
     """
     if len(data) <= limits.INLINE_BYTES_MAX:
-        return use(data)
-    await room.parsing.acquire()
-    loop = asyncio.get_running_loop()
-    began_at = loop.time()
-    try:
-        count = _MARK_BYTES * min(strict.marks(data), strict.MARKS_MAX)
-        room.hold(request, count)
+        return use(data, None)
+    count = strict.marks(data) if is_json else None
+    if count is not None and count <= _PLAIN_MARKS_MAX and len(data) <= _PLAIN_BYTES_MAX:
+        return use(data, count)
+    took_s = 0.0
+
+    def parse(count: int | None) -> T:
+        nonlocal took_s
+        began_s = time.thread_time()
         try:
-            return await asyncio.to_thread(use, data)
+            return use(data, count)
         finally:
-            room.drop(request, count)
+            took_s = time.thread_time() - began_s
+
+    await room.parsing.acquire()
+    try:
+        held = _MARK_BYTES * min(count or 0, strict.MARKS_MAX)
+        room.hold(request, held)
+        try:
+            return await asyncio.to_thread(parse, count)
+        finally:
+            room.drop(request, held)
     finally:
-        # Parsing holds the interpreter lock, so other requests then get as much time as it took.
-        loop.call_later(min(loop.time() - began_at, _PAUSE_S_MAX), room.parsing.release)
+        # A parse may hold the interpreter lock for its whole time, so other requests then get as
+        # much. A shorter one than a thread keeps the lock anyway delays them no more than a turn.
+        pause_s = took_s if took_s > sys.getswitchinterval() else 0
+        asyncio.get_running_loop().call_later(min(pause_s, _PAUSE_S_MAX), room.parsing.release)
 
 
 def _check_total(total: int, bytes_max: int, does: str = "has") -> None:
@@ -167,7 +192,10 @@ async def read_object(
     if not data:
         return {}
     value: Any = await in_turn(
-        request, room, data, lambda data: strict.loads(data, limits.CONTROL_MARKS_MAX)
+        request,
+        room,
+        data,
+        lambda text, count: strict.loads(text, limits.CONTROL_MARKS_MAX, count=count),
     )
     if not isinstance(value, dict):
         raise invalid("", "must be a JSON object")

@@ -214,7 +214,7 @@ async def _put_lines(request: web.Request, room: Room, pipe: Pipe[T], parse: Par
     """Parse each line of the body, and put its item into the pipe."""
     number = turn = 0
 
-    def item(line: bytes) -> T:
+    def item(line: bytes, _count: int | None) -> T:
         return parse(line, number, room.limits.entry_bytes_max)
 
     with pipe.failing():
