@@ -110,6 +110,7 @@ _JETSTREAM_BEST: Final = (
     *(name for names in _JETSTREAM.values() for name in names),
     *(f"JetStream: nats bench {how}" for how in ("4 x 500", "atomic, 4 x 1000", "fast, 1000")),
 )
+_TAIL: Final = _ours("tail of one reader")
 _NATS_READS: Final = tuple(f"JetStream: read in order{how}" for how in ("", ", nats bench"))
 _ADD_ENTRY: Final = "BookKeeper: asyncAddEntry, "
 _BATCHED: Final = "BookKeeper: read in order, batched"
@@ -151,6 +152,8 @@ GOALS: Final = (
         Goal(LOAD, f"{role} RSS", "<=", FLAT, (LOAD,), f"{role} RSS before")
         for role in ("gateway", "servers")
     ),
-    Goal(_ours("tail of one reader"), "p50 ms", "<=", 1.2, (_ours("HTTP, 1"),)),
+    # Beside the same appends: at 100 appends a second each process sleeps in between, so an append
+    # takes longer than in `HTTP, 1`.
+    Goal(_TAIL, "p50 ms", "<=", 1.2, (_TAIL,), "append p50 ms"),
     Goal(_ours("10000 open ledgers"), "p99 ms", "<=", 1.3, (_ours("1 open ledger"),)),
 )  # fmt: skip

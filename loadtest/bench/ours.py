@@ -30,7 +30,6 @@ from loadtest.bench.measure import (
     during,
     for_each,
     payload_of,
-    percentiles,
     to_read,
 )
 from loadtest.cluster import Cluster, running
@@ -50,6 +49,9 @@ _LINES: Final = 100
 _TAIL_RATE: Final = 100.0
 """Appends per second while a reader follows the ledger."""
 _BATCHES_IN_FLIGHT: Final = 4
+_BATCHED_BYTES: Final = 2000 * KIB
+"""Bytes in flight in batches, as many as `nats bench` has with four clients; at least
+_BATCHES_IN_FLIGHT requests."""
 _LOAD_PARTS: Final = 5
 _CREATES_IN_FLIGHT: Final = 8
 _SETTINGS: Final = {"COLLECT_S": "10", "COLLECT_GRACE_S": "1"}
@@ -152,15 +154,15 @@ class Ours:
             return await wrk.appends(Meter(self.pids), self._url(ledger), connections, self.seconds)
 
     async def json_batches(self, count: int) -> Figures:
-        """Measure batches of `count` entries in JSON, with a few concurrent requests."""
+        """Measure batches of `count` entries in JSON."""
         entry = {"data": base64.b64encode(payload_of(KIB)).decode()}
         body = orjson.dumps({"entries": [entry] * count})
-        return await self._requests(body, JSON, _BATCHES_IN_FLIGHT, KIB, count)
+        return await self._requests(body, JSON, _in_flight(count * KIB), KIB, count)
 
     async def raw_batches(self, count: int, size: int = KIB) -> Figures:
-        """Measure batches of `count` entries as frames, with a few concurrent requests."""
+        """Measure batches of `count` entries as frames."""
         body = frames([payload_of(size)] * count)
-        return await self._requests(body, FRAMES, _BATCHES_IN_FLIGHT, size, count)
+        return await self._requests(body, FRAMES, _in_flight(count * size), size, count)
 
     async def largest_load(self) -> Figures:
         """Measure whether memory grows: raw batches of 1000, one ledger after another, for longer
@@ -253,7 +255,7 @@ class Ours:
         scale = tail.Scale(1, 1, records, _TAIL_RATE, is_log=False)
         followed = await tail.run(scale, self.cluster)
         assert not followed.wrong, followed
-        return percentiles(followed.times_s)
+        return followed.figures
 
     # Reads, recoveries, deaths.
 
@@ -345,6 +347,11 @@ class Ours:
     def pids(self) -> Pids:
         """The process ids of each role. This process is the client."""
         return {"client": [os.getpid()], **self.cluster.pids(_ROLES, "others")}
+
+
+def _in_flight(batch_bytes: int) -> int:
+    """Concurrent requests with a batch of so many bytes each."""
+    return max(_BATCHES_IN_FLIGHT, _BATCHED_BYTES // batch_bytes)
 
 
 async def _fill(ledger: Ledger, count: int) -> None:

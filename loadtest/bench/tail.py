@@ -99,16 +99,20 @@ def _data_of(event: bytes) -> bytes:
     return base64.b64decode(orjson.loads(event.partition(b"data: ")[2])["data"])
 
 
-async def _write(session: aiohttp.ClientSession, url: str, writer: int, scale: Scale) -> None:
-    """Append the records of one writer at a steady rate."""
+async def _write(
+    session: aiohttp.ClientSession, url: str, writer: int, scale: Scale, appends_s: list[float]
+) -> None:
+    """Append the records of one writer at a steady rate, and note how long each append takes."""
     begin_s = writer / scale.writers / scale.rate
     async for number in at_a_rate(scale.records, scale.rate, begin_s):
-        body = _HEAD.pack(clock_ns(), writer, number).ljust(_RECORD_BYTES, b".")
+        began_ns = clock_ns()
+        body = _HEAD.pack(began_ns, writer, number).ljust(_RECORD_BYTES, b".")
         async with session.post(
             url, data=body, headers={"Content-Type": "application/octet-stream"}
         ) as answer:
             answer.raise_for_status()
             await answer.read()
+        appends_s.append((clock_ns() - began_ns) / 1e9)
 
 
 async def _created(session: aiohttp.ClientSession, gateway: str, scale: Scale) -> str:
@@ -150,6 +154,8 @@ class Followed:
     """Readers that missed a record, or saw a wrong one."""
     times_s: Sequence[float]
     """Latencies from just before an append until a reader has the record."""
+    appends_s: Sequence[float]
+    """Latencies of the same appends, from just before the request until its response."""
     gateway_s: float
     """CPU seconds of the gateway."""
     before_mb: float
@@ -161,6 +167,7 @@ class Followed:
         """The figures for the report."""
         records = self.scale.total * self.scale.readers
         return percentiles(self.times_s) | {
+            "append p50 ms": percentiles(self.appends_s)["p50 ms"],
             "wrong readers": self.wrong,
             "gateway CPU s": self.gateway_s,
             "gateway us": self.gateway_s * 1e6 / records,
@@ -187,6 +194,7 @@ async def run(scale: Scale, cluster: Cluster) -> Followed:
     ) as session:
         with meter:
             url = await _created(session, gateway, scale)
+            appends_s = list[float]()
             readers = [Reader(scale.total) for _ in range(scale.readers)]
             ready = asyncio.Semaphore(0)
             watching = asyncio.ensure_future(watch())
@@ -199,7 +207,7 @@ async def run(scale: Scale, cluster: Cluster) -> Followed:
                     await asyncio.wait_for(ready.acquire(), _SETTLE_S)
                 async with asyncio.TaskGroup() as group:
                     for writer in range(scale.writers):
-                        group.create_task(_write(session, url, writer, scale))
+                        group.create_task(_write(session, url, writer, scale, appends_s))
                 await asyncio.wait(following, timeout=_SETTLE_S)
             finally:
                 watching.cancel()
@@ -209,7 +217,7 @@ async def run(scale: Scale, cluster: Cluster) -> Followed:
             expected = await _expected(session, url, scale)
     times_s = [time for reader in readers for time in reader.times_s]
     wrong = sum(not reader.has_seen(expected) for reader in readers)
-    return Followed(scale, wrong, times_s, meter.cpu_s["gateway"], before, peak)
+    return Followed(scale, wrong, times_s, appends_s, meter.cpu_s["gateway"], before, peak)
 
 
 async def _follow(cluster: Cluster, scale: Scale) -> Figures:
@@ -228,7 +236,8 @@ OPTIONS: Final = {
     "log": (is_set("LOG"), "follow a log instead of a ledger"),
 }
 _FIGURES: Final = (
-    *("p50 ms", "p99 ms", "p99.9 ms", "wrong readers", "gateway CPU s", "gateway us"),
+    *("p50 ms", "append p50 ms", "p99 ms", "p99.9 ms", "wrong readers", "gateway CPU s"),
+    *("gateway us",),
     *("gateway MB before", "gateway MB at most"),
 )
 
