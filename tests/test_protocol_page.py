@@ -17,7 +17,7 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 _PAGE: Final = (_ROOT / "docs" / "protocol.md").read_text()
 
 _CLAUSE_WORDS: Final = 200
-"""A longer clause is two, or a clause and an ADR."""
+"""A longer clause is two, or a clause and an ADR; a longer rule has titled groups of clauses."""
 
 _HEADING: Final = re.compile(r"^### (?:Rule (\d+[a-z]?)|([IXL]\d+))$", re.MULTILINE)
 
@@ -127,6 +127,19 @@ def clauses() -> Iterator[tuple[str, str]]:
 
 def test_a_clause_is_short() -> None:
     assert not [heading for heading, clause in clauses() if len(clause.split()) > _CLAUSE_WORDS]
+
+
+def test_the_clauses_of_a_long_rule_stand_in_short_groups() -> None:
+    long = []
+    for section in re.split(r"^### ", _PAGE, flags=re.MULTILINE)[1:]:
+        heading, _, text = section.partition("\n")
+        if not heading.startswith("Rule"):
+            continue
+        text = re.split(r"^(?:Answers:|- Kept by)", text, flags=re.MULTILINE)[0]
+        groups = re.split(r"^(?=\*[A-Z][^*\n]*\*(?:,|$))", text, flags=re.MULTILINE)
+        long += [(heading, group[:40]) for group in groups if len(group.split()) > _CLAUSE_WORDS]
+
+    assert not long
 
 
 def test_the_clauses_of_a_rule_are_numbered_from_one() -> None:
