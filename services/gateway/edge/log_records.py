@@ -7,7 +7,7 @@ from aiohttp import WSMessage, WSMsgType, web
 
 from quorumlog import errors, header
 from quorumlog.net.operations import Content, Reply
-from quorumlog.net.parameters import Given, Parameter, header_integer, int64, invalid
+from quorumlog.net.parameters import Given, Parameter, header_integer, int64, invalid, query_pairs
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log.messages import Append, RecordsAppended
@@ -31,6 +31,7 @@ from services.gateway.edge.reads import PageStream, ReadRequest, answer_read
 from services.gateway.edge.sockets import SocketTarget, serve
 from services.gateway.edge.starts import NAMED, start_of, start_of_json
 from services.gateway.interface import EntriesAppended
+from services.gateway.logs.filters import Filter
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import Start
 
@@ -79,6 +80,26 @@ FROM: Final[Parameter[Start]] = Parameter(
     "time is after the last record or in the future. Write `+` as `%2B` in a query: a time with a "
     "space is 422.",
     "earliest",
+)
+
+
+def _utf8(text: str, _pointer: str) -> bytes:
+    return text.encode()
+
+
+KEY: Final[Parameter[bytes | None]] = Parameter(
+    "key", "query", _utf8, {"type": "string"}, "Only records with this key (UTF-8).", None
+)
+KEY_PREFIX: Final[Parameter[bytes | None]] = Parameter(
+    "key_prefix",
+    "query",
+    _utf8,
+    {"type": "string"},
+    "Only records whose key begins with this text.",
+    None,
+)
+HEADER: Final = query_pairs(
+    "header", "Only records with this header: `header[name]=value`; several must all be there."
 )
 
 
@@ -193,6 +214,9 @@ class RecordRoutes(op.Handlers, tag="Records"):
             CREATED,
             op.LIMIT,
             op.MAX_BYTES,
+            KEY,
+            KEY_PREFIX,
+            HEADER,
             op.ENCODING,
             op.WAIT_MS,
             op.LAST_EVENT_ID,
@@ -258,9 +282,20 @@ class RecordRoutes(op.Handlers, tag="Records"):
 
         A read returns every record that was acknowledged before the read began. At the log's end
         the list is empty. `next` is the offset at which the next read begins.
+
+        With `key`, `key_prefix` or `header`, the gateway returns only the records that match. It
+        looks at 16 MiB of records at most for one page, so a page may be empty before the log's
+        end: read on from `next`, until it is the `from` of the request. In a stream of events, an
+        id without data reports how far the gateway has looked.
         """
-        wanted = ReadRequest.of(request, given, given[FROM], given[CREATED])
-        pages = LogPages(self._logs, given[op.NAME], wanted.created_at)
+        chosen = Filter(given[KEY], given[KEY_PREFIX], given[HEADER])
+        is_filtered = chosen != Filter()
+        wanted = ReadRequest.of(
+            request, given, given[FROM], given[CREATED], is_filtered=is_filtered
+        )
+        pages = LogPages(
+            self._logs, given[op.NAME], wanted.created_at, chosen if is_filtered else None
+        )
         return await answer_read(request, self._room, pages, wanted)
 
     @op.operation(

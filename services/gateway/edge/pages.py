@@ -3,6 +3,7 @@
 `LedgerPages` and `LogPages` differ in the component that they read from and in a page's members.
 """
 
+import asyncio
 import struct
 from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Iterator
@@ -22,11 +23,14 @@ from services.gateway.edge.payloads import encoded, encoded_key
 from services.gateway.edge.starts import token_of
 from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.interface import ReadResult
+from services.gateway.logs.filters import Filter
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import LogBatches, Start
 
 TAIL_BYTES: Final = 256 << 10
 """Bytes that a tail reads ahead: pages for hundreds of slow readers must fit in memory."""
+_FILTERED_BYTES_MAX: Final = 16 << 20
+"""Bytes of records that a filter looks at for one page (chosen by judgement)."""
 _ITEM_BYTES: Final = 64
 """Memory overhead of an entry or a record, besides its payload."""
 _FRAME: Final = struct.Struct(">QI")
@@ -107,6 +111,15 @@ class Pages(Followable[P]):
     def size(self, page: P) -> int:
         """How many bytes a page takes in memory."""
         return self.payload_bytes(page) + _ITEM_BYTES * self.count(page)
+
+    def has_moved(self, page: P) -> bool:
+        """Whether the next page begins elsewhere. A page without items may skip some."""
+        return self.count(page) > 0
+
+    def skipped_to(self, page: P) -> int | None:
+        """The number of the last item that a page skips behind its own items, or None."""
+        del page
+        return None
 
     def frames(self, page: P) -> bytes:
         """Encode a page as frames: (u64 number, u32 length, payload) for each item."""
@@ -239,14 +252,24 @@ class LogPages(Pages[LogBatches]):
     noun = b"records"
     headers = header.NEXT_OFFSET, "First-Offset", "Log-Closed", "Log-Created-At"
 
-    def __init__(self, logs: LogManager, name: str, created_at: str | None = None) -> None:
+    def __init__(
+        self,
+        logs: LogManager,
+        name: str,
+        created_at: str | None = None,
+        wanted: Filter | None = None,
+    ) -> None:
+        """`wanted`: the records to return; None means all."""
         super().__init__(b'"log":"%b"' % name.encode())
         self._logs, self._log, self._created_at = logs, name, created_at
+        self._wanted = wanted
 
     @property
     def key(self) -> Hashable | None:
-        """The log's name and creation time; None until a page has been read."""
-        return None if self._created_at is None else (self.name, self._created_at)
+        """The log's name, creation time and filter; None until a page has been read."""
+        if self._created_at is None:
+            return None
+        return self.name, self._created_at, self._wanted
 
     def id_end(self, page: LogBatches) -> bytes:
         """The token of the log's creation, after a dot."""
@@ -260,7 +283,28 @@ class LogPages(Pages[LogBatches]):
         max_bytes: int = TAIL_BYTES,
         wait_s: float = 0.0,
     ) -> LogBatches:
-        """Read the records from an offset on. Raises: what the log raises."""
+        """Read the records from an offset on. With a filter, read on until the page is full, the
+        log ends, or _FILTERED_BYTES_MAX were read. Raises: what the log raises.
+        """
+        if self._wanted is None:
+            return await self._read(at, limit, max_bytes, wait_s)
+        end_s = asyncio.get_running_loop().time() + wait_s
+        batches, first, size = list[StoredBatch](), None, 0
+        while True:
+            left_s = 0.0 if batches else end_s - asyncio.get_running_loop().time()
+            page = await self._read(at, BATCH_ENTRIES_MAX, TAIL_BYTES, max(left_s, 0.0))
+            first = page.first if first is None else first
+            size += self.size(page)
+            found = self._wanted.page(page, limit, max_bytes)
+            batches += found.batches
+            limit, max_bytes = limit - self.count(found), max_bytes - self.size(found)
+            is_full = found.next < page.next or limit <= 0 or max_bytes <= 0
+            is_over = page.closed or page.is_empty or (batches and page.is_at_end)
+            if is_full or is_over or size >= _FILTERED_BYTES_MAX:
+                return replace(found, batches=tuple(batches), first=first)
+            at = page.next
+
+    async def _read(self, at: Start, limit: int, max_bytes: int, wait_s: float) -> LogBatches:
         page = await self._logs.reader.read(
             self._log,
             at,
@@ -278,7 +322,19 @@ class LogPages(Pages[LogBatches]):
 
     def count(self, page: LogBatches) -> int:
         """How many records a page has."""
-        return page.next - page.first
+        return sum(found.count for found in page.batches)
+
+    def has_moved(self, page: LogBatches) -> bool:
+        """Whether a page has records, or skips some."""
+        return not page.is_empty
+
+    def skipped_to(self, page: LogBatches) -> int | None:
+        """The last offset of a page, unless a record of the page has it."""
+        if page.is_empty:
+            return None
+        last = page.batches[-1] if page.batches else None
+        is_shown = last is not None and last.first_offset + last.count == page.next
+        return None if is_shown else page.next - 1
 
     def payload_bytes(self, page: LogBatches) -> int:
         """Total bytes of the values, keys and headers in a page."""
@@ -286,8 +342,12 @@ class LogPages(Pages[LogBatches]):
 
     def rest(self, page: LogBatches, at: int) -> LogBatches:
         """The part of a page from an offset on."""
-        batches = [found for found in page.batches if found.first_offset + found.count > at]
-        return replace(page, batches=(batches[0].since(at), *batches[1:]), first=at)
+        batches = tuple(
+            found.since(at) if found.first_offset < at else found
+            for found in page.batches
+            if found.first_offset + found.count > at
+        )
+        return replace(page, batches=batches, first=at)
 
     def is_end(self, page: LogBatches) -> bool:
         """Whether the log is closed and a page reaches its end."""
@@ -295,11 +355,13 @@ class LogPages(Pages[LogBatches]):
 
     def numbers(self, page: LogBatches) -> Iterable[int]:
         """The offsets of a page."""
-        return range(page.first, page.next)
+        return chain.from_iterable(
+            range(found.first_offset, found.first_offset + found.count) for found in page.batches
+        )
 
     def payloads(self, page: LogBatches) -> Iterable[tuple[int, memoryview]]:
         """The offsets of a page, each with the record's value."""
-        return enumerate(page.values, page.first)
+        return zip(self.numbers(page), page.values, strict=True)
 
     def arrow(self, page: LogBatches) -> bytes:
         """Encode a page as an Arrow stream with all columns of the records."""

@@ -102,9 +102,9 @@ class PageStream(Generic[P]):
             return pages.read(at, limit=limit, max_bytes=max_bytes, wait_s=wait_s)
 
         page = await read(self.at, 0.0)
-        if wait_s > 0 and not pages.count(page) and not pages.is_end(page):
+        if wait_s > 0 and not pages.has_moved(page) and not pages.is_end(page):
             # A waiting request does not count as a request in progress.
-            news = await self.room.wait(read(page.next if self.is_sought else self.at, wait_s))
+            news = await self.room.wait(read(page.next, wait_s))
             page = page if news is None else news
         self.at = page.next
         if self._left is not None:
@@ -155,13 +155,23 @@ class ReadRequest:
 
     @classmethod
     def of(
-        cls, request: web.Request, given: Given, start: Start, created_at: str | None = None
+        cls,
+        request: web.Request,
+        given: Given,
+        start: Start,
+        created_at: str | None = None,
+        *,
+        is_filtered: bool = False,
     ) -> Self:
-        """Parse the parameters of a read request. Raises: NotAcceptable."""
+        """Parse the parameters of a read request. Raises: NotAcceptable, InvalidRequest."""
         chosen = accepted(request, op.READ_TYPES)
         arrow.check_acceptable(chosen)
         seen = given[op.LAST_EVENT_ID] if chosen == EVENTS else None
-        limit = given.get(op.LIMIT) if seen is None else _left(given, start, seen[0])
+        limit = (
+            given.get(op.LIMIT)
+            if seen is None
+            else _left(given, start, seen[0], is_filtered=is_filtered)
+        )
         if seen is not None:
             start, created_at = seen[0] + 1, seen[1] or created_at
         return cls(
@@ -182,17 +192,23 @@ class ReadRequest:
         return PageStream(pages, room, self.start, limit=limit, max_bytes=max_bytes)
 
 
-def _left(given: Given, start: Start, seen: int) -> int | None:
+def _left(given: Given, start: Start, seen: int, *, is_filtered: bool) -> int | None:
     """Return what is left of `limit` for a reader of events that resumes after `seen`; otherwise
     each connection would get the whole limit again. Raises: InvalidRequest if it can't be computed.
     """
     limit = given.get(op.LIMIT)
     if limit is None and given.get(op.MAX_BYTES) is None:
         return None
-    if limit is None or not isinstance(start, int) or given.get(op.MAX_BYTES) is not None:
+    if (
+        limit is None
+        or is_filtered
+        or not isinstance(start, int)
+        or given.get(op.MAX_BYTES) is not None
+    ):
         raise invalid(
             op.LAST_EVENT_ID.pointer,
-            "can be combined with limit only if from is a number, and never with max_bytes",
+            "can be combined with limit only if from is a number and no filter is given, and never"
+            " with max_bytes",
         )
     return max(0, limit - max(0, seen + 1 - start))
 
@@ -286,7 +302,7 @@ async def send_lines(
         while True:
             if lines:
                 await sending.write(response, stream.room, lines, packer)
-            if not pages.count(page) or stream.is_over or page.next >= end:
+            if not pages.has_moved(page) or stream.is_over or page.next >= end:
                 break
             page = await stream.page()
             lines = lines_of(page)
@@ -310,7 +326,11 @@ async def send_events(
     def events_of(page: P) -> bytes:
         items = zip(pages.numbers(page), pages.items(page, encoding), strict=True)
         end = pages.id_end(page)
-        return b"".join(b"id: %d%b\ndata: %b\n\n" % (number, end, item) for number, item in items)
+        events = [b"id: %d%b\ndata: %b\n\n" % (number, end, item) for number, item in items]
+        # An id without data is no event, but a client that reconnects sends it.
+        skipped = pages.skipped_to(page)
+        events += [] if skipped is None else [b"id: %d%b\n\n" % (skipped, end)]
+        return b"".join(events)
 
     response: web.StreamResponse | None = None
     try:

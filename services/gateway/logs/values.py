@@ -59,7 +59,8 @@ class ReadRecord:
 
 @dataclass(frozen=True, slots=True)
 class LogBatches:
-    """A page of records in order, possibly empty, with the offsets `first` to `next` - 1.
+    """A page of records in order, possibly empty, with the offsets `first` to `next` - 1; with a
+    filter, those of them that match.
 
     `next` is where to continue, in the log that was created at `created_at` and begins at
     `first_offset`. `closed`: the log is closed and ends at `next`. `is_at_end`: `next` was the
@@ -78,7 +79,7 @@ class LogBatches:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the page has no records."""
+        """Whether the page covers no offsets. A page of a filter may cover some, without records."""
         return self.first == self.next
 
     @property

@@ -146,21 +146,36 @@ def _start(text: str, option: str = "--from") -> Start:
     return at
 
 
+KeyOption = Annotated[str | None, typer.Option("--key", help="Only records with this key.")]
+PrefixOption = Annotated[
+    str | None, typer.Option("--key-prefix", help="Only records whose key begins with this.")
+]
+HeaderOption = Annotated[
+    list[str] | None,
+    typer.Option("--header", metavar="NAME=VALUE", help="Only records with it; repeatable."),
+]
+
+
 @app.command(name="read")
 def read_log(
     name: NameArgument,
     first: Annotated[str, typer.Option("--from", help=f"Where to begin: {_STARTS}.")] = "earliest",
+    key: KeyOption = None,
+    key_prefix: PrefixOption = None,
+    header: HeaderOption = None,
     follow: pipes.FollowOption = False,
     framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
     """Print the confirmed records, and with --follow also new records."""
-    start = _start(first)
+    start, headers = _start(first), _headers(header or [])
+    is_filtered = bool(headers) or key is not None or key_prefix is not None
 
     async def work(client: Client) -> None:
         log = client.log(name)
-        found = log.tail(start) if follow else log.records(start)
+        read = log.tail if follow else log.records
+        found = read(start, key=key, key_prefix=key_prefix, headers=headers)
         count = None
-        if not follow and isinstance(start, int) and is_progress_shown():
+        if not follow and not is_filtered and isinstance(start, int) and is_progress_shown():
             info = await log.info()
             end = int(info["next_offset"])
             at = start if start >= 0 else end + start
@@ -177,12 +192,23 @@ def tail_log(
         str | None, typer.Option("--from", help=f"Where to begin: {_STARTS}; instead of -n.")
     ] = None,
     lines: pipes.LinesOption = 10,
+    key: KeyOption = None,
+    key_prefix: PrefixOption = None,
+    header: HeaderOption = None,
     framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
-    """Print the last records, and new records until the log is closed."""
+    """Print the last records, and new records until the log is closed. Of the last records, only
+    those are printed that match the key and headers.
+    """
     last: Start = -lines if lines else "latest"
     start = last if first is None else _start(first)
-    run(lambda client: pipes.write_items(client.log(name).tail(start), framing, pipes.RECORDS))
+    headers = _headers(header or [])
+
+    async def work(client: Client) -> None:
+        found = client.log(name).tail(start, key=key, key_prefix=key_prefix, headers=headers)
+        await pipes.write_items(found, framing, pipes.RECORDS)
+
+    run(work)
 
 
 @app.command(name="show")

@@ -2,8 +2,9 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -159,6 +160,9 @@ class Log:
         limit: int | None = None,
         wait_ms: int = 0,
         created_at: str | None = None,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> LogPage:
         """Read records from `start` on, as many as one response holds.
 
@@ -166,7 +170,10 @@ class Log:
         that was appended then or later. If -N or the datetime lies before the first record, the
         read begins with the first record; if the datetime lies after the last record, at the log's
         end. `wait_ms`: how long the server may wait for a new record at the tail. `created_at`:
-        from the previous page, to continue in the same log.
+        from the previous page, to continue in the same log. `key`, `key_prefix`, `headers`: return
+        only records with this key, with a key that begins so, and with all these headers. The
+        server looks at 16 MiB of records for one page, so a page may be empty before the log's end;
+        its `next` shows how far the server has looked.
 
         Raises: LogReplaced if the log was deleted and created again since; OffsetBeyondEnd;
         OffsetTruncated.
@@ -174,7 +181,14 @@ class Log:
         is_offset = isinstance(start, int) and start >= 0
         if wait_ms and not is_offset and start != "earliest":
             # A retry of a waiting request would resolve `start` again, and miss new records.
-            page = await self.read(start, limit=limit, created_at=created_at)
+            page = await self.read(
+                start,
+                limit=limit,
+                created_at=created_at,
+                key=key,
+                key_prefix=key_prefix,
+                headers=headers,
+            )
             if page.records or page.closed:
                 return page
             start, created_at = page.next, page.created_at
@@ -182,6 +196,9 @@ class Log:
             "from": shown_start(checked_start(start)),
             "wait_ms": checks.offset("wait_ms", wait_ms),
             "limit": checks.maybe_offset("limit", limit),
+            "key": checks.maybe_text("key", key),
+            "key_prefix": checks.maybe_text("key_prefix", key_prefix),
+            **{f"header[{name}]": value for name, value in (headers or {}).items()},
             **_meant(created_at),
         }
         answer = await self._transport.request(
@@ -200,33 +217,55 @@ class Log:
             shown["created_at"],
         )
 
-    def records(self, start: Start = "earliest") -> Paged[LogRecord]:
-        """The records that are confirmed when the iteration begins, in order. Raises: as `read`."""
-        return Paged(ahead(self._records(checked_start(start))))
+    def records(
+        self,
+        start: Start = "earliest",
+        *,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Paged[LogRecord]:
+        """The records that are confirmed when the iteration begins, in order. `key`, `key_prefix`,
+        `headers`, and raises: as `read`.
+        """
+        read = partial(self.read, limit=PAGE, key=key, key_prefix=key_prefix, headers=headers)
+        return Paged(ahead(self._records(read, checked_start(start))))
 
-    async def _records(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
+    async def _records(
+        self, read: Callable[..., Awaitable[LogPage]], start: Start
+    ) -> AsyncGenerator[Sequence[LogRecord], None]:
         end, created_at = await self._end()
         while start != end:
-            page = await self.read(start, limit=PAGE, created_at=created_at)
+            page = await read(start, created_at=created_at)
             if page.next > end:
                 yield [record for record in page.records if record.offset < end]
                 return
             yield page.records
-            if not page.records:
+            if page.next == start:
                 return
             start = page.next
 
-    def tail(self, start: Start = "earliest") -> Paged[LogRecord]:
+    def tail(
+        self,
+        start: Start = "earliest",
+        *,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Paged[LogRecord]:
         """Follow the log: all records in order, and new records as they are confirmed, until the
-        log is closed. Never fences. Raises: as `read`; LogReplaced before any record of a log
-        created later.
+        log is closed. Never fences. `key`, `key_prefix`, `headers`: as in `read`. Raises: as
+        `read`; LogReplaced before any record of a log created later.
         """
-        return Paged(self._tail(checked_start(start)))
+        read = partial(self.read, limit=PAGE, key=key, key_prefix=key_prefix, headers=headers)
+        return Paged(self._tail(read, checked_start(start)))
 
-    async def _tail(self, start: Start) -> AsyncGenerator[Sequence[LogRecord], None]:
+    async def _tail(
+        self, read: Callable[..., Awaitable[LogPage]], start: Start
+    ) -> AsyncGenerator[Sequence[LogRecord], None]:
         created_at: str | None = None
         while True:
-            page = await self.read(start, limit=PAGE, wait_ms=WAIT_MS, created_at=created_at)
+            page = await read(start, wait_ms=WAIT_MS, created_at=created_at)
             yield page.records
             start, created_at = page.next, page.created_at
             if page.closed:

@@ -332,6 +332,19 @@ async def test_a_tail_prints_what_comes_until_the_log_ends(cluster: Cluster) -> 
         assert (follow.returncode, tail.returncode) == (130, 0)
 
 
+async def test_a_read_prints_only_the_records_that_it_asks_for(cluster: Cluster) -> None:
+    log = await new_log(cluster)
+    await run(cluster, "log", "append", log, "--key", "a", given=b"0\n1\n")
+    await run(cluster, "log", "append", log, "--key", "ab", "--header", "h=1", given=b"2\n")
+
+    assert (await run(cluster, "log", "read", log, "--key", "a"))[1] == b"0\n1\n"
+    assert (await run(cluster, "log", "read", log, "--key-prefix", "a"))[1] == b"0\n1\n2\n"
+    assert (await run(cluster, "log", "read", log, "--header", "h=1"))[1] == b"2\n"
+    async with Client(*cluster.gateways) as client:
+        await client.log(log).close()
+    assert (await run(cluster, "log", "tail", log, "--key", "ab"))[1] == b"2\n"
+
+
 async def test_a_reader_that_closes_the_pipe_ends_the_output_quietly(cluster: Cluster) -> None:
     log = await new_log(cluster)
     lines = b"".join(b"%099d\n" % n for n in range(20_000))

@@ -142,8 +142,10 @@ async def test_the_commands_of_the_pages_on_logs_and_on_bodies_are_done(
         ["sh", "-euc", script.replace("curl ", "curl -fsS ")], tmp_path, **environment
     )
 
-    assert len(blocks) == 5
-    assert out.count('"text":"hello"') == 2, "read from the beginning, and from before the end"
+    assert len(blocks) == 6
+    assert out.count('"text":"hello"') == 3, (
+        "read from the beginning, from before the end, and by key"
+    )
     async with Client(*cluster.gateways) as client:
         shown = (await client.log("of-the-guides").info())["settings"]
         assert (shown["retention_seconds"], shown["retention_bytes"]) == (604800, 0)

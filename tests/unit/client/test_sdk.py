@@ -313,6 +313,24 @@ def use_a_token(urls: list[str]) -> None:
         assert len(list(client.audit(target=f"tokens/{made['id']}"))) == 2
 
 
+async def test_records_and_tails_may_ask_for_keys_and_headers(cluster: Cluster) -> None:
+    async with Client(*cluster.gateways) as client:
+        log = await client.create_log(new_name())
+        for number in range(20):
+            key, kind = b"user-%d" % (number % 4), {"kind": "login" if number % 3 else "logout"}
+            await log.append(Record(b"%d" % number, key, kind))
+        await log.append(b"without a key")
+        await log.close()
+
+        assert [r.offset async for r in log.records(key="user-1")] == [1, 5, 9, 13, 17]
+        assert [r.offset async for r in log.tail(key="user-1", headers={"kind": "logout"})] == [9]
+        assert [r.offset async for r in log.records(key_prefix="user-")] == [*range(20)]
+        assert [r.offset async for r in log.records(key="")] == []
+        assert [r.offset async for r in log.records(-9, key="user-0")] == [12, 16]
+        page = await log.read(key="user-3", limit=2)
+        assert ([r.offset for r in page.records], page.next, page.closed) == ([3, 7], 8, False)
+
+
 async def test_a_changed_password_and_a_protected_log(cluster: Cluster) -> None:
     async with Client(*cluster.gateways) as client:
         ledger = await client.create_ledger(password="old")
