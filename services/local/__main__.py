@@ -102,19 +102,19 @@ async def _run(settings: LocalSettings) -> int:
         await asyncio.gather(end, life, return_exceptions=True)
         if cluster.services:
             _say("ending")
-        await cluster.stop()
+        await cluster.end()
     return 0
 
 
 async def _run_until_cancelled(cluster: LocalCluster) -> None:
     began = time.monotonic()
-    await cluster.start()
+    await cluster.begin()
     _say(f"quorumlog is ready after {time.monotonic() - began:.0f} s")
     for name, service in cluster.services.items():
         _say(f"  {name:16} {service.url}")
     secret = f"CLUSTER_SECRET_FILE={cluster.settings.secret_file}"
-    if cluster.certificates is not None:
-        secret = f"TLS_CERT_FILE={cluster.certificates.operator}, its key and its authority"
+    if cluster.credentials is not None:
+        secret = f"TLS_CERT_FILE={cluster.credentials.operator}, its key and its authority"
     data = cluster.settings.data.resolve()
     _say(f"API reference: {cluster.services['gateway-1'].url}/docs")
     _say(f"data: {data}, log files: {data / 'log'}")

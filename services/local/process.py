@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 NOBODY: Final = 65534
 """Id of the user that owns Postgres's files if the parent is root, because initdb refuses root."""
@@ -71,35 +71,10 @@ class Program:
     """The signal that the kernel sends to the process when its parent dies."""
 
 
-class Process(Protocol):
-    """A process that is running or has ended. `subprocess.Popen` implements this protocol."""
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-
-    @property
-    def returncode(self) -> int | None:
-        """The result of the last `poll` or `wait`."""
-
-    def poll(self) -> int | None:
-        """Returns the exit status, or minus the number of the signal; None while it runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Waits for the process to end; returns its status. Raises: subprocess.TimeoutExpired."""
-
-    def send_signal(self, sig: int) -> None:
-        """Sends a signal, if the process still runs."""
-
-    def kill(self) -> None:
-        """Sends SIGKILL, if the process still runs."""
+Process = subprocess.Popen[bytes]
 
 
-Start = Callable[[Program, Path], Process]
-"""A function that starts a program, and appends the program's output to a file."""
-
-
-def start(program: Program, log: Path) -> subprocess.Popen[bytes]:
+def start(program: Program, log: Path) -> Process:
     """Starts a program, and appends its output to the file `log`.
 
     Call this from the main thread: PR_SET_PDEATHSIG fires when the thread that forked ends.
