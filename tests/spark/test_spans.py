@@ -148,17 +148,18 @@ def test_where_a_writer_is_at_work_a_copy_that_is_not_there_yet_is_no_damage() -
 
 
 def test_what_lies_where_it_is_not_placed_is_extra() -> None:
-    span = Span(7, 0, 9, 3, 1, ("a@1",), is_complete=True)
+    span = Span(7, 0, 9, 3, 1, ("a@1",), is_complete=True, strangers=("x@1",))
+    copies = {"a@1": dict.fromkeys(range(10), SOUND), "x@1": dict.fromkeys((1, 2, 4), SOUND)}
 
-    found = spans.strangers(span, ["x@1"], lambda _, s: held({1: SOUND, 2: SOUND, 4: SOUND}, s))
+    found = spans.judge(span, lambda m, s: held(copies[m], s))
 
     assert found == [Finding(7, 1, 4, "x@1", spans.EXTRA, 1)]
 
 
 def test_all_that_is_extra_is_found_beyond_the_ranges_that_a_bookie_names() -> None:
-    span = Span(7, 0, 5999, 3, 1, ("a@1",), is_complete=True)
+    span = Span(7, 0, 5999, 3, 1, ("a@1",), is_complete=True, strangers=("x@1",))
     copies = dict.fromkeys(span.ids, SOUND)
 
-    found = spans.strangers(span, ["x@1"], lambda _, s: held(copies, s))
+    found = spans.judge(span, lambda _, s: held(copies, s))
 
     assert found == [Finding(7, 1, 5998, "x@1", spans.EXTRA, 1)]

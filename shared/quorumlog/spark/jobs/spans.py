@@ -9,10 +9,10 @@ so it imports only what executors have.
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final
 
 from quorumlog.errors import QuorumLogError
@@ -51,9 +51,11 @@ class Span:
     last: int
     modulus: int
     residue: int
-    members: tuple[str, ...]
+    members: Sequence[str]
     is_complete: bool
     """Whether every member should have every entry, because no writer works on the fragment."""
+    strangers: Sequence[str] = ()
+    """Bookies that hold entries of the ledger, but are not in the write set."""
 
     @property
     def count(self) -> int:
@@ -133,19 +135,14 @@ def _pieces(row: Mapping[str, Any], first: int, last: int, most: int) -> Iterato
 
 def judge(span: Span, ask: Ask) -> list[Finding]:
     """The findings of a span, in order; neighbouring entries make one finding."""
-    return merged(_judge(span, ask, span.members), span.modulus)
+    return merged(chain(_judge(span, ask, span.members), _extra(span, ask)), span.modulus)
 
 
-def strangers(span: Span, holders: Iterable[str], ask: Ask) -> list[Finding]:
+def _extra(span: Span, ask: Ask) -> Iterator[Finding]:
     """Copies of a span's entries on bookies that should not hold them."""
-    return merged(
-        (
-            Finding(span.ledger_id, entry, entry, member, EXTRA, len(span.members))
-            for member in holders
-            for entry in _copies(span, member, ask)
-        ),
-        span.modulus,
-    )
+    for member in span.strangers:
+        for entry in _copies(span, member, ask):
+            yield Finding(span.ledger_id, entry, entry, member, EXTRA, len(span.members))
 
 
 def _copies(span: Span, member: str, ask: Ask) -> Iterator[int]:
@@ -294,26 +291,8 @@ class BookieUrls:
     """The headers that authenticate the job to bookies."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpanCheck:
-    """A span, and bookies that hold entries of the span's ledger but are not in its write set."""
-
-    span: Span
-    strangers: tuple[str, ...]
-
-    def to_text(self) -> str:
-        """The check as text, for a row of a DataFrame."""
-        return json.dumps([asdict(self.span), self.strangers])
-
-    @classmethod
-    def from_text(cls, text: str) -> "SpanCheck":
-        """Parse what `to_text` returned."""
-        fields, others = json.loads(text)
-        return cls(Span(**{**fields, "members": tuple(fields["members"])}), tuple(others))
-
-
 def judging(cluster: BookieUrls) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Make a function for `mapInPandas` that judges a task's spans one after another."""
+    """Make a function for `mapInPandas` that judges a task's spans, each a JSON text, in order."""
 
     def judge_all(batches: Iterator[Any]) -> Iterator[Any]:
         import pandas as pd  # noqa: PLC0415 - on executors only
@@ -322,9 +301,8 @@ def judging(cluster: BookieUrls) -> Callable[[Iterator[Any]], Iterator[Any]]:
             asking = _Asking(cluster, stack)
             for batch in batches:
                 for text in batch["work"]:
-                    work = SpanCheck.from_text(text)
-                    found = judge(work.span, asking)
-                    found += strangers(work.span, work.strangers, asking)
+                    span = Span(**json.loads(text))
+                    found = judge(span, asking)
                     if found:
                         yield pd.DataFrame([asdict(finding) for finding in found])
 
