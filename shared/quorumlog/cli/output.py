@@ -133,7 +133,7 @@ def finished(work: Callable[[], T]) -> T:
     try:
         return work()
     except KeyboardInterrupt:
-        raise typer.Exit(report_interrupted()) from None
+        raise typer.Exit(_notify(EndedEarly("", {}, None))) from None
     except BrokenPipeError:
         raise typer.Exit(pipe_closed()) from None
     except UnicodeEncodeError as error:
@@ -144,11 +144,6 @@ def finished(work: Callable[[], T]) -> T:
         raise typer.BadParameter(str(error)) from None
     except (EndedEarly, CutShort, OSError, QuorumLogError) as error:
         raise typer.Exit(_notify(error)) from None
-
-
-def report_interrupted() -> int:
-    """Print that Ctrl-C ended the command, and return the exit status."""
-    return _notify(EndedEarly("", {}, None))
 
 
 def pipe_closed() -> int:
