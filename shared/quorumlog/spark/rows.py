@@ -168,35 +168,26 @@ def _table_of(items: Sequence[Mapping[str, Any]], *, is_log: bool) -> Any:
 
 def _shown(page: Any, part: TaskRange, columns: tuple[str, ...]) -> Any:
     """A page with Spark's columns. For plain ledgers, the columns of logs are null."""
-    count = page.num_rows
-    arrays = [_column(name, page, part, count) for name in columns]
+    is_log = part.log is not None
+    sources = {
+        "offset": "offset" if is_log else "entry_id",
+        "ledger": "ledger_id",
+        "entry": "entry_id",
+    }
+    # A timestampType of 0 is Kafka's CreateTime: a record's own time, by default the append's.
+    constants = {"topic": part.log, "partition": 0, "timestampType": 0 if is_log else None}
+    constants["ledger"] = part.ledger_id
+    arrays = []
+    for name in columns:
+        source = sources.get(name, name)
+        if source in page.column_names:
+            array = _whole(page.column(source))
+            arrays.append(_headers(array) if name == "headers" else array)
+        else:
+            value = pa.scalar(constants.get(name), TYPES[name])
+            arrays.append(pa.repeat(value, page.num_rows))
     schema = pa.schema([pa.field(name, TYPES[name]) for name in columns])
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _column(name: str, page: Any, part: TaskRange, count: int) -> Any:
-    is_log = part.log is not None
-    match name:
-        case "key" | "value" | "timestamp" if is_log or name == "value":
-            return _whole(page.column(name))
-        case "offset":
-            return _whole(page.column("offset" if is_log else "entry_id"))
-        case "entry":
-            return _whole(page.column("entry_id"))
-        case "ledger":
-            if is_log:
-                return _whole(page.column("ledger_id"))
-            return pa.repeat(pa.scalar(part.ledger_id, pa.int64()), count)
-        case "topic" if is_log:
-            return pa.repeat(pa.scalar(part.log, pa.string()), count)
-        case "partition":
-            return pa.repeat(pa.scalar(0, pa.int32()), count)
-        case "timestampType" if is_log:
-            # 0 is Kafka's CreateTime: a record's own time, by default the time of the append.
-            return pa.repeat(pa.scalar(0, pa.int32()), count)
-        case "headers" if is_log:
-            return _headers(_whole(page.column("headers")))
-    return pa.nulls(count, TYPES[name])
 
 
 def _whole(column: Any) -> Any:
