@@ -90,10 +90,10 @@ class CutShort(Exception):
 class EndedEarly(Exception):
     """An error or Ctrl-C ended a long command early. The message says how far the command got."""
 
-    def __init__(self, said: str, members: Mapping[str, Any], why: Exception | None) -> None:
+    def __init__(self, said: str, members: Mapping[str, Any], why: BaseException | None) -> None:
         super().__init__(said)
         self.members = members
-        self.why = why
+        self.why = why if isinstance(why, Exception) else None  # None for Ctrl-C
 
 
 _WRONG_USAGE: Final[type[Exception]] = typer.BadParameter.__mro__[2]
