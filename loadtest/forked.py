@@ -20,7 +20,7 @@ import sys
 from functools import cache
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from services.local import process
 from services.local.process import Become, Process, Program, in_child
@@ -42,7 +42,7 @@ def start(program: Program, log: Path) -> Process:
     context = _server()
     child = context.Process(target=_run, args=(program, log), daemon=True)
     child.start()
-    return _Forked(child)
+    return cast("Process", _Forked(child))
 
 
 @cache

@@ -366,21 +366,22 @@ async def settled(cluster: Cluster, load: Load, story: Story) -> None:
     story.problems += await unwhole(cluster, load)
 
 
+@contextlib.asynccontextmanager
+async def _cluster(
+    plan: Plan, delay_s: float, **settings: Any
+) -> AsyncIterator[tuple[Cluster, list[Client]]]:
+    """Run a cluster until the end of the block, with a client of each gateway."""
+    settings |= {"environment": PATIENT, "lost_bookie_delay_s": delay_s}
+    async with running(None, bookies=plan.bookies, gateways=2, **settings) as cluster:
+        first, second = cluster.gateways
+        async with Client(first) as one, Client(second) as other:
+            yield cluster, [one, other]
+
+
 async def bookies_die(plan: Plan, story: Story) -> Load:
     """Run the variant in which bookies are killed."""
-    async with contextlib.AsyncExitStack() as stack:
-        cluster = await stack.enter_async_context(
-            running(
-                None,
-                bookies=plan.bookies,
-                gateways=2,
-                environment=PATIENT,
-                autorecoveries=2,
-                lost_bookie_delay_s=plan.delay_s,
-                auto_fix_cookies=True,
-            )
-        )
-        clients = [await stack.enter_async_context(Client(url)) for url in cluster.gateways]
+    settings = {"autorecoveries": 2, "auto_fix_cookies": True}
+    async with _cluster(plan, plan.delay_s, **settings) as (cluster, clients):
         healers, rate = Healers(cluster), Rate()
         await healers.ask("PATCH", "/v1/settings", {"bytes_per_s": plan.bytes_per_s})
         load = await filled(plan, clients)
@@ -433,17 +434,7 @@ async def roll(
 
 async def bookies_roll(plan: Plan, story: Story) -> Load:
     """Run the variant in which bookies are only restarted."""
-    async with contextlib.AsyncExitStack() as stack:
-        cluster = await stack.enter_async_context(
-            running(
-                None,
-                bookies=plan.bookies,
-                gateways=2,
-                environment=PATIENT,
-                lost_bookie_delay_s=3600,
-            )
-        )
-        clients = [await stack.enter_async_context(Client(url)) for url in cluster.gateways]
+    async with _cluster(plan, 3600) as (cluster, clients):
         load = await filled(plan, clients)
         async with load.running():
             names = [name for name in cluster.names if name.startswith("bookie")]

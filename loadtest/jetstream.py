@@ -9,6 +9,7 @@ import csv
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -79,7 +80,7 @@ class JetStream:
         """Number of messages in the stream whose messages are acknowledged one by one."""
         self._pulls: dict[int, list[Any]] = {}
         """Groups of durable pull consumers, by the size of the group."""
-        self._acked_rounds: dict[int, int] = {}
+        self._acked_rounds: Counter[int] = Counter()
 
     @classmethod
     @asynccontextmanager
@@ -185,7 +186,8 @@ class JetStream:
             await self._fill_acked(each)
             names = [f"c{count}-{number}" for number in range(count)]
             pulls = self._pulls[count] = await for_each(names, self._pull, _AT_ONCE)
-        await self._fill_acked(each * (1 + self._rounds(count)))
+        self._acked_rounds[count] += 1
+        await self._fill_acked(each * (1 + self._acked_rounds[count]))
         fetched = await for_each(pulls, lambda pull: _fetch(pull, each), _AT_ONCE)
 
         def step_of(messages: list[Any]) -> Step:
@@ -201,10 +203,6 @@ class JetStream:
             return await repeated(Meter(self._pids), list(map(step_of, fetched)), self._seconds)
         finally:
             await for_each(fetched, _ack_rest, _AT_ONCE)
-
-    def _rounds(self, count: int) -> int:
-        self._acked_rounds[count] = self._acked_rounds.get(count, 0) + 1
-        return self._acked_rounds[count]
 
     async def _pull(self, name: str) -> Any:
         config = ConsumerConfig(

@@ -117,15 +117,16 @@ async def _settled(producer: Producer, values: Sequence[bytes]) -> LogAppended:
             await asyncio.sleep(0.1)
 
 
-async def _produce(client: Client, sent: Sent, plan: Plan) -> None:
-    producer = client.log(_NAME).producer(sent.name)
-    for first in range(0, sent.count, plan.batch):
-        numbers = range(first, min(first + plan.batch, sent.count))
-        done = await _settled(producer, [value_of(sent.name, number) for number in numbers])
-        sent.duplicates += done.is_duplicate
-        for offset, number in enumerate(numbers, done.first_offset):
-            sent.offsets[number] = offset
-        await asyncio.sleep(plan.pause_s)
+async def _produce(urls: Sequence[str], sent: Sent, plan: Plan) -> None:
+    async with Client(*urls, deadline_s=_PATIENCE_S) as client:
+        producer = client.log(_NAME).producer(sent.name)
+        for first in range(0, sent.count, plan.batch):
+            numbers = range(first, min(first + plan.batch, sent.count))
+            done = await _settled(producer, [value_of(sent.name, number) for number in numbers])
+            sent.duplicates += done.is_duplicate
+            for offset, number in enumerate(numbers, done.first_offset):
+                sent.offsets[number] = offset
+            await asyncio.sleep(plan.pause_s)
 
 
 async def _follow(client: Client, seen: list[tuple[int, bytes]]) -> None:
@@ -221,15 +222,12 @@ Say = Callable[[str], None]
 Show = Callable[[int], None]
 
 
-def _show_nobody(_done: int) -> None: ...
-
-
 async def produce(
     plan: Plan,
     *,
     stores: Stores | None = None,
     say: Say = lambda _line: None,
-    show: Show = _show_nobody,
+    show: Show = lambda _done: None,
 ) -> Result:
     """Run a plan on a new cluster. `show` is called with the number of acknowledged records.
 
@@ -259,7 +257,7 @@ async def _run(plan: Plan, cluster: Cluster, crowd: Crowd, say: Say, show: Show)
                 for n, one in enumerate(sent):
                     # Half of the producers begin at each gateway.
                     turned = urls[n % len(urls) :] + urls[: n % len(urls)]
-                    group.create_task(_produce_alone(turned, one, plan))
+                    group.create_task(_produce(turned, one, plan))
                 group.create_task(_notify(sent, plan, show))
             say(f"all were answered after {time.monotonic() - began:.1f} s")
             # The killer is not cancelled: a victim that has not ended yet would count as alive.
@@ -279,11 +277,6 @@ async def _run(plan: Plan, cluster: Cluster, crowd: Crowd, say: Say, show: Show)
     consumed = crowd.judged([value for _, value in found])
     result = judge(sent, found, len(kills), problems)
     return replace(result, replaced=crowd.replaced, consumed=consumed)
-
-
-async def _produce_alone(urls: Sequence[str], sent: Sent, plan: Plan) -> None:
-    async with Client(*urls, deadline_s=_PATIENCE_S) as client:
-        await _produce(client, sent, plan)
 
 
 async def _notify(sent: Sequence[Sent], plan: Plan, show: Show) -> None:

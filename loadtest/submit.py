@@ -67,10 +67,10 @@ async def _cluster(settings: LocalSettings) -> AsyncIterator[list[str]]:
     _say("starting a cluster")
     cluster = LocalCluster(settings, say=_say)
     try:
-        await cluster.start()
+        await cluster.begin()
         yield urls
     finally:
-        await cluster.stop()
+        await cluster.end()
 
 
 def _is_ready(url: str) -> bool:

@@ -2,8 +2,8 @@
 one, in one run.
 
 Both systems get the same requests from the same client. Each round runs every measurement of both,
-and the medians of the rounds are reported. The client is wrk for appends, and plain sockets without
-compression for reads. Times in seconds say little on a shared machine; the servers' CPU per record
+and the medians of the rounds are reported. The client is wrk for appends, and reads have no
+compression. Times in seconds say little on a shared machine; the servers' CPU per record
 depends least on other work. The server from npm is left out if this machine has no Node, or can't
 reach npm's registry.
 """
@@ -15,18 +15,17 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter as clock
-from typing import Final, cast
+from typing import Final
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from loadtest import npm
-from loadtest.bench import wrk
 from loadtest.bench.measure import (
     KIB,
     Failed,
@@ -34,6 +33,7 @@ from loadtest.bench.measure import (
     Meter,
     Pids,
     at_a_rate,
+    by_wrk,
     during,
     for_each,
     payload_of,
@@ -158,7 +158,7 @@ class Load:
         """Measure appends of 1 KiB, one per request, on a number of connections."""
         path = await self._created(OCTETS)
         meter = Meter(self.pids)
-        return await wrk.appends(meter, self.url + path, connections, self.seconds)
+        return await by_wrk(meter, self.url + path, connections, self.seconds)
 
     async def catch_up(self, size: int) -> Figures:
         """Measure one reader that reads a whole stream of records of `size` bytes, repeatedly."""
@@ -184,20 +184,22 @@ class Load:
     async def readers(self) -> Figures:
         """Measure readers that follow one stream as events, while one client appends."""
         scale, path = self.scale, await self._created(JSON)
-        host, port = urlsplit(self.url).netloc.split(":")
-        readers = [Reader(path, host, int(port), scale.records) for _ in range(scale.readers)]
+        readers = [Reader(scale.records) for _ in range(scale.readers)]
+        url = self.url + path
+        following = [asyncio.ensure_future(one.follow(self.session, url)) for one in readers]
         try:
-            await asyncio.gather(*(reader.connect() for reader in readers))
-            await asyncio.wait([reader.ready for reader in readers], timeout=_SETTLE_S)
-            if not all(reader.ready.done() for reader in readers):
-                raise Failed("not all readers could begin")
+            try:
+                async with asyncio.timeout(_SETTLE_S):
+                    await asyncio.gather(*(reader.ready.wait() for reader in readers))
+            except TimeoutError:
+                raise Failed("not all readers could begin") from None
             with Meter(self.pids) as meter:
                 await self._write(path)
-                done = [reader.done for reader in readers]
-                await asyncio.wait(done, timeout=_SETTLE_S)
+                await asyncio.wait(following, timeout=_SETTLE_S)
         finally:
-            for reader in readers:
-                reader.close()
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
         seen = sum(len(reader.times_s) for reader in readers)
         if any(reader.is_wrong for reader in readers) or not seen:
             raise Failed("a reader missed a record")
@@ -249,49 +251,36 @@ def _read_all(connection: http.client.HTTPConnection, path: str, buffer: bytearr
                 return found
 
 
-def _future() -> "asyncio.Future[None]":
-    return asyncio.get_running_loop().create_future()
-
-
-@dataclass(eq=False)
-class Reader(asyncio.Protocol):
+@dataclass(eq=False, slots=True)
+class Reader:
     """A reader that follows a stream from its tail and checks each record. If the server ends the
     events, which it may do after a minute, the reader connects again at its last offset.
     """
 
-    path: str
-    host: str
-    port: int
     total: int
     seen: int = 0
     is_wrong: bool = False
     times_s: list[float] = field(default_factory=list)
-    ready: "asyncio.Future[None]" = field(default_factory=_future)
-    """Done after the first event, when the reader is at the tail."""
-    done: "asyncio.Future[None]" = field(default_factory=_future)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set after the first event, when the reader is at the tail."""
     _offset: str = "now"
     _rest: bytes = b""
-    _transport: asyncio.Transport | None = None
-    _again: "asyncio.Task[None] | None" = None
 
-    async def connect(self) -> None:
-        """Open a connection, which then requests the events."""
-        loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: self, self.host, self.port)
+    async def follow(self, session: aiohttp.ClientSession, url: str) -> None:
+        """Read until all records were seen."""
+        headers = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
+        while self.seen < self.total:
+            self._rest = b""
+            target = f"{url}?offset={self._offset}&live=sse"
+            with suppress(aiohttp.ClientError):
+                async with session.get(target, headers=headers) as answer:
+                    async for chunk in answer.content.iter_any():
+                        self._take(chunk, clock())
+                        if self.seen >= self.total:
+                            break
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the request."""
-        self._transport = cast(
-            asyncio.Transport, transport
-        )  # uvloop's transports have no class of asyncio
-        self._rest = b""
-        target = f"{self.path}?offset={self._offset}&live=sse"
-        request = f"GET {target} HTTP/1.1\r\nHost: {self.host}\r\nAccept: text/event-stream\r\n\r\n"
-        self._transport.write(request.encode())
-
-    def data_received(self, data: bytes) -> None:
+    def _take(self, data: bytes, now: float) -> None:
         """Check the records in all complete lines."""
-        now = clock()
         whole, _, self._rest = (self._rest + data).rpartition(b"\n")
         for record in _RECORD.finditer(whole):
             number = int(record[1])
@@ -300,24 +289,9 @@ class Reader(asyncio.Protocol):
             self.is_wrong |= number != self.seen
             self.seen = number + 1
             self.times_s.append(now - int(record[2]) / 1e9)
-        places = _PLACE.findall(whole)
-        if places:
+        if places := _PLACE.findall(whole):
             self._offset = places[-1].decode()
-            if not self.ready.done():
-                self.ready.set_result(None)
-        if self.seen >= self.total and not self.done.done():
-            self.done.set_result(None)
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        """Connect again, unless all records were seen."""
-        if not self.done.done():
-            self._again = asyncio.ensure_future(self.connect())
-
-    def close(self) -> None:
-        """Close the connection, and do not connect again."""
-        self.done.cancel()
-        if self._transport is not None:
-            self._transport.abort()
+            self.ready.set()
 
 
 WORKS: Final[dict[str, Callable[[Load], Awaitable[Figures]]]] = {

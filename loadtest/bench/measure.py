@@ -7,6 +7,7 @@ on other work of the machine.
 import asyncio
 import os
 import resource
+import shutil
 import signal
 import statistics
 from asyncio.subprocess import PIPE
@@ -21,9 +22,11 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import suppress
+from pathlib import Path
 from time import perf_counter as clock
 from typing import Final, Self, TypeVar
 
+import orjson
 import psutil
 
 from services.local.process import Become, in_child
@@ -36,6 +39,8 @@ ROLES: Final = ("client", "gateway", "servers", "others")
 """Roles of processes. `servers` are bookies and servers of JetStream; `others` are metadata
 services, databases and ZooKeeper.
 """
+
+_WRK_SCRIPT: Final = Path(__file__).with_name("wrk.lua")
 
 Figures = dict[str, float]
 """The figures of one round of a measurement, by name; empty if the round failed."""
@@ -252,6 +257,25 @@ async def by_program(meter: Meter, argv: Sequence[str], *, deadline_s: float = 1
     if program.returncode:
         raise Failed(f"{argv[0]} ended with {program.returncode}: {errors.decode()[-500:]}")
     return printed.decode()
+
+
+async def by_wrk(meter: Meter, url: str, connections: int, seconds: float) -> Figures:
+    """Append one entry per request with wrk, a load generator in C. Raises: Absent, Failed."""
+    wrk = shutil.which("wrk")
+    if wrk is None:
+        raise Absent("wrk is not installed (apt-get install wrk)")
+    # wrk accepts only whole seconds, at least one.
+    duration = f"-d{max(1, round(seconds))}s"
+    # An answer that takes seconds on a busy disk counts as a latency, not as an error.
+    argv = [
+        wrk, "-t1", f"-c{connections}", duration, "--timeout", "30s", "-s", str(_WRK_SCRIPT), url, "--", str(KIB),
+    ]  # fmt: skip
+    reported = orjson.loads((await by_program(meter, argv)).splitlines()[-1])
+    if reported["errors"]:
+        raise Failed(f"wrk met {reported['errors']} errors")
+    meter.seconds = reported["us"] / 1e6
+    times = {f"p{each:g} ms": reported["latency_us"][f"{each:g}"] / 1e3 for each in (50, 99, 99.9)}
+    return meter.figures(reported["requests"], KIB) | times
 
 
 def _of_children() -> float:

@@ -162,9 +162,6 @@ class Filler:
         self._codec = Codec(DigestKind.CRC32C)
         self.next: dict[int, int] = dict.fromkeys(ledgers, 0)
         self._turn = 0
-        self._in_flight = 0
-        self._room: asyncio.Future[None] | None = None
-        self.failed = 0
         self.acknowledged = 0
 
     @property
@@ -175,28 +172,19 @@ class Filler:
     async def fill(self, entries: int, show: Show) -> None:
         """Append this many entries; returns when all are acknowledged."""
         loop = asyncio.get_running_loop()
-        for number in range(entries // RUN_ENTRIES):
-            while self._in_flight >= self._in_flight_max:
-                self._room = loop.create_future()
-                await self._room
-            self.client.add(self._member, KEY, self._run(), self._done)
-            self._in_flight += 1
+
+        async def add(number: int) -> Status:
+            answered: asyncio.Future[Status] = loop.create_future()
+            self.client.add(self._member, KEY, self._run(), answered.set_result)
+            status = await answered
+            self.acknowledged += RUN_ENTRIES
             if number % 100 == 0:
                 show(number * RUN_ENTRIES)
-                await asyncio.sleep(0)
-        while self._in_flight:
-            self._room = loop.create_future()
-            await self._room
-        if self.failed:
-            raise SystemExit(f"{self.failed} runs were not stored")
+            return status
 
-    def _done(self, status: Status) -> None:
-        self._in_flight -= 1
-        self.failed += status is not Status.OK
-        self.acknowledged += RUN_ENTRIES
-        room = self._room
-        if room is not None and not room.done():
-            room.set_result(None)
+        statuses = await for_each(range(entries // RUN_ENTRIES), add, self._in_flight_max)
+        if failed := len(statuses) - statuses.count(Status.OK):
+            raise SystemExit(f"{failed} runs were not stored")
 
     def _run(self) -> Run:
         self._turn += 1

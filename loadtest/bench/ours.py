@@ -20,13 +20,14 @@ from typing import Final, Self
 import aiohttp
 import orjson
 
-from loadtest.bench import tail, wrk
+from loadtest.bench import tail
 from loadtest.bench.measure import (
     KIB,
     Figures,
     Meter,
     Pids,
     appends,
+    by_wrk,
     during,
     for_each,
     payload_of,
@@ -151,7 +152,7 @@ class Ours:
         """Measure requests with one entry each, sent by wrk, which takes little CPU."""
         async with self._new_ledger() as ledger:
             await ledger.append(b"open")
-            return await wrk.appends(Meter(self.pids), self._url(ledger), connections, self.seconds)
+            return await by_wrk(Meter(self.pids), self._url(ledger), connections, self.seconds)
 
     async def json_batches(self, count: int) -> Figures:
         """Measure batches of `count` entries in JSON."""

@@ -20,7 +20,7 @@ from typing import Final
 
 from aiohttp import web
 
-from loadtest.bench.measure import Figures
+from loadtest.bench.measure import Figures, for_each
 from loadtest.bench.plan import Columns, Plan, Work
 from loadtest.ports import free_ports
 from loadtest.program import Teller
@@ -81,16 +81,8 @@ async def _async(url: str, count: int) -> tuple[float, float]:
 async def _waiting(url: str, count: int, tasks: int) -> tuple[float, float]:
     """Run tasks that wait for each append before the next. Returns seconds, and CPU seconds."""
     async with client.Client(url) as opened:
-        log, left = opened.log("bench"), repeat(_LARGER, count)
-
-        async def work() -> None:
-            for payload in left:
-                await log.append(payload)
-
         begun, begun_cpu = time.perf_counter(), time.process_time()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(tasks):
-                group.create_task(work())
+        await for_each(repeat(_LARGER, count), opened.log("bench").append, tasks)
         return time.perf_counter() - begun, time.process_time() - begun_cpu
 
 

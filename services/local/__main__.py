@@ -81,40 +81,37 @@ def _option(name: str) -> str:
 
 
 async def _run(settings: LocalSettings) -> int:
-    asked_to_end = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Set all handlers: the parent may ignore SIGINT, as a shell does for `&`.
-        loop.add_signal_handler(number, asked_to_end.set)
+        loop.add_signal_handler(number, task.cancel)
     cluster = LocalCluster(settings, say=_say)
-    end = asyncio.ensure_future(asked_to_end.wait())
-    life = asyncio.ensure_future(_run_until_cancelled(cluster))
     try:
-        await asyncio.wait((end, life), return_when=asyncio.FIRST_COMPLETED)
-        if life.done():
-            life.result()
+        await _run_until_cancelled(cluster)
+    except asyncio.CancelledError:
+        return 0
     except (ClusterError, OSError) as error:  # OSError: for example, a folder is not writable
         _say(f"quorumlog can't run: {error}")
         return 1
     finally:
-        for task in (end, life):
-            task.cancel()
-        await asyncio.gather(end, life, return_exceptions=True)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, lambda: None)  # a second signal changes nothing
         if cluster.services:
             _say("ending")
-        await cluster.stop()
+        await cluster.end()
     return 0
 
 
 async def _run_until_cancelled(cluster: LocalCluster) -> None:
     began = time.monotonic()
-    await cluster.start()
+    await cluster.begin()
     _say(f"quorumlog is ready after {time.monotonic() - began:.0f} s")
     for name, service in cluster.services.items():
         _say(f"  {name:16} {service.url}")
     secret = f"CLUSTER_SECRET_FILE={cluster.settings.secret_file}"
-    if cluster.certificates is not None:
-        secret = f"TLS_CERT_FILE={cluster.certificates.operator}, its key and its authority"
+    if cluster.credentials is not None:
+        secret = f"TLS_CERT_FILE={cluster.credentials.operator}, its key and its authority"
     data = cluster.settings.data.resolve()
     _say(f"API reference: {cluster.services['gateway-1'].url}/docs")
     _say(f"data: {data}, log files: {data / 'log'}")

@@ -4,7 +4,7 @@
 
 Invariants:
 - `DATA/run/lock` is held while any process of the cluster runs, so two clusters never share DATA;
-- each process of `services` has a pid file, and `stop` ends every process that was started.
+- each process of `services` has a pid file, and `end` ends every process that was started.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,7 @@ from quorumlog.wire.secret import LOCAL_GATEWAYS, headers_of, read_secret
 from services.local.config import ROOT, LocalSettings, inherited_environment
 from services.local.credentials import LocalCertificates, kept_secret
 from services.local.embedded import EmbeddedError, Postgres, Redis, set_up_postgres, set_up_redis
-from services.local.process import Process, Program, Start, free_ports, is_free, start
+from services.local.process import Process, Program, free_ports, is_free, start
 
 START_S: Final = 120.0
 """Timeout of each step of the start. A step takes about a second on an idle machine."""
@@ -69,29 +69,6 @@ class ClusterError(Exception):
 
 class StartTimeout(ClusterError):
     """A process was not ready in time. The process may be healthy, and the machine slow."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServicePlace:
-    """Where a process runs, for tests that run processes in other network namespaces."""
-
-    host: str = LOOPBACK
-    prefix: tuple[str, ...] = ()
-    """Arguments in front of the process's command, such as `nsenter` and a network namespace."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """How tests change the environment of a cluster's processes. The defaults change nothing."""
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Additional settings of all services."""
-    places: Mapping[str, ServicePlace] = field(default_factory=dict)
-    """The places of processes that don't run on 127.0.0.1, by the process's name (`bookie-1`)."""
-    start: Start = start
-    """The function that starts each process."""
-    reach: Callable[[str], Awaitable[str]] | None = None
-    """Replaces the URL or DSN of an embedded database, for example with the URL of a proxy."""
 
 
 @dataclass(slots=True)
@@ -135,13 +112,12 @@ class LocalCluster:
         self,
         settings: LocalSettings,
         *,
-        around: Surroundings = Surroundings(),
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
         """`say` gets each message for the user."""
         self.settings = settings
         self.services: dict[str, Service] = {}
-        self._around = around
+        self._environment = inherited_environment()
         self._gateway_ports = range(settings.port, settings.port + settings.gateways)
         self._say = say
         self._data = settings.data.resolve()
@@ -149,12 +125,12 @@ class LocalCluster:
         self._logs = self._data / "log"
         self._lock: int | None = None
         self._writable_count = 0
-        self.certificates: LocalCertificates | None = None
+        self.credentials: LocalCertificates | None = None
 
-    async def start(self) -> None:
+    async def begin(self) -> None:
         """Starts all processes; each kind starts when the kinds that it needs are ready.
 
-        Raises: ClusterError. Then `stop` must still be called.
+        Raises: ClusterError. Then `end` must still be called.
         """
         self._lock_folder()
         for port in self._gateway_ports:
@@ -166,7 +142,7 @@ class LocalCluster:
                 raise ClusterError(f"port {port} is taken")
         kept_secret(self.settings.secret_file)
         if self.settings.tls:
-            self.certificates = LocalCertificates(self.settings.certificates)
+            self.credentials = LocalCertificates(self.settings.certificates)
         self._report_room()
         dsn, redis_url = await self._start_stores()
         await self._start_services(dsn, redis_url)
@@ -201,9 +177,9 @@ class LocalCluster:
     @cached_property
     def context(self) -> ssl.SSLContext | None:
         """The TLS context for requests to internal listeners; None without TLS."""
-        return None if self.certificates is None else self.certificates.context()
+        return None if self.credentials is None else self.credentials.context()
 
-    def session(self, timeout_s: float | None, **more: Any) -> aiohttp.ClientSession:
+    def session(self, timeout_s: float | None = None, **more: Any) -> aiohttp.ClientSession:
         """Returns an HTTP session for requests to internal listeners as an operator."""
         return aiohttp.ClientSession(
             headers=self.headers,
@@ -277,7 +253,7 @@ class LocalCluster:
         place, is_up = f"127.0.0.1:{store.port}", partial(asyncio.to_thread, store.is_ready)
         self._launch(store.program, place, is_up)
         await self.until_up(store.program.name)
-        return url if self._around.reach is None else await self._around.reach(url)
+        return url
 
     async def _start_services(self, dsn: str, redis_url: str) -> None:
         settings = self.settings
@@ -285,9 +261,7 @@ class LocalCluster:
         count += settings.gateways
         ports = iter(free_ports(count, avoid=self._gateway_ports))
         metadata = dict(zip(_names("metadata", settings.metadata_services), ports, strict=False))
-        urls = [
-            f"{self._scheme}://{self._place(name).host}:{port}" for name, port in metadata.items()
-        ]
+        urls = [f"{self._scheme}://{self._host(name)}:{port}" for name, port in metadata.items()]
         shared = {"METADATA_URLS": ",".join(urls)}
         own = self._in_file("POSTGRES_DSN", dsn) | self._in_file("REDIS_URL", redis_url)
         own |= self._embedded_passwords()
@@ -336,7 +310,7 @@ class LocalCluster:
         ask = {"take_over": True, "bookies": [service.url for service in bookies]}
         report: dict[str, Any] = {}
         async with (
-            self.session(None, read_bufsize=1 << 22) as session,
+            self.session(read_bufsize=1 << 22) as session,
             session.post(f"{metadata_url}/v1/rebuild", json=ask) as answer,
         ):
             answer.raise_for_status()
@@ -390,30 +364,29 @@ class LocalCluster:
         internal_port: int | None = None,
     ) -> None:
         """Launches a service. `internal_port`: the port of its internal listener, if it has two."""
-        place = self._place(name)
-        host = place.host
-        env = {**inherited_environment(), **self._around.environment} | {
-            "HOST": place.host,
+        own_host = host = self._host(name)
+        env = self._environment | {
+            "HOST": own_host,
             "PORT": str(port),
             "ADVERTISED_URL": "",
             "LOG_LEVEL": self.settings.log_level,
             "DRAIN_S": str(self.settings.drain_s),
-            **self._credentials(name, module, place.host),
+            **self._credentials(name, module, own_host),
             "PYTHONPATH": os.pathsep.join(map(str, _PATHS)),
             "PYTHONSAFEPATH": "1",
         }
         if internal_port is not None:
             # A restart keeps the port: the new process tells its callers that the old one is gone.
-            listen = self.settings.listen if place.host == LOOPBACK else place.host
+            listen = self.settings.listen if own_host == LOOPBACK else own_host
             host = _reached_at(listen)
             env |= {
                 "HOST": listen,
                 "ADVERTISED_URL": f"http://{host}:{port}",
-                "INTERNAL_HOST": place.host,
+                "INTERNAL_HOST": own_host,
                 "INTERNAL_PORT": str(internal_port),
                 "INTERNAL_ADVERTISED_URL": "",
             }
-        argv = (*place.prefix, sys.executable, "-m", f"services.{module}")
+        argv = (sys.executable, "-m", f"services.{module}")
         # A gateway's public listener has no TLS: its clients don't know the cluster's certificates.
         scheme = "http" if internal_port is not None else self._scheme
         url = f"{scheme}://{host}:{port}"
@@ -422,19 +395,19 @@ class LocalCluster:
         is_up = partial(self._answers, f"{url}/health/{health}")
         service = self._launch(Program(name, argv, env | own, ROOT), url, is_up)
         if internal_port is not None:
-            service.internal_url = f"{self._scheme}://{place.host}:{internal_port}"
+            service.internal_url = f"{self._scheme}://{own_host}:{internal_port}"
 
     @property
     def _scheme(self) -> str:
         """The URL scheme of the internal listeners."""
-        return "http" if self.certificates is None else "https"
+        return "http" if self.credentials is None else "https"
 
     def _credentials(self, name: str, role: str, host: str) -> dict[str, str]:
         """Returns a service's credentials as settings, overriding this process's environment."""
         none = dict.fromkeys(_CREDENTIALS, "")
-        if self.certificates is None:
+        if self.credentials is None:
             return none | {"CLUSTER_SECRET_FILE": str(self.settings.secret_file)}
-        return none | self.certificates.settings(role, name, host)
+        return none | self.credentials.settings(role, name, host)
 
     def _in_file(self, name: str, secret: str) -> dict[str, str]:
         """Writes a secret to a file, and returns the setting that names the file. A file is safer
@@ -454,8 +427,9 @@ class LocalCluster:
             for end in ("", "_FILE")
         }
 
-    def _place(self, name: str) -> ServicePlace:
-        return self._around.places.get(name, ServicePlace())
+    def _host(self, _name: str) -> str:
+        """The address at which a process listens to other services."""
+        return LOOPBACK
 
     def _launch(self, program: Program, url: str, is_up: Callable[[], Awaitable[bool]]) -> Service:
         service = Service(program, self._logs / f"{program.name}.log", url, is_up)
@@ -464,22 +438,19 @@ class LocalCluster:
         self.launch(program.name)
         return service
 
-    def launch(self, name: str, *, prefix: tuple[str, ...] = ()) -> None:
-        """Starts a process, or restarts it with the same settings and port.
-
-        `prefix`: a command that becomes the process, for this start only (such as a tracer).
-        """
+    def launch(self, name: str) -> None:
+        """Starts a process, or restarts it with the same settings and port."""
         service = self.services[name]
-        program = service.program
         assert not service.is_alive, f"{name} runs already"
         if service.log.exists() and service.log.stat().st_size > _LOG_BYTES_MAX:
             service.log.replace(service.log.with_suffix(".1.log"))
-        service.process = self._around.start(
-            replace(program, argv=(*prefix, *program.argv)), service.log
-        )
+        service.process = self._start_process(service.program, service.log)
         service.started_at = time.monotonic()
         service.is_expected = True
         (self._run / f"{name}.pid").write_text(f"{service.process.pid}\n")
+
+    def _start_process(self, program: Program, log: Path) -> Process:
+        return start(program, log)
 
     async def until_up(self, *names: str) -> None:
         """Waits until the named processes are ready.
@@ -514,7 +485,7 @@ class LocalCluster:
                     self.launch(name)
             await asyncio.sleep(_POLL_S)
 
-    async def stop(self) -> None:
+    async def end(self) -> None:
         """Stops all processes; each kind stops when the kinds that need it have ended."""
         for kind in _STOP_ORDER:
             group = [service for service in self.services.values() if service.kind == kind]

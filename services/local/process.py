@@ -4,12 +4,10 @@ A child must not outlive its parent, and must not inherit ignored signals (a CI 
 A child has its own session, so that it does not get the parent's Ctrl-C: the cluster stops its
 processes in order.
 
-Ports come from 10000-19999, in blocks that a process leases by a file lock. The lock ends with the
-process. Ports that the kernel chooses (bind to 0, close, use later) are not safe: another process
+Ports come from 10000-19999. A process leases them by locks of a file, which end with the process. Ports that the kernel chooses (bind to 0, close, use later) are not safe: another process
 may get the port in between, or any outgoing connection may use it while its server restarts.
 """
 
-import contextlib
 import ctypes
 import errno
 import fcntl
@@ -23,8 +21,9 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 NOBODY: Final = 65534
 """Id of the user that owns Postgres's files if the parent is root, because initdb refuses root."""
@@ -41,7 +40,6 @@ _CAP_VERSION_3: Final = 0x20080522
 _CLONE_NEWUSER: Final = 0x10000000
 _FIRST: Final = 10_000
 _END: Final = 20_000
-_BLOCK: Final = 10
 
 
 class Become(Enum):
@@ -71,35 +69,10 @@ class Program:
     """The signal that the kernel sends to the process when its parent dies."""
 
 
-class Process(Protocol):
-    """A process that is running or has ended. `subprocess.Popen` implements this protocol."""
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-
-    @property
-    def returncode(self) -> int | None:
-        """The result of the last `poll` or `wait`."""
-
-    def poll(self) -> int | None:
-        """Returns the exit status, or minus the number of the signal; None while it runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Waits for the process to end; returns its status. Raises: subprocess.TimeoutExpired."""
-
-    def send_signal(self, sig: int) -> None:
-        """Sends a signal, if the process still runs."""
-
-    def kill(self) -> None:
-        """Sends SIGKILL, if the process still runs."""
+Process = subprocess.Popen[bytes]
 
 
-Start = Callable[[Program, Path], Process]
-"""A function that starts a program, and appends the program's output to a file."""
-
-
-def start(program: Program, log: Path) -> subprocess.Popen[bytes]:
+def start(program: Program, log: Path) -> Process:
     """Starts a program, and appends its output to the file `log`.
 
     Call this from the main thread: PR_SET_PDEATHSIG fires when the thread that forked ends.
@@ -219,12 +192,7 @@ def _checked(result: int) -> None:
 
 # --- ports -----------------------------------------------------------------------------------------
 
-_lock_fds: list[int] = []
-"""Descriptors of the file locks. They are never closed: a lease lasts as long as the process."""
-
-_unused_ports: list[int] = []
-"""The unused ports of the last block, in order. Without them, a test run that leases single ports a
-thousand times would use up all blocks, and a descriptor for each."""
+_leased: set[int] = set()
 
 
 def free_ports(count: int, *, avoid: range = range(0)) -> list[int]:
@@ -233,19 +201,15 @@ def free_ports(count: int, *, avoid: range = range(0)) -> list[int]:
     `avoid`: ports that are reserved for servers that do not listen yet.
     Raises: OSError if there are no such ports.
     """
-    if count <= len(_unused_ports):
-        ports = _unused_ports[:count]
-        del _unused_ports[:count]
-        if all(port not in avoid and is_free(port) for port in ports):
-            return ports
-    blocks = (_END - _FIRST) // _BLOCK
-    wanted = -(-count // _BLOCK)
-    start = random.SystemRandom().randrange(blocks)
-    for step in range(blocks):
-        first = (start + step) % blocks
-        if first + wanted <= blocks and (ports := _lease(first, wanted, avoid)):
-            _unused_ports[:] = ports[count:]
-            return ports[:count]
+    choices = _END - _FIRST - count + 1
+    start = random.SystemRandom().randrange(choices)
+    for step in range(choices):
+        first = _FIRST + (start + step) % choices
+        ports = range(first, first + count)
+        if _leased.isdisjoint(ports) and _lock(ports):
+            _leased.update(ports)
+            if all(port not in avoid and is_free(port) for port in ports):
+                return [*ports]
     raise OSError(errno.EADDRINUSE, f"no {count} free ports in {_FIRST}-{_END - 1}")
 
 
@@ -262,23 +226,21 @@ def is_free(port: int, host: str = "") -> bool:
     return True
 
 
-def _lease(first: int, wanted: int, avoid: range) -> list[int]:
-    locks: list[int] = []
-    for block in range(first, first + wanted):
-        lock = os.open(_folder() / f"{block:03}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        locks.append(lock)
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            continue
-        break
-    else:
-        ports = [*range(_FIRST + first * _BLOCK, _FIRST + (first + wanted) * _BLOCK)]
-        if all(port not in avoid and is_free(port) for port in ports):
-            _lock_fds.extend(locks)
-            return ports
-    for lock in locks:
-        os.close(lock)
-    return []
+def _lock(ports: range) -> bool:
+    """Locks the bytes of a file that stand for these ports, unless another process has locked one.
+    The locks end with this process.
+    """
+    try:
+        fcntl.lockf(_lock_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, len(ports), ports.start)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+@cache
+def _lock_file() -> int:
+    """The descriptor of the file. It is never closed: a close would end all locks."""
+    return os.open(_folder() / "lock", os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def _folder() -> Path:

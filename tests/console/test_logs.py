@@ -278,7 +278,7 @@ async def test_ten_thousand_logs_are_pages_of_one_request_each(
     cluster: Cluster, page: Page
 ) -> None:
     await make(page, "pattern")
-    dsn = cluster._local.settings.postgres_dsn
+    dsn = cluster.settings.postgres_dsn
     assert dsn is not None
     connection = await asyncpg.connect(dsn.get_secret_value())
     try:

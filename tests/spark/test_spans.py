@@ -17,17 +17,12 @@ Copies = dict[str, dict[int, str]]
 
 
 def held(copies: dict[int, str], span: Span) -> MemberDigest:
-    """What a bookie says of these copies; as real ones, it names few ranges."""
+    """What a bookie says of these copies."""
     mine = [entry for entry in span.ids if entry in copies]
     readable = [entry for entry in mine if copies[entry] != DAMAGED]
     text = repr([(entry, copies[entry]) for entry in readable])
-    everything = [e for e in sorted(copies) if span.first <= e <= span.last]
-    return MemberDigest(
-        len(readable),
-        hashlib.sha256(text.encode()).hexdigest(),
-        tuple((e, e) for e in everything)[:1000],
-        tuple((e, e) for e in mine if copies[e] == DAMAGED)[:1000],
-    )
+    is_damaged = any(copies[entry] == DAMAGED for entry in mine)
+    return MemberDigest(len(readable), hashlib.sha256(text.encode()).hexdigest(), is_damaged)
 
 
 def flat(findings: list[Finding], modulus: int) -> set[tuple[str, int, str, int]]:
@@ -148,17 +143,39 @@ def test_where_a_writer_is_at_work_a_copy_that_is_not_there_yet_is_no_damage() -
 
 
 def test_what_lies_where_it_is_not_placed_is_extra() -> None:
-    span = Span(7, 0, 9, 3, 1, ("a@1",), is_complete=True)
+    span = Span(7, 0, 9, 3, 1, ("a@1",), is_complete=True, strangers=("x@1",))
+    copies = {"a@1": dict.fromkeys(range(10), SOUND), "x@1": dict.fromkeys((1, 2, 4), SOUND)}
 
-    found = spans.strangers(span, ["x@1"], lambda _, s: held({1: SOUND, 2: SOUND, 4: SOUND}, s))
+    found = spans.judge(span, lambda m, s: held(copies[m], s))
 
     assert found == [Finding(7, 1, 4, "x@1", spans.EXTRA, 1)]
 
 
-def test_all_that_is_extra_is_found_beyond_the_ranges_that_a_bookie_names() -> None:
-    span = Span(7, 0, 5999, 3, 1, ("a@1",), is_complete=True)
+def test_all_that_is_extra_is_found_and_asked_for_once() -> None:
+    span = Span(7, 0, 5999, 3, 1, ("a@1",), is_complete=True, strangers=("x@1",))
     copies = dict.fromkeys(span.ids, SOUND)
 
-    found = spans.strangers(span, ["x@1"], lambda _, s: held(copies, s))
+    asked: list[str] = []
 
-    assert found == [Finding(7, 1, 5998, "x@1", spans.EXTRA, 1)]
+    def ask(member: str, part: Span) -> MemberDigest:
+        asked.append(member)
+        return held(copies, part)
+
+    assert spans.judge(span, ask) == [Finding(7, 1, 5998, "x@1", spans.EXTRA, 1)]
+    assert asked == ["a@1", "x@1"]
+
+
+def test_a_bookie_that_lost_a_range_is_asked_few_times() -> None:
+    span = Span(7, 0, 99_999, 1, 0, ("a@1", "b@1", "c@1"), is_complete=True)
+    copies: Copies = {m: dict.fromkeys(range(100_000), SOUND) for m in span.members}
+    for entry in range(12_345, 67_890):
+        del copies["b@1"][entry]
+    asked = 0
+
+    def ask(member: str, part: Span) -> MemberDigest:
+        nonlocal asked
+        asked += 1
+        return held(copies[member], part)
+
+    assert spans.judge(span, ask) == [Finding(7, 12_345, 67_889, "b@1", spans.MISSING, 2)]
+    assert asked < 3 * 4 * 17

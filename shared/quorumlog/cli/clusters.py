@@ -255,8 +255,7 @@ async def _rebuild(url: str, ask: dict[str, Any]) -> dict[str, Any]:
         said = "the rebuild ended early"
         if through is not None:
             said += f": ledgers up to {through} are written; go on with --after {through}"
-        why = error if isinstance(error, QuorumLogError) else None
-        raise EndedEarly(said, {"through": through}, why) from None
+        raise EndedEarly(said, {"through": through}, error) from None
     return report
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from quorumlog import __version__
-from quorumlog.cli import bookies, clusters, credentials, doctor, ledgers, logs, serve
+from quorumlog.cli import bookies, clusters, credentials, ledgers, logs, serve
 from quorumlog.cli.output import COMMON_OPTIONS, CommonOptions, print_line
 from quorumlog.cli.session import with_common_options
 
@@ -23,7 +23,7 @@ app.add_typer(bookies.app, name="bookie")
 app.add_typer(bookies.repair_app, name="repair")
 app.add_typer(credentials.token_app, name="token")
 app.add_typer(clusters.metadata_app, name="metadata")
-app.command()(doctor.doctor)
+app.command()(serve.doctor)
 with_common_options(app)
 app.add_typer(credentials.certificates_app, name="certificates")
 app.command(

@@ -17,12 +17,7 @@ from uuid import uuid4
 import typer
 
 from quorumlog.cli.operator import ask_metadata
-from quorumlog.cli.output import (
-    common_options,
-    finished,
-    print_answer,
-    print_rows,
-)
+from quorumlog.cli.output import common_options, print_answer, print_rows
 from quorumlog.cli.session import offline_options, run, with_common_options
 from quorumlog.errors import NOT_DONE, QuorumLogError
 from quorumlog.wire.secret import draw_token
@@ -244,16 +239,12 @@ def show(
 
 
 def _run(work: Callable[[Any], T]) -> T:
-    """Run work with the library. An error ends the command with the error's exit status."""
-
-    def called() -> T:
-        library: Any = _import_library()
-        try:
-            return work(library)
-        except library.CertificateRefused as refused:
-            raise CertificateRefused(str(refused)) from None
-
-    return finished(called)
+    """Do work with the library, which is imported here. Raises: CertificateRefused."""
+    library: Any = _import_library()
+    try:
+        return work(library)
+    except library.CertificateRefused as refused:
+        raise CertificateRefused(str(refused)) from None
 
 
 def _import_library() -> ModuleType:

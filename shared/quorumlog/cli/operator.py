@@ -1,7 +1,6 @@
 """Requests of operators to the services behind the gateways."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -75,11 +74,15 @@ def ask_metadata(method: str, urls: str, path: str, body: dict[str, Any] | None 
     return run_async(lambda: ask(method, f"{bases}{path}", body))
 
 
-async def read_lines(
-    urls: Sequence[str], path: str, body: dict[str, Any]
-) -> AsyncGenerator[dict[str, Any]]:
-    """Send a request to the first service that accepts a connection, and yield each line of the
-    answer as it arrives. The answer has no timeout. Raises: ConnectionLost; WorkEnded if the answer
+async def follow_work(
+    urls: Sequence[str],
+    path: str,
+    body: dict[str, Any],
+    note: Callable[[dict[str, Any]], None] = lambda _line: None,
+) -> dict[str, Any]:
+    """Run work on all ledgers at the first metadata service that accepts a connection, and return
+    the last line of its answer, which has no timeout. Progress is shown on standard error, and
+    `note` gets each line that reports progress. Raises: ConnectionLost; WorkEnded if the answer
     breaks off.
     """
     options = common_options()
@@ -97,13 +100,11 @@ async def read_lines(
                     if answer.status != 200:
                         raise from_answer(answer.status, await answer.read(), answer.headers, url)
                     try:
-                        async for line in answer.content:
-                            yield orjson.loads(line)
+                        return await _last_line(answer.content, note)
                     finally:
                         # Abort the connection: TLS would wait for the service's close.
                         if (held := answer.connection) is not None and held.transport is not None:
                             held.transport.abort()
-                    return
             except aiohttp.ClientConnectorError as error:
                 if url == urls[-1]:
                     raise errors.ConnectionLost(
@@ -111,29 +112,23 @@ async def read_lines(
                     ) from error
             except (aiohttp.ClientError, OSError) as error:
                 raise WorkEnded(f"{url} does not answer: {error!r}") from error
+    raise AssertionError("parse_urls returns at least one URL")
 
 
-async def follow_work(
-    urls: Sequence[str],
-    path: str,
-    body: dict[str, Any],
-    note: Callable[[dict[str, Any]], None] = lambda _line: None,
+async def _last_line(
+    lines: AsyncIterable[bytes], note: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Run work on all ledgers at a metadata service, and return the last line of its answer.
-    Progress is shown on standard error, and `note` gets each line that reports progress. Raises: as
-    `read_lines`.
-    """
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with bar_of(*columns) as bar:
         task = bar.add_task("asking the bookies", total=None)
-        async with aclosing(read_lines(urls, path, body)) as lines:
-            async for line in lines:
-                if line.keys() & {"error", "report", "state"}:
-                    return line
-                note(line)
-                done, phase = line.get("done", 0), _PHASES.get(line.get("phase", ""), "")
-                text = f"{done:,} {phase}"
-                bar.update(task, description=text, completed=done, total=line.get("of"))
+        async for text in lines:
+            line: dict[str, Any] = orjson.loads(text)
+            if line.keys() & {"error", "report", "state"}:
+                return line
+            note(line)
+            done, phase = line.get("done", 0), _PHASES.get(line.get("phase", ""), "")
+            said = f"{done:,} {phase}"
+            bar.update(task, description=said, completed=done, total=line.get("of"))
     raise WorkEnded("the metadata service ended the answer without a result; see its log")
 
 

@@ -90,10 +90,10 @@ class CutShort(Exception):
 class EndedEarly(Exception):
     """An error or Ctrl-C ended a long command early. The message says how far the command got."""
 
-    def __init__(self, said: str, members: Mapping[str, Any], why: Exception | None) -> None:
+    def __init__(self, said: str, members: Mapping[str, Any], why: BaseException | None) -> None:
         super().__init__(said)
         self.members = members
-        self.why = why
+        self.why = why if isinstance(why, Exception) else None  # None for Ctrl-C
 
 
 _WRONG_USAGE: Final[type[Exception]] = typer.BadParameter.__mro__[2]
@@ -133,7 +133,7 @@ def finished(work: Callable[[], T]) -> T:
     try:
         return work()
     except KeyboardInterrupt:
-        raise typer.Exit(report_interrupted()) from None
+        raise typer.Exit(_notify(EndedEarly("", {}, None))) from None
     except BrokenPipeError:
         raise typer.Exit(pipe_closed()) from None
     except UnicodeEncodeError as error:
@@ -144,11 +144,6 @@ def finished(work: Callable[[], T]) -> T:
         raise typer.BadParameter(str(error)) from None
     except (EndedEarly, CutShort, OSError, QuorumLogError) as error:
         raise typer.Exit(_notify(error)) from None
-
-
-def report_interrupted() -> int:
-    """Print that Ctrl-C ended the command, and return the exit status."""
-    return _notify(EndedEarly("", {}, None))
 
 
 def pipe_closed() -> int:

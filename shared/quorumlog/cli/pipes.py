@@ -366,13 +366,12 @@ async def write_items(
                         last = final.entry_id if isinstance(final, Entry) else final.offset
                     show(count, 0)
     except (asyncio.CancelledError, QuorumLogError) as error:
-        why = error if isinstance(error, QuorumLogError) else None
-        if why is not None and last is None:
+        if isinstance(error, QuorumLogError) and last is None:
             raise
         said = f"{count} {words[0]} read"
         if last is not None:
             said += f", the last at {words[1]} {last}; go on with --from {last + 1}"
-        raise EndedEarly(said, {"read": count, "last": last}, why) from None
+        raise EndedEarly(said, {"read": count, "last": last}, error) from None
 
 
 def _write_all(data: bytes) -> None:

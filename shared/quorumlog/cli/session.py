@@ -31,7 +31,6 @@ from quorumlog.cli.output import (
     print_error,
     print_rows,
     print_value,
-    report_interrupted,
 )
 from quorumlog.client import Batching, Client, Paged
 from quorumlog.wire.secret import (
@@ -190,9 +189,7 @@ def _with_options(
             common["gateway"] = servers
         restored = COMMON_OPTIONS.set(options(**common))
         try:
-            return command(**{name: given[name] for name in own})
-        except KeyboardInterrupt:
-            raise typer.Exit(report_interrupted()) from None
+            return finished(lambda: command(**{name: given[name] for name in own}))
         finally:
             COMMON_OPTIONS.reset(restored)
 
@@ -233,7 +230,7 @@ def _token_of(token: str | None, file: Path | None) -> str | Callable[[], str] |
 
 
 def run(work: Callable[[Client], Awaitable[T]]) -> T:
-    """Run work with a client. An error ends the process with the error's exit status."""
+    """Run work with a client."""
     options = common_options()
     urls = parse_urls(options.gateway)
 
@@ -255,9 +252,9 @@ def run(work: Callable[[Client], Awaitable[T]]) -> T:
 
 
 def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run work in an event loop. An error ends the process with the error's exit status."""
+    """Run work in an event loop."""
     with _retries_noticed():
-        return finished(lambda: asyncio.run(work()))
+        return asyncio.run(work())
 
 
 def print_all(items: Callable[[Client], Paged[dict[str, Any]]], columns: tuple[str, ...]) -> None:

@@ -21,7 +21,6 @@ from typing import Final
 JAVA_MIN: Final = 17
 """The oldest Java that Spark 4 runs on."""
 
-_SECRET_FILE: Final = "CLUSTER_SECRET_FILE"  # noqa: S105
 _DEFAULT_GATEWAY: Final = "http://127.0.0.1:8080"
 _OPTIONS: Final = {
     "QUORUMLOG_GATEWAY": "gateway.url",
@@ -56,9 +55,9 @@ class NoJava(RuntimeError):
     """No Java that Spark can run on was found; the message says how to get one."""
 
 
-def secret_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+def secret_file() -> Path | None:
     """The file with the cluster's secret, for jobs that call services behind the gateways."""
-    named = environ.get(_SECRET_FILE)
+    named = os.environ.get("CLUSTER_SECRET_FILE")
     return Path(named) if named else None
 
 
@@ -104,7 +103,7 @@ def java(environ: Mapping[str, str]) -> tuple[str, Path | None]:
     found = shutil.which("java", path=environ.get("PATH", ""))
     if found and _version(Path(found)) >= JAVA_MIN:
         # Spark would use JAVA_HOME before the PATH, even if JAVA_HOME does not work.
-        return f"{found} of the PATH", _home_of(Path(found)) if home else None
+        return f"{found} of the PATH", Path(found).resolve().parent.parent if home else None
     wheel = _wheel()
     if wheel is None:
         raise NoJava(
@@ -124,10 +123,6 @@ def _version(program: Path) -> int:
         return 0
     found = _VERSION.search(done.stderr + done.stdout)
     return int(found.group(1)) if found and done.returncode == 0 else 0
-
-
-def _home_of(program: Path) -> Path:
-    return program.resolve().parent.parent
 
 
 def _wheel() -> Path | None:

@@ -80,6 +80,8 @@ class Gateways:
         self._token, self._context = token, context
         # Tasks begin at different gateways, so that they share the work.
         self._at = random.randrange(len(self._urls))  # noqa: S311
+        self.speaks_arrow = True
+        """False once a gateway without Arrow has rejected it: pages and rows are JSON from then on."""
         self._connection: http.client.HTTPConnection | None = None
         self._answered_at = 0.0
         self._pid = os.getpid()

@@ -209,18 +209,15 @@ def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | No
     low, high = found.first, found.end
     while low < high:
         middle = (low + high) // 2
-        if _time_of(gateways, found.name, middle) < at_ms:
+        page = gateways.get(f"/v1/logs/{found.name}/records", {"from": middle, "limit": 1})
+        if not page["records"]:
+            raise OffsetTruncated(f"there is nothing at {middle}", log=found.name)
+        at = datetime.fromisoformat(page["records"][0]["timestamp"])
+        if at.timestamp() * 1000 < at_ms:
             low = middle + 1
         else:
             high = middle
     return low if low < found.end else None
-
-
-def _time_of(gateways: Gateways, name: str, offset: int) -> float:
-    page = gateways.get(f"/v1/logs/{name}/records", {"from": offset, "limit": 1})
-    if not page["records"]:
-        raise OffsetTruncated(f"there is nothing at {offset}", log=name)
-    return datetime.fromisoformat(page["records"][0]["timestamp"]).timestamp() * 1000
 
 
 def batch_plan(

@@ -1,6 +1,7 @@
 """Converts records to Spark's rows, page by page, and rows to records, as Arrow tables."""
 
 import base64
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -48,7 +49,20 @@ TYPES: Final = {
 """The Arrow types of the columns, which batches must have: those of Spark's `to_arrow_schema`."""
 _NAMED: Final = 10
 """Maximum number of columns that an error lists."""
-_BYTES: Final = (types.StringType, types.BinaryType)
+_KINDS: Final = {
+    "value": ("string", "binary"),
+    "key": ("string", "binary"),
+    "topic": ("string",),
+    "timestamp": ("timestamp",),
+    "partition": ("int",),
+    "headers": (
+        "map<string,string>",
+        *(f"array<struct<key:string,value:{kind}>>" for kind in ("string", "binary")),
+        *(f"array<struct<value:{kind},key:string>>" for kind in ("string", "binary")),
+    ),
+}
+"""The columns of a write, with their possible types. A string may have any collation."""
+_COLLATION: Final = re.compile(r" collate \w+")
 _WANTED: Final = (
     "a row has value (string or binary), and maybe key, topic, headers (a map of strings, or "
     "array<struct<key,value>>), timestamp and partition; other columns go into the value: "
@@ -71,10 +85,11 @@ def rows(
     at = part.first
     path = f"/v1/logs/{part.log}" if part.log else f"/v1/ledgers/{part.ledger_id}"
     is_log = part.log is not None
-    ask = _Asker(gateways, path, is_log=is_log, created_at=part.created_at)
     while at < part.end:
         try:
-            page, following = ask.page(at, part.end)
+            page, following = _page(
+                gateways, path, at, part.end, is_log=is_log, created_at=part.created_at
+            )
         except (*_LOST, errors.NoSuchLedger) as error:
             if fails_on_loss:
                 what = part.log or f"ledger {part.ledger_id}"
@@ -104,51 +119,41 @@ def page_sizes(gateways: Gateways, log: str, first: int, bytes_max: int) -> tupl
     """The number of rows in a page that begins at `first`, and their bytes, as a sample of record
     sizes. Zeros if the records are gone: the read itself handles such a loss.
     """
-    ask = _Asker(gateways, f"/v1/logs/{log}", is_log=True, bytes_max=bytes_max)
+    path, end = f"/v1/logs/{log}", first + _PAGE_ROWS
     try:
-        page, _ = ask.page(first, first + _PAGE_ROWS)
+        page, _ = _page(gateways, path, first, end, is_log=True, bytes_max=bytes_max)
     except _LOST:
         return 0, 0
     return page.num_rows, page.column("value").nbytes + page.column("key").nbytes
 
 
-class _Asker:
-    """Reads pages: as Arrow, or as JSON from a gateway without Arrow."""
-
-    def __init__(
-        self,
-        gateways: Gateways,
-        path: str,
-        *,
-        is_log: bool,
-        bytes_max: int = _PAGE_BYTES,
-        created_at: str | None = None,
-    ) -> None:
-        self._bytes_max = min(bytes_max, _PAGE_BYTES)
-        self._only = {} if created_at is None else {"created": created_at}
-        self._noun = "records" if is_log else "entries"
-        self._gateways, self._path, self._is_log = gateways, f"{path}/{self._noun}", is_log
-        self._speaks_arrow = True
-
-    def page(self, first: int, end: int) -> tuple[Any, int]:
-        """Rows from `first` on, below `end`, and where to continue."""
-        params: dict[str, str | int] = {
-            "from": first,
-            "limit": min(_PAGE_ROWS, end - first),
-            "max_bytes": self._bytes_max,
-            **self._only,
-        }
-        if self._speaks_arrow:
-            try:
-                wanted: dict[str, Any] = {"params": params, "headers": {"Accept": MEDIA}}
-                answer = self._gateways.request("GET", self._path, is_repeatable=True, **wanted)
-            except errors.NotAcceptable:
-                self._speaks_arrow = False
-            else:
-                name = header.NEXT_OFFSET if self._is_log else header.NEXT_ENTRY_ID
-                return pa.ipc.open_stream(answer.body).read_all(), int(answer.headers[name])
-        found = self._gateways.get(self._path, params)
-        return _table_of(found[self._noun], is_log=self._is_log), int(found["next"])
+def _page(
+    gateways: Gateways,
+    path: str,
+    first: int,
+    end: int,
+    *,
+    is_log: bool,
+    bytes_max: int = _PAGE_BYTES,
+    created_at: str | None = None,
+) -> tuple[Any, int]:
+    """Rows from `first` on, below `end`, and where to continue."""
+    noun = "records" if is_log else "entries"
+    params: dict[str, str | int] = {"from": first, "limit": min(_PAGE_ROWS, end - first)}
+    params["max_bytes"] = min(bytes_max, _PAGE_BYTES)
+    if created_at is not None:
+        params["created"] = created_at
+    if gateways.speaks_arrow:
+        wanted: dict[str, Any] = {"params": params, "headers": {"Accept": MEDIA}}
+        try:
+            answer = gateways.request("GET", f"{path}/{noun}", is_repeatable=True, **wanted)
+        except errors.NotAcceptable:
+            gateways.speaks_arrow = False
+        else:
+            name = header.NEXT_OFFSET if is_log else header.NEXT_ENTRY_ID
+            return pa.ipc.open_stream(answer.body).read_all(), int(answer.headers[name])
+    found = gateways.get(f"{path}/{noun}", params)
+    return _table_of(found[noun], is_log=is_log), int(found["next"])
 
 
 def _table_of(items: Sequence[Mapping[str, Any]], *, is_log: bool) -> Any:
@@ -163,35 +168,26 @@ def _table_of(items: Sequence[Mapping[str, Any]], *, is_log: bool) -> Any:
 
 def _shown(page: Any, part: TaskRange, columns: tuple[str, ...]) -> Any:
     """A page with Spark's columns. For plain ledgers, the columns of logs are null."""
-    count = page.num_rows
-    arrays = [_column(name, page, part, count) for name in columns]
+    is_log = part.log is not None
+    sources = {
+        "offset": "offset" if is_log else "entry_id",
+        "ledger": "ledger_id",
+        "entry": "entry_id",
+    }
+    # A timestampType of 0 is Kafka's CreateTime: a record's own time, by default the append's.
+    constants = {"topic": part.log, "partition": 0, "timestampType": 0 if is_log else None}
+    constants["ledger"] = part.ledger_id
+    arrays = []
+    for name in columns:
+        source = sources.get(name, name)
+        if source in page.column_names:
+            array = _whole(page.column(source))
+            arrays.append(_headers(array) if name == "headers" else array)
+        else:
+            value = pa.scalar(constants.get(name), TYPES[name])
+            arrays.append(pa.repeat(value, page.num_rows))
     schema = pa.schema([pa.field(name, TYPES[name]) for name in columns])
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _column(name: str, page: Any, part: TaskRange, count: int) -> Any:
-    is_log = part.log is not None
-    match name:
-        case "key" | "value" | "timestamp" if is_log or name == "value":
-            return _whole(page.column(name))
-        case "offset":
-            return _whole(page.column("offset" if is_log else "entry_id"))
-        case "entry":
-            return _whole(page.column("entry_id"))
-        case "ledger":
-            if is_log:
-                return _whole(page.column("ledger_id"))
-            return pa.repeat(pa.scalar(part.ledger_id, pa.int64()), count)
-        case "topic" if is_log:
-            return pa.repeat(pa.scalar(part.log, pa.string()), count)
-        case "partition":
-            return pa.repeat(pa.scalar(0, pa.int32()), count)
-        case "timestampType" if is_log:
-            # 0 is Kafka's CreateTime: a record's own time, by default the time of the append.
-            return pa.repeat(pa.scalar(0, pa.int32()), count)
-        case "headers" if is_log:
-            return _headers(_whole(page.column("headers")))
-    return pa.nulls(count, TYPES[name])
 
 
 def _whole(column: Any) -> Any:
@@ -220,8 +216,10 @@ class BadRows(ValueError):
 
 def check_schema(schema: types.StructType, *, has_log: bool) -> None:
     """Raise BadRows unless the columns make records. `has_log`: the option `topic` is set."""
-    kinds = {field.name: field.dataType for field in schema.fields}
-    wrong = [name for name, kind in kinds.items() if not _is_right(name, kind)]
+    kinds = {
+        field.name: _COLLATION.sub("", field.dataType.simpleString()) for field in schema.fields
+    }
+    wrong = [name for name, kind in kinds.items() if kind not in _KINDS.get(name, ())]
     if len(kinds) < len(schema.fields):
         raise BadRows(f"two columns have one name: {', '.join(schema.names)}")
     if wrong or "value" not in kinds:
@@ -229,37 +227,6 @@ def check_schema(schema: types.StructType, *, has_log: bool) -> None:
         raise BadRows(f"{', '.join(wrong[:_NAMED]) or 'value is missing'}{more}: {_WANTED}")
     if not has_log and "topic" not in kinds:
         raise BadRows("which log? set the option topic, or have a column topic")
-
-
-def _is_right(name: str, kind: types.DataType) -> bool:
-    match name:
-        case "value" | "key":
-            return isinstance(kind, _BYTES)
-        case "topic":
-            return isinstance(kind, types.StringType)
-        case "timestamp":
-            return isinstance(kind, types.TimestampType)
-        case "partition":
-            return isinstance(kind, types.IntegerType)
-        case "headers":
-            return _are_headers(kind)
-        case _:
-            return False
-
-
-def _are_headers(kind: types.DataType) -> bool:
-    if isinstance(kind, types.MapType):
-        return isinstance(kind.keyType, types.StringType) and isinstance(
-            kind.valueType, types.StringType
-        )
-    if not isinstance(kind, types.ArrayType) or not isinstance(kind.elementType, types.StructType):
-        return False
-    fields = {field.name: field.dataType for field in kind.elementType.fields}
-    return (
-        set(fields) == {"key", "value"}
-        and isinstance(fields["key"], types.StringType)
-        and isinstance(fields["value"], _BYTES)
-    )
 
 
 def by_log(batch: Any, log: str | None) -> Iterable[tuple[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from pyspark import SparkFiles
 from pyspark.sql import datasource
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import StructType
 
 from quorumlog.spark import options as opt
 from quorumlog.spark import writing
@@ -131,7 +131,9 @@ class QuorumLogSource(datasource.DataSource):
     def _check_schema(self, given: StructType) -> None:
         """Raise BadOption if the user gave a schema other than the reader's."""
         own = [(name, opt.COLUMNS[name]) for name in opt.columns_of(self.options)]
-        if [(field.name, _ddl(field.dataType)) for field in given.fields] != own:
+        spelled = {"bigint": "long"}
+        kinds = [(field.name, field.dataType.simpleString()) for field in given.fields]
+        if [(name, spelled.get(kind, kind)) for name, kind in kinds] != own:
             raise opt.BadOption(
                 "the schema is fixed: leave schema() out, and name with the option columns what "
                 "you need"
@@ -146,11 +148,6 @@ class QuorumLogSource(datasource.DataSource):
     ) -> datasource.DataSourceStreamWriter:
         """A streaming write; `complete` mode overwrites."""
         return StreamWriter(self.options, schema, overwrite=overwrite)
-
-
-def _ddl(kind: DataType) -> str:
-    """A type's name in the spelling of COLUMNS."""
-    return "long" if kind.simpleString() == "bigint" else kind.simpleString()
 
 
 class OneFilter(RuntimeError):

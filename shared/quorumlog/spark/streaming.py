@@ -243,10 +243,9 @@ def _share(left: Mapping[str, int], rows: int | None) -> dict[str, int]:
     total = sum(left.values())
     if rows is None or rows >= total:
         return dict(left)
-    taken = {name: count * rows // total for name, count in left.items()}
-    rest = rows - sum(taken.values())
+    taken = {}
     for name, count in left.items():
-        more = min(rest, count - taken[name], 1)
-        taken[name] += more
-        rest -= more
+        # Rounded up, so that a log with few records gets one of them.
+        taken[name] = -(-count * rows // max(total, 1))
+        rows, total = rows - taken[name], total - count
     return taken

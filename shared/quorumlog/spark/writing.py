@@ -179,7 +179,6 @@ class LogRowsWriter:
         self._gateways, self._options, self._log, self._at = gateways, options, log, at
         self._transaction, self._is_duplicate = begin(gateways, options, log, whose)
         self._has_rivals = whose.app is not None
-        self._speaks_arrow = True
         self._waiting: list[Any] = []
         self._waiting_rows = self._waiting_bytes = 0
         self._ledger: int | None = None
@@ -269,7 +268,7 @@ class LogRowsWriter:
 
     def _post(self, ledger: int, table: Any) -> None:
         path = f"/v1/ledgers/{ledger}/entries"
-        if self._speaks_arrow:
+        if self._gateways.speaks_arrow:
             try:
                 self._gateways.request(
                     "POST",
@@ -281,7 +280,7 @@ class LogRowsWriter:
                     is_repeatable=True,
                 )
             except errors.UnsupportedMediaType:
-                self._speaks_arrow = False
+                self._gateways.speaks_arrow = False
             else:
                 return
         self._gateways.post(path, {"entries": _json(table)}, params={"expect": self._next})

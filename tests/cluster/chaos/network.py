@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from services.local.cluster import ServicePlace
+from loadtest.cluster import ServicePlace
 from tests.cluster.chaos.machine import call
 
 Link = tuple[str, str]

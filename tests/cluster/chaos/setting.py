@@ -7,7 +7,6 @@ from typing import Final
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import scratch
-from services.local.cluster import Surroundings
 from tests.cluster.chaos.disks import disks
 from tests.cluster.chaos.faults import World
 from tests.cluster.chaos.machine import Unusable, own_mounts, own_network
@@ -93,12 +92,10 @@ class Machine:
                     auto_fix_cookies=is_deferred,
                     lost_bookie_delay_s=2,
                     tls=is_tls,
-                    around=Surroundings(
-                        # Hosts of their own, which nobody else reaches.
-                        environment={**_SMALL, "ALLOW_ANONYMOUS": "1", "ALLOW_PLAIN": "1"},
-                        places=network.places() if network else {},
-                        reach=stores.reach,
-                    ),
+                    # Hosts of their own, which nobody else reaches.
+                    environment={**_SMALL, "ALLOW_ANONYMOUS": "1", "ALLOW_PLAIN": "1"},
+                    places=network.places() if network else {},
+                    reach=stores.reach,
                 )
             )
             yield World(

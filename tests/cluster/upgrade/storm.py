@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from loadtest.cluster import Cluster, running
-from services.local.cluster import ServicePlace, Surroundings
+from loadtest.cluster import Cluster, ServicePlace, running
 from tests.cluster.chaos.clients import Clients
 from tests.cluster.chaos.report import Report
 from tests.cluster.upgrade.releases import Release
@@ -154,6 +153,7 @@ async def storm(
         bookies=COUNTS["bookie"],
         gateways=COUNTS["gateway"],
         metadata_services=COUNTS["metadata"],
-        around=Surroundings(UNHURRIED, places=dict.fromkeys(names(ORDER), place)),
+        environment=UNHURRIED,
+        places=dict.fromkeys(names(ORDER), place),
     ) as cluster:
         yield Storm(cluster, releases, report, notify)

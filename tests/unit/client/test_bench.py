@@ -18,8 +18,7 @@ import pytest_asyncio
 from rich.console import Console
 
 from loadtest.bench.__main__ import BENCHMARKS, in_order, main, measure
-from loadtest.bench.compare import WORKS
-from loadtest.bench.disk import Disk
+from loadtest.bench.compare import WORKS, Disk
 from loadtest.bench.goals import GOALS, Goal, outcome
 from loadtest.bench.measure import Absent, Failed
 from loadtest.bench.ours import Ours

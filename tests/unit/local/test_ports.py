@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.ports import free_ports
-from services.local.process import _lock_fds, is_free
+from services.local.process import _lock, is_free
 
 
 def test_two_leases_never_share_a_port() -> None:
@@ -22,14 +22,14 @@ def test_two_leases_never_share_a_port() -> None:
     assert all(10_000 <= port < 20_000 for port in ports)
 
 
-def test_small_leases_share_a_block_and_no_port() -> None:
-    before = len(_lock_fds)
+def test_many_small_leases_share_a_descriptor_and_no_port() -> None:
+    free_ports(1)
+    before = len([*Path("/proc/self/fd").iterdir()])
 
     leased = [free_ports(1)[0] for _ in range(200)]
 
     assert len(set(leased)) == 200
-    # Few of them lie on ports that a stranger listens on.
-    assert len(_lock_fds) - before < 100
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 def test_a_lease_is_consecutive() -> None:
@@ -38,15 +38,29 @@ def test_a_lease_is_consecutive() -> None:
     assert ports == [*range(ports[0], ports[0] + 25)]
 
 
-def test_another_process_can_not_lease_the_same_block() -> None:
-    block = (free_ports(10)[0] - 10_000) // 10
-    code = f"from services.local.process import _lease; print(_lease({block}, 1, range(0)))"
+def test_another_process_can_not_lease_the_same_ports_until_this_one_ends() -> None:
+    ports = free_ports(10)
+    code = (
+        f"from services.local.process import _lock; print(_lock(range({ports[9]}, {ports[9] + 2})))"
+    )
+    holder = (
+        "from services.local.process import free_ports; print(*free_ports(1), flush=True); input()"
+    )
 
     printed = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
     ).stdout
+    other = subprocess.Popen(
+        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout
+    theirs = int(other.stdout.readline())
+    is_theirs = not _lock(range(theirs, theirs + 1))
+    other.communicate("\n", timeout=60)
 
-    assert printed.strip() == "[]"
+    assert printed.strip() == "False"
+    assert is_theirs
+    assert _lock(range(theirs, theirs + 1))
 
 
 def test_a_port_on_which_somebody_listens_is_not_free() -> None:

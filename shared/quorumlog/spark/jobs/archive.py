@@ -147,7 +147,7 @@ def _archive(
         # Another run copied the same range; the manifest decides whose files count.
         store.withdraw(files, start, end)
         raise job.JobFailed(_RIVAL)
-    store.remove_leftovers()
+    store.remove(store.leftovers)
     return files
 
 
@@ -304,7 +304,7 @@ class _Store:
         self._root, self._run = root.rstrip("/"), uuid.uuid4().hex[:8]
         self.spark, self.log, self.created_at = spark, log, created_at
         self._files: Any = self._path(self._root).getFileSystem(configuration)
-        self._leftovers: list[str] = []
+        self.leftovers: list[str] = []
         """Files of this run's range, or beyond, that existed when the run began."""
 
     def aside(self) -> str:
@@ -327,13 +327,13 @@ class _Store:
             placed.append(replace(item, file=target))
         own = f"/{start}-{end}.json"
         # The manifest of the same range is overwritten.
-        self._leftovers = [path for path in self._leftovers if not path.endswith(own)]
+        self.leftovers = [path for path in self.leftovers if not path.endswith(own)]
         text = json.dumps(
             {
                 "log": self.log,
                 "created_at": self.created_at,
                 "run": self._run,
-                "leftovers": [self._relative(path) for path in self._leftovers],
+                "leftovers": [self._relative(path) for path in self.leftovers],
                 "first": start,
                 "through": end,
                 "files": [{**asdict(item), "file": self._relative(item.file)} for item in placed],
@@ -363,7 +363,7 @@ class _Store:
         for path in [path for _, through, path in manifests if through == start][-1:]:
             # The run of that manifest won, and may have died before it removed its leftovers.
             self.remove(map(self.at, self._said(path).get("leftovers", ())))
-        self._leftovers = [
+        self.leftovers = [
             path
             for first, _, path in (*self._ranges("log="), *self._ranges("_manifests/"))
             if first >= start
@@ -373,11 +373,7 @@ class _Store:
                 item.getPath().getName() for item in self._files.listStatus(self._path(self._root))
             ]
             aside = re.compile(rf"\.archive-{re.escape(self.log)}-[0-9a-f]{{8}}")
-            self._leftovers += [f"{self._root}/{name}" for name in names if aside.fullmatch(name)]
-
-    def remove_leftovers(self) -> None:
-        """Remove the noted files, after this run has won."""
-        self.remove(self._leftovers)
+            self.leftovers += [f"{self._root}/{name}" for name in names if aside.fullmatch(name)]
 
     def is_own(self, start: int, end: int) -> bool:
         """Whether the manifest of a range is this run's."""

@@ -243,7 +243,9 @@ def _statistics(rows: Sequence[LedgerRow], inventory: Inventory) -> dict[str, An
     by_hour: dict[dt.datetime, list[LedgerRow]] = defaultdict(list)
     by_log: dict[str, list[LedgerRow]] = defaultdict(list)
     for row in rows:
-        by_hour[_hour(row.created_at)].append(row)
+        # Without a time zone: the hour in this machine's time zone.
+        hour = row.created_at.astimezone().replace(minute=0, second=0, microsecond=0, tzinfo=None)
+        by_hour[hour].append(row)
         if row.log is not None:
             by_log[row.log].append(row)
     held: Counter[str] = Counter()
@@ -283,11 +285,6 @@ def _sums(rows: Sequence[LedgerRow]) -> dict[str, int]:
         "entries": sum(row.entries for row in rows),
         "bytes": sum(row.bytes for row in rows),
     }
-
-
-def _hour(at: dt.datetime) -> dt.datetime:
-    """The hour of a time, in this machine's time zone."""
-    return at.astimezone().replace(minute=0, second=0, microsecond=0, tzinfo=None)
 
 
 def _per_hour(rows: Sequence[LedgerRow]) -> int | None:

@@ -6,6 +6,7 @@ reported. A bookie that does not answer, or is in limbo, proves nothing: `unreac
 `missing`. The job disturbs no writer, and changes nothing unless it is asked to queue repairs.
 """
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -66,7 +67,7 @@ def run(
         except QuorumLogError as error:
             raise job.JobFailed(f"the cluster can't be read: {error}") from None
         work = list(_work(rows.values(), holders))
-        entries = sum(item.span.count * len(item.span.members) for item in work)
+        entries = sum(span.count * len(span.members) for span in work)
         job.say(f"scrub: {len(rows)} ledgers, {len(work)} spans, {entries} copies to compare")
         report: dict[str, Any] = {
             "job": "scrub",
@@ -167,22 +168,22 @@ def _holders(cluster: spans.BookieUrls) -> dict[int, dict[str, int]]:
 
 def _work(
     rows: Iterable[dict[str, Any]], holders: Mapping[int, Mapping[str, int]]
-) -> Iterator[spans.SpanCheck]:
+) -> Iterator[spans.Span]:
     for row in rows:
         for span in spans.spans_of(row, row["confirmed"], SPAN_ENTRIES):
             named = {member_name(member) for member in span.members}
             others = holders.get(span.ledger_id, {}) if span.is_complete else {}
-            yield spans.SpanCheck(span, tuple(m for m in others if member_name(m) not in named))
+            yield replace(span, strangers=tuple(m for m in others if member_name(m) not in named))
 
 
 def _examine(
-    spark: SparkSession, work: Sequence[spans.SpanCheck], cluster: spans.BookieUrls
+    spark: SparkSession, work: Sequence[spans.Span], cluster: spans.BookieUrls
 ) -> list[spans.Finding]:
     """Check all spans, on the executors."""
     if not work:
         return []
     tasks = min(len(work), 2 * job.parallelism(spark))
-    rows = [(item.to_text(),) for item in work]
+    rows = [(json.dumps(asdict(span)),) for span in work]
     found = (
         spark.createDataFrame(rows, "work string")
         .repartition(tasks)

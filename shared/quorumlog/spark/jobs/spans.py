@@ -9,10 +9,10 @@ so it imports only what executors have.
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
+from itertools import chain
 from typing import Any, Final
 
 from quorumlog.errors import QuorumLogError
@@ -38,9 +38,6 @@ SCHEMA: Final = (
 BOOKIE_S: Final = 30.0
 """The deadline of a bookie's answer, with retries."""
 
-_LEAF: Final = 500
-"""Spans of at most this size are judged entry by entry; a bookie lists at most 1,000 ranges."""
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -51,9 +48,11 @@ class Span:
     last: int
     modulus: int
     residue: int
-    members: tuple[str, ...]
+    members: Sequence[str]
     is_complete: bool
     """Whether every member should have every entry, because no writer works on the fragment."""
+    strangers: Sequence[str] = ()
+    """Bookies that hold entries of the ledger, but are not in the write set."""
 
     @property
     def count(self) -> int:
@@ -85,9 +84,10 @@ class MemberDigest:
     """A member's answer about a span."""
 
     entry_count: int
+    """The number of entries that it has and can read."""
     digest: str
-    present: tuple[tuple[int, int], ...]
-    damaged: tuple[tuple[int, int], ...]
+    is_damaged: bool
+    """Whether it has entries that it can't read."""
 
 
 Ask = Callable[[str, Span], MemberDigest | str]
@@ -133,33 +133,7 @@ def _pieces(row: Mapping[str, Any], first: int, last: int, most: int) -> Iterato
 
 def judge(span: Span, ask: Ask) -> list[Finding]:
     """The findings of a span, in order; neighbouring entries make one finding."""
-    return merged(_judge(span, ask, span.members), span.modulus)
-
-
-def strangers(span: Span, holders: Iterable[str], ask: Ask) -> list[Finding]:
-    """Copies of a span's entries on bookies that should not hold them."""
-    return merged(
-        (
-            Finding(span.ledger_id, entry, entry, member, EXTRA, len(span.members))
-            for member in holders
-            for entry in _copies(span, member, ask)
-        ),
-        span.modulus,
-    )
-
-
-def _copies(span: Span, member: str, ask: Ask) -> Iterator[int]:
-    """The span's entries that a member holds."""
-    held = ask(member, span)
-    if not isinstance(held, MemberDigest) or not held.entry_count:
-        return
-    ids = _within(held.present, span.ids)
-    if len(ids) < held.entry_count and span.count > 1:
-        # A bookie lists at most 1,000 ranges.
-        for half in _halves(span):
-            yield from _copies(half, member, ask)
-        return
-    yield from sorted(ids)
+    return merged(chain(_judge(span, ask, span.members), _extra(span, ask)), span.modulus)
 
 
 def merged(findings: Iterable[Finding], modulus: int) -> list[Finding]:
@@ -175,106 +149,64 @@ def merged(findings: Iterable[Finding], modulus: int) -> list[Finding]:
 
 
 def _judge(span: Span, ask: Ask, members: Collection[str]) -> Iterator[Finding]:
+    """Compare the members' copies of a span, and of its halves until each half is clear: every
+    member has all of its entries or none, and those that have them have the same bytes.
+    """
     answers: dict[str, MemberDigest] = {}
     for member in members:
         held = ask(member, span)
         if isinstance(held, str):
+            survivors = len(members) - 1
             yield Finding(
-                span.ledger_id, span.first, span.last, member, UNREACHABLE, len(members) - 1, held
+                span.ledger_id, span.first, span.last, member, UNREACHABLE, survivors, held
             )
         else:
             answers[member] = held
-    if _is_sound(span, answers):
-        return
-    if span.count > _LEAF:
+    digests = Counter(held.digest for held in answers.values() if held.entry_count)
+    # In an open fragment fewer entries prove nothing yet, but then the digests differ too.
+    is_whole = {held.entry_count for held in answers.values()} <= {0, span.count}
+    is_alike = len(digests) <= 1 and not any(held.is_damaged for held in answers.values())
+    is_clear = is_alike and (is_whole or not span.is_complete)
+    if span.count > 1 and not is_clear:
         for half in _halves(span):
             yield from _judge(half, ask, answers)
         return
-    yield from _judge_leaf(span, ask, answers)
+    (best, votes), (_, others) = [*digests.most_common(2), ("", 0), ("", 0)][:2]
+    good = votes if votes > others else 0  # without a majority no copy is known to be right
+    for member, held in answers.items():
+        if held.is_damaged:
+            kind = CORRUPT
+        elif not held.entry_count:
+            kind = MISSING
+        elif held.digest != best or not good:
+            kind = DIVERGENT
+        else:
+            continue
+        if span.is_complete or kind != MISSING:
+            yield Finding(span.ledger_id, span.ids[0], span.ids[-1], member, kind, good)
 
 
-def _is_sound(span: Span, answers: Mapping[str, MemberDigest]) -> bool:
-    """Whether these members' answers show no problem."""
-    held = [answer for answer in answers.values() if answer.entry_count or answer.damaged]
-    if any(answer.damaged for answer in held):
-        return False
-    if span.is_complete and any(a.entry_count != span.count for a in answers.values()):
-        return False
-    # In an open fragment fewer entries prove nothing yet, but then the digests differ too.
-    return len({answer.digest for answer in held}) <= 1
-
-
-def _judge_leaf(span: Span, ask: Ask, answers: Mapping[str, MemberDigest]) -> Iterator[Finding]:
-    """Judge each entry: which members lack it, can't read it, or hold other bytes."""
-    ids = span.ids
-    damaged = {member: _within(held.damaged, ids) for member, held in answers.items()}
-    sound = {
-        member: _within(held.present, ids) - damaged[member] for member, held in answers.items()
-    }
-    odd = _divergent(span, ask, sound)
-    for entry in ids:
-        good = sum(entry in has and (m, entry) not in odd for m, has in sound.items())
-        for member in answers:
-            if entry in damaged[member]:
-                kind = CORRUPT
-            elif (member, entry) in odd:
-                kind = DIVERGENT
-            elif entry in sound[member] or not span.is_complete:
-                continue
-            else:
-                kind = MISSING
-            yield Finding(span.ledger_id, entry, entry, member, kind, good)
-
-
-def _divergent(span: Span, ask: Ask, sound: Mapping[str, set[int]]) -> set[tuple[str, int]]:
-    """Pairs (member, entry) for which the member holds other bytes than the majority."""
-
-    def holders_of(entry: int) -> frozenset[str]:
-        return frozenset(member for member, ids in sound.items() if entry in ids)
-
-    odd: set[tuple[str, int]] = set()
-    # Runs of entries that the same members hold can be compared at once.
-    for holders, run in groupby(span.ids, holders_of):
-        entries = list(run)
-        odd.update(_compare(replace(span, first=entries[0], last=entries[-1]), ask, holders))
-    return odd
-
-
-def _compare(span: Span, ask: Ask, holders: frozenset[str]) -> Iterator[tuple[str, int]]:
-    if len(holders) < 2:
-        return
-    answers = {member: ask(member, span) for member in sorted(holders)}
-    digests = {
-        member: held.digest
-        for member, held in answers.items()
-        if isinstance(held, MemberDigest) and held.entry_count == span.count
-    }
-    counts = Counter(digests.values())
-    if len(counts) <= 1:
-        return
-    if span.count > 1:
-        for half in _halves(span):
-            yield from _compare(half, ask, holders)
-        return
-    (best, votes), (_, others) = counts.most_common(2)
-    for member, digest in digests.items():
-        # Without a majority no copy is known to be right.
-        if votes == others or digest != best:
-            yield member, span.ids[0]
+def _extra(span: Span, ask: Ask) -> Iterator[Finding]:
+    """Copies of a span's entries on bookies that should not hold them."""
+    for member in span.strangers:
+        held = ask(member, span)
+        if isinstance(held, str) or not (held.entry_count or held.is_damaged):
+            continue
+        if span.count in (held.entry_count, 1):
+            first, last = span.ids[0], span.ids[-1]
+            yield Finding(span.ledger_id, first, last, member, EXTRA, len(span.members))
+        else:
+            for half in _halves(replace(span, strangers=(member,))):
+                yield from _extra(half, ask)
 
 
 def _halves(span: Span) -> tuple[Span, Span]:
     ids = span.ids
-    middle = ids[len(ids) // 2]
-    return replace(span, first=ids[0], last=middle - 1), replace(span, first=middle, last=ids[-1])
-
-
-def _within(ranges: Iterable[tuple[int, int]], ids: range) -> set[int]:
-    found: set[int] = set()
-    for low, high in ranges:
-        start = max(ids.start, low + (ids.start - low) % ids.step)
-        found.update(range(start, min(high, ids[-1]) + 1, ids.step))
-    return found
+    middle = len(ids) // 2
+    return (
+        replace(span, first=ids[0], last=ids[middle - 1]),
+        replace(span, first=ids[middle], last=ids[-1]),
+    )
 
 
 # --- the tasks -------------------------------------------------------------------------------------
@@ -294,26 +226,8 @@ class BookieUrls:
     """The headers that authenticate the job to bookies."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpanCheck:
-    """A span, and bookies that hold entries of the span's ledger but are not in its write set."""
-
-    span: Span
-    strangers: tuple[str, ...]
-
-    def to_text(self) -> str:
-        """The check as text, for a row of a DataFrame."""
-        return json.dumps([asdict(self.span), self.strangers])
-
-    @classmethod
-    def from_text(cls, text: str) -> "SpanCheck":
-        """Parse what `to_text` returned."""
-        fields, others = json.loads(text)
-        return cls(Span(**{**fields, "members": tuple(fields["members"])}), tuple(others))
-
-
 def judging(cluster: BookieUrls) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Make a function for `mapInPandas` that judges a task's spans one after another."""
+    """Make a function for `mapInPandas` that judges a task's spans, each a JSON text, in order."""
 
     def judge_all(batches: Iterator[Any]) -> Iterator[Any]:
         import pandas as pd  # noqa: PLC0415 - on executors only
@@ -322,9 +236,8 @@ def judging(cluster: BookieUrls) -> Callable[[Iterator[Any]], Iterator[Any]]:
             asking = _Asking(cluster, stack)
             for batch in batches:
                 for text in batch["work"]:
-                    work = SpanCheck.from_text(text)
-                    found = judge(work.span, asking)
-                    found += strangers(work.span, work.strangers, asking)
+                    span = Span(**json.loads(text))
+                    found = judge(span, asking)
                     if found:
                         yield pd.DataFrame([asdict(finding) for finding in found])
 
@@ -364,12 +277,7 @@ class _Asking:
             return f"it is {answer['bookie']} now"
         if answer["limbo"] and found["entries"] < span.count:
             return "it is in limbo: what it lacks is unknown"
-        return MemberDigest(
-            found["entries"],
-            found["digest"],
-            tuple(map(tuple, found["present"])),
-            tuple(map(tuple, found["damaged"])),
-        )
+        return MemberDigest(found["entries"], found["digest"], bool(found["damaged"]))
 
     def _pace(self, entry_count: int) -> None:
         if self._cluster.rate <= 0:
