@@ -13,9 +13,8 @@ from typing import Final
 
 from quorumlog.errors import NoSuchBookie, QuorumLogError
 from quorumlog.net.driver import recover
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.ports import Ports
-from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import awake
 from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import member_name

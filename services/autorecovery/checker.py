@@ -16,11 +16,10 @@ import aiohttp
 
 from quorumlog.errors import NoSuchLedger, Overloaded, QuorumLogError
 from quorumlog.net.directory import Directory
+from quorumlog.net.driver import spread
 from quorumlog.net.holdings import ask_bookie
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.ports import Ports
-from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.spread import spread
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.limbo import places
 from quorumlog.protocol.metadata import LedgerMetadata, State

@@ -11,10 +11,9 @@ from quorumlog.errors import NoSuchBookie, VersionConflict
 from quorumlog.net import bodies
 from quorumlog.net.bodies import answer, parsed
 from quorumlog.net.identity import GATEWAYS, OPERATORS
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given, Parameter, path_id, query_text
-from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.values import BOOKIE_NAME
 from quorumlog.wire.bodies import Body
 from quorumlog.wire.repair_bodies import REPAIR_PLACE, RepairList, RepairSettingsPut

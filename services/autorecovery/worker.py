@@ -14,8 +14,8 @@ from quorumlog.net.directory import Directory
 from quorumlog.net.driver import conclude
 from quorumlog.net.holdings import ask_bookie
 from quorumlog.net.identity import Role
+from quorumlog.net.metadata_client import RepairClient
 from quorumlog.net.ports import Ports
-from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.sessions import ExpectedServer
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.protocol.ids import member_incarnation, member_name

@@ -27,8 +27,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from quorumlog.errors import MetadataUnavailable, QuorumLogError
-from quorumlog.net.metadata_client import MetadataClient
-from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import ID_MAX, member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State

@@ -10,11 +10,10 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
 from quorumlog import errors
-from quorumlog.net.driver import recover
+from quorumlog.net.driver import recover, spread
 from quorumlog.net.holdings import HoldingsClient
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.ports import Ports
-from quorumlog.net.spread import spread
 from quorumlog.protocol.ends import End, end_after
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.messages import CasStatus

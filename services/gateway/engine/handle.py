@@ -17,9 +17,8 @@ from itertools import accumulate
 from typing import Final, Protocol
 
 from quorumlog import errors
-from quorumlog.net.driver import Driver, Reported, error_of
+from quorumlog.net.driver import Driver, Reported, error_of, spread
 from quorumlog.net.ports import LacPort, Ports
-from quorumlog.net.spread import spread
 from quorumlog.protocol import messages
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.metadata import LedgerMetadata, Lineage, State

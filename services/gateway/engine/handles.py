@@ -9,10 +9,9 @@ from typing import Final
 
 from quorumlog import errors
 from quorumlog.net.budget import Budget
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.driver import spread
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.ports import LacPort, Ports
-from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.spread import spread
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, Lineage, State, Writer
