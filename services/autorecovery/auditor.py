@@ -148,9 +148,7 @@ class Auditor:
         self.audit_s = awake().time() - now
 
     def _note_unobserved(self, *, from_bookies: bool = True) -> None:
-        """Notes that this process can't observe writers now, and with `from_bookies` bookies, so
-        that an absence may end unnoticed (rule 21).
-        """
+        """Notes that writers, and with `from_bookies` bookies, can't be observed now (rule 21)."""
         now = awake().time()
         self._refused.note_unobserved(now)
         self._silent.note_unobserved(now)
@@ -297,9 +295,7 @@ class Auditor:
                 self._ports.tasks.start(self._recover(ledger_id, is_silence_enough=is_enough))
 
     async def _is_abandoned(self, row: LedgerMetadata, *, is_silence_enough: bool) -> bool:
-        """Probes the writer again before a recovery that may have waited long. Returns whether the
-        writer is gone; with `is_silence_enough`, whether it is gone or silent.
-        """
+        """Probes the writer again: whether it is gone or, if `is_silence_enough`, silent."""
         if row.writer is None or row.state is not State.OPEN:
             return True
         presence = await self._writers.presence_of(row.writer)

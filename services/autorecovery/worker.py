@@ -123,9 +123,7 @@ class Worker:
 
     @contextlib.asynccontextmanager
     async def _renewing(self, item: RepairItem) -> AsyncIterator[None]:
-        """Renews an item's lease during the block. A lost lease only makes a second worker copy
-        too.
-        """
+        """Renews an item's lease during the block; without it, a second worker may copy too."""
 
         async def renew() -> None:
             while True:
@@ -182,9 +180,7 @@ class Worker:
         return row
 
     async def _move(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
-        """Replaces a member in all fragments, after its entries were copied to other bookies. The
-        writer is asked to replace it in an open fragment.
-        """
+        """Replaces a member in all fragments, after its entries were copied to other bookies."""
         row = await self._ask_writer_to_replace(row, member)
         for index, fragment in enumerate(row.fragments):
             if member not in fragment.bookies:
@@ -205,10 +201,7 @@ class Worker:
     async def _copy_missing(
         self, row: LedgerMetadata, member: str, wanted: FragmentRange
     ) -> LedgerMetadata:
-        """Copies the entries of a range that a member, by its own report, lacks on its disk. The
-        second verification after a repair (rule 20a) usually finds no such entries, and transfers
-        none.
-        """
+        """Copies the entries of a range that a member, by its own report, lacks on its disk."""
         missing = await self._replicas.missing_on_disk(row, member, wanted.first, wanted.last)
         for first, last in ((wanted.first, wanted.last),) if missing is None else missing:
             repair = FragmentRepair(

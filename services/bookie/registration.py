@@ -215,9 +215,7 @@ class Registration:
         return state.was_rebuilt if local.cluster_id == cluster_id else state.is_empty
 
     async def _try_register(self, cookie: LocalCookie, version: int | None) -> bool:
-        """Register the cookie; False if the registered one changed meanwhile.
-        Raises: CookieRefused, IncarnationUsed.
-        """
+        """Register the cookie; False if the registered cookie changed meanwhile."""
         name = self._config.bookie_name
         wanted = cookie.cookie.model_copy(update={"url": self._config.url})
         try:

@@ -292,10 +292,7 @@ class Database:
         await self.run(lambda connection: self._compare(connection, presented))
 
     async def _check(self, connection: Connection) -> set[str]:
-        """Check that the database contains all known tokens, and return them.
-
-        Raises: DatabaseWentBack if it lacks a token; MetadataUnavailable until bookies were asked.
-        """
+        """Check that the database contains all known tokens, and return them."""
         had_asked = self.has_asked
         wanted = await self._compare(connection, PRESENTED.get())
         if missing := self.memory.missing:

@@ -365,10 +365,7 @@ async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerMe
 async def _join_transaction(
     connection: Connection, row: LedgerMetadata, tags: Mapping[str, str]
 ) -> None:
-    """Add a new ledger to a transaction, which must be OPEN, and renew the transaction.
-
-    Raises: NoSuchTransaction, TransactionCommitted, TransactionAborted, InvalidRequest.
-    """
+    """Add a new ledger to a transaction, which must be OPEN, and renew the transaction."""
     name = tags[TRANSACTION_TAG]
     # The row lock keeps the transaction from ending before this ledger belongs to it.
     log = await connection.fetchval(

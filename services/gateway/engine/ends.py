@@ -201,10 +201,7 @@ class Ends:
         return await self._read(row, await spread(row, self._ports))
 
     async def _read(self, closed: LedgerMetadata, copies: int) -> LedgerMetadata:
-        """Reads the metadata after copies were sent, and remembers an end that bookies keep.
-
-        Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
-        """
+        """Reads the metadata after copies were sent, and remembers an end that bookies keep."""
         row = await self._rows.fresh_closed(closed.ledger_id)
         end = end_after(closed, copies, row)
         if end is End.MOVED:

@@ -197,9 +197,7 @@ class RecentRuns:
         return found
 
     def _from(self, ledger_id: int, first: int) -> Iterable[Run]:
-        """Returns a ledger's runs, beginning with the run that contains `first`. Searches backwards
-        from the newest run, which is near for a reader at the tail.
-        """
+        """Returns a ledger's runs from the one with `first`, searched backwards from the newest."""
         kept = self._runs.get(ledger_id)
         if kept is None or not kept[0].first <= first <= kept[-1].last:
             return ()
