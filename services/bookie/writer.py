@@ -150,22 +150,20 @@ class LogWriter:
             flags=flags,
         )
         end = self._offset + size
-        self._allocate(end)
+        if end > self._allocated:  # a large batch, or a segment created on a full disk
+            self._with_room(lambda: allocate(self._fd, end))
+            self._allocated = end
         if size <= SMALL_BATCH_BYTES and end > self._filled:
             ahead = min(len(ZEROS), self._allocated - end)
             self._filled = end + ahead
             buffers.append(ZEROS[:ahead])
         write_all(self._fd, buffers, self._offset)
-        self._sync()
+        begun = time.perf_counter_ns()
+        os.fdatasync(self._fd)  # an error ends the log (rule 3)
+        self.sync_ns += time.perf_counter_ns() - begun
         self._offset = end
         self._filled = max(self._filled, end)
         self._sequence += 1
-
-    def _sync(self) -> None:
-        """Sync what was written. An error ends the log (rule 3)."""
-        begun = time.perf_counter_ns()
-        os.fdatasync(self._fd)
-        self.sync_ns += time.perf_counter_ns() - begun
 
     def _roll(self) -> None:
         """Begin a new segment, whose head says where the old one ends. The old one is on disk."""
@@ -178,12 +176,6 @@ class LogWriter:
         self._head, self._fd, self._offset = created
         self._filled = self._offset
         self._allocated = os.fstat(self._fd).st_size
-
-    def _allocate(self, end: int) -> None:
-        """Allocate blocks up to `end`: for a large batch, or a segment created on a full disk."""
-        if end > self._allocated:
-            self._with_room(lambda: allocate(self._fd, end))
-            self._allocated = end
 
     def _with_room(self, work: Callable[[], T]) -> T:
         """Run `work`, which allocates blocks. On a full disk, first release the reserve, because

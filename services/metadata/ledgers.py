@@ -18,7 +18,6 @@ from quorumlog.protocol import changes
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import TransactionState
 from quorumlog.wire.bodies import (
     HeldBody,
@@ -340,16 +339,15 @@ class _AlreadyCreated(Exception):
 
 
 async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerMetadata:
-    await _raise_if_created(connection, request.attempt)
-    await _raise_if_done(connection, request.once)
+    await _raise_if_created(connection, request)
     await hold_members(connection, changes.added_members(None, request.row))
     record = await _insert(connection, request)
     row = row_of(connection, record)
     # If two tries run at the same time, the later one waits here for the end of the earlier one.
     if not await try_once(connection, request.once, row.ledger_id):
-        await _raise_if_done(connection, request.once)
+        await _raise_if_created(connection, request)
     if not await try_record(connection, request.attempt, f"{_CREATE}{row.ledger_id}"):
-        await _raise_if_created(connection, request.attempt)
+        await _raise_if_created(connection, request)
     await index_members(connection, {row.ledger_id: row})
     tags = dict(row.extra)
     if TRANSACTION_TAG in tags:
@@ -411,24 +409,20 @@ async def _insert(connection: Connection, request: LedgerCreateBody) -> asyncpg.
         if record is not None:
             return record
         if chosen >= 0:
-            await _raise_if_created(connection, request.attempt)
+            await _raise_if_created(connection, request)
             raise errors.LedgerExists(ledger_id=chosen)
 
 
-async def _raise_if_done(connection: Connection, once: Once | None) -> None:
-    """Raise _AlreadyCreated if an earlier copy of a client's request has created a ledger."""
-    ledger_id = await found_once(connection, once)
+async def _raise_if_created(connection: Connection, request: LedgerCreateBody) -> None:
+    """Raise _AlreadyCreated if an earlier try, or copy of the client's request, made a ledger."""
+    target = await target_of(connection, request.attempt)
+    if target is not None:
+        if not target.startswith(_CREATE):
+            raise used_otherwise(target)
+        raise _AlreadyCreated(int(target.removeprefix(_CREATE)))
+    ledger_id = await found_once(connection, request.once)
     if ledger_id is not None:
         raise _AlreadyCreated(int(ledger_id))
-
-
-async def _raise_if_created(connection: Connection, attempt: str) -> None:
-    target = await target_of(connection, attempt)
-    if target is None:
-        return
-    if not target.startswith(_CREATE):
-        raise used_otherwise(target)
-    raise _AlreadyCreated(int(target.removeprefix(_CREATE)))
 
 
 async def lock_ledger(connection: Connection, ledger_id: int) -> LedgerMetadata:

@@ -58,8 +58,8 @@ class Driver:
         "_machine",
         "_notify",
         "_ports",
-        "_stopped",
         "_token",
+        "is_stopped",
     )
 
     def __init__(
@@ -76,12 +76,13 @@ class Driver:
         self._notify = notify
         self._inbox: deque[messages.Event] = deque()
         self._is_stepping = False
-        self._stopped = False
+        self.is_stopped = False
+        """Whether `stop` was called, or the machine broke: it gets no further events."""
         self._token = (-1, "")
 
     def post(self, event: messages.Event) -> None:
         """Step the machine with an event: at once, or after the event that it is processing."""
-        if self._stopped:
+        if self.is_stopped:
             return
         inbox = self._inbox
         inbox.append(event)
@@ -89,7 +90,7 @@ class Driver:
             return
         self._is_stepping = True
         try:
-            while inbox and not self._stopped:
+            while inbox and not self.is_stopped:
                 for effect in self._machine.step(inbox.popleft()):
                     self._perform(effect)
         except Exception:
@@ -101,14 +102,9 @@ class Driver:
         finally:
             self._is_stepping = False
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether `stop` was called, or the machine broke: it gets no further events."""
-        return self._stopped
-
     def stop(self) -> None:
         """Stop: ignore late answers and timers from now on."""
-        self._stopped = True
+        self.is_stopped = True
         self._inbox.clear()
 
     def _perform(self, effect: messages.Effect) -> None:
@@ -156,7 +152,7 @@ class Driver:
                 read = partial(self._ports.metadata.read, self._ledger_id)
                 self._ports.tasks.start(self._ask_metadata(attempt, read))
             case _:
-                if not self._stopped:
+                if not self.is_stopped:
                     self._notify(effect)
 
     def _answered(self, event: Callable[..., messages.Event], *parts: Any) -> None:
@@ -182,7 +178,7 @@ class Driver:
             status, row = await ask()
         except errors.CopyLost as error:
             # Rule 18d: continuing may lose entries. The machine ends, and an operator decides.
-            if not self._stopped:
+            if not self.is_stopped:
                 self.stop()
                 self._notify(messages.Failed(error.code, detail=error.detail))
             return

@@ -29,7 +29,7 @@ from typing import Final
 
 from quorumlog.errors import MetadataUnavailable, QuorumLogError, Unauthenticated
 from quorumlog.net.gateway_clients import TokenClient
-from quorumlog.net.timers import Tasks, restarted
+from quorumlog.net.timers import Tasks, restarted, wall_s
 from quorumlog.wire.token_bodies import TOKEN_ID, IssuedToken, TokenQuotas, TokenRow
 from services.gateway.edge.access.jwts import IssuedCallers, Jwts, is_jwt
 from services.gateway.edge.access.quotas import Usage
@@ -77,7 +77,7 @@ class Callers:
         in seconds since 1970, against which the expiry of tokens is checked.
         """
         self._client = client
-        self._now = now or _wall
+        self._now = now or wall_s
         self._issued = None if jwts is None else IssuedCallers(jwts, self._now)
         self._rows: dict[bytes, TokenRow] = {}
         self._known: dict[bytes, Caller] = {}
@@ -235,11 +235,6 @@ class Callers:
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
-
-
-def _wall() -> float:
-    """Read this machine's clock, in seconds since 1970."""
-    return datetime.now(UTC).timestamp()
 
 
 TICKET_S: Final = 30
