@@ -12,6 +12,7 @@ import logging
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -44,6 +45,7 @@ class LedgerMachine(Protocol):
         """Process an event and return the effects to perform."""
 
 
+@dataclass(eq=False, slots=True)
 class Driver:
     """One machine and its serial executor.
 
@@ -51,34 +53,16 @@ class Driver:
     `stop` the machine gets no event and its owner no effect.
     """
 
-    __slots__ = (
-        "_inbox",
-        "_is_stepping",
-        "_ledger_id",
-        "_machine",
-        "_notify",
-        "_ports",
-        "_token",
-        "is_stopped",
-    )
-
-    def __init__(
-        self,
-        machine: LedgerMachine,
-        ledger_id: int,
-        ports: Ports,
-        notify: Callable[[Reported], None],
-    ) -> None:
-        """`notify` must not raise."""
-        self._machine = machine
-        self._ledger_id = ledger_id
-        self._ports = ports
-        self._notify = notify
-        self._inbox: deque[messages.Event] = deque()
-        self._is_stepping = False
-        self.is_stopped = False
-        """Whether `stop` was called, or the machine broke: it gets no further events."""
-        self._token = (-1, "")
+    _machine: LedgerMachine
+    _ledger_id: int
+    _ports: Ports
+    _notify: Callable[[Reported], None]
+    """Must not raise."""
+    _inbox: deque[messages.Event] = field(default_factory=deque)
+    _is_stepping: bool = False
+    is_stopped: bool = False
+    """Whether `stop` was called, or the machine broke: it gets no further events."""
+    _token: tuple[int, str] = (-1, "")
 
     def post(self, event: messages.Event) -> None:
         """Step the machine with an event: at once, or after the event that it is processing."""
