@@ -200,22 +200,13 @@ class Auditor:
         if self._reported_drains.get(member) == reported:
             return
         # Forget bookies that are no longer draining.
-        self._reported_drains = {
-            each: self._reported_drains[each]
-            for each in self.draining
-            if each in self._reported_drains
-        }
-        self._reported_drains[member] = reported
+        kept = {each: was for each, was in self._reported_drains.items() if each in self.draining}
+        self._reported_drains = kept | {member: reported}
         if left.done:
             log.info("drained", extra={"bookie": member})
         else:
-            extra = {
-                "bookie": member,
-                "ledgers": left.ledgers,
-                "repairs": left.repairs,
-                "why": left.why,
-            }
-            log.info("drain-waits", extra=extra)
+            waits = left.model_dump(include={"ledgers", "repairs", "why"})
+            log.info("drain-waits", extra={"bookie": member, **waits})
 
     async def _queued_items(self) -> frozenset[tuple[int, str]]:
         found: list[tuple[int, str]] = []

@@ -33,7 +33,7 @@ from quorumlog.wire.bodies import (
 )
 from quorumlog.wire.log_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG, LedgerIds
 from quorumlog.wire.position_bodies import POSITIONS_LOG
-from quorumlog.wire.repair_bodies import RepairAdd
+from quorumlog.wire.repair_bodies import repairs_of
 from services.metadata.attempts import (
     found_once,
     is_applied,
@@ -161,15 +161,8 @@ class LedgerStore(RowStore):
                 "DELETE FROM ledger_members WHERE ledger_id = $1", row.ledger_id
             )
             await index_members(connection, {row.ledger_id: row})
-        await add_repairs(
-            connection,
-            [
-                RepairAdd(
-                    ledger_id=row.ledger_id, member=gap.member, ranges=((gap.first, gap.last),)
-                )
-                for gap in request.missed
-            ],
-        )
+        gaps = ((gap.member, gap.first, gap.last) for gap in request.missed)
+        await add_repairs(connection, repairs_of(row.ledger_id, gaps))
         return changed
 
     @transactional

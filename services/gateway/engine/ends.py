@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from quorumlog import errors
 from quorumlog.net.driver import recover, spread
-from quorumlog.net.holdings import HoldingsClient
+from quorumlog.net.holdings import HoldingsClient, answers_json
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.ports import Ports
 from quorumlog.protocol.ends import End, end_after
@@ -233,10 +233,7 @@ async def _prove_lost(
             str(against[0]),
             ledger_id=row.ledger_id,
             entry_id=against[0].first,
-            answers=[
-                {"first": found.first, "last": found.last, "answers": dict(found.words)}
-                for found in against
-            ],
+            answers=[answers_json(found) for found in against],
         )
 
 

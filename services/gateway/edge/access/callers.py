@@ -109,8 +109,7 @@ class Callers:
             with contextlib.suppress(QuorumLogError):
                 async with self._lists:
                     await self._list()
-            self._end_expired()
-            self._charge_flows()
+            self._look_after()
             await asyncio.sleep(REFRESH_S)
 
     async def identify(self, secret: str) -> Caller:
@@ -217,20 +216,16 @@ class Callers:
         for caller in old.values():
             caller.end()
 
-    def _end_expired(self) -> None:
+    def _look_after(self) -> None:
+        """End callers whose tokens have expired, and charge the bytes of requests in progress."""
         now = self._now()
         for caller in self._known.values():
             if caller.connections and caller.ends_at is not None and caller.ends_at <= now:
                 caller.end()
-        if self._issued is not None:
-            self._issued.refresh()
-
-    def _charge_flows(self) -> None:
-        for caller in self._known.values():
             if caller.usage is not None:
                 caller.usage.charge_flows()
         if self._issued is not None:
-            self._issued.charge_flows()
+            self._issued.refresh()
 
 
 def _digest(secret: str) -> bytes:
