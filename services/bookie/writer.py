@@ -158,12 +158,16 @@ class LogWriter:
             self._filled = end + ahead
             buffers.append(ZEROS[:ahead])
         write_all(self._fd, buffers, self._offset)
-        begun = time.perf_counter_ns()
-        os.fdatasync(self._fd)  # an error ends the log (rule 3)
-        self.sync_ns += time.perf_counter_ns() - begun
+        self._sync()
         self._offset = end
         self._filled = max(self._filled, end)
         self._sequence += 1
+
+    def _sync(self) -> None:
+        """Sync what was written. An error ends the log (rule 3)."""
+        begun = time.perf_counter_ns()
+        os.fdatasync(self._fd)
+        self.sync_ns += time.perf_counter_ns() - begun
 
     def _roll(self) -> None:
         """Begin a new segment, whose head says where the old one ends. The old one is on disk."""

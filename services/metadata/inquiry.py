@@ -135,7 +135,7 @@ class Inquiry:
         """
         cluster_id = self._database.memory.cluster_id
         registered, urls = await self.places()
-        async with self.session() as session:
+        async with service_session(self._credentials) as session:
             answers = await asyncio.gather(
                 *(_witnesses_of(session, name, url, cluster_id) for name, url in urls)
             )
@@ -154,7 +154,7 @@ class Inquiry:
         Raises: NotEnoughBookies while the silent bookies may have confirmed entries by a later row.
         """
         registered, urls = await self.places()
-        async with self.session() as session:
+        async with service_session(self._credentials) as session:
             asked = (_copies_of(session, name, f"{url}/v1", row) for name, url in urls)
             reported = [each for each in await asyncio.gather(*asked) if each is not None]
         # Bookies that an operator declared lost never return.
@@ -174,10 +174,6 @@ class Inquiry:
                 ledger_id=row.ledger_id,
             )
         return [held for held, _ in reported]
-
-    def session(self) -> aiohttp.ClientSession:
-        """A session for questions to bookies."""
-        return service_session(self._credentials)
 
     async def places(self) -> tuple[list[str], list[tuple[str, str]]]:
         """The registered names; names and URLs of known bookies. Raises: MetadataUnavailable."""
