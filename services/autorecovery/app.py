@@ -16,10 +16,9 @@ from quorumlog.errors import QuorumLogError
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.operations import add_routes
 from quorumlog.net.ports import MachineTimes, Ports
-from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.service import METRICS, add_shared_routes, answers_problems
 from quorumlog.net.sessions import service_session
 from quorumlog.net.timers import Tasks, Timers, awake, restarted

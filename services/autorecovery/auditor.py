@@ -13,9 +13,8 @@ from typing import Final
 
 from quorumlog.errors import NoSuchBookie, QuorumLogError
 from quorumlog.net.driver import recover
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.ports import Ports
-from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import awake
 from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import member_name
@@ -149,9 +148,7 @@ class Auditor:
         self.audit_s = awake().time() - now
 
     def _note_unobserved(self, *, from_bookies: bool = True) -> None:
-        """Notes that this process can't observe writers now, and with `from_bookies` bookies, so
-        that an absence may end unnoticed (rule 21).
-        """
+        """Notes that writers, and with `from_bookies` bookies, can't be observed now (rule 21)."""
         now = awake().time()
         self._refused.note_unobserved(now)
         self._silent.note_unobserved(now)
@@ -203,22 +200,13 @@ class Auditor:
         if self._reported_drains.get(member) == reported:
             return
         # Forget bookies that are no longer draining.
-        self._reported_drains = {
-            each: self._reported_drains[each]
-            for each in self.draining
-            if each in self._reported_drains
-        }
-        self._reported_drains[member] = reported
+        kept = {each: was for each, was in self._reported_drains.items() if each in self.draining}
+        self._reported_drains = kept | {member: reported}
         if left.done:
             log.info("drained", extra={"bookie": member})
         else:
-            extra = {
-                "bookie": member,
-                "ledgers": left.ledgers,
-                "repairs": left.repairs,
-                "why": left.why,
-            }
-            log.info("drain-waits", extra=extra)
+            waits = left.model_dump(include={"ledgers", "repairs", "why"})
+            log.info("drain-waits", extra={"bookie": member, **waits})
 
     async def _queued_items(self) -> frozenset[tuple[int, str]]:
         found: list[tuple[int, str]] = []
@@ -298,9 +286,7 @@ class Auditor:
                 self._ports.tasks.start(self._recover(ledger_id, is_silence_enough=is_enough))
 
     async def _is_abandoned(self, row: LedgerMetadata, *, is_silence_enough: bool) -> bool:
-        """Probes the writer again before a recovery that may have waited long. Returns whether the
-        writer is gone; with `is_silence_enough`, whether it is gone or silent.
-        """
+        """Probes the writer again: whether it is gone or, if `is_silence_enough`, silent."""
         if row.writer is None or row.state is not State.OPEN:
             return True
         presence = await self._writers.presence_of(row.writer)

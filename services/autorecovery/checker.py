@@ -16,16 +16,15 @@ import aiohttp
 
 from quorumlog.errors import NoSuchLedger, Overloaded, QuorumLogError
 from quorumlog.net.directory import Directory
+from quorumlog.net.driver import spread
 from quorumlog.net.holdings import ask_bookie
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.ports import Ports
-from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.spread import spread
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.limbo import places
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.wire.repair_bodies import RepairAdd
-from services.autorecovery.check import Lack, ReplicaCheck, ReplicaReport
+from quorumlog.wire.repair_bodies import RepairAdd, repairs_of
+from services.autorecovery.check import ReplicaCheck, ReplicaReport
 from services.autorecovery.config import Config
 from services.autorecovery.findings import KnownLosses, missing_zones
 
@@ -169,7 +168,8 @@ class Checker:
             row = await self._metadata.get(row.ledger_id)
             report.lacks = await self._replicas.recheck(row, report.lacks)
         if report.lacks and queue:
-            await self._queue(row.ledger_id, report.lacks)
+            lacks = ((lack.member, lack.first, lack.last) for lack in report.lacks)
+            await self._repairs.add(repairs_of(row.ledger_id, lacks))
         for lack in report.lacks:
             log.warning(
                 "entries-lacking",
@@ -186,17 +186,6 @@ class Checker:
                 "copies-differ", extra={"ledger": row.ledger_id, "first": first, "last": last}
             )
         return report
-
-    async def _queue(self, ledger_id: int, lacks: list[Lack]) -> None:
-        ranges: dict[str, list[tuple[int, int]]] = {}
-        for lack in lacks:
-            ranges.setdefault(lack.member, []).append((lack.first, lack.last))
-        await self._repairs.add(
-            [
-                RepairAdd(ledger_id=ledger_id, member=member, ranges=tuple(found))
-                for member, found in ranges.items()
-            ]
-        )
 
     async def _queue_placed(self, row: LedgerMetadata) -> None:
         """Queues repairs that lack only their last step (rule 20b). If the database went back or

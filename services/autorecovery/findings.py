@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from quorumlog.net.holdings import HoldingsClient
+from quorumlog.net.holdings import HoldingsClient, answers_json
 from quorumlog.protocol.ids import member_incarnation, member_name, member_of
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.metadata import LedgerMetadata
@@ -141,8 +141,3 @@ class KnownLosses:
             for ledger_id, found in self._found.items()
             for lost in found
         ]
-
-
-def answers_json(found: Answers) -> dict[str, Any]:
-    """A lost range, and the answer of each bookie that could have it, as a JSON object."""
-    return {"first": found.first, "last": found.last, "answers": dict(found.words)}

@@ -10,11 +10,11 @@ from pydantic import Field
 from quorumlog.errors import NoSuchBookie, VersionConflict
 from quorumlog.net import bodies
 from quorumlog.net.bodies import answer, parsed
+from quorumlog.net.holdings import answers_json
 from quorumlog.net.identity import GATEWAYS, OPERATORS
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.operations import Routes
 from quorumlog.net.parameters import Given, Parameter, path_id, query_text
-from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.values import BOOKIE_NAME
 from quorumlog.wire.bodies import Body
 from quorumlog.wire.repair_bodies import REPAIR_PLACE, RepairList, RepairSettingsPut
@@ -22,7 +22,7 @@ from services.autorecovery.auditor import Auditor
 from services.autorecovery.check import ReplicaReport
 from services.autorecovery.checker import Checker
 from services.autorecovery.drains import Drain, drain_of
-from services.autorecovery.findings import KnownLosses, answers_json
+from services.autorecovery.findings import KnownLosses
 from services.autorecovery.steering import PacedBookies, Steering
 from services.autorecovery.worker import Worker
 

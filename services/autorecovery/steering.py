@@ -12,9 +12,8 @@ from typing import Final
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.net.bookie_client import BookieClient
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.ports import AddDone
-from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.record import Run
 from quorumlog.wire.repair_bodies import RepairSettings, RepairSettingsPut

@@ -9,20 +9,13 @@ from typing import Any, Final
 
 import aiohttp
 
-from quorumlog import header
-from quorumlog.errors import (
-    EntryUnavailable,
-    NoSuchLedger,
-    NotEnoughBookies,
-    QuorumLogError,
-    VersionConflict,
-)
+from quorumlog import errors, header
 from quorumlog.net.directory import Directory
 from quorumlog.net.driver import conclude
 from quorumlog.net.holdings import ask_bookie
 from quorumlog.net.identity import Role
+from quorumlog.net.metadata_client import RepairClient
 from quorumlog.net.ports import Ports
-from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.sessions import ExpectedServer
 from quorumlog.net.timers import Tasks, restarted
 from quorumlog.protocol.ids import member_incarnation, member_name
@@ -50,11 +43,11 @@ _CHANGE_S: Final = 3.0
 _POLL_S: Final = 0.05
 
 
-class FragmentOpen(NotEnoughBookies):
+class FragmentOpen(errors.NotEnoughBookies):
     """The fragment is open: its writer must change it, or a recovery must close it first."""
 
 
-class BookieAway(NotEnoughBookies):
+class BookieAway(errors.NotEnoughBookies):
     """The bookie is absent but not lost yet: it may be restarting (rule 8)."""
 
 
@@ -90,7 +83,7 @@ class Worker:
             if room > 0:
                 try:
                     items = await self._repairs.claim(lease_s=_LEASE_S, limit=room)
-                except QuorumLogError as error:
+                except errors.QuorumLogError as error:
                     log.warning("queue-away", extra={"why": error.detail})
             for item in items:
                 self.working += 1
@@ -113,9 +106,9 @@ class Worker:
             try:
                 async with self._renewing(item):
                     await self.repair(item)
-            except NoSuchLedger:
+            except errors.NoSuchLedger:
                 self._losses.forget(item.ledger_id)  # a deleted ledger needs no repair
-            except QuorumLogError as error:
+            except errors.QuorumLogError as error:
                 self.failed += 1
                 log.info("repair-put-off", extra={**where, "why": f"{error.code}: {error.detail}"})
                 await self._repairs.fail(item, f"{error.code}: {error.detail}"[:500])
@@ -123,21 +116,19 @@ class Worker:
             await self._repairs.progress(item, item.ranges, lease_s=_LEASE_S)
             self.repaired += 1
             log.info("repaired", extra=where)
-        except VersionConflict:
+        except errors.VersionConflict:
             log.info("repair-taken-over", extra=where)
-        except QuorumLogError as error:
+        except errors.QuorumLogError as error:
             log.warning("queue-away", extra={"why": error.detail})
 
     @contextlib.asynccontextmanager
     async def _renewing(self, item: RepairItem) -> AsyncIterator[None]:
-        """Renews an item's lease during the block. A lost lease only makes a second worker copy
-        too.
-        """
+        """Renews an item's lease during the block; without it, a second worker may copy too."""
 
         async def renew() -> None:
             while True:
                 await asyncio.sleep(_LEASE_S / 3)
-                with contextlib.suppress(QuorumLogError):
+                with contextlib.suppress(errors.QuorumLogError):
                     await self._repairs.progress(item, (), lease_s=_LEASE_S)
 
         renewal = asyncio.get_running_loop().create_task(restarted(renew))
@@ -189,9 +180,7 @@ class Worker:
         return row
 
     async def _move(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
-        """Replaces a member in all fragments, after its entries were copied to other bookies. The
-        writer is asked to replace it in an open fragment.
-        """
+        """Replaces a member in all fragments, after its entries were copied to other bookies."""
         row = await self._ask_writer_to_replace(row, member)
         for index, fragment in enumerate(row.fragments):
             if member not in fragment.bookies:
@@ -212,10 +201,7 @@ class Worker:
     async def _copy_missing(
         self, row: LedgerMetadata, member: str, wanted: FragmentRange
     ) -> LedgerMetadata:
-        """Copies the entries of a range that a member, by its own report, lacks on its disk. The
-        second verification after a repair (rule 20a) usually finds no such entries, and transfers
-        none.
-        """
+        """Copies the entries of a range that a member, by its own report, lacks on its disk."""
         missing = await self._replicas.missing_on_disk(row, member, wanted.first, wanted.last)
         for first, last in ((wanted.first, wanted.last),) if missing is None else missing:
             repair = FragmentRepair(
@@ -227,7 +213,7 @@ class Worker:
     async def _conclude(self, repair: FragmentRepair, row: LedgerMetadata) -> LedgerMetadata:
         try:
             return await conclude(repair, row.ledger_id, self._ports, Begin(), deadline_s=_REPAIR_S)
-        except EntryUnavailable as error:
+        except errors.EntryUnavailable as error:
             # Rule 31: entries that every bookie that could have them denies are reported as lost.
             lost = await self._losses.recheck(repair.metadata, ranges_of(repair.unreadable))
             if lost:
@@ -237,9 +223,11 @@ class Worker:
     async def _row(self, ledger_id: int) -> LedgerMetadata:
         status, row = await self._ports.metadata.read(ledger_id)
         if status is CasStatus.MISSING:
-            raise NoSuchLedger("it is deleted", ledger_id=ledger_id)
+            raise errors.NoSuchLedger("it is deleted", ledger_id=ledger_id)
         if row is None:
-            raise NotEnoughBookies("the ledger's metadata can't be read now", ledger_id=ledger_id)
+            raise errors.NotEnoughBookies(
+                "the ledger's metadata can't be read now", ledger_id=ledger_id
+            )
         return row
 
     def _may_stay(self, member: str) -> bool:
@@ -281,7 +269,7 @@ class Worker:
                 return bookie.id
         found = self._directory.candidates(fragment.bookies, staying)
         if not found:
-            raise NotEnoughBookies(
+            raise errors.NotEnoughBookies(
                 f"no bookie is free to take its place: {self._directory.census()}",
                 ledger_id=row.ledger_id,
             )

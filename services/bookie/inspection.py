@@ -345,9 +345,7 @@ def _copy(old: Segments, new: Segments, numbers: Iterable[int], report: Salvaged
 
 
 def _wait_written(written: SimpleQueue[int], writer: LogWriter) -> int:
-    """Wait for a batch; returns how many bytes reached the disk. Raises OSError on a full disk,
-    where the writer would wait for ever.
-    """
+    """Wait for a batch; returns the bytes on disk. Raises OSError on a full disk."""
     while True:
         try:
             return written.get(timeout=_LOOK_S)

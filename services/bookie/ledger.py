@@ -139,7 +139,8 @@ class StoredLedger:
         if first > self.highest:
             return [], last
         # `recent` may be long: do not copy it, and do not step through its parts before `first`.
-        recent = map(self.recent.__getitem__, range(self._recent_start(first), len(self.recent)))
+        at = max(0, bisect_right(self.recent, first - self.sparse_span, key=_first) - 1)
+        recent = map(self.recent.__getitem__, range(at, len(self.recent)))
         is_indexed = first <= self._indexed_highest
         found: list[Part] = []
         size = 0
@@ -155,11 +156,6 @@ class StoredLedger:
                 return found, end
             found.append(part)
         return found, last
-
-    def _recent_start(self, first: int) -> int:
-        """The first index in `recent` whose part may reach `first`."""
-        at = bisect_right(self.recent, first - self.sparse_span, key=_first)
-        return max(0, at - 1)
 
     def _with_indexed(self, recent: Iterable[Part], first: int, last: int) -> Iterable[Part]:
         """Recent parts and those of the index, ascending by first."""

@@ -27,8 +27,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from quorumlog.errors import MetadataUnavailable, QuorumLogError
-from quorumlog.net.metadata_client import MetadataClient
-from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.protocol import limbo
 from quorumlog.protocol.ids import ID_MAX, member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
@@ -185,10 +184,8 @@ class Limbo:
         missing: Ranges = ()
         # Later denials rest on the metadata, so it must be from the database that this bookie knows
         # (rules 18a, 18c).
-        held, holder = (
-            {ledger_id: self._store.ledger(ledger_id).row_names},
-            member_name(self._store.me),
-        )
+        held = {ledger_id: self._store.ledger(ledger_id).row_names}
+        holder = member_name(self._store.me)
         try:
             proof = (await self._metadata.proofs(held, holder)).get(ledger_id)
         except MetadataUnavailable:

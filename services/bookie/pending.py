@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -49,28 +50,23 @@ async def answered(ask: Callable[[Callable[[T], None]], None]) -> T:
     return await answer
 
 
+@dataclass(eq=False)
 class PendingWrites:
     """Records that were given to the writer and are not on disk yet.
 
     Invariant: a ledger is notified of synced records in the order of submission.
     """
 
-    def __init__(
-        self,
-        bytes_max: int,
-        position: Position,
-        counters: Counter[str],
-        on_written: Callable[[int, int], None],
-    ) -> None:
-        """`position`: the log's end on disk. `on_written(bytes, records)` reports each batch."""
-        self._bytes_max = bytes_max
-        self.position = position
-        self._counters = counters
-        self._on_written = on_written
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._writer: LogWriter | None = None
-        self.bytes = 0
-        self._room_waiters: list[Callable[[], None]] = []
+    _bytes_max: int
+    position: Position
+    """The log's end on disk."""
+    _counters: Counter[str]
+    _on_written: Callable[[int, int], None]
+    """`on_written(bytes, records)` reports each batch."""
+    _loop: asyncio.AbstractEventLoop | None = None
+    _writer: LogWriter | None = None
+    bytes: int = 0
+    _room_waiters: list[Callable[[], None]] = field(default_factory=list)
 
     def start(self, writer: LogWriter, on_fatal: Callable[[BaseException], None]) -> None:
         """Send records to `writer`, which reports each batch to `on_batch_synced`. `on_fatal` is
@@ -168,6 +164,7 @@ class PendingWrites:
         self._on_written(size, len(records))
 
 
+@dataclass(eq=False)
 class Checkpoints:
     """Runs one checkpoint at a time.
 
@@ -175,27 +172,19 @@ class Checkpoints:
     position before it writes the index.
     """
 
-    def __init__(
-        self,
-        holdings: LedgerTable,
-        index: Index,
-        disk: Disk,
-        counters: Counter[str],
-        position: Callable[[], Position],
-    ) -> None:
-        """`position` returns the log position up to which everything is on disk."""
-        self._holdings = holdings
-        self._index = index
-        self._disk = disk
-        self._counters = counters
-        self._position = position
-        self._running: asyncio.Task[None] | None = None
-        self._since = 0
-        """The weight of the records since the last checkpoint began."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_closed = False
-        self._is_disk_full = False
-        """The last checkpoint found no room. The next waits for a record, to save the reserve."""
+    _holdings: LedgerTable
+    _index: Index
+    _disk: Disk
+    _counters: Counter[str]
+    _position: Callable[[], Position]
+    """Returns the log position up to which everything is on disk."""
+    _running: asyncio.Task[None] | None = None
+    _since: int = 0
+    """The weight of the records since the last checkpoint began."""
+    _timer: asyncio.TimerHandle | None = None
+    _is_closed: bool = False
+    _is_disk_full: bool = False
+    """The last checkpoint found no room. The next waits for a record, to save the reserve."""
 
     def note_written(self, size: int, count: int) -> None:
         """Count records that reached the log; start a checkpoint after enough records or time."""

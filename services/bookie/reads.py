@@ -16,20 +16,8 @@ from typing import Final, TypeVar
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 from quorumlog.protocol.ranges import Ranges, ranges_of
 from quorumlog.protocol.record import Run, merge
+from services.bookie import extents
 from services.bookie.bodies import DamagedEntries, DamagedStretch
-from services.bookie.extents import (
-    Bytes,
-    Extent,
-    advise,
-    bodies,
-    extents,
-    is_large,
-    join,
-    read_all,
-    read_cached,
-    read_large_cached,
-    scratch,
-)
 from services.bookie.ledger import StoredLedger
 from services.bookie.parts import Part, present_in
 from services.bookie.segments import Segments
@@ -37,7 +25,7 @@ from services.bookie.segments import Segments
 K = TypeVar("K")
 V = TypeVar("V")
 
-FoundParts = list[tuple[Part, Bytes]]
+FoundParts = list[tuple[Part, extents.Bytes]]
 """Parts, each with the bytes of its run."""
 
 DAMAGES_MAX: Final = 10_000
@@ -133,7 +121,7 @@ class Reads:
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="log-reader")
         self._advisor = ThreadPoolExecutor(1, thread_name_prefix="log-advisor")
         """A separate thread, so that read-ahead begins before a reader needs the bytes."""
-        self._scratch = scratch()
+        self._scratch = extents.scratch()
 
     def close(self) -> None:
         """Wait for reads under way."""
@@ -164,11 +152,11 @@ class Reads:
         wanted = [] if first <= ledger.ahead_to else parts
         ahead, ledger.ahead_to = ledger.find_some(last + 1, ledger.highest, bytes_max)
         stored = [part for part in (*wanted, *ahead) if part.body is None]
-        self._advisor.submit(advise, extents(self._segments, stored))
+        self._advisor.submit(extents.advise, extents.extents(self._segments, stored))
 
     def fetch_cached(
         self, ledger: StoredLedger, parts: list[Part], *, from_disk: bool = False
-    ) -> tuple[FoundParts, list[Extent]]:
+    ) -> tuple[FoundParts, list[extents.Extent]]:
         """The runs found in memory or in the page cache, and the extents of the other parts (with
         `from_disk`: of all parts that are on disk).
         """
@@ -184,17 +172,17 @@ class Reads:
             found += good
         return found, []
 
-    def _split(self, parts: list[Part]) -> tuple[FoundParts, list[Extent]]:
+    def _split(self, parts: list[Part]) -> tuple[FoundParts, list[extents.Extent]]:
         """The runs of parts that are not on disk yet, and the extents of the others."""
         found: FoundParts = [(part, part.body) for part in parts if part.body is not None]
         stored = [part for part in parts if part.body is None]
-        return found, extents(self._segments, stored) if stored else []
+        return found, extents.extents(self._segments, stored) if stored else []
 
-    def _read_cached(self, extent: Extent, ledger_id: int) -> FoundParts | None:
-        if is_large(extent):
-            return read_large_cached(extent, ledger_id)
-        data = read_cached(extent, self._scratch)
-        return None if data is None else list(bodies(extent, data, ledger_id))
+    def _read_cached(self, extent: extents.Extent, ledger_id: int) -> FoundParts | None:
+        if extents.is_large(extent):
+            return extents.read_large_cached(extent, ledger_id)
+        data = extents.read_cached(extent, self._scratch)
+        return None if data is None else list(extents.bodies(extent, data, ledger_id))
 
     async def fetch(
         self, ledger: StoredLedger, parts: list[Part], *, from_disk: bool = False
@@ -215,10 +203,10 @@ class Reads:
                 found.append((part, part.body))
             else:
                 parts.setdefault(ledger, []).append(part)
-        wanted = [(ledger, extents(self._segments, own)) for ledger, own in parts.items()]
+        wanted = [(ledger, extents.extents(self._segments, own)) for ledger, own in parts.items()]
 
         def work() -> list[FoundParts]:
-            return [read_all(own, ledger.ledger_id) for ledger, own in wanted]
+            return [extents.read_all(own, ledger.ledger_id) for ledger, own in wanted]
 
         read = await asyncio.get_running_loop().run_in_executor(self._readers, work)
         for (ledger, own), good in zip(parts.items(), read, strict=True):
@@ -232,7 +220,7 @@ class Reads:
         damaged: list[int] = []
         for first, last in ranges:
             parts = ledger.find(first, last)
-            body = join(await self.fetch(ledger, parts), first, last, ID_MAX)
+            body = extents.join(await self.fetch(ledger, parts), first, last, ID_MAX)
             run = None if body is None else Run(body)
             if run is not None:
                 runs.append(run)
@@ -252,13 +240,15 @@ class Reads:
         """
         parts, known_to = ledger.find_some(first, last, bytes_max)
         expected = tuple(present_in(parts, first, known_to))
-        body = join(await self.fetch(ledger, parts, from_disk=from_disk), first, known_to, ID_MAX)
+        body = extents.join(
+            await self.fetch(ledger, parts, from_disk=from_disk), first, known_to, ID_MAX
+        )
         return expected, None if body is None else Run(body), known_to
 
     async def read(
         self,
         ledger: StoredLedger,
-        wanted: list[Extent],
+        wanted: list[extents.Extent],
         *,
         is_advised: bool = False,
         from_disk: bool = False,
@@ -267,7 +257,7 @@ class Reads:
         if not wanted:
             return []
         work = partial(
-            read_all, wanted, ledger.ledger_id, is_advised=is_advised, from_disk=from_disk
+            extents.read_all, wanted, ledger.ledger_id, is_advised=is_advised, from_disk=from_disk
         )
         found = await asyncio.get_running_loop().run_in_executor(self._readers, work)
         self._note_damage(ledger, [part for extent in wanted for part in extent.parts], found)

@@ -17,12 +17,7 @@ import aiohttp
 import orjson
 from pydantic import ValidationError
 
-from quorumlog.errors import (
-    IncarnationUsed,
-    MetadataUnavailable,
-    QuorumLogError,
-    VersionConflict,
-)
+from quorumlog import errors
 from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.net.sessions import ExpectedServer, service_session
@@ -104,7 +99,7 @@ async def retry_until_available(ask: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await ask()
-        except MetadataUnavailable as error:
+        except errors.MetadataUnavailable as error:
             log.warning("metadata-unavailable", extra={"why": error.detail})
             await asyncio.sleep(_PAUSE_S)
 
@@ -173,7 +168,7 @@ class Registration:
                 is_registered = await self._try_register(
                     cookie, None if row is None else row.version
                 )
-            except IncarnationUsed as error:
+            except errors.IncarnationUsed as error:
                 log.warning("incarnation-used", extra={"why": error.detail})
                 is_registered, named = False, int(error.members["named"])
             if is_registered:
@@ -220,21 +215,19 @@ class Registration:
         return state.was_rebuilt if local.cluster_id == cluster_id else state.is_empty
 
     async def _try_register(self, cookie: LocalCookie, version: int | None) -> bool:
-        """Register the cookie; False if the registered one changed meanwhile.
-        Raises: CookieRefused, IncarnationUsed.
-        """
+        """Register the cookie; False if the registered cookie changed meanwhile."""
         name = self._config.bookie_name
         wanted = cookie.cookie.model_copy(update={"url": self._config.url})
         try:
             await retry_until_available(
                 lambda: self._metadata.put_cookie(name, wanted, version=version)
             )
-        except VersionConflict as error:
+        except errors.VersionConflict as error:
             log.warning("cookie-changed", extra={"why": error.detail})
             return False
-        except (MetadataUnavailable, IncarnationUsed):
+        except (errors.MetadataUnavailable, errors.IncarnationUsed):
             raise
-        except QuorumLogError as error:
+        except errors.QuorumLogError as error:
             raise CookieRefused(
                 f"the metadata service refuses {cookie.member}: {error.detail}. Does another bookie"
                 f" use the name {name}?"
@@ -288,7 +281,7 @@ class Registration:
         end = LogEnd(process=self._process, log_end=sequence)
         try:
             await self._metadata.log_ends(cookie.name, end)
-        except VersionConflict as error:
+        except errors.VersionConflict as error:
             now = received(CookieRow, orjson.dumps(error.members.get("current")))
             if is_displaced(cookie.cookie, now.cookie):
                 raise Displaced(

@@ -14,12 +14,7 @@ from quorumlog.errors import DatabaseWentBack, QuorumLogError, ReadOnly
 from quorumlog.net.framed import Framed
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import ASSIGNED_ID_END, member_of
-from quorumlog.wire.bodies import (
-    COPIES_PRESENTED_MAX,
-    BookieHeartbeat,
-    BookieMode,
-    BookieWitnesses,
-)
+from quorumlog.wire import bodies
 from services.bookie.collect import Collector, MetadataRows
 from services.bookie.config import Config
 from services.bookie.cookie import (
@@ -90,7 +85,7 @@ class BookieRuntime:
         self._end = end
         self._task: asyncio.Task[None] | None = None
         self._opened: Store | None = None
-        self._wanted_mode: BookieMode = "writable"
+        self._wanted_mode: bodies.BookieMode = "writable"
         self._heartbeat_due = asyncio.Event()
         self.pace = Pace()
         self.scrubber: Scrubber | None = None
@@ -135,13 +130,13 @@ class BookieRuntime:
         held = witnesses_of(cookie.cookie.cluster_id, fresh)
         return tuple(dict.fromkeys((*kept, *self._metadata.witnesses, *held)))
 
-    def witnesses(self) -> BookieWitnesses:
+    def witnesses(self) -> bodies.BookieWitnesses:
         """Witnesses and the highest ledger id, which a metadata process requests when it starts or
         when an operator accepts a loss.
         """
         store = self.replayed_store
-        fresh = () if store is None else store.holdings.fresh.newest(COPIES_PRESENTED_MAX)
-        return BookieWitnesses(
+        fresh = () if store is None else store.holdings.fresh.newest(bodies.COPIES_PRESENTED_MAX)
+        return bodies.BookieWitnesses(
             bookie=self.config.bookie_name,
             cluster_id=self.cluster_id,
             witnesses=(*self._metadata.witnesses, *witnesses_of(self.cluster_id, fresh)),
@@ -151,12 +146,12 @@ class BookieRuntime:
         )
 
     @property
-    def state(self) -> BookieMode:
+    def state(self) -> bodies.BookieMode:
         """The mode that the operator set; `read-only` instead of `writable` on a full disk."""
         is_full = self.store is not None and self.store.disk.is_read_only
         return "read-only" if is_full and self._wanted_mode == "writable" else self._wanted_mode
 
-    def set_state(self, wanted: BookieMode) -> None:
+    def set_state(self, wanted: bodies.BookieMode) -> None:
         """Apply the operator's mode, and keep it over restarts. Blocks for one small file."""
         store = self.store
         assert store is not None, "it serves"
@@ -165,7 +160,7 @@ class BookieRuntime:
         log.warning("state-set", extra={"state": wanted})
         self._heartbeat_due.set()
 
-    def _apply_state(self, store: Store, wanted: BookieMode) -> None:
+    def _apply_state(self, store: Store, wanted: bodies.BookieMode) -> None:
         self._wanted_mode = wanted
         store.is_closed_to_adds = wanted != "writable"
 
@@ -292,7 +287,7 @@ class BookieRuntime:
                     f"bookie {config.bookie_name}: the index is unreadable. The process ends;"
                     " the next start rebuilds the index from the log.",
                 )
-            heartbeat = BookieHeartbeat(
+            heartbeat = bodies.BookieHeartbeat(
                 incarnation=incarnation,
                 url=config.url,
                 zone=config.zone,
@@ -393,7 +388,7 @@ def is_limbo_due(local: LocalCookie | None, cookie: LocalCookie) -> bool:
     return local is None or local.incarnation != cookie.incarnation or not local.registered
 
 
-def _stored_state(directory: Path) -> BookieMode:
+def _stored_state(directory: Path) -> bodies.BookieMode:
     """The operator's last mode; a file with unknown content means read-only."""
     try:
         text = (directory / _STATE_FILE).read_text(encoding="utf-8", errors="replace")

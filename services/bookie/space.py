@@ -155,9 +155,7 @@ class Space:
         return broken
 
     async def _states(self, numbers: list[int]) -> dict[int, SegmentState]:
-        """What these segments record besides entries. Leaves out the segments that must stay:
-        unreadable ones, and those with too many packed deletions to rewrite.
-        """
+        """What these segments record besides entries. Leaves out the segments that must stay."""
         states = {}
         for number in numbers:
             try:
@@ -172,9 +170,7 @@ class Space:
         return states
 
     async def _rewrite_state(self, state: SegmentState) -> None:
-        """Rewrite what segments record besides entries, once for all segments that are removed
-        together, because several may name the same ledger.
-        """
+        """Rewrite the state of segments together, because several may name the same ledger."""
         store, ledgers, deleted = self._store, state.ledgers, state.deleted
         if not state.is_whole:
             # The unreadable stretch may have had records of any ledger.

@@ -12,14 +12,15 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from quorumlog.errors import Overloaded
+from quorumlog.net.timers import Tasks
 from quorumlog.protocol import replica
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.messages import Status
@@ -116,7 +117,7 @@ class Store:
         """Ledgers for which a drop is being decided: their reads and adds get `unknown`, so that no
         repair counts their entries."""
         self._writer: LogWriter | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._is_ending = False
         """Records queued from now on may never reach the disk."""
         self.is_closed_to_adds = False
@@ -150,8 +151,7 @@ class Store:
             await asyncio.to_thread(self._writer.stop)
             # Let the loop handle the writer's last callback first.
             await asyncio.sleep(0)
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.ended()
         await self._checkpoints.run_final()
         self.close()
 
@@ -187,12 +187,12 @@ class Store:
                 return
         pieces = split_run(run)
         if len(pieces) > 1:
-            self._spawn(self._add_pieces(asked, pieces, done))
+            self._tasks.start(self._add_pieces(asked, pieces, done))
             return
         ledger = self.ledger(run.ledger_id)
         verdict = ledger.replica.step(asked)
         if verdict.compare:
-            self._spawn(self._add_compared(asked, verdict.compare, done))
+            self._tasks.start(self._add_compared(asked, verdict.compare, done))
             return
         self.pending.submit(ledger, verdict)
         if verdict.records and ledger.replica.is_limbo:
@@ -313,7 +313,7 @@ class Store:
             try:
                 found, missing = reads.fetch_cached(ledger, parts, from_disk=asked.from_disk)
                 if missing:
-                    self._spawn(deliver(found, missing))
+                    self._tasks.start(deliver(found, missing))
                 else:
                     answer(found)
             except Exception:
@@ -422,13 +422,3 @@ class Store:
         self.disk.check(is_stuck=self.is_stuck)
         if self.index.is_failed and self._writer is not None:
             self._checkpoints.start_background()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("task-failed", exc_info=task.exception())

@@ -150,7 +150,9 @@ class LogWriter:
             flags=flags,
         )
         end = self._offset + size
-        self._allocate(end)
+        if end > self._allocated:  # a large batch, or a segment created on a full disk
+            self._with_room(lambda: allocate(self._fd, end))
+            self._allocated = end
         if size <= SMALL_BATCH_BYTES and end > self._filled:
             ahead = min(len(ZEROS), self._allocated - end)
             self._filled = end + ahead
@@ -178,12 +180,6 @@ class LogWriter:
         self._head, self._fd, self._offset = created
         self._filled = self._offset
         self._allocated = os.fstat(self._fd).st_size
-
-    def _allocate(self, end: int) -> None:
-        """Allocate blocks up to `end`: for a large batch, or a segment created on a full disk."""
-        if end > self._allocated:
-            self._with_room(lambda: allocate(self._fd, end))
-            self._allocated = end
 
     def _with_room(self, work: Callable[[], T]) -> T:
         """Run `work`, which allocates blocks. On a full disk, first release the reserve, because

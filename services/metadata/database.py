@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
-from quorumlog.errors import (
-    UNKNOWN,
-    DatabaseWentBack,
-    MetadataBusy,
-    MetadataUnavailable,
-    QuorumLogError,
-)
+from quorumlog import errors
 from quorumlog.net.timers import HeardClock
 from quorumlog.protocol.clock import CLOCK_DIFFERENCE_S
 from quorumlog.wire.bodies import WITNESSES_MAX
@@ -168,7 +162,7 @@ class Database:
         begun, unless Postgres answered with an error.
         """
         if not self.is_open:
-            raise MetadataUnavailable("the database was not reached yet")
+            raise errors.MetadataUnavailable("the database was not reached yet")
         now = asyncio.get_running_loop().time()
         if deadline is None:
             deadline = now + self._deadline_s
@@ -176,7 +170,7 @@ class Database:
             async with asyncio.timeout_at(now + (deadline - now) / 2):
                 await self._slots.acquire()
         except TimeoutError as error:
-            raise MetadataUnavailable("every connection to the database is busy") from error
+            raise errors.MetadataUnavailable("every connection to the database is busy") from error
         try:
             connection = await self._connection(deadline)
             result = await self._run_on(connection, work, deadline)
@@ -213,7 +207,7 @@ class Database:
             async with asyncio.timeout(min(_LISTING_WAIT_S, self._deadline_s)):
                 await self._listings.acquire()
         except TimeoutError as error:
-            raise MetadataBusy(
+            raise errors.MetadataBusy(
                 "all connections for listings, a tenth of CONNECTIONS_MAX, are in use: retry"
             ) from error
         try:
@@ -239,9 +233,9 @@ class Database:
                         await keep_audited(connection)
                     # Check last: the locks held now keep a restore from replacing the tables.
                     seen = await self._check(connection)
-            except DatabaseWentBack:
+            except errors.DatabaseWentBack:
                 raise
-            except QuorumLogError:
+            except errors.QuorumLogError:
                 # Check before a refusal too, because a client acts on the version in the error.
                 await self._check(connection)
                 raise
@@ -253,8 +247,8 @@ class Database:
 
         try:
             return await self.run(transaction)
-        except MetadataUnavailable as error:
-            self.waiting_commits += error.outcome == UNKNOWN
+        except errors.MetadataUnavailable as error:
+            self.waiting_commits += error.outcome == errors.UNKNOWN
             raise
 
     async def _refuse_if_some_wait(self, connection: Connection) -> None:
@@ -269,7 +263,7 @@ class Database:
             return
         await self.count_waiting(connection)
         if self.waiting_commits:
-            raise MetadataUnavailable(
+            raise errors.MetadataUnavailable(
                 f"{self.waiting_commits} changes wait for the database's synchronous standby:"
                 " retry when it is back"
             )
@@ -288,7 +282,7 @@ class Database:
             await self.run(lambda connection: connection.fetchval("SHOW transaction_read_only"))
             == "on"
         ):
-            raise MetadataUnavailable("the database is read-only")
+            raise errors.MetadataUnavailable("the database is read-only")
 
     async def learn(self, presented: Presented) -> None:
         """Check witnesses that no request presents, such as those that a bookie reports.
@@ -298,17 +292,14 @@ class Database:
         await self.run(lambda connection: self._compare(connection, presented))
 
     async def _check(self, connection: Connection) -> set[str]:
-        """Check that the database contains all known tokens, and return them.
-
-        Raises: DatabaseWentBack if it lacks a token; MetadataUnavailable until bookies were asked.
-        """
+        """Check that the database contains all known tokens, and return them."""
         had_asked = self.has_asked
         wanted = await self._compare(connection, PRESENTED.get())
         if missing := self.memory.missing:
             raise self.memory.error(missing)  # another check found them missing meanwhile
         # Require `had_asked` too: tokens that bookies reported since then were not compared.
         if not (had_asked and self.has_asked):
-            raise MetadataUnavailable("the bookies are asked what they know of the database")
+            raise errors.MetadataUnavailable("the bookies are asked what they know of the database")
         return wanted
 
     async def _compare(self, connection: Connection, asked: Presented | None) -> set[str]:
@@ -392,7 +383,7 @@ class Database:
             connection = await self.connect(max(left_s, 0.01))
         except _UNAVAILABLE as error:
             self.reach.lost(error)
-            raise MetadataUnavailable("the database can't be reached") from error
+            raise errors.MetadataUnavailable("the database can't be reached") from error
         return connection
 
     async def _run_on(
@@ -416,9 +407,11 @@ class Database:
             # Probably all connections are broken: close them, instead of losing a deadline on each.
             await self.close()
             if isinstance(error, asyncpg.PostgresError) and error.severity_en == _ROLLED_BACK:
-                raise MetadataUnavailable(f"the database can't do this now: {error}") from error
-            raise MetadataUnavailable(
-                "the database did not answer in time or went away", outcome=UNKNOWN
+                raise errors.MetadataUnavailable(
+                    f"the database can't do this now: {error}"
+                ) from error
+            raise errors.MetadataUnavailable(
+                "the database did not answer in time or went away", outcome=errors.UNKNOWN
             ) from error
         finally:
             watchdog.cancel()
@@ -490,7 +483,7 @@ def _is_connection_lost(connection: Connection, error: Exception) -> bool:
     If a connection is cut between two steps of a statement, asyncpg raises an internal error
     (AttributeError). So a closed connection decides, not the error's class.
     """
-    if isinstance(error, QuorumLogError):
+    if isinstance(error, errors.QuorumLogError):
         return False
     if connection.is_closed():
         return True

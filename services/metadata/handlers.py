@@ -35,18 +35,7 @@ from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.transaction import TRANSACTION_ID
 from quorumlog.protocol.values import ATTEMPT, LOG_NAME, MEMBER_OR_NAME
-from quorumlog.wire.bodies import (
-    BookieHeartbeat,
-    BookieList,
-    Change,
-    ClusterId,
-    CookiePut,
-    LedgerChange,
-    LedgerListBody,
-    LedgerProofs,
-    LedgerProofsAsk,
-    ServiceHeartbeat,
-)
+from quorumlog.wire import bodies
 from quorumlog.wire.log_bodies import LogChange, LogListBody
 from services.metadata.cookies import CookieStore, StillNamed
 from services.metadata.http import (
@@ -119,13 +108,13 @@ async def get_ledger(request: web.Request, given: Given) -> web.Response:
     LEDGER_ID,
     IF_MATCH,
     roles=WRITERS,
-    takes=LedgerChange,
+    takes=bodies.LedgerChange,
     gives=LedgerMetadata,
     is_audited_for_clients=True,
 )
 async def change_ledger(request: web.Request, given: Given) -> web.Response:
     """Compare-and-swap a ledger's row; a repeat of an applied attempt succeeds."""
-    parts, change = request.app[PARTS], await parsed(request, LedgerChange)
+    parts, change = request.app[PARTS], await parsed(request, bodies.LedgerChange)
     check_changed(given, change.row, change.row.ledger_id == given[LEDGER_ID])
     try:
         return answer(await parts.ledgers.change(change))
@@ -139,7 +128,7 @@ async def change_ledger(request: web.Request, given: Given) -> web.Response:
         raise
 
 
-@ROUTES.add("GET /v1/ledgers", *_FILTERS, roles=ALL, gives=LedgerListBody)
+@ROUTES.add("GET /v1/ledgers", *_FILTERS, roles=ALL, gives=bodies.LedgerListBody)
 async def list_ledgers(request: web.Request, given: Given) -> web.Response:
     """One page of ledgers by id, filtered by state, bookie, log and `metadata[key]`."""
     pairs = given[METADATA]
@@ -168,10 +157,12 @@ def _shown(request: web.Request, row: LedgerMetadata) -> LedgerMetadata:
     return row if _sees_keys(request) else replace(row, mac_key=b"", access_key=b"")
 
 
-@ROUTES.add("POST /v1/ledger-proofs", roles=BOOKIES, takes=LedgerProofsAsk, gives=LedgerProofs)
+@ROUTES.add(
+    "POST /v1/ledger-proofs", roles=BOOKIES, takes=bodies.LedgerProofsAsk, gives=bodies.LedgerProofs
+)
 async def ledger_proofs(request: web.Request, _given: Given) -> web.Response:
     """Many ledgers' rows, from one snapshot of the primary, for a bookie's collector and limbo."""
-    parts, asked = request.app[PARTS], await parsed(request, LedgerProofsAsk)
+    parts, asked = request.app[PARTS], await parsed(request, bodies.LedgerProofsAsk)
     check_name(request, asked.holder)
     proofs = await parts.ledgers.proofs(asked.holder, asked.ledgers)
     for proof in proofs:
@@ -182,10 +173,10 @@ async def ledger_proofs(request: web.Request, _given: Given) -> web.Response:
         proof if proof.row is None else proof.model_copy(update={"row": _shown(request, proof.row)})
         for proof in proofs
     )
-    return answer(LedgerProofs(ledgers=tuple(shown)))
+    return answer(bodies.LedgerProofs(ledgers=tuple(shown)))
 
 
-@ROUTES.add("GET /v1/changes", roles=SERVICES, gives=Change, media=LINES)
+@ROUTES.add("GET /v1/changes", roles=SERVICES, gives=bodies.Change, media=LINES)
 async def follow_changes(request: web.Request, _given: Given) -> web.StreamResponse:
     """A stream of all changes of ledgers from now on, one JSON object per line."""
     parts = request.app[PARTS]
@@ -193,7 +184,7 @@ async def follow_changes(request: web.Request, _given: Given) -> web.StreamRespo
     await response.prepare(request)
     async with parts.changes.follow() as queue:
         while not parts.changes.is_over:
-            change = Change(kind="heartbeat")
+            change = bodies.Change(kind="heartbeat")
             try:
                 async with asyncio.timeout(parts.config.change_heartbeat_s):
                     change = await queue.get()
@@ -203,13 +194,13 @@ async def follow_changes(request: web.Request, _given: Given) -> web.StreamRespo
     return response
 
 
-@ROUTES.add("GET /v1/cluster-id", roles=ALL, gives=ClusterId)
+@ROUTES.add("GET /v1/cluster-id", roles=ALL, gives=bodies.ClusterId)
 async def get_cluster_id(request: web.Request, _given: Given) -> web.Response:
     """The cluster's id, chosen at random when the database was created."""
-    return answer(ClusterId(cluster_id=await request.app[PARTS].cookies.cluster_id()))
+    return answer(bodies.ClusterId(cluster_id=await request.app[PARTS].cookies.cluster_id()))
 
 
-@ROUTES.add("GET /v1/bookies", roles=ALL, gives=BookieList)
+@ROUTES.add("GET /v1/bookies", roles=ALL, gives=bodies.BookieList)
 async def list_bookies(request: web.Request, _given: Given) -> web.Response:
     """Registered bookies and their liveness."""
     parts = request.app[PARTS]
@@ -220,7 +211,7 @@ def _check_itself(request: web.Request, given: Given, _body: object) -> None:
     check_name(request, given[BOOKIE])
 
 
-def _check_cookie(request: web.Request, given: Given, body: CookiePut) -> None:
+def _check_cookie(request: web.Request, given: Given, body: bodies.CookiePut) -> None:
     name, allowed = given[BOOKIE], request.app[PARTS].config.allowed_bookies
     check_name(request, name)
     check_url(request, body.cookie.url)
@@ -245,12 +236,12 @@ async def delete_cookie(request: web.Request, given: Given) -> web.Response:
     return web.Response(status=204)
 
 
-def _check_bookie(request: web.Request, given: Given, alive: BookieHeartbeat) -> None:
+def _check_bookie(request: web.Request, given: Given, alive: bodies.BookieHeartbeat) -> None:
     check_name(request, given[BOOKIE])
     check_url(request, alive.url)
 
 
-def _check_service(request: web.Request, given: Given, alive: ServiceHeartbeat) -> None:
+def _check_service(request: web.Request, given: Given, alive: bodies.ServiceHeartbeat) -> None:
     """Check that a heartbeat is of the caller's own kind and host. Raises: CallerRefused."""
     caller = caller_of(request)
     if caller.role not in (None, given[KIND]):

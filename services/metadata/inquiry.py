@@ -20,13 +20,7 @@ import aiohttp
 import orjson
 from pydantic import ValidationError
 
-from quorumlog.errors import (
-    DatabaseWentBack,
-    InvalidRequest,
-    MetadataUnavailable,
-    NotEnoughBookies,
-    Unavailable,
-)
+from quorumlog import errors
 from quorumlog.net.identity import ANONYMOUS, Credentials, Role
 from quorumlog.net.sessions import ExpectedServer, service_session
 from quorumlog.net.timers import awake, awake_timeout
@@ -101,7 +95,7 @@ class Inquiry:
     async def _ask_about_server(self) -> None:
         try:
             server = await self._database.run(lambda connection: connection.fetchval(SERVER))
-        except MetadataUnavailable as error:
+        except errors.MetadataUnavailable as error:
             log.warning("bookies-not-asked", extra={"why": error.detail})
             await asyncio.sleep(_RETRY_S)
             return
@@ -127,7 +121,7 @@ class Inquiry:
     async def _try_to_ask(self) -> list[str] | None:
         try:
             return await self.ask()
-        except MetadataUnavailable as error:
+        except errors.MetadataUnavailable as error:
             log.warning("bookies-not-asked", extra={"why": error.detail})
         except Exception:
             log.exception("bookies-not-asked")
@@ -141,7 +135,7 @@ class Inquiry:
         """
         cluster_id = self._database.memory.cluster_id
         registered, urls = await self.places()
-        async with self.session() as session:
+        async with service_session(self._credentials) as session:
             answers = await asyncio.gather(
                 *(_witnesses_of(session, name, url, cluster_id) for name, url in urls)
             )
@@ -160,7 +154,7 @@ class Inquiry:
         Raises: NotEnoughBookies while the silent bookies may have confirmed entries by a later row.
         """
         registered, urls = await self.places()
-        async with self.session() as session:
+        async with service_session(self._credentials) as session:
             asked = (_copies_of(session, name, f"{url}/v1", row) for name, url in urls)
             reported = [each for each in await asyncio.gather(*asked) if each is not None]
         # Bookies that an operator declared lost never return.
@@ -173,17 +167,13 @@ class Inquiry:
         silent = frozenset(known - fenced.keys())
         bookies = Bookies(fenced, silent, directories, given_up=lost)
         if bookies.may_hide_later(row):
-            raise NotEnoughBookies(
+            raise errors.NotEnoughBookies(
                 "the loss of changes was accepted, and bookies that may hold a later row of the ledger do not answer or"
                 f" lost their data ({shown(sorted(bookies.lost_of(row)))}): start them, or, if what they held is gone, name"
                 " them as lost (`quorumlog cluster accept --lost`)",
                 ledger_id=row.ledger_id,
             )
         return [held for held, _ in reported]
-
-    def session(self) -> aiohttp.ClientSession:
-        """A session for questions to bookies."""
-        return service_session(self._credentials)
 
     async def places(self) -> tuple[list[str], list[tuple[str, str]]]:
         """The registered names; names and URLs of known bookies. Raises: MetadataUnavailable."""
@@ -196,7 +186,7 @@ class Inquiry:
     async def _learn(self, answer: BookieWitnesses) -> None:
         try:
             await self._database.learn(Presented(answer.witnesses, answer.bookie))
-        except DatabaseWentBack as error:
+        except errors.DatabaseWentBack as error:
             log.error(  # noqa: TRY400
                 "database-not-confirmed", extra={"bookie": answer.bookie, "why": error.detail}
             )
@@ -275,7 +265,7 @@ async def _fence(
 # A rebuild reads what bookies hold, ledger by ledger (rule 18d).
 
 
-class SourceAway(Unavailable, title="A bookie stopped answering", travels=False):
+class SourceAway(errors.Unavailable, title="A bookie stopped answering", travels=False):
     """A bookie stopped answering. Written rows stay: run the rebuild again, with `after`."""
 
 
@@ -309,7 +299,7 @@ async def find_sources(session: aiohttp.ClientSession, urls: Iterable[str]) -> l
     sources.sort(key=lambda source: source.name)
     names = [source.name for source in sources]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise InvalidRequest(f"two processes answer as bookie {min(twice)} (rule 15a)")
+        raise errors.InvalidRequest(f"two processes answer as bookie {min(twice)} (rule 15a)")
     return sources
 
 

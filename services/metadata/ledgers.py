@@ -13,30 +13,11 @@ from typing import Any, Final
 import asyncpg
 import orjson
 
-from quorumlog.errors import (
-    AlreadyDone,
-    InvalidRequest,
-    LedgerExists,
-    NoSuchLedger,
-    NoSuchTransaction,
-    OwnedByLog,
-    QuorumLogError,
-    TransactionAborted,
-    TransactionCommitted,
-    VersionConflict,
-)
-from quorumlog.protocol.changes import (
-    Row,
-    added_members,
-    check_ledger,
-    check_new_ledger,
-    is_made_from,
-    is_row,
-)
+from quorumlog import errors
+from quorumlog.protocol import changes
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.protocol.metadata import LedgerMetadata, State
-from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import TransactionState
 from quorumlog.wire.bodies import (
     HeldBody,
@@ -52,7 +33,7 @@ from quorumlog.wire.bodies import (
 )
 from quorumlog.wire.log_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG, LedgerIds
 from quorumlog.wire.position_bodies import POSITIONS_LOG
-from quorumlog.wire.repair_bodies import RepairAdd
+from quorumlog.wire.repair_bodies import repairs_of
 from services.metadata.attempts import (
     found_once,
     is_applied,
@@ -138,7 +119,7 @@ class LedgerStore(RowStore):
 
         Raises: InvalidRequest, LedgerExists, StaleMember; NoSuchLedger if the ledger was deleted.
         """
-        check_new_ledger(request.row)
+        changes.check_new_ledger(request.row)
         try:
             return await self.database.transact(lambda connection: _create(connection, request))
         except _AlreadyCreated as repeated:
@@ -167,10 +148,10 @@ class LedgerStore(RowStore):
         if await is_applied(connection, request.attempt, target):
             return old
         if await found_once(connection, request.once) is not None:
-            raise AlreadyDone(ledger_id=row.ledger_id, current=document_of(old))
+            raise errors.AlreadyDone(ledger_id=row.ledger_id, current=document_of(old))
         check_row(old, row)
-        check_ledger(old, row)
-        await hold_members(connection, added_members(old, row), ledger_id=row.ledger_id)
+        changes.check_ledger(old, row)
+        await hold_members(connection, changes.added_members(old, row), ledger_id=row.ledger_id)
         await check_end(connection, old, row, held)
         changed = await write_row(connection, row, request.attempt)
         await try_once(connection, request.once)
@@ -180,15 +161,8 @@ class LedgerStore(RowStore):
                 "DELETE FROM ledger_members WHERE ledger_id = $1", row.ledger_id
             )
             await index_members(connection, {row.ledger_id: row})
-        await add_repairs(
-            connection,
-            [
-                RepairAdd(
-                    ledger_id=row.ledger_id, member=gap.member, ranges=((gap.first, gap.last),)
-                )
-                for gap in request.missed
-            ],
-        )
+        gaps = ((gap.member, gap.first, gap.last) for gap in request.missed)
+        await add_repairs(connection, repairs_of(row.ledger_id, gaps))
         return changed
 
     @transactional
@@ -203,13 +177,13 @@ class LedgerStore(RowStore):
         target = f"delete ledger {ledger_id}"
         try:
             old = await lock_ledger(connection, ledger_id)
-        except NoSuchLedger:
+        except errors.NoSuchLedger:
             if await is_applied(connection, request.attempt, target):
                 return
             raise
         check_deleted(old, request)
         if old.log is None and old.state is not State.CLOSED:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 "only a CLOSED ledger is deleted: recover it first", ledger_id=ledger_id
             )
         await leave_tombstone(connection, old)
@@ -304,7 +278,7 @@ def row_of(
         detail = (
             f"ledger {ledger_id} is deleted" if is_deleted else f"there is no ledger {ledger_id}"
         )
-        raise NoSuchLedger(detail, ledger_id=ledger_id, deleted=is_deleted)
+        raise errors.NoSuchLedger(detail, ledger_id=ledger_id, deleted=is_deleted)
     return received(LedgerMetadata, _json_of(connection, record))
 
 
@@ -327,26 +301,26 @@ def body_of(connection: Connection, row: LedgerMetadata, ledger_id: int) -> str:
     return connection.key_ring.sealed(ledger_id, json_of(row, without=row.STORE_FIELDS).decode())
 
 
-def check_row(current: Row, changed: Row) -> None:
+def check_row(current: changes.Row, changed: changes.Row) -> None:
     """Raise VersionConflict (with `current`) unless `changed` was made from the current row."""
-    if not is_made_from(current, changed):
+    if not changes.is_made_from(current, changed):
         raise _conflict(current)
 
 
-def check_deleted(current: Row, request: RowDelete) -> None:
+def check_deleted(current: changes.Row, request: RowDelete) -> None:
     """Raise VersionConflict (with `current`) if a deletion names another row than `current`."""
-    if not is_row(current, version=request.version, attempt=request.row_attempt):
+    if not changes.is_row(current, version=request.version, attempt=request.row_attempt):
         raise _conflict(current)
 
 
-def _conflict(current: Row) -> VersionConflict:
+def _conflict(current: changes.Row) -> errors.VersionConflict:
     reported = {
         "detail": f"the current version is {current.version}",
         "current": document_of(current),
     }
     if isinstance(current, LedgerMetadata):
-        return VersionConflict(**reported, ledger_id=current.ledger_id)
-    return VersionConflict(**reported, log=current.name)
+        return errors.VersionConflict(**reported, ledger_id=current.ledger_id)
+    return errors.VersionConflict(**reported, log=current.name)
 
 
 class _AlreadyCreated(Exception):
@@ -358,16 +332,15 @@ class _AlreadyCreated(Exception):
 
 
 async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerMetadata:
-    await _raise_if_created(connection, request.attempt)
-    await _raise_if_done(connection, request.once)
-    await hold_members(connection, added_members(None, request.row))
+    await _raise_if_created(connection, request)
+    await hold_members(connection, changes.added_members(None, request.row))
     record = await _insert(connection, request)
     row = row_of(connection, record)
     # If two tries run at the same time, the later one waits here for the end of the earlier one.
     if not await try_once(connection, request.once, row.ledger_id):
-        await _raise_if_done(connection, request.once)
+        await _raise_if_created(connection, request)
     if not await try_record(connection, request.attempt, f"{_CREATE}{row.ledger_id}"):
-        await _raise_if_created(connection, request.attempt)
+        await _raise_if_created(connection, request)
     await index_members(connection, {row.ledger_id: row})
     tags = dict(row.extra)
     if TRANSACTION_TAG in tags:
@@ -383,10 +356,7 @@ async def _create(connection: Connection, request: LedgerCreateBody) -> LedgerMe
 async def _join_transaction(
     connection: Connection, row: LedgerMetadata, tags: Mapping[str, str]
 ) -> None:
-    """Add a new ledger to a transaction, which must be OPEN, and renew the transaction.
-
-    Raises: NoSuchTransaction, TransactionCommitted, TransactionAborted, InvalidRequest.
-    """
+    """Add a new ledger to a transaction, which must be OPEN, and renew the transaction."""
     name = tags[TRANSACTION_TAG]
     # The row lock keeps the transaction from ending before this ledger belongs to it.
     log = await connection.fetchval(
@@ -396,9 +366,9 @@ async def _join_transaction(
     )
     if log is None:
         state = await connection.fetchval("SELECT state FROM transactions WHERE id = $1", name)
-        raise _ENDED_ERRORS.get(state, NoSuchTransaction)(f"transaction {name}", log=row.log)
+        raise _ENDED_ERRORS.get(state, errors.NoSuchTransaction)(f"transaction {name}", log=row.log)
     if log != row.log:
-        raise InvalidRequest(f"the transaction is of the log {log}")
+        raise errors.InvalidRequest(f"the transaction is of the log {log}")
     await connection.execute(
         "INSERT INTO transaction_ledgers (ledger_id, transaction, partition, attempt)"
         " VALUES ($1, $2, $3::text::bigint, $4::text::bigint)",
@@ -409,9 +379,9 @@ async def _join_transaction(
     )
 
 
-_ENDED_ERRORS: Final[dict[str | None, type[QuorumLogError]]] = {
-    TransactionState.COMMITTED: TransactionCommitted,
-    TransactionState.ABORTED: TransactionAborted,
+_ENDED_ERRORS: Final[dict[str | None, type[errors.QuorumLogError]]] = {
+    TransactionState.COMMITTED: errors.TransactionCommitted,
+    TransactionState.ABORTED: errors.TransactionAborted,
 }
 
 
@@ -432,24 +402,20 @@ async def _insert(connection: Connection, request: LedgerCreateBody) -> asyncpg.
         if record is not None:
             return record
         if chosen >= 0:
-            await _raise_if_created(connection, request.attempt)
-            raise LedgerExists(ledger_id=chosen)
+            await _raise_if_created(connection, request)
+            raise errors.LedgerExists(ledger_id=chosen)
 
 
-async def _raise_if_done(connection: Connection, once: Once | None) -> None:
-    """Raise _AlreadyCreated if an earlier copy of a client's request has created a ledger."""
-    ledger_id = await found_once(connection, once)
+async def _raise_if_created(connection: Connection, request: LedgerCreateBody) -> None:
+    """Raise _AlreadyCreated if an earlier try, or copy of the client's request, made a ledger."""
+    target = await target_of(connection, request.attempt)
+    if target is not None:
+        if not target.startswith(_CREATE):
+            raise used_otherwise(target)
+        raise _AlreadyCreated(int(target.removeprefix(_CREATE)))
+    ledger_id = await found_once(connection, request.once)
     if ledger_id is not None:
         raise _AlreadyCreated(int(ledger_id))
-
-
-async def _raise_if_created(connection: Connection, attempt: str) -> None:
-    target = await target_of(connection, attempt)
-    if target is None:
-        return
-    if not target.startswith(_CREATE):
-        raise used_otherwise(target)
-    raise _AlreadyCreated(int(target.removeprefix(_CREATE)))
 
 
 async def lock_ledger(connection: Connection, ledger_id: int) -> LedgerMetadata:
@@ -522,12 +488,14 @@ async def leave_tombstone(connection: Connection, row: LedgerMetadata) -> None:
     """
     if row.log is not None:
         if await shared_among(connection, [row.ledger_id]):
-            raise OwnedByLog("a fork names this ledger", ledger_id=row.ledger_id, log=row.log)
+            raise errors.OwnedByLog(
+                "a fork names this ledger", ledger_id=row.ledger_id, log=row.log
+            )
         released = await connection.fetchval(
             "DELETE FROM unnamed_ledgers WHERE ledger_id = $1 RETURNING ledger_id", row.ledger_id
         )
         if released is None:
-            raise OwnedByLog(ledger_id=row.ledger_id, log=row.log)
+            raise errors.OwnedByLog(ledger_id=row.ledger_id, log=row.log)
     await bury(connection, [row.ledger_id])
 
 

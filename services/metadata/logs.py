@@ -24,13 +24,7 @@ from quorumlog.wire.log_bodies import (
     LogCreateBody,
     SharedAsk,
 )
-from services.metadata.attempts import (
-    found_once,
-    is_applied,
-    record_attempt,
-    record_change,
-    try_once,
-)
+from services.metadata import attempts, forks, sql
 from services.metadata.database import (
     Connection,
     RowStore,
@@ -39,15 +33,6 @@ from services.metadata.database import (
     proven,
     transactional,
 )
-from services.metadata.forks import (
-    NOT_SHARED,
-    check_name_free,
-    forget_source,
-    let_go,
-    note_source,
-    share,
-    shared_among,
-)
 from services.metadata.ledgers import (
     check_deleted,
     check_row,
@@ -55,18 +40,9 @@ from services.metadata.ledgers import (
     leave_tombstones,
     lock_ledger,
 )
-from services.metadata.sql import (
-    IS_AFTER_LOSS,
-    has_more,
-    ids_of,
-    is_shown,
-    json_rest,
-    page_of,
-    utc,
-)
 
 ROW: Final = (
-    f"name, version, attempt::text AS attempt, body::text AS body, {utc('created_at')},"
+    f"name, version, attempt::text AS attempt, body::text AS body, {sql.utc('created_at')},"
     " (extract(epoch FROM now()) * 1000)::bigint AS read_ms"
 )
 """`read_ms` is the time of the read by the database's clock. Ages of records are judged by this
@@ -98,20 +74,20 @@ class LogStore(RowStore):
         """
         query, values = page_query(prefix, shown, after=after, limit=limit)
         records = await connection.fetch(query, *values)
-        return [_json_of(record) for record in records], records[-1]["name"] if has_more(
+        return [_json_of(record) for record in records], records[-1]["name"] if sql.has_more(
             records
         ) else None
 
     @proven
     async def shared(self, connection: Connection, request: SharedAsk) -> LedgerIds:
         """Those of the given ledgers that forks name, ascending, read from the primary."""
-        found = await shared_among(connection, set(request.ledgers))
+        found = await forks.shared_among(connection, set(request.ledgers))
         return LedgerIds(ledgers=tuple(sorted(found)))
 
     @transactional
     async def is_done(self, connection: Connection, token: str, *, content: str = "0" * 32) -> Done:
         """Whether a client's request was applied. Raises: InvalidRequest if `content` differs."""
-        return Done(done=await found_once(connection, Once(token, content)) is not None)
+        return Done(done=await attempts.found_once(connection, Once(token, content)) is not None)
 
     async def create(self, request: LogCreateBody) -> LogMetadata:
         """Create a log, or return the log that an earlier try of the same attempt created.
@@ -143,7 +119,7 @@ class LogStore(RowStore):
             f"SELECT {ROW} FROM logs WHERE name = $1 FOR UPDATE", row.name
         )
         target = f"create log {row.name}"
-        if await is_applied(connection, request.attempt, target):
+        if await attempts.is_applied(connection, request.attempt, target):
             # Exclude a later log of this name: `created_at` and `at` are equal only in one
             # transaction.
             is_it = await connection.fetchval(
@@ -153,18 +129,18 @@ class LogStore(RowStore):
                 request.attempt,
             )
             return row_of(old if is_it else None, row.name), True
-        is_late = await found_once(connection, request.once) is not None
+        is_late = await attempts.found_once(connection, request.once) is not None
         if is_late or (old is not None and old["body"] is not None):
             current = row_of(old, row.name)
-            await try_once(connection, request.once)
+            await attempts.try_once(connection, request.once)
             return current, False
-        await check_name_free(connection, row.name)
+        await forks.check_name_free(connection, row.name)
         if request.fork is None and row.forked_at is not None:
             raise InvalidRequest("/row/forked_at: requires /fork", log=row.name)
         if request.fork is not None:
             row = await _forked(connection, row, request.fork)
         source = None if request.fork is None else request.fork.source
-        await note_source(connection, row.name, source)
+        await forks.note_source(connection, row.name, source)
         named = {item.ledger_id for item in row.own}
         await _require_all(connection, row.name, _LOCKED, named, row.name)
         await _require_all(connection, row.name, _CLAIMED, named)
@@ -178,8 +154,8 @@ class LogStore(RowStore):
         )
         created = row_of(record, row.name)
         await _place_ledgers(connection, created, _places_of(created), request.attempt)
-        await try_once(connection, request.once)
-        await record_attempt(connection, request.attempt, target)
+        await attempts.try_once(connection, request.once)
+        await attempts.record_attempt(connection, request.attempt, target)
         return created, True
 
     @transactional
@@ -191,14 +167,14 @@ class LogStore(RowStore):
         row = request.row
         old = await read_log(connection, row.name, "FOR UPDATE")
         target = f"log {row.name}"
-        if await is_applied(connection, request.attempt, target):
+        if await attempts.is_applied(connection, request.attempt, target):
             return old
-        if await found_once(connection, request.once) is not None:
+        if await attempts.found_once(connection, request.once) is not None:
             raise AlreadyDone(log=row.name, current=document_of(old))
         check_row(old, row)
         changed = await change_row(connection, old, row, attempt=request.attempt)
-        await try_once(connection, request.once)
-        await record_attempt(connection, request.attempt, target)
+        await attempts.try_once(connection, request.once)
+        await attempts.record_attempt(connection, request.attempt, target)
         return changed
 
     @transactional
@@ -212,15 +188,15 @@ class LogStore(RowStore):
         try:
             old = await read_log(connection, name, "FOR UPDATE")
         except NoSuchLog:
-            if await is_applied(connection, request.attempt, target):
+            if await attempts.is_applied(connection, request.attempt, target):
                 return
             raise
-        if await is_applied(connection, request.attempt, target):
+        if await attempts.is_applied(connection, request.attempt, target):
             return  # another log was created under this name since the first try
         check_deleted(old, request)
         check_unprotected(old)
         await bury_log(connection, old)
-        await record_attempt(connection, request.attempt, target)
+        await attempts.record_attempt(connection, request.attempt, target)
 
     @listing
     async def orphans(
@@ -238,7 +214,7 @@ class LogStore(RowStore):
         if older_than_s and not await ages_count(connection):
             return LedgerIds(ledgers=())
         query, of_log = (ORPHANS, ()) if log is None else (ORPHANS_OF_LOG, (log,))
-        found = await ids_of(connection, query, older_than_s, after, limit, *of_log)
+        found = await sql.ids_of(connection, query, older_than_s, after, limit, *of_log)
         return LedgerIds(ledgers=found)
 
     @transactional
@@ -252,7 +228,7 @@ class LogStore(RowStore):
         if row.log is None:
             raise InvalidRequest("this ledger was not made for a log", ledger_id=ledger_id)
         await leave_tombstone(connection, row)
-        await record_change(connection, f"delete ledger {ledger_id}")
+        await attempts.record_change(connection, f"delete ledger {ledger_id}")
 
 
 async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[int] = ()) -> None:
@@ -270,8 +246,8 @@ async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[in
     ledgers = [item.ledger_id for item in row.own]
     deleted = await leave_tombstones(connection, {*ledgers[-DELETED_WITH_LOG_MAX:]} - {*kept})
     await _release_ledgers(connection, set(ledgers) - deleted)
-    await let_go(connection, row.name, {item.ledger_id for item in row.shared})
-    await forget_source(connection, row.name)
+    await forks.let_go(connection, row.name, {item.ledger_id for item in row.shared})
+    await forks.forget_source(connection, row.name)
     await connection.execute(
         "UPDATE logs SET version = version + 1, body = NULL, changed_at = now() WHERE name = $1",
         row.name,
@@ -295,14 +271,14 @@ _PUBLISHED: Final = (
 """Selects the ledgers of a transaction that a log begins to name at the commit."""
 ORPHANS: Final = (
     "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"
-    f" AND ledger_id > $2 AND {NOT_SHARED} AND EXISTS (SELECT FROM ledgers l"
-    f" WHERE l.ledger_id = unnamed_ledgers.ledger_id AND {IS_AFTER_LOSS})"
+    f" AND ledger_id > $2 AND {forks.NOT_SHARED} AND EXISTS (SELECT FROM ledgers l"
+    f" WHERE l.ledger_id = unnamed_ledgers.ledger_id AND {sql.IS_AFTER_LOSS})"
     " ORDER BY ledger_id LIMIT $3"
 )
 ORPHANS_OF_LOG: Final = (
     "SELECT ledger_id FROM ledgers l JOIN unnamed_ledgers USING (ledger_id)"
     " WHERE log = $4 AND ledger_id > $2 AND first_offset IS NOT NULL"
-    f" AND since < now() - make_interval(secs => $1::int) AND {NOT_SHARED} AND {IS_AFTER_LOSS}"
+    f" AND since < now() - make_interval(secs => $1::int) AND {forks.NOT_SHARED} AND {sql.IS_AFTER_LOSS}"
     " ORDER BY ledger_id LIMIT $3"
 )
 
@@ -317,13 +293,13 @@ def page_query(
         values.append(given)
         return f"${len(values)}"
 
-    allowed = "true" if shown is None else is_shown(_OWNER, shown, value)
+    allowed = "true" if shown is None else sql.is_shown(_OWNER, shown, value)
     rows = (
         "SELECT name, version, attempt, body, created_at, body_bytes FROM logs"
         " WHERE body IS NOT NULL AND name > $1 AND name >= $3 AND starts_with(name, $3)"
         f" AND {allowed}"
     )
-    return page_of(rows, order="name", row=ROW, limit="$2"), values
+    return sql.page_of(rows, order="name", row=ROW, limit="$2"), values
 
 
 def row_of(record: asyncpg.Record | None, name: str = "") -> LogMetadata:
@@ -339,7 +315,7 @@ def _json_of(record: asyncpg.Record) -> bytes:
         record["name"].encode(),
         record["read_ms"],
         (record["attempt"] or "").encode(),
-        json_rest(record),
+        sql.json_rest(record),
     )
 
 
@@ -352,7 +328,7 @@ async def read_log(connection: Connection, name: str, lock: str = "") -> LogMeta
     """A log's row, which `lock` (such as FOR UPDATE) locks. Raises: NoSuchLog, LogDeleted."""
     record = await connection.fetchrow(f"SELECT {ROW} FROM logs WHERE name = $1 {lock}", name)
     if record is None or record["body"] is None:
-        await check_name_free(connection, name)
+        await forks.check_name_free(connection, name)
     return row_of(record, name)
 
 
@@ -366,7 +342,7 @@ async def _forked(connection: Connection, wanted: LogMetadata, fork: ForkBody) -
             log=fork.source,
         )
     made = source.forked(wanted, fork.at)
-    await share(connection, made)
+    await forks.share(connection, made)
     return made
 
 
@@ -395,7 +371,7 @@ async def change_row(
     placing = replace(new, created_at=old.created_at, attempt=attempt)
     await _place_ledgers(connection, placing, places, attempt)
     await _release_ledgers(connection, before - after - shared)
-    await let_go(connection, new.name, shared - after)
+    await forks.let_go(connection, new.name, shared - after)
     record = await connection.fetchrow(
         "UPDATE logs SET version = version + 1, attempt = $4, body = $3::text::jsonb,"
         " changed_at = now() WHERE name = $1 AND version = $2 AND body IS NOT NULL"
@@ -413,7 +389,7 @@ async def _require_all(
 ) -> None:
     """Run a query for ledgers of a log. Raises: InvalidRequest unless it finds all of them."""
     wanted = sorted(ledgers)
-    found = await ids_of(connection, query, wanted, *values) if wanted else ()
+    found = await sql.ids_of(connection, query, wanted, *values) if wanted else ()
     if missing := sorted({*wanted} - {*found}):
         raise InvalidRequest(
             f"ledger {missing[0]} does not exist, or was not made for this log",

@@ -48,18 +48,13 @@ class Memory:
         self.cluster_id = ""
         """The id of the database's cluster. Witnesses of another cluster are rejected."""
         self._held: dict[str, None] = {}
-        self._missing: dict[str, str] = {}
+        self.missing: dict[str, str] = {}
         """Tokens that the database lacked when last checked, each with its holder."""
-
-    @property
-    def missing(self) -> dict[str, str]:
-        """Tokens that the database lacks, each with its holder; empty if it lacks none."""
-        return dict(self._missing)
 
     @property
     def wanted(self) -> set[str]:
         """Tokens that the database must contain."""
-        return {*self._held, *self._missing}
+        return {*self._held, *self.missing}
 
     @property
     def witnesses(self) -> tuple[str, ...]:
@@ -95,16 +90,16 @@ class Memory:
         there = set(found)
         lacking = sorted(set(wanted) - there)
         for token in lacking:
-            if token in self._missing or len(self._missing) >= _MISSING_MAX:
+            if token in self.missing or len(self.missing) >= _MISSING_MAX:
                 continue
             who = "this process" if token in self._held else holder
-            self._missing[token] = who
+            self.missing[token] = who
             self._held.pop(token, None)
             log.error("database-went-back", extra={"witness": token, "holder": who})
-        back = [token for token in self._missing if token in there]
+        back = [token for token in self.missing if token in there]
         for token in back:
-            del self._missing[token]
-        if back and not self._missing:
+            del self.missing[token]
+        if back and not self.missing:
             log.warning("database-is-back", extra={"witnesses": len(back)})
         self._held |= dict.fromkeys(token for token in wanted if token in there)
         if lacking:
@@ -115,7 +110,7 @@ class Memory:
         first = min(lacking)
         return DatabaseWentBack(
             f"the database lacks {len(lacking)} changes that it had acknowledged, such as {first}"
-            f" (known to {self._missing.get(first, 'a caller')}). Nothing is changed or deleted"
+            f" (known to {self.missing.get(first, 'a caller')}). Nothing is changed or deleted"
             " until the right database is back, or an operator accepts the loss: see the runbook",
             witnesses=[witness_of(self.cluster_id, token) for token in sorted(lacking)[:10]],
         )

@@ -40,16 +40,7 @@ from quorumlog.wire.bodies import (
 from quorumlog.wire.rebuild_bodies import RebuildAsk, RebuildLine
 from quorumlog.wire.repair_bodies import REPAIR_PLACE, RepairsAdd, RepairSettings
 from quorumlog.wire.token_bodies import TOKEN_ID
-from services.metadata.http import (
-    AFTER,
-    LEDGER_ID,
-    LIMIT,
-    LINES,
-    PARTS,
-    StoreRoutes,
-    answer,
-    parsed,
-)
+from services.metadata import http
 from services.metadata.losses import KeptStore
 from services.metadata.memory import PRESENTED, Presented
 from services.metadata.migrate import SealingStore
@@ -83,12 +74,12 @@ KNOWN: Final = query_text(
 )
 
 _ITEM: Final = "/v1/repairs/{ledger_id}/{member}"
-_OF_ITEM: Final = (LEDGER_ID, MEMBER_ID)
-ROUTES: Final = StoreRoutes()
+_OF_ITEM: Final = (http.LEDGER_ID, MEMBER_ID)
+ROUTES: Final = http.StoreRoutes()
 
 # The routes of the repair queue and of leases.
 
-ROUTES.serve("GET /v1/repairs", RepairStore.page, LIMIT, AFTER_ITEM, roles=WRITERS | OPERATORS)
+ROUTES.serve("GET /v1/repairs", RepairStore.page, http.LIMIT, AFTER_ITEM, roles=WRITERS | OPERATORS)
 
 
 def _check_members(request: web.Request, _given: Given, body: RepairsAdd) -> None:
@@ -107,9 +98,9 @@ ROUTES.serve("POST /v1/repairs/hurry", RepairStore.hurry, roles=HEALERS)
 @ROUTES.add("POST /v1/repairs/trigger", roles=HEALERS, gives=RepairSettings)
 async def trigger_repairs(request: web.Request, _given: Given) -> web.Response:
     """Request a full audit, and retry now the items that wait after a failure."""
-    parts = request.app[PARTS]
+    parts = request.app[http.PARTS]
     await parts.repairs.hurry()
-    return answer(await parts.repair_settings.trigger())
+    return http.answer(await parts.repair_settings.trigger())
 
 
 ROUTES.serve("GET /v1/repair-settings", RepairSettingsStore.get, roles=HEALERS | OPERATORS)
@@ -131,7 +122,7 @@ ROUTES.serve("GET /v1/rebuild", RebuildStore.state, roles=BOOKIES | GATEWAYS | O
     roles=GATEWAYS | OPERATORS,
     takes=RebuildAsk,
     gives=RebuildLine,
-    media=LINES,
+    media=http.LINES,
     is_audited=True,
 )
 async def rebuild(request: web.Request, _given: Given) -> web.StreamResponse:
@@ -140,10 +131,10 @@ async def rebuild(request: web.Request, _given: Given) -> web.StreamResponse:
     The answer has lines of progress, and at last the report or an error. If the caller disconnects,
     the rebuild ends, and written rows stay.
     """
-    ask = await parsed(request, RebuildAsk)
+    ask = await http.parsed(request, RebuildAsk)
 
     async def work(notify: Notify) -> RebuildLine:
-        return RebuildLine(report=await request.app[PARTS].rebuilder.run(ask, notify))
+        return RebuildLine(report=await request.app[http.PARTS].rebuilder.run(ask, notify))
 
     return await _reported_in_lines(request, work)
 
@@ -152,7 +143,7 @@ async def _reported_in_lines(
     request: web.Request, work: Callable[[Notify], Awaitable[RebuildLine]]
 ) -> web.StreamResponse:
     """Run `work`, and answer with lines of progress, and at last with its result or its error."""
-    response = web.StreamResponse(headers={"Content-Type": LINES})
+    response = web.StreamResponse(headers={"Content-Type": http.LINES})
     await response.prepare(request)
 
     async def notify(line: RebuildLine) -> None:
@@ -174,7 +165,7 @@ ROUTES.serve(
     "GET /v1/audit", AuditStore.page, SINCE, TARGET, NUMBER, ROWS, roles=GATEWAYS | OPERATORS
 )
 ROUTES.serve(
-    "POST /v1/keys/reseal", SealingStore.reseal, AFTER, roles=OPERATORS, audited_as="reseal"
+    "POST /v1/keys/reseal", SealingStore.reseal, http.AFTER, roles=OPERATORS, audited_as="reseal"
 )
 
 
@@ -213,22 +204,24 @@ ROUTES.serve("POST /v1/witnesses", WitnessStore.confirm, roles=SERVICES)
 @ROUTES.add("POST /v1/witnesses/copies", roles=BOOKIES, takes=CopyWitnesses, gives=WitnessState)
 async def confirm_copies(request: web.Request, _given: Given) -> web.Response:
     """Check that the database has the caller's witnesses, and the changes of its copies of rows."""
-    body = await parsed(request, CopyWitnesses)
+    body = await http.parsed(request, CopyWitnesses)
     check_name(request, body.holder)
     presented = PRESENTED.get()
     assert presented is not None, "the middleware sets it"
     presented.witnesses += body.witnesses
     presented.holder = body.holder
-    return answer(await request.app[PARTS].witnesses.confirm())
+    return http.answer(await request.app[http.PARTS].witnesses.confirm())
 
 
 @ROUTES.add("GET /v1/witnesses", roles=GATEWAYS | OPERATORS, gives=WitnessState)
 async def get_witnesses(request: web.Request, _given: Given) -> web.Response:
     """The witnesses held by this process, and those that the database lacked at the last check."""
-    return answer(request.app[PARTS].witnesses.state())
+    return http.answer(request.app[http.PARTS].witnesses.state())
 
 
-ROUTES.serve("GET /v1/kept-ledgers", KeptStore.list, AFTER, LIMIT, roles=GATEWAYS | OPERATORS)
+ROUTES.serve(
+    "GET /v1/kept-ledgers", KeptStore.list, http.AFTER, http.LIMIT, roles=GATEWAYS | OPERATORS
+)
 
 
 @ROUTES.add(
@@ -244,12 +237,15 @@ async def accept_lost(request: web.Request, _given: Given) -> web.StreamResponse
     Before that, the copies of all bookies are read. A caller that accepts `application/x-ndjson`
     gets lines of progress.
     """
-    body = await parsed(request, WitnessAccept)
+    body = await http.parsed(request, WitnessAccept)
     accept = partial(
-        request.app[PARTS].witnesses.accept, body.witnesses, lost=body.lost, ledgers=body.ledgers
+        request.app[http.PARTS].witnesses.accept,
+        body.witnesses,
+        lost=body.lost,
+        ledgers=body.ledgers,
     )
-    if request.headers.get("Accept") != LINES:
-        return answer(await accept(notify=_quiet))
+    if request.headers.get("Accept") != http.LINES:
+        return http.answer(await accept(notify=_quiet))
 
     async def work(notify: Notify) -> RebuildLine:
         return RebuildLine(state=await accept(notify=notify))

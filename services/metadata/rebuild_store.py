@@ -351,9 +351,7 @@ class RebuildTables:
         await index_members(self._connection, rows)
 
     async def _contain(self, rows: Mapping[str, LedgerMetadata]) -> None:
-        """Record the tokens of the copies' changes, which the database contains now, so that a late
-        retry is settled (rule 6). A log's change is recorded for the ledger that it placed.
-        """
+        """Record the tokens of the copies' changes, so that a late retry is settled (rule 6)."""
         targets = {attempt: _target_of(row) for attempt, row in rows.items()}
         for row in rows.values():
             if row.lineage is not None and row.lineage.placed_by:

@@ -17,23 +17,8 @@ import asyncpg
 import orjson
 
 from quorumlog.errors import NoSuchRepair, VersionConflict
+from quorumlog.wire import repair_bodies
 from quorumlog.wire.bodies import received
-from quorumlog.wire.repair_bodies import (
-    Lease,
-    LeaseTake,
-    Ranges,
-    RangesBody,
-    RepairAdd,
-    RepairClaim,
-    RepairFail,
-    RepairItem,
-    RepairList,
-    RepairProgress,
-    RepairsAdd,
-    RepairSettings,
-    RepairSettingsPut,
-    RepairSummary,
-)
 from services.metadata import audit
 from services.metadata.database import Connection, RowStore, listing, plain, transactional
 from services.metadata.sql import has_more, page_of, utc, value_of
@@ -121,24 +106,24 @@ class RepairStore(RowStore):
     @listing
     async def page(
         self, connection: Connection, *, after: tuple[int, str], limit: int
-    ) -> RepairList:
+    ) -> repair_bodies.RepairList:
         """Items of the queue, by ledger and member; `after` is `ledger_id:member`."""
         records = await connection.fetch(PAGE, *after, limit)
         found = tuple(_repair_of(record) for record in records)
         last = f"{found[-1].ledger_id}:{found[-1].member}" if has_more(records) else None
-        return RepairList(repairs=found, next=last)
+        return repair_bodies.RepairList(repairs=found, next=last)
 
     @transactional
-    async def add(self, connection: Connection, request: RepairsAdd) -> None:
+    async def add(self, connection: Connection, request: repair_bodies.RepairsAdd) -> None:
         """Queue entries that members lack; deleted ledgers are skipped."""
         await add_repairs(connection, request.items)
 
     @listing
-    async def summary(self, connection: Connection) -> RepairSummary:
+    async def summary(self, connection: Connection) -> repair_bodies.RepairSummary:
         """Counts of the whole queue, and the age of its oldest item."""
         record = await connection.fetchrow(SUMMARY)
         assert record is not None
-        return RepairSummary(**dict(record))
+        return repair_bodies.RepairSummary(**dict(record))
 
     async def hurry(self) -> None:
         """Make all items that wait after a failure due now; idempotent."""
@@ -151,16 +136,22 @@ class RepairStore(RowStore):
 
     # A transaction, since no work may rest on rows of a database that went back (rule 18a).
     @transactional
-    async def claim(self, connection: Connection, request: RepairClaim) -> RepairList:
+    async def claim(
+        self, connection: Connection, request: repair_bodies.RepairClaim
+    ) -> repair_bodies.RepairList:
         """Claim due items for a worker until its lease ends, those with fewest survivors first."""
         records = await connection.fetch(CLAIM, request.worker, request.lease_s, request.limit)
         records.sort(key=itemgetter("survivors", "ledger_id", "member"))
-        return RepairList(repairs=tuple(_repair_of(record) for record in records))
+        return repair_bodies.RepairList(repairs=tuple(_repair_of(record) for record in records))
 
     @transactional
     async def progress(
-        self, connection: Connection, ledger_id: int, member: str, request: RepairProgress
-    ) -> RangesBody:
+        self,
+        connection: Connection,
+        ledger_id: int,
+        member: str,
+        request: repair_bodies.RepairProgress,
+    ) -> repair_bodies.RangesBody:
         """Remove repaired ranges from an item and extend its claim. An empty item is deleted.
 
         Raises: NoSuchRepair, VersionConflict (with `current`).
@@ -180,11 +171,11 @@ class RepairStore(RowStore):
             await connection.execute(
                 "DELETE FROM repairs WHERE ledger_id = $1 AND member = $2", ledger_id, member
             )
-        return RangesBody(ranges=remaining)
+        return repair_bodies.RangesBody(ranges=remaining)
 
     @transactional
     async def fail(
-        self, connection: Connection, ledger_id: int, member: str, request: RepairFail
+        self, connection: Connection, ledger_id: int, member: str, request: repair_bodies.RepairFail
     ) -> None:
         """Release an item after a failure. The item is due after a pause that doubles each time.
 
@@ -202,9 +193,9 @@ class RepairStore(RowStore):
         )
 
 
-async def add_repairs(connection: Connection, items: Iterable[RepairAdd]) -> None:
+async def add_repairs(connection: Connection, items: Iterable[repair_bodies.RepairAdd]) -> None:
     """Merge missed ranges into the queue's items, or create items; deleted ledgers are skipped."""
-    merged: dict[tuple[int, str], RepairAdd] = {}
+    merged: dict[tuple[int, str], repair_bodies.RepairAdd] = {}
     for item in items:
         # One SQL statement can change a row only once.
         before = merged.setdefault((item.ledger_id, item.member), item)
@@ -254,16 +245,16 @@ async def _lock(
         )
 
 
-def _multirange(ranges: Ranges) -> str:
+def _multirange(ranges: repair_bodies.Ranges) -> str:
     """A multirange in Postgres syntax."""
     return "{" + ",".join(f"[{first},{last}]" for first, last in ranges) + "}"
 
 
-def _repair_of(record: asyncpg.Record | None) -> RepairItem:
+def _repair_of(record: asyncpg.Record | None) -> repair_bodies.RepairItem:
     assert record is not None
     ranges = tuple((found.lower, found.upper - 1) for found in record["ranges"])
     survivors = None if record["survivors"] == _UNCOUNTED else record["survivors"]
-    return value_of(RepairItem, record, ranges=ranges, survivors=survivors)
+    return value_of(repair_bodies.RepairItem, record, ranges=ranges, survivors=survivors)
 
 
 _LEFT: Final = (
@@ -278,7 +269,9 @@ class LeaseStore(RowStore):
     """
 
     @transactional
-    async def take(self, connection: Connection, name: str, request: LeaseTake) -> Lease:
+    async def take(
+        self, connection: Connection, name: str, request: repair_bodies.LeaseTake
+    ) -> repair_bodies.Lease:
         """Take a free lease, or renew the caller's own. Returns the current holder."""
         await connection.execute(
             "INSERT INTO leases AS l (name, holder, token, expires_at)"
@@ -295,7 +288,7 @@ class LeaseStore(RowStore):
             f"SELECT holder, token, {_LEFT} FROM leases WHERE name = $1", name
         )
         assert record is not None
-        return value_of(Lease, record, name=name)
+        return value_of(repair_bodies.Lease, record, name=name)
 
 
 GET: Final = "SELECT body::text AS body, triggers FROM repair_settings WHERE is_only"
@@ -306,12 +299,14 @@ class RepairSettingsStore(RowStore):
     """Operators' settings for autorecovery: one row, valid for all processes and over restarts."""
 
     @plain  # settings of a database that went back do no harm: leases and claims are refused then
-    async def get(self, connection: Connection) -> RepairSettings:
+    async def get(self, connection: Connection) -> repair_bodies.RepairSettings:
         """Operators' settings for all processes of autorecovery."""
         return _settings_of(await connection.fetchrow(GET))
 
     @transactional
-    async def change(self, connection: Connection, request: RepairSettingsPut) -> RepairSettings:
+    async def change(
+        self, connection: Connection, request: repair_bodies.RepairSettingsPut
+    ) -> repair_bodies.RepairSettings:
         """Change the given settings, for all processes and over restarts. Concurrent changes of
         different settings both apply.
         """
@@ -325,7 +320,7 @@ class RepairSettingsStore(RowStore):
         return changed
 
     @transactional
-    async def trigger(self, connection: Connection) -> RepairSettings:
+    async def trigger(self, connection: Connection) -> repair_bodies.RepairSettings:
         """Ask every process to run a full audit now."""
         return _settings_of(
             await connection.fetchrow(
@@ -334,7 +329,7 @@ class RepairSettingsStore(RowStore):
         )
 
 
-def _settings_of(record: asyncpg.Record | None) -> RepairSettings:
+def _settings_of(record: asyncpg.Record | None) -> repair_bodies.RepairSettings:
     assert record is not None, "the migration made the row"
     fields = orjson.loads(record["body"]) | {"triggers": record["triggers"]}
-    return received(RepairSettings, orjson.dumps(fields))
+    return received(repair_bodies.RepairSettings, orjson.dumps(fields))

@@ -18,15 +18,8 @@ from quorumlog.wire.token_bodies import (
     TokenRevoke,
     TokenRow,
 )
+from services.metadata import database
 from services.metadata.attempts import is_applied, record_attempt
-from services.metadata.database import (
-    Connection,
-    RowStore,
-    ages_count,
-    listing,
-    proven,
-    transactional,
-)
 from services.metadata.sql import utc, value_of
 
 TOKENS_MAX: Final = 2000
@@ -37,11 +30,11 @@ _FORGET: Final = "DELETE FROM access_tokens WHERE expires_at < now() - interval 
 """Expired tokens stay in lists for a week, which shows owners why a token is rejected."""
 
 
-class TokenStore(RowStore):
+class TokenStore(database.RowStore):
     """The store of access tokens. Invariant: each change of tokens gives the list a new version."""
 
-    @transactional
-    async def create(self, connection: Connection, request: TokenCreate) -> TokenRow:
+    @database.transactional
+    async def create(self, connection: database.Connection, request: TokenCreate) -> TokenRow:
         """Store an access token by its secret's hash. A retry gets the first answer.
 
         Raises: InvalidRequest; NoSuchToken for a repeat after the token was revoked.
@@ -56,7 +49,7 @@ class TokenStore(RowStore):
                 ),
                 token.id,
             )
-        if await ages_count(connection):
+        if await database.ages_count(connection):
             await connection.execute(_FORGET)
         if await connection.fetchval("SELECT count(*) FROM access_tokens") >= TOKENS_MAX:
             raise InvalidRequest(f"there are {TOKENS_MAX} access tokens already: revoke some")
@@ -74,8 +67,10 @@ class TokenStore(RowStore):
         await record_attempt(connection, request.attempt, target)
         return _row_of(record, token.id)
 
-    @transactional
-    async def revoke(self, connection: Connection, token_id: str, request: TokenRevoke) -> None:
+    @database.transactional
+    async def revoke(
+        self, connection: database.Connection, token_id: str, request: TokenRevoke
+    ) -> None:
         """Delete an access token; a repeat of the attempt succeeds. Raises: NoSuchToken."""
         target = f"revoke token {token_id}"
         await connection.execute("UPDATE access_token_list SET version = gen_random_uuid()")
@@ -87,8 +82,8 @@ class TokenStore(RowStore):
             raise no_such_token(token_id)
         await record_attempt(connection, request.attempt, target)
 
-    @proven  # a database that went back may have tokens that were revoked since (rule 18a)
-    async def list(self, connection: Connection, *, known: str | None = None) -> TokenList:
+    @database.proven  # a database that went back may have tokens that were revoked since (rule 18a)
+    async def list(self, connection: database.Connection, *, known: str | None = None) -> TokenList:
         """All access tokens in order of creation, or none if `known` is the current version."""
         records = await connection.fetch(
             f"SELECT version::text, ticket_key, {_ROW} FROM access_token_list LEFT JOIN access_tokens"
@@ -133,7 +128,7 @@ _TRIM: Final = (
 
 
 @dataclass(eq=False)
-class AuditStore(RowStore):
+class AuditStore(database.RowStore):
     """The store of audited requests."""
 
     days: int
@@ -141,10 +136,10 @@ class AuditStore(RowStore):
     rows_max: int
     """Only this number of the latest rows is kept."""
 
-    @listing
+    @database.listing
     async def page(
         self,
-        connection: Connection,
+        connection: database.Connection,
         *,
         after: int,
         since: datetime | None = None,
@@ -161,9 +156,9 @@ class AuditStore(RowStore):
         while await self._trim_some() == _TRIMMED_AT_ONCE:
             pass
 
-    @transactional
-    async def _trim_some(self, connection: Connection) -> int:
+    @database.transactional
+    async def _trim_some(self, connection: database.Connection) -> int:
         """Delete a batch of the oldest rows that are not kept. Returns how many were deleted."""
-        days = self.days if await ages_count(connection) else _NEVER_DAYS
+        days = self.days if await database.ages_count(connection) else _NEVER_DAYS
         done = await connection.execute(_TRIM, days, self.rows_max)
         return int(done.removeprefix("DELETE "))

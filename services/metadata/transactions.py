@@ -248,9 +248,7 @@ async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
 async def _answer_ended(
     connection: Connection, record: asyncpg.Record, request: TransactionCommitBody
 ) -> TransactionDone:
-    """The answer to a commit of an ended transaction. A repeat of the commit that ended it also
-    gets the log's row.
-    """
+    """The answer to a commit of an ended transaction; its repeat also gets the log's row."""
     row: LogMetadata | None = None
     target = f"transaction {record['id']}"
     if await is_applied(connection, request.attempt, target) and request.row is not None:

@@ -112,10 +112,7 @@ class WitnessStore(RowStore):
 
     @transactional
     async def _accept_row(self, connection: Connection, ledger_id: int) -> None:
-        """Keep the database's row, which then says that the ledger may lack entries.
-
-        Raises: NoSuchLedger; InvalidRequest if the ledger is not unproven.
-        """
+        """Keep the database's row, which then says that the ledger may lack entries."""
         row = await lock_ledger(connection, ledger_id)
         if not await prove(connection, ledger_id):
             raise InvalidRequest("there is no loss to accept for this ledger", ledger_id=ledger_id)

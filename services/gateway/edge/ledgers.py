@@ -51,11 +51,7 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "log": None,
     "created_at": "2026-01-02T03:04:05.678901Z",
     "version": 1,
-    "writer": {
-        "id": "b1946ac9",
-        "url": "http://127.0.0.1:8080",
-        "internal_url": "http://127.0.0.1:34567",
-    },
+    "writer": models.WRITER_EXAMPLE,
 }
 _CLOSED: Final = _EXAMPLE | {"state": "CLOSED", "last_entry": 7, "length": 40, "version": 2}
 _LACKING: Final = _CLOSED | {"may_lack_entries": True, "lost_entries": [{"first": 3, "last": 5}]}

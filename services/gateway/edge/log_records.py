@@ -375,9 +375,7 @@ def _appended(name: str, done: RecordsAppended) -> bytes:
 
 
 def _producer_of(given: Given) -> ProducerSeq | None:
-    """Parse the headers `Producer-Id`, `Producer-Epoch` and `Producer-Seq`, which must be sent
-    together or not at all. `Producer-Since` requires them.
-    """
+    """Parse the `Producer-…` headers: id, epoch and sequence come together or not at all."""
     name, epoch, seq = given[PRODUCER_ID], given[PRODUCER_EPOCH], given[PRODUCER_SEQ]
     if name is None and epoch is None and seq is None:
         if given[PRODUCER_SINCE] is not None:

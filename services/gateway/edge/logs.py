@@ -14,6 +14,7 @@ from services.gateway.edge.access.scopes import LOOK, Named, Scope, caller_of, o
 from services.gateway.edge.http import body
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX, Room
 from services.gateway.edge.http.media import json_value, no_content
+from services.gateway.edge.models import WRITER_EXAMPLE
 from services.gateway.edge.starts import created_at_of
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.values import CREATED_AT, STREAM_PREFIX
@@ -57,11 +58,7 @@ _EXAMPLE: Final[dict[str, Any]] = {
         {"ledger_id": 1, "first_offset": 0, "last_offset": 4, "state": "CLOSED"},
         {"ledger_id": 2, "first_offset": 5, "last_offset": None, "state": "OPEN"},
     ],
-    "owner": {
-        "id": "b1946ac9",
-        "url": "http://127.0.0.1:8080",
-        "internal_url": "http://127.0.0.1:34567",
-    },
+    "owner": WRITER_EXAMPLE,
     "version": 4,
     "created_at": "2026-01-02T03:04:05.678901Z",
 }

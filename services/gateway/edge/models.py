@@ -195,6 +195,13 @@ class WriterModel(Model):
     """The URL at which the cluster's own processes reach the gateway."""
 
 
+WRITER_EXAMPLE: Final = {
+    "id": "b1946ac9",
+    "url": "http://127.0.0.1:8080",
+    "internal_url": "http://127.0.0.1:34567",
+}
+
+
 class Ledger(Model):
     """A ledger as it is now."""
 

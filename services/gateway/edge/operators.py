@@ -14,24 +14,7 @@ import aiohttp
 import orjson
 from aiohttp import hdrs, web
 
-from quorumlog import header
-from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    CopyLost,
-    MethodNotAllowed,
-    NoSuchBookie,
-    NoSuchLedger,
-    NotAcceptable,
-    NotEnoughBookies,
-    Overloaded,
-    QuorumLogError,
-    Refused,
-    RouteNotFound,
-    ServiceUnavailable,
-    ShuttingDown,
-    VersionConflict,
-)  # fmt: skip
+from quorumlog import errors, header
 from quorumlog.net import audit
 from quorumlog.net.identity import Role
 from quorumlog.net.operations import JSON, Content, Reply
@@ -100,7 +83,7 @@ def _forwards(
     body: Mapping[str, Content] | None = None,
     replies: Mapping[Any, Reply] = _DONE,
     query: tuple[Parameter[Any], ...] = (),
-    errors: tuple[type[QuorumLogError], ...] = (),
+    refusals: tuple[type[errors.QuorumLogError], ...] = (),
     is_slow: bool = False,
 ) -> _Forward:
     """Declare an operation that forwards requests to `path` of a service, with the same method. The
@@ -124,14 +107,14 @@ def _forwards(
 
     forward.__name__, forward.__doc__ = name, text
     named = [one for one in (BOOKIE, op.LEDGER_ID) if f"{{{one.name}}}" in key]
-    missing = [NoSuchBookie if one is BOOKIE else NoSuchLedger for one in named]
+    missing = [errors.NoSuchBookie if one is BOOKIE else errors.NoSuchLedger for one in named]
     return op.operation(
         key,
         (*named, *query),
         scope=scope,
         body=body,
         replies=replies,
-        errors=(ServiceUnavailable, ShuttingDown, *missing, *errors),
+        errors=(errors.ServiceUnavailable, errors.ShuttingDown, *missing, *refusals),
         needs_body=has_body and method != "POST",
         is_audited=has_body or method == "DELETE",
     )(forward)
@@ -166,7 +149,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
     decommission_bookie = _forwards(
         "DELETE /v1/bookies/{bookie}", "decommission_bookie", _ADMIN, Role.AUTORECOVERY, "/v1/bookies/{bookie}",
         "Remove a dead bookie from the list.\n\nThe error is 412 while the bookie is alive, or any ledger or repair names it.",
-        replies={204: Reply("The bookie is removed.")}, errors=(VersionConflict,))
+        replies={204: Reply("The bookie is removed.")}, refusals=(errors.VersionConflict,))
     list_repairs = _forwards(
         "GET /v1/repairs", "list_repairs", _READ, Role.AUTORECOVERY, "/v1/repairs",
         "List the queue of repairs, with the reasons of failed tries.\n\n"
@@ -199,7 +182,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         body=_takes(
             {"dry_run": True}, dry_run=_TRUTH, take_over=_TRUTH, bookies=_TEXTS, without=_TEXTS,
             after={"type": ["integer", "null"], "minimum": 0}),
-        replies={200: Reply("Progress, and at last the report or an error.", _LINES)}, errors=(NotAcceptable,))
+        replies={200: Reply("Progress, and at last the report or an error.", _LINES)}, refusals=(errors.NotAcceptable,))
     get_witnesses = _forwards(
         "GET /v1/witnesses", "get_witnesses", _READ, Role.METADATA, "/v1/witnesses",
         "List the acknowledged changes that the database must contain, and those that it lacks.")
@@ -209,7 +192,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         "Read the runbook first. A client that accepts `application/x-ndjson` gets lines of progress.",
         body=_takes({"witnesses": []}, witnesses=_TEXTS, lost=_TEXTS, ledgers=_IDS),
         replies={200: Reply("The witnesses.", {JSON: Content(_OBJECT), **_LINES})},
-        errors=(NotEnoughBookies, CopyLost), is_slow=True)
+        refusals=(errors.NotEnoughBookies, errors.CopyLost), is_slow=True)
     # fmt: on
 
     @op.operation("GET /v1/autorecovery", replies=_DONE, scope=_READ)
@@ -224,7 +207,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         "POST /v1/checks",
         body=op.NOTHING,
         replies=_BEGUN,
-        errors=(ServiceUnavailable,),
+        errors=(errors.ServiceUnavailable,),
         scope=_ADMIN,
     )
     async def start_check(self, _request: web.Request, _given: Given) -> web.Response:
@@ -248,7 +231,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         directory, name = self._engine.directory, given[BOOKIE]
         bookies = (await directory.refresh()).bookies
         if name not in (member_name(one.id) for one in bookies):
-            raise NoSuchBookie(f"no bookie {name} is registered", bookie=name)
+            raise errors.NoSuchBookie(f"no bookie {name} is registered", bookie=name)
         # Also a bookie that is listed as lost may answer.
         url = directory.address(name)
         return ExpectedServer(Role.BOOKIE, name), () if url is None else (url,)
@@ -257,7 +240,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         """Await work, which ends if the client disconnects. Raises: ShuttingDown."""
         found = await self._room.wait(work)
         if found is None:
-            raise ShuttingDown("this gateway is shutting down", outcome=UNKNOWN)
+            raise errors.ShuttingDown("this gateway is shutting down", outcome=errors.UNKNOWN)
         return found
 
     async def _processes(self) -> list[dict[str, Any]]:
@@ -270,7 +253,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
         async def ask(found: dict[str, Any]) -> dict[str, Any]:
             try:
                 answer = await self.ask(_AUTORECOVERY, (found["url"],), "GET", "/v1/status")
-            except QuorumLogError as error:
+            except errors.QuorumLogError as error:
                 return found | {"error": error.detail}
             assert isinstance(answer.body, bytes)
             try:
@@ -316,7 +299,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
             try:
                 while line := await self._room.wait(anext(lines, b"")):
                     await write(response, self._room, line)
-            except Overloaded as error:
+            except errors.Overloaded as error:
                 await response.write(_last_line(error))
             await write_end(response)
         finally:
@@ -363,7 +346,7 @@ class OperatorRoutes(op.Handlers, tag="Operators"):
                 async with answer:
                     raise _problem(server, answer, await _read(answer))
             return answer
-        raise ServiceUnavailable(why)
+        raise errors.ServiceUnavailable(why)
 
 
 @contextlib.contextmanager
@@ -372,8 +355,10 @@ def _answering(server: ExpectedServer, method: str) -> Iterator[None]:
     try:
         yield
     except (aiohttp.ClientError, OSError) as error:
-        outcome = NOT_DONE if method == "GET" else UNKNOWN
-        raise ServiceUnavailable(f"{server} does not answer: {error!r}", outcome=outcome) from error
+        outcome = errors.NOT_DONE if method == "GET" else errors.UNKNOWN
+        raise errors.ServiceUnavailable(
+            f"{server} does not answer: {error!r}", outcome=outcome
+        ) from error
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:
@@ -392,21 +377,23 @@ async def _lines(answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
         async for line in answer.content:
             yield line
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        yield _last_line(ServiceUnavailable(f"the answer broke off: {error!r}"))
+        yield _last_line(errors.ServiceUnavailable(f"the answer broke off: {error!r}"))
 
 
-def _last_line(error: QuorumLogError) -> bytes:
+def _last_line(error: errors.QuorumLogError) -> bytes:
     return orjson.dumps({"error": error.detail, "code": error.code}) + b"\n"
 
 
-def _problem(server: ExpectedServer, answer: aiohttp.ClientResponse, data: bytes) -> QuorumLogError:
+def _problem(
+    server: ExpectedServer, answer: aiohttp.ClientResponse, data: bytes
+) -> errors.QuorumLogError:
     """The client's error for another service's error. A service that refuses the gateway, or that
     failed, is unavailable to the client.
     """
     problem = from_answer(answer.status, data, answer.headers)
-    not_the_clients = Refused | RouteNotFound | MethodNotAllowed
-    if type(problem) is QuorumLogError or isinstance(problem, not_the_clients):
-        return ServiceUnavailable(
+    not_the_clients = errors.Refused | errors.RouteNotFound | errors.MethodNotAllowed
+    if type(problem) is errors.QuorumLogError or isinstance(problem, not_the_clients):
+        return errors.ServiceUnavailable(
             f"{server} answers {problem.code}: {problem.detail}", outcome=problem.outcome
         )
     return problem

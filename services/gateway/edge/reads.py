@@ -243,9 +243,7 @@ async def answer_read(
 
 
 async def _parts(request: web.Request, room: Room, stream: PageStream[P], wait_s: float) -> list[P]:
-    """Read the requested page in parts; most pages have one part. An error after the first part
-    only ends the page early. Raises: Overloaded, and what reading the first part raises.
-    """
+    """Read the requested page in parts; most have one. A later error only ends the page early."""
     pages = stream.pages
     room.answers.check(PEER.get(), 1)  # refuse a request early, before reading
     page = await stream.page(wait_s)

@@ -10,11 +10,10 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
 from quorumlog import errors
-from quorumlog.net.driver import recover
-from quorumlog.net.holdings import HoldingsClient
+from quorumlog.net.driver import recover, spread
+from quorumlog.net.holdings import HoldingsClient, answers_json
 from quorumlog.net.metadata_requests import new_attempt
 from quorumlog.net.ports import Ports
-from quorumlog.net.spread import spread
 from quorumlog.protocol.ends import End, end_after
 from quorumlog.protocol.loss import Answers
 from quorumlog.protocol.messages import CasStatus
@@ -202,10 +201,7 @@ class Ends:
         return await self._read(row, await spread(row, self._ports))
 
     async def _read(self, closed: LedgerMetadata, copies: int) -> LedgerMetadata:
-        """Reads the metadata after copies were sent, and remembers an end that bookies keep.
-
-        Raises: NoSuchLedger, MetadataUnavailable, DatabaseWentBack.
-        """
+        """Reads the metadata after copies were sent, and remembers an end that bookies keep."""
         row = await self._rows.fresh_closed(closed.ledger_id)
         end = end_after(closed, copies, row)
         if end is End.MOVED:
@@ -237,10 +233,7 @@ async def _prove_lost(
             str(against[0]),
             ledger_id=row.ledger_id,
             entry_id=against[0].first,
-            answers=[
-                {"first": found.first, "last": found.last, "answers": dict(found.words)}
-                for found in against
-            ],
+            answers=[answers_json(found) for found in against],
         )
 
 

@@ -15,12 +15,11 @@ from uuid import uuid4
 from quorumlog import errors
 from quorumlog.net.bookie_client import BookieClient
 from quorumlog.net.directory import Directory, Quarantine
+from quorumlog.net.driver import spread
 from quorumlog.net.holdings import HoldingsClient
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.ports import Ports
-from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.sessions import service_session
-from quorumlog.net.spread import spread
 from quorumlog.net.timers import HeardClock, Tasks, Timers, awake, restarted
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import CasStatus

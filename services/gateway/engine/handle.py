@@ -17,9 +17,8 @@ from itertools import accumulate
 from typing import Final, Protocol
 
 from quorumlog import errors
-from quorumlog.net.driver import Driver, Reported, error_of
+from quorumlog.net.driver import Driver, Reported, error_of, spread
 from quorumlog.net.ports import LacPort, Ports
-from quorumlog.net.spread import spread
 from quorumlog.protocol import messages
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.metadata import LedgerMetadata, Lineage, State
@@ -43,15 +42,12 @@ _LARGE_IN_FLIGHT_BYTES: Final = 8 << 20
 """Large runs are sent up to this many bytes in flight, even beyond `RUNS_IN_FLIGHT`."""
 
 
+@dataclass(slots=True)
 class InFlightBytes:
     """Counts the bytes of accepted, unacknowledged appends against a limit."""
 
-    __slots__ = ("limit_bytes", "used_bytes")
-
-    def __init__(self, limit_bytes: int) -> None:
-        """`limit_bytes`: the limit of bytes in flight."""
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
+    limit_bytes: int
+    used_bytes: int = 0
 
     def has_room(self, size: int) -> bool:
         """Whether an append of `size` bytes fits. Any size fits while nothing is in flight."""

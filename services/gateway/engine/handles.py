@@ -3,20 +3,18 @@
 import asyncio
 import contextlib
 import logging
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from quorumlog import errors
 from quorumlog.net.budget import Budget
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.driver import spread
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.ports import LacPort, Ports
-from quorumlog.net.repair_client import RepairClient
-from quorumlog.net.spread import spread
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, Lineage, State, Writer
-from quorumlog.wire.repair_bodies import RepairAdd
+from quorumlog.wire.repair_bodies import repairs_of
 from services.gateway.engine.ends import Ends
 from services.gateway.engine.handle import InFlightBytes, WriteHandle
 from services.gateway.engine.keys import Gatekeeper
@@ -298,13 +296,7 @@ async def queue_missed(
     reached only an ack quorum: only this function or the daily check of all copies finds them. A
     range that is queued twice, or repaired already, costs only a check.
     """
-    ranges = defaultdict(list)
-    for item in missed:
-        ranges[item.member].append((item.first, item.last))
-    items = [
-        RepairAdd(ledger_id=ledger_id, member=member, ranges=tuple(found))
-        for member, found in ranges.items()
-    ]
+    items = repairs_of(ledger_id, ((gap.member, gap.first, gap.last) for gap in missed))
     while True:
         try:
             await repairs.add(items)

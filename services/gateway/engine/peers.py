@@ -103,7 +103,7 @@ class Peers:
         Raises: WriterLost if it cannot be reached, TimeoutError, and the writer's own error.
         """
         if writer.id in self._gone:
-            raise errors.WriterLost("its process was replaced", outcome=errors.NOT_DONE)
+            raise _not_sent("its process was replaced")
         headers = {header.FORWARDED_WRITER: writer.id}
         if media is not None:
             headers[hdrs.CONTENT_TYPE] = media
@@ -127,13 +127,9 @@ class Peers:
                 body = await answer.read()
                 status, instance = answer.status, answer.headers.get(header.FORWARDED_WRITER)
         except aiohttp.ClientConnectorError as error:
-            raise errors.WriterLost(
-                f"nothing listens at its address: {error}", outcome=errors.NOT_DONE
-            ) from error
+            raise _not_sent(f"nothing listens at its address: {error}") from error
         except aiohttp.ConnectionTimeoutError as error:
-            raise errors.WriterLost(
-                "its process can't be reached", outcome=errors.NOT_DONE
-            ) from error
+            raise _not_sent("its process can't be reached") from error
         except aiohttp.ClientError as error:
             raise errors.WriterLost(
                 f"the connection broke: {error!r}", outcome=errors.UNKNOWN
@@ -142,19 +138,13 @@ class Peers:
             self._gone[writer.id] = None
             if len(self._gone) > _GONE_MAX:
                 self._gone.popitem(last=False)
-            raise errors.WriterLost(
-                "another process answers at its address", outcome=errors.NOT_DONE
-            )
+            raise _not_sent("another process answers at its address")
         if status >= 400:
             problem = from_answer(status, body)
             if isinstance(problem, errors.ForeignHost | errors.RouteNotFound):
-                raise errors.WriterLost(
-                    "another process listens at its address", outcome=errors.NOT_DONE
-                )
+                raise _not_sent("another process listens at its address")
             if isinstance(problem, errors.Unauthenticated | errors.Forbidden):
-                raise errors.WriterLost(
-                    f"it refuses this gateway: {problem.detail}", outcome=errors.NOT_DONE
-                )
+                raise _not_sent(f"it refuses this gateway: {problem.detail}")
             if type(problem) is errors.QuorumLogError:
                 raise errors.WriterLost(
                     f"no answer of the writer: {problem.detail}", outcome=errors.UNKNOWN
@@ -163,3 +153,8 @@ class Peers:
         if instance is None:
             raise errors.WriterLost("something else answers at its address", outcome=errors.UNKNOWN)
         return body
+
+
+def _not_sent(detail: str) -> errors.WriterLost:
+    """The error for a request that the writer has not received, or has refused."""
+    return errors.WriterLost(detail, outcome=errors.NOT_DONE)

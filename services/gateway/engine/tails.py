@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from quorumlog.errors import QuorumLogError
@@ -89,14 +90,14 @@ class LacWaiters:
                 future.set_result(None)
 
 
+@dataclass(eq=False)
 class Tails:
     """Waits for new entries. Invariant: one task polls each ledger for which readers wait."""
 
-    def __init__(self, poll: Poll, tasks: TasksPort) -> None:
-        """`poll` returns a ledger's LAC; `tasks` runs one polling task per ledger."""
-        self._poll = poll
-        self._tasks = tasks
-        self._followed: dict[int, LacWaiters] = {}
+    _poll: Poll
+    """Returns a ledger's LAC."""
+    _tasks: TasksPort
+    _followed: dict[int, LacWaiters] = field(default_factory=dict)
 
     async def wait(self, ledger_id: int, after: int, wait_s: float) -> bool:
         """Waits until the LAC may be above `after`; returns False after `wait_s`."""
@@ -139,6 +140,7 @@ class Tails:
             tail.wake_all()
 
 
+@dataclass(eq=False, slots=True)
 class RecentRuns:
     """A cache of the newest confirmed runs of this process; evicts in the order of confirmation.
 
@@ -146,16 +148,13 @@ class RecentRuns:
     large; `_order` has a ledger's id once for each of its runs, oldest first.
     """
 
-    __slots__ = ("_bytes_max", "_order", "_runs", "bytes_kept", "reads")
-
-    def __init__(self, bytes_max: int = RECENT_BYTES_MAX) -> None:
-        """`bytes_max`: the memory limit of all cached runs."""
-        self._bytes_max = bytes_max
-        self._runs: dict[int, deque[Run]] = {}
-        self._order: deque[int] = deque()
-        self.bytes_kept = 0
-        self.reads = 0
-        """How many reads were answered from this cache."""
+    _bytes_max: int = RECENT_BYTES_MAX
+    """The memory limit of all cached runs."""
+    _runs: dict[int, deque[Run]] = field(default_factory=dict)
+    _order: deque[int] = field(default_factory=deque)
+    bytes_kept: int = 0
+    reads: int = 0
+    """How many reads were answered from this cache."""
 
     def keep(self, runs: Iterable[Run]) -> None:
         """Caches runs of one ledger that were just confirmed, in order."""
@@ -197,9 +196,7 @@ class RecentRuns:
         return found
 
     def _from(self, ledger_id: int, first: int) -> Iterable[Run]:
-        """Returns a ledger's runs, beginning with the run that contains `first`. Searches backwards
-        from the newest run, which is near for a reader at the tail.
-        """
+        """Returns a ledger's runs from the one with `first`, searched backwards from the newest."""
         kept = self._runs.get(ledger_id)
         if kept is None or not kept[0].first <= first <= kept[-1].last:
             return ()

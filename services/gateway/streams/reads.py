@@ -275,9 +275,7 @@ class StreamReads:
     async def _events(
         self, request: web.Request, given: Given, found: Found, at: _Start
     ) -> web.StreamResponse:
-        """Send events for a minute or until the stream closes. All followers share reads of the
-        tail.
-        """
+        """Send events for a minute or until the stream closes; followers share reads."""
         row = found.row
         stream = PageStream(LogPages(self._logs, row.name, row.created_at), self._room, at)
         headers = {"Cache-Control": "no-cache"}
@@ -356,8 +354,6 @@ def _has_it(known: str | None, tag: str) -> bool:
 
 
 def _tag(found: Found, page: LogBatches) -> str:
-    """A page's ETag: its log's creation time, where the page begins and ends, and whether the log
-    is closed there.
-    """
+    """A page's ETag: the log's creation time, the page's offsets, whether the log ends there."""
     end = ":c" if page.closed else ""
     return f'"{found.row.created_at}:{page.first}:{page.next}{end}"'

@@ -325,10 +325,7 @@ class StreamRoutes:
             return await self._reads.answer(request, given, found)
 
     async def _read_by_recent(self, request: web.Request, given: Given) -> web.Response | None:
-        """The response to a catch-up read by recent metadata; None if fresh metadata may change it.
-
-        Raises: EntryUnavailable, because a second attempt would only wait again.
-        """
+        """The answer to a read by recent metadata; None if fresh metadata may change it."""
         row = self._logs.rows.recent(given[op.STREAM])
         if row is None:
             return None

@@ -102,7 +102,8 @@ class Directory:
         self._fetch = fetch
         self.quarantine = quarantine or Quarantine()
         self._addresses: dict[str, str] = {}
-        self._bookies: tuple[BookieInfo, ...] = ()
+        self.bookies: tuple[BookieInfo, ...] = ()
+        """The bookies in the list that was read last."""
         self._lost: frozenset[str] = frozenset()
         self._chance = chance or random.SystemRandom()
         self.is_known = False
@@ -120,7 +121,7 @@ class Directory:
     async def refresh(self) -> BookieList:
         """Read the list now. Raises: MetadataUnavailable."""
         found = await self._fetch()
-        self._bookies = found.bookies
+        self.bookies = found.bookies
         self._lost = frozenset(member_name(b.id) for b in found.bookies if b.state == "lost")
         for bookie in found.bookies:
             if bookie.url:
@@ -130,11 +131,6 @@ class Directory:
         self.is_known = True
         return found
 
-    @property
-    def bookies(self) -> tuple[BookieInfo, ...]:
-        """The bookies in the list that was read last."""
-        return self._bookies
-
     def address(self, name: str) -> str | None:
         """The URL where a bookie listens, or last listened."""
         return self._addresses.get(name)
@@ -143,7 +139,7 @@ class Directory:
         """Live members that accept entries, in a new random order each time, so that load spreads:
         members with more room come first more often, members in quarantine last.
         """
-        rooms = {b.id: b.free_bytes for b in self._bookies if b.state == "writable"}
+        rooms = {b.id: b.free_bytes for b in self.bookies if b.state == "writable"}
         order = {
             member: (self.quarantine.contains(member_name(member)), self._weighted_draw(weight))
             for member, weight in placement.weights(rooms).items()
@@ -152,12 +148,10 @@ class Directory:
 
     def census(self) -> str:
         """The number of bookies in each state, for messages: not all live ones accept entries."""
-        states = Counter(bookie.state for bookie in self._bookies)
+        states = Counter(bookie.state for bookie in self.bookies)
         lost = states.pop("lost", 0)
         live = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        reported = f"{states.total()} of {len(self._bookies)} bookies live" + (
-            live and f" ({live})"
-        )
+        reported = f"{states.total()} of {len(self.bookies)} bookies live" + (live and f" ({live})")
         suspected = len(self.quarantine.names)
         reported += f", {lost} lost" if lost else ""
         return reported + (f", {suspected} suspected here (in quarantine)" if suspected else "")
@@ -207,17 +201,17 @@ class Directory:
             return None
         live = placement.spread((), live, zones)
         write_quorum, ack_quorum = degraded_ack
-        absent = [bookie.id for bookie in self._bookies if bookie.state != "writable"]
+        absent = [bookie.id for bookie in self.bookies if bookie.state != "writable"]
         self._chance.shuffle(absent)
         # Members are taken from the end: a draining bookie only if there is no other.
-        drained = {bookie.id for bookie in self._bookies if bookie.state == "draining"}
+        drained = {bookie.id for bookie in self.bookies if bookie.state == "draining"}
         absent.sort(key=lambda member: member not in drained)
         if len(live) + len(absent) < size:
             return None
         return _mixed(list(live), absent, size, write_quorum, ack_quorum)
 
     def _zones(self) -> dict[str, str]:
-        return {bookie.id: bookie.zone for bookie in self._bookies}
+        return {bookie.id: bookie.zone for bookie in self.bookies}
 
 
 def _mixed(

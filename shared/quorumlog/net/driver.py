@@ -1,4 +1,5 @@
-"""Runs one machine of the protocol on real connections and timers, through ports.
+"""Runs one machine of the protocol on real connections and timers, through ports, and spreads
+copies of ledger metadata after a change that no append follows (rule 18b).
 
 The driver is the machine's serial executor: it steps one event at a time, in order of arrival, on
 the event loop, without a task. Answers of bookies and timers are callbacks; only metadata requests,
@@ -10,14 +11,15 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 from quorumlog import errors
 from quorumlog.net.ports import Ports
-from quorumlog.net.spread import spread
 from quorumlog.protocol import messages
+from quorumlog.protocol.ends import RowSpread, Spreading
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.recovery import Recovery
 
@@ -43,6 +45,7 @@ class LedgerMachine(Protocol):
         """Process an event and return the effects to perform."""
 
 
+@dataclass(eq=False, slots=True)
 class Driver:
     """One machine and its serial executor.
 
@@ -50,37 +53,20 @@ class Driver:
     `stop` the machine gets no event and its owner no effect.
     """
 
-    __slots__ = (
-        "_inbox",
-        "_is_stepping",
-        "_ledger_id",
-        "_machine",
-        "_notify",
-        "_ports",
-        "_stopped",
-        "_token",
-    )
-
-    def __init__(
-        self,
-        machine: LedgerMachine,
-        ledger_id: int,
-        ports: Ports,
-        notify: Callable[[Reported], None],
-    ) -> None:
-        """`notify` must not raise."""
-        self._machine = machine
-        self._ledger_id = ledger_id
-        self._ports = ports
-        self._notify = notify
-        self._inbox: deque[messages.Event] = deque()
-        self._is_stepping = False
-        self._stopped = False
-        self._token = (-1, "")
+    _machine: LedgerMachine
+    _ledger_id: int
+    _ports: Ports
+    _notify: Callable[[Reported], None]
+    """Must not raise."""
+    _inbox: deque[messages.Event] = field(default_factory=deque)
+    _is_stepping: bool = False
+    is_stopped: bool = False
+    """Whether `stop` was called, or the machine broke: it gets no further events."""
+    _token: tuple[int, str] = (-1, "")
 
     def post(self, event: messages.Event) -> None:
         """Step the machine with an event: at once, or after the event that it is processing."""
-        if self._stopped:
+        if self.is_stopped:
             return
         inbox = self._inbox
         inbox.append(event)
@@ -88,7 +74,7 @@ class Driver:
             return
         self._is_stepping = True
         try:
-            while inbox and not self._stopped:
+            while inbox and not self.is_stopped:
                 for effect in self._machine.step(inbox.popleft()):
                     self._perform(effect)
         except Exception:
@@ -100,14 +86,9 @@ class Driver:
         finally:
             self._is_stepping = False
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether `stop` was called, or the machine broke: it gets no further events."""
-        return self._stopped
-
     def stop(self) -> None:
         """Stop: ignore late answers and timers from now on."""
-        self._stopped = True
+        self.is_stopped = True
         self._inbox.clear()
 
     def _perform(self, effect: messages.Effect) -> None:
@@ -155,7 +136,7 @@ class Driver:
                 read = partial(self._ports.metadata.read, self._ledger_id)
                 self._ports.tasks.start(self._ask_metadata(attempt, read))
             case _:
-                if not self._stopped:
+                if not self.is_stopped:
                     self._notify(effect)
 
     def _answered(self, event: Callable[..., messages.Event], *parts: Any) -> None:
@@ -181,7 +162,7 @@ class Driver:
             status, row = await ask()
         except errors.CopyLost as error:
             # Rule 18d: continuing may lose entries. The machine ends, and an operator decides.
-            if not self._stopped:
+            if not self.is_stopped:
                 self.stop()
                 self._notify(messages.Failed(error.code, detail=error.detail))
             return
@@ -240,6 +221,82 @@ async def conclude(
         driver.stop()
         if end.done() and not end.cancelled():
             end.exception()
+
+
+def spread(row: LedgerMetadata, ports: Ports) -> asyncio.Future[int]:
+    """Send bookies copies of the committed metadata `row`. The future never fails; its result is
+    how many bookies confirmed a copy. The future is done when enough bookies did, or after twice
+    the deadline of an add.
+    """
+    sending = _Spread(row, ports)
+    sending.begin()
+    return sending.end
+
+
+class _Spread:
+    """Performs what the machine `RowSpread` decides. Invariant: `end` always gets its result."""
+
+    __slots__ = ("_machine", "_ports", "end")
+
+    def __init__(self, row: LedgerMetadata, ports: Ports) -> None:
+        self._machine, self._ports = RowSpread(row), ports
+        self.end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def begin(self) -> None:
+        """Send copies to the members."""
+        row, ports = self._machine.row, self._ports
+        try:
+            ports.clock.after(ports.times.add_s, self._members_overdue)
+            members = row.last_fragment.bookies
+            down = frozenset(member for member in members if ports.placement.is_down(member))
+            self._send_to(self._machine.begin(down))
+            self._go_on()
+        except Exception:
+            # A defect. The metadata was changed all the same, so its caller must get a result.
+            log.exception("row-spread-broke", extra={"ledger": row.ledger_id})
+            self._settle()
+
+    def _send_to(self, members: Iterable[str]) -> None:
+        row = self._machine.row
+        for member in members:
+            answered = partial(self._answered, member)
+            self._ports.bookies.keep_row(member, row.ledger_key, row, answered)
+
+    def _answered(self, member: str, status: messages.Status) -> None:
+        if status is not messages.Status.OK:
+            extra = {"ledger": self._machine.row.ledger_id, "bookie": member, "status": status}
+            log.debug("row-not-kept", extra=extra)
+        self._machine.answered(member, status)
+        self._go_on()
+
+    def _members_overdue(self) -> None:
+        # `_ask_others` starts another timer for the other bookies.
+        if self._machine.phase is Spreading.MEMBERS:
+            self._overdue()
+
+    def _overdue(self) -> None:
+        self._machine.overdue()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        try:
+            if self._machine.phase is Spreading.PLACING and not self.end.done():
+                self._ask_others()
+        except Exception:
+            log.exception("row-spread-broke", extra={"ledger": self._machine.row.ledger_id})
+            self._settle()
+        if self._machine.phase is Spreading.OVER:
+            self._settle()
+
+    def _ask_others(self) -> None:
+        row, ports = self._machine.row, self._ports
+        found = ports.placement.candidates(row.last_fragment.bookies, tuple(row.all_members))
+        ports.clock.after(ports.times.add_s, self._overdue)
+        self._send_to(self._machine.others(found))
+
+    def _settle(self) -> None:
+        if not self.end.done():
+            self.end.set_result(self._machine.kept)
 
 
 async def recover(

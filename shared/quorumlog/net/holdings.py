@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 
@@ -87,6 +87,11 @@ class HoldingsClient:
         if (answer.ledger_id, part.first, part.last) != (ledger_id, first, last):
             return None
         return Holding(part.present, part.damaged) if _speaks_for(answer.bookie, member) else None
+
+
+def answers_json(found: Answers) -> dict[str, Any]:
+    """A lost range, and the answer of each bookie that could have it, as a JSON object."""
+    return {"first": found.first, "last": found.last, "answers": dict(found.words)}
 
 
 async def ask_bookie(

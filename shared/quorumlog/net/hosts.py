@@ -93,9 +93,7 @@ class Hosts:
 
 
 def _check_framing(request: web.BaseRequest) -> None:
-    """Refuse a body whose end another server might see elsewhere, and close the connection. Raises:
-    BadRequest, CodingUnknown.
-    """
+    """Refuse a body whose end another server might see elsewhere, and close the connection."""
     headers = request.headers
     coding = ",".join(headers.getall(hdrs.TRANSFER_ENCODING, (_CHUNKED,)))
     if coding.strip().lower() != _CHUNKED:

@@ -1,4 +1,4 @@
-"""The client of the metadata service for ledgers, bookies and their cookies, and live services."""
+"""The clients of the metadata service for ledgers, bookies, live services, and repairs."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Final
@@ -17,7 +17,7 @@ from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.row_copy import RowName
-from quorumlog.wire import bodies
+from quorumlog.wire import bodies, repair_bodies
 from quorumlog.wire.log_bodies import LedgerIds
 from quorumlog.wire.rebuild_bodies import RebuildState
 
@@ -282,8 +282,101 @@ class MetadataClient(MetadataRequests):
         return await self.ask("GET", "/v1/rebuild", gives=RebuildState)
 
 
+class RepairClient:
+    """The queue for one worker. All methods may be repeated, and may raise MetadataUnavailable."""
+
+    def __init__(self, client: MetadataRequests, worker: str) -> None:
+        """`worker` is this process's name, drawn at random at each start."""
+        self._client = client
+        self._worker = worker
+
+    async def list(
+        self, *, after: str | None = None, limit: int = 100
+    ) -> tuple[tuple[repair_bodies.RepairItem, ...], str | None]:
+        """One page of the queue, and the `after` of the next page."""
+        query = query_of(limit=limit, after=after)
+        page = await self._client.ask(
+            "GET", "/v1/repairs", gives=repair_bodies.RepairList, query=query
+        )
+        return page.repairs, page.next
+
+    async def add(self, items: Sequence[repair_bodies.RepairAdd]) -> None:
+        """Queue ranges of entries that members lack."""
+        body = repair_bodies.RepairsAdd(items=tuple(items))
+        await self._client.ask("POST", "/v1/repairs", body, gives=bodies.Body)
+
+    async def claim(
+        self, *, lease_s: float, limit: int = 1
+    ) -> tuple[repair_bodies.RepairItem, ...]:
+        """Claim items to work on. If the answer is lost, the claim ends with its lease."""
+        body = repair_bodies.RepairClaim(worker=self._worker, lease_s=lease_s, limit=limit)
+        path = "/v1/repairs/claim"
+        return (await self._client.ask("POST", path, body, gives=repair_bodies.RepairList)).repairs
+
+    async def progress(
+        self, item: repair_bodies.RepairItem, done: repair_bodies.Ranges, *, lease_s: float
+    ) -> repair_bodies.Ranges:
+        """Record that the member durably has the ranges `done`; return the ranges that remain.
+
+        Raises: VersionConflict if the claim has ended or the item has changed.
+        """
+        body = repair_bodies.RepairProgress(
+            ranges=done, worker=self._worker, version=item.version, lease_s=lease_s
+        )
+        try:
+            answer = await self._client.ask(
+                "POST", _path(item, "progress"), body, gives=repair_bodies.RangesBody
+            )
+        except errors.NoSuchRepair:
+            return ()  # an earlier try of this call completed the item
+        return answer.ranges
+
+    async def fail(self, item: repair_bodies.RepairItem, detail: str) -> None:
+        """Release an item after a failure. Raises: VersionConflict if the claim has ended."""
+        body = repair_bodies.RepairFail(worker=self._worker, version=item.version, detail=detail)
+        await self._client.ask("POST", _path(item, "fail"), body, gives=bodies.Body)
+
+    async def summary(self) -> repair_bodies.RepairSummary:
+        """The current queue in numbers."""
+        return await self._client.ask(
+            "GET", "/v1/repairs/summary", gives=repair_bodies.RepairSummary
+        )
+
+    async def hurry(self) -> None:
+        """Retry at once all items that wait after a failure."""
+        await self._client.ask("POST", "/v1/repairs/hurry", bodies.Body(), gives=bodies.Body)
+
+    async def settings(self) -> repair_bodies.RepairSettings:
+        """The settings that operators chose for all of autorecovery."""
+        return await self._client.ask(
+            "GET", "/v1/repair-settings", gives=repair_bodies.RepairSettings
+        )
+
+    async def change_settings(
+        self, change: repair_bodies.RepairSettingsPut
+    ) -> repair_bodies.RepairSettings:
+        """Change the given settings, for all processes; they survive restarts."""
+        path = "/v1/repair-settings"
+        return await self._client.ask("PATCH", path, change, gives=repair_bodies.RepairSettings)
+
+    async def trigger(self) -> repair_bodies.RepairSettings:
+        """Make the auditor check everything now, and retry the items that wait."""
+        return await self._client.ask(
+            "POST", "/v1/repairs/trigger", bodies.Body(), gives=repair_bodies.RepairSettings
+        )
+
+    async def take_lease(self, name: str, *, ttl_s: float) -> repair_bodies.Lease:
+        """Take or renew a lease; the returned lease may have another holder."""
+        body = repair_bodies.LeaseTake(holder=self._worker, ttl_s=ttl_s)
+        return await self._client.ask("PUT", f"/v1/leases/{name}", body, gives=repair_bodies.Lease)
+
+
 def _of_missing(error: errors.NoSuchLedger) -> CasStatus:
     """The status of missing metadata: MISSING with a tombstone. Without one the metadata is lost,
     which proves nothing (rule 18): UNKNOWN.
     """
     return CasStatus.MISSING if error.members.get("deleted") is True else CasStatus.UNKNOWN
+
+
+def _path(item: repair_bodies.RepairItem, verb: str) -> str:
+    return f"/v1/repairs/{item.ledger_id}/{quote(item.member)}/{verb}"

@@ -120,10 +120,13 @@ class Tasks:
     async def close(self) -> None:
         """Cancel the running tasks, and wait until they have ended."""
         self._closed = True
-        running = list(self._running)
-        for task in running:
+        for task in self._running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await self.ended()
+
+    async def ended(self) -> None:
+        """Wait until the running tasks have ended."""
+        await asyncio.gather(*self._running, return_exceptions=True)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)

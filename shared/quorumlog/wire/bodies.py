@@ -13,23 +13,12 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import google_crc32c
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
 
+from quorumlog.protocol import values
 from quorumlog.protocol.heads import LedgerHead
 from quorumlog.protocol.ids import member_of
 from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.once import Once
-from quorumlog.protocol.values import (
-    Attempt,
-    AttemptOrNone,
-    BookieName,
-    IdOrNone,
-    LedgerId,
-    LogName,
-    Member,
-    Number,
-    Text,
-    Version,
-)
 
 HEADS_MAX = 1000
 """The most heads in one request: an answer of 100 KiB (chosen by judgement)."""
@@ -77,7 +66,7 @@ class LedgerCreateBody(Body):
     """`POST /v1/ledgers`. Repeats of the attempt or the client's request get the same ledger."""
 
     row: LedgerMetadata
-    attempt: Attempt
+    attempt: values.Attempt
     once: Once | None = None
 
 
@@ -87,7 +76,7 @@ class LedgerChange(Body):
     """
 
     row: LedgerMetadata
-    attempt: Attempt
+    attempt: values.Attempt
     missed: tuple[MissedRange, ...] = Field(default=(), max_length=100_000)
     once: Once | None = None
 
@@ -97,17 +86,17 @@ class RowDelete(Body):
     attempt. `DELETE /v1/logs/{name}` does the same for a log, whose name is free again then.
     """
 
-    version: Version
-    row_attempt: AttemptOrNone = ""
+    version: values.Version
+    row_attempt: values.AttemptOrNone = ""
     """The attempt that wrote the metadata: in another history, the version may be the same."""
-    attempt: Attempt
+    attempt: values.Attempt
 
 
 class Resealed(Body):
     """How many ledgers' keys were encrypted anew; `next` is the next `after`, null at the end."""
 
     resealed: int
-    next: LedgerId | None
+    next: values.LedgerId | None
 
 
 COPIES_PRESENTED_MAX = 1000
@@ -159,7 +148,7 @@ class MissingWitness(Body):
     """A witness that the database lacks, and the process that presented it."""
 
     witness: Witness
-    holder: Text
+    holder: values.Text
 
 
 class WitnessState(Body):
@@ -173,32 +162,32 @@ class CopyWitnesses(Body):
     """`POST /v1/witnesses/copies`: witnesses of a bookie's copies of metadata (rule 18c)."""
 
     witnesses: tuple[Witness, ...] = Field(min_length=1, max_length=COPIES_PRESENTED_MAX)
-    holder: BookieName
+    holder: values.BookieName
 
 
 class HeldBody(Body):
     """A ledger, and the attempts of the copies of its metadata that a bookie holds."""
 
-    ledger_id: LedgerId
-    attempts: tuple[Attempt, ...] = Field(max_length=HELD_MAX)
+    ledger_id: values.LedgerId
+    attempts: tuple[values.Attempt, ...] = Field(max_length=HELD_MAX)
 
 
 class LedgerProofsAsk(Body):
     """`POST /v1/ledger-proofs`: the ledgers that a bookie wants to delete or take out of limbo."""
 
-    holder: BookieName
+    holder: values.BookieName
     ledgers: tuple[HeldBody, ...] = Field(min_length=1, max_length=PROOFS_MAX)
 
 
 class LedgerProof(Body):
     """A ledger's metadata, from the primary (rules 18 and 18c)."""
 
-    ledger_id: LedgerId
+    ledger_id: values.LedgerId
     row: LedgerMetadata | None
     """None if there is no metadata, or if `lost` names changes."""
     deleted: bool
     """Whether the ledger has a tombstone."""
-    lost: tuple[Attempt, ...]
+    lost: tuple[values.Attempt, ...]
     """Attempts of held copies that the database lacks: if any, the rest proves nothing."""
 
 
@@ -211,9 +200,9 @@ class LedgerProofs(Body):
 class KeptLedger(Body):
     """A ledger that bookies keep, since the database lacks these changes of its metadata."""
 
-    ledger_id: LedgerId
-    holders: tuple[Text, ...]
-    attempts: tuple[Attempt, ...]
+    ledger_id: values.LedgerId
+    holders: tuple[values.Text, ...]
+    attempts: tuple[values.Attempt, ...]
 
 
 class KeptLedgers(Body):
@@ -227,9 +216,9 @@ class WitnessAccept(Body):
     """`POST /v1/witnesses/accept`: continue without these changes, which are lost."""
 
     witnesses: tuple[Witness, ...] = Field(default=(), max_length=1000)
-    lost: tuple[BookieName, ...] = Field(default=(), max_length=1000)
+    lost: tuple[values.BookieName, ...] = Field(default=(), max_length=1000)
     """Bookies that need not answer, because they never return."""
-    ledgers: tuple[LedgerId, ...] = Field(default=(), max_length=1000)
+    ledgers: tuple[values.LedgerId, ...] = Field(default=(), max_length=1000)
     """Ledgers to end by the database's metadata although it lacks changes that bookies have copies
     of: entries may be lost."""
 
@@ -237,11 +226,11 @@ class WitnessAccept(Body):
 class BookieWitnesses(Body):
     """`GET /v1/witnesses` of a bookie: what it knows of the metadata's database (rule 18a)."""
 
-    bookie: BookieName
-    cluster_id: Text
+    bookie: values.BookieName
+    cluster_id: values.Text
     """The cluster of the bookie's directory; empty while the directory is new."""
     witnesses: tuple[Witness, ...]
-    highest_ledger: IdOrNone | None
+    highest_ledger: values.IdOrNone | None
     """The highest id below `ASSIGNED_ID_END` of the ledgers that the bookie holds or held. -1:
     there is none; null: the bookie still reads its log."""
 
@@ -250,13 +239,13 @@ class LedgerListBody(Body):
     """One page of ledgers; `next` is the `after` of the next page, null at the end."""
 
     ledgers: tuple[LedgerMetadata, ...]
-    next: LedgerId | None
+    next: values.LedgerId | None
 
 
 class LedgerHeadsAsk(Body):
     """`POST /v1/ledger-heads`: the ledgers whose heads are requested. Changes nothing."""
 
-    ledgers: tuple[LedgerId, ...] = Field(max_length=HEADS_MAX)
+    ledgers: tuple[values.LedgerId, ...] = Field(max_length=HEADS_MAX)
 
 
 class LedgerHeads(Body):
@@ -276,28 +265,28 @@ class Change(Body):
     """
 
     kind: Literal["hello", "gap", "heartbeat", "change"]
-    ledger_id: LedgerId | None = None
-    version: Version | None = None
+    ledger_id: values.LedgerId | None = None
+    version: values.Version | None = None
     state: State | None = None
     deleted: bool = False
-    log: LogName | None = None
+    log: values.LogName | None = None
 
 
 class Cookie(Body):
     """The identity of the data that a bookie's name stands for (rule 15, I28)."""
 
     incarnation: Annotated[int, Field(ge=0, lt=10**18)]
-    cluster_id: Text
-    instance: Text
+    cluster_id: values.Text
+    instance: values.Text
     """Drawn at random when the directory is created, so that it differs for each directory."""
-    directories: tuple[Text, ...] = ()
-    boots: Number = 0
+    directories: tuple[values.Text, ...] = ()
+    boots: values.Number = 0
     """The number of starts; a directory with a lower number than its cookie is an old copy."""
     may_fix: bool = False
     """An operator's permission for one start to continue as a new incarnation if data is lost."""
-    url: Text = ""
+    url: values.Text = ""
     """The URL of the registered process."""
-    process: Text = ""
+    process: values.Text = ""
     """Drawn at random by each process when it starts (rule 15a)."""
 
 
@@ -309,17 +298,17 @@ class CookiePut(Body):
     """`PUT /v1/bookies/{name}/cookie`: a compare-and-swap; creates if `version` is null."""
 
     cookie: Cookie
-    version: Version | None = None
-    attempt: Attempt
+    version: values.Version | None = None
+    attempt: values.Attempt
 
 
 class CookieRow(Body):
     """A registered cookie."""
 
-    name: BookieName
-    version: Version
+    name: values.BookieName
+    version: values.Version
     cookie: Cookie
-    log_end: Number = 0
+    log_end: values.Number = 0
     """How far this instance's log was on disk, as its process last reported it. A directory whose
     log ends earlier went back to a snapshot."""
 
@@ -327,8 +316,8 @@ class CookieRow(Body):
 class LogEnd(Body):
     """`PUT /v1/bookies/{name}/log-end`: how far the registered process's log is on disk."""
 
-    process: Text
-    log_end: Number
+    process: values.Text
+    log_end: values.Number
 
 
 BookieMode = Literal["writable", "read-only", "draining"]
@@ -338,8 +327,8 @@ BookieState = Literal["writable", "read-only", "draining", "lost"]
 class LedgerUse(Body):
     """A ledger that names a bookie; `detail` says why the last try to repair it failed."""
 
-    ledger_id: LedgerId
-    member: Member
+    ledger_id: values.LedgerId
+    member: values.Member
     state: State
     has_place: bool = True
     """Whether the member is in an ensemble. Otherwise the member is the target of a repair, or is
@@ -347,7 +336,7 @@ class LedgerUse(Body):
     leaves: bool = False
     """Whether a repair is replacing the member, or has just replaced it."""
     failures: int = 0
-    detail: Text = ""
+    detail: values.Text = ""
 
 
 class BookieUses(Body):
@@ -355,7 +344,7 @@ class BookieUses(Body):
     incarnation, also as a repair's target; `first` has the first of these ledgers by id.
     """
 
-    bookie: BookieName
+    bookie: values.BookieName
     ledgers: int
     repairs: int
     """How many items of the repair queue name the bookie."""
@@ -372,22 +361,22 @@ class BookieHeartbeat(Body):
     """`PUT /v1/bookies/{name}/heartbeat`: this incarnation counts as live for another `ttl_s`."""
 
     incarnation: Annotated[int, Field(ge=0, lt=10**18)]
-    url: Text
-    zone: Text = ""
+    url: values.Text
+    zone: values.Text = ""
     state: BookieMode = "writable"
-    free_bytes: Number = 0
+    free_bytes: values.Number = 0
     ttl_s: Annotated[float, Field(gt=0, le=3600, strict=False)] = 5.0
-    process: Text = ""
+    process: values.Text = ""
     """The `process` of the cookie: heartbeats of a process that is not registered do not count."""
 
 
 class BookieInfo(Body):
     """A registered bookie and its liveness; `lost` means that no heartbeat came in time."""
 
-    id: Member
+    id: values.Member
     state: BookieState
-    url: Text
-    zone: Text = ""
+    url: values.Text
+    zone: values.Text = ""
     free_bytes: int = 0
 
     @classmethod
@@ -414,22 +403,22 @@ class BookieList(Body):
 class ServiceHeartbeat(Body):
     """`PUT /v1/services/{kind}/{id}/heartbeat`: the process is live for another `ttl_s`."""
 
-    url: Text
-    internal_url: Text = ""
+    url: values.Text
+    internal_url: values.Text = ""
     """The URL of the internal listener; empty if `url` is the only listener."""
-    state: Text = "ready"
+    state: values.Text = "ready"
     ttl_s: Annotated[float, Field(gt=0, le=3600, strict=False)] = 5.0
 
 
 class ServiceInfo(Body):
     """A live service."""
 
-    kind: Text
-    id: Text
-    url: Text
-    internal_url: Text = ""
+    kind: values.Text
+    id: values.Text
+    url: values.Text
+    internal_url: values.Text = ""
     """The URL of the internal listener; empty if `url` is the only listener."""
-    state: Text
+    state: values.Text
 
 
 class ServiceList(Body):
@@ -448,4 +437,4 @@ class HeartbeatTaken(Body):
 class ClusterId(Body):
     """`GET /v1/cluster-id`: drawn at random once, when the database was created."""
 
-    cluster_id: Text
+    cluster_id: values.Text

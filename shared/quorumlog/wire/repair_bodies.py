@@ -1,5 +1,7 @@
 """Bodies of the metadata service's API for the repair queue and leases, which autorecovery uses."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Annotated, Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -57,6 +59,17 @@ class RepairAdd(RangesBody):
     member: Member
     survivors: Annotated[int, Field(ge=0, le=1000)] | None = None
     moves: bool = False
+
+
+def repairs_of(ledger_id: int, missed: Iterable[tuple[str, int, int]]) -> list[RepairAdd]:
+    """The items for what members of a ledger lack: a member, and its first and last entry each."""
+    ranges = defaultdict[str, list[Range]](list)
+    for member, first, last in missed:
+        ranges[member].append((first, last))
+    return [
+        RepairAdd(ledger_id=ledger_id, member=member, ranges=tuple(found))
+        for member, found in ranges.items()
+    ]
 
 
 class RepairsAdd(Body):

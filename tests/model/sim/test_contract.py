@@ -14,8 +14,7 @@ from typing import Any, Final, cast
 
 import pytest
 
-from quorumlog.net.metadata_client import MetadataClient
-from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.protocol.ids import member_incarnation, member_name
 from quorumlog.wire.bodies import BookieList
 from tests.model.sim.services.cookies import Cookies

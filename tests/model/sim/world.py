@@ -319,7 +319,7 @@ class World:
             client.on_output(client, effect)
 
     def spread(self, client: Client, row: LedgerMetadata, then: Callable[[], None]) -> None:
-        """Send copies of a row that no add brings, as `net/spread.py` does; `then` comes when enough bookies
+        """Send copies of a row that no add brings, as `net/driver.py` does; `then` comes when enough bookies
         have one, or after twice the time of an add (rule 18b).
         """
         machine = RowSpread(row)

@@ -12,8 +12,7 @@ from loadtest.stores import Stores
 from quorumlog.errors import RecoveryBlocked
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
-from quorumlog.net.metadata_client import MetadataClient
-from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.timers import Tasks
 from quorumlog.protocol.metadata import Writer
 from quorumlog.wire.bodies import BookieInfo, BookieList

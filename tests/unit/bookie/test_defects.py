@@ -76,7 +76,7 @@ async def test_a_task_that_broke_does_not_keep_a_store_from_its_clean_end(
         await stopping.wait()
         broken()
 
-    store._spawn(work())
+    store._tasks.start(work())
     asyncio.get_running_loop().call_later(0, stopping.set)
     await store.stop()
 

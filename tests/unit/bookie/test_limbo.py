@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.stores import Stores
-from quorumlog.net.metadata_client import MetadataClient
-from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata

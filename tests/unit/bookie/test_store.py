@@ -18,7 +18,7 @@ from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.record import Run, pack
 from quorumlog.protocol.replica import AddAsked, FenceAsked, ReadAsked, Verdict
-from services.bookie import extents, reads
+from services.bookie import extents
 from services.bookie import writer as writers
 from services.bookie.directory import DirectoryInUse, is_disk_full_error
 from services.bookie.log import QueuedRecord
@@ -289,7 +289,7 @@ async def test_a_read_joins_entries_in_memory_with_entries_on_disk(
         asked.append(extent)
         return extents.read_blocking(extent) if len(asked) <= 2 else None
 
-    monkeypatch.setattr(reads, "read_cached", half)
+    monkeypatch.setattr(extents, "read_cached", half)
 
     answer = await read(store, 7, 0, 79)
 

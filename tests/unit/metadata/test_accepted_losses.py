@@ -14,6 +14,7 @@ from loadtest.ports import free_ports
 from loadtest.stores import Stores
 from quorumlog.errors import CopyLost, MetadataUnavailable, NoSuchLedger
 from quorumlog.net.metadata_requests import new_attempt
+from quorumlog.protocol import changes
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
@@ -411,13 +412,13 @@ def checked_by_version(_original: Any) -> Any:
 
 
 GUARDS: Final = (
-    Patch(ledgers, "is_made_from", by_version).guard(
+    Patch(changes, "is_made_from", by_version).guard(
         "a change of a ledger may be of another line of history", "rule 18d", names_the_row
     ),
-    Patch(ledgers, "is_made_from", by_version).guard(
+    Patch(changes, "is_made_from", by_version).guard(
         "a change of a log may be of another line of history", "rule 18d", names_the_log
     ),
-    Patch(ledgers, "is_row", of_version).guard(
+    Patch(changes, "is_row", of_version).guard(
         "a deletion of a ledger may be of another line of history", "rule 18d", deletes_the_row
     ),
     Patch(logs, "check_deleted", checked_by_version).guard(

@@ -11,8 +11,8 @@ import pytest
 from loadtest.stores import Stores, StoreServers
 from quorumlog.errors import InvalidRequest, NoSuchLedger, VersionConflict
 from quorumlog.net.gateway_clients import LogClient, TransactionClient
+from quorumlog.net.metadata_client import RepairClient
 from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.metadata import Fragment, Repair

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from loadtest.stores import Stores
 from quorumlog.errors import InvalidRequest, NoSuchBookie, QuorumLogError, VersionConflict
-from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.metadata_client import RepairClient
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.row_copy import RowName
 from quorumlog.wire.bodies import (

@@ -512,22 +512,22 @@ GUARDS: Final = (
         "rule 27a",
         partial(test_a_deletion_that_waits_for_a_fork_sees_it, way=the_log),
     ),
-    Patch(stored, "share", unlocked).guard(
+    Patch(forks, "share", unlocked).guard(
         "a fork names ledgers whose rows it has not locked",
         "rule 27a",
         test_a_ledger_that_is_being_deleted_is_in_no_fork,
     ),
-    Patch(stored, "let_go", answers(None)).guard(
+    Patch(forks, "let_go", answers(None)).guard(
         "a deleted fork goes on naming ledgers",
         "rule 27a",
         test_of_forks_that_end_at_once_the_later_one_lets_the_ledgers_go,
     ),
-    Patch(stored, "let_go", answers(None)).guard(
+    Patch(forks, "let_go", answers(None)).guard(
         "a truncated fork goes on naming ledgers",
         "rule 27a",
         test_a_fork_that_is_truncated_lets_go_of_whole_ranges,
     ),
-    Patch(stored, "check_name_free", answers(None)).guard(
+    Patch(forks, "check_name_free", answers(None)).guard(
         "a deleted log's name is free while forks of it are there",
         "rule 27a",
         test_the_name_of_a_deleted_log_is_taken_while_forks_of_it_are_there,
@@ -537,7 +537,7 @@ GUARDS: Final = (
         "rule 27a",
         test_the_name_of_a_deleted_log_is_taken_while_forks_of_it_are_there,
     ),
-    Patch(stored, "note_source", only_added).guard(
+    Patch(forks, "note_source", only_added).guard(
         "a name that was a fork's stays one",
         "rule 27a",
         partial(test_a_name_that_was_a_forks_says_nothing_of_its_source_later, had_a_fork=True),

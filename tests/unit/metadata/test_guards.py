@@ -21,6 +21,7 @@ from services.bookie import witnesses as bookie_witnesses
 from services.bookie.collect import MetadataRows
 from services.bookie.witnesses import FreshCopies, WitnessFile
 from services.metadata import (
+    attempts,
     cookies,
     database,
     ledgers,
@@ -28,7 +29,6 @@ from services.metadata import (
     losses,
     operator_handlers,
     servers,
-    tokens,
     transactions,
 )
 from services.metadata.database import Connection, Database, plain
@@ -390,7 +390,7 @@ GUARDS: Final = (
         (
             Patch(transactions, "record_change", answers(set())),
             Patch(cookies, "record_change", answers(set())),
-            Patch(logs, "record_change", answers(set())),
+            Patch(attempts, "record_change", answers(set())),
         ),
         changes_without_a_token_count,
     ),
@@ -511,7 +511,7 @@ GUARDS: Final = (
         for what, module in (
             ("transactions", transactions),
             ("unnamed ledgers", logs),
-            ("access tokens and audit rows", tokens),
+            ("access tokens and audit rows", database),
         )
     ),
 )

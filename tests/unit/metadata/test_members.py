@@ -12,7 +12,7 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import DatabaseWentBack, IncarnationUsed, StaleMember
-from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.metadata_client import RepairClient
 from quorumlog.protocol.metadata import Fragment, LedgerMetadata, Repair
 from quorumlog.wire.bodies import STAND_IN, Cookie
 from quorumlog.wire.repair_bodies import RepairAdd

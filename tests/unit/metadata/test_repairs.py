@@ -7,7 +7,7 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.errors import InvalidRequest, VersionConflict
-from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.metadata_client import RepairClient
 from quorumlog.protocol.messages import MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.wire.repair_bodies import RepairAdd, RepairSettings, RepairSettingsPut

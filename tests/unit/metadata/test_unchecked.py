@@ -8,8 +8,8 @@ import pytest
 
 from loadtest.stores import Stores
 from quorumlog.net.gateway_clients import LogClient, TokenClient, TransactionClient
+from quorumlog.net.metadata_client import RepairClient
 from quorumlog.net.metadata_requests import new_attempt
-from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import document_of, witness_of

@@ -19,8 +19,7 @@ from quorumlog import header
 from quorumlog.errors import DatabaseWentBack, NoSuchLedger, QuorumLogError
 from quorumlog.net import metadata_requests
 from quorumlog.net.gateway_clients import LogClient, TransactionClient
-from quorumlog.net.metadata_client import MetadataClient
-from quorumlog.net.repair_client import RepairClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata

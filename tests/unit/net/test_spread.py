@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
+from quorumlog.net.driver import spread
 from quorumlog.net.ports import AddDone, MachineTimes, Ports
-from quorumlog.net.spread import spread
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Repair, State
 from quorumlog.protocol.quorum import Quorum

@@ -29,7 +29,7 @@ from typing import Final
 
 from quorumlog.errors import MetadataUnavailable, QuorumLogError, Unauthenticated
 from quorumlog.net.gateway_clients import TokenClient
-from quorumlog.net.timers import Tasks, restarted
+from quorumlog.net.timers import Tasks, restarted, wall_s
 from quorumlog.wire.token_bodies import TOKEN_ID, IssuedToken, TokenQuotas, TokenRow
 from services.gateway.edge.access.jwts import IssuedCallers, Jwts, is_jwt
 from services.gateway.edge.access.quotas import Usage
@@ -77,7 +77,7 @@ class Callers:
         in seconds since 1970, against which the expiry of tokens is checked.
         """
         self._client = client
-        self._now = now or _wall
+        self._now = now or wall_s
         self._issued = None if jwts is None else IssuedCallers(jwts, self._now)
         self._rows: dict[bytes, TokenRow] = {}
         self._known: dict[bytes, Caller] = {}
@@ -109,8 +109,7 @@ class Callers:
             with contextlib.suppress(QuorumLogError):
                 async with self._lists:
                     await self._list()
-            self._end_expired()
-            self._charge_flows()
+            self._look_after()
             await asyncio.sleep(REFRESH_S)
 
     async def identify(self, secret: str) -> Caller:
@@ -217,29 +216,20 @@ class Callers:
         for caller in old.values():
             caller.end()
 
-    def _end_expired(self) -> None:
+    def _look_after(self) -> None:
+        """End callers whose tokens have expired, and charge the bytes of requests in progress."""
         now = self._now()
         for caller in self._known.values():
             if caller.connections and caller.ends_at is not None and caller.ends_at <= now:
                 caller.end()
-        if self._issued is not None:
-            self._issued.refresh()
-
-    def _charge_flows(self) -> None:
-        for caller in self._known.values():
             if caller.usage is not None:
                 caller.usage.charge_flows()
         if self._issued is not None:
-            self._issued.charge_flows()
+            self._issued.refresh()
 
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
-
-
-def _wall() -> float:
-    """Read this machine's clock, in seconds since 1970."""
-    return datetime.now(UTC).timestamp()
 
 
 TICKET_S: Final = 30

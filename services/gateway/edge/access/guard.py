@@ -121,9 +121,7 @@ class Guard:
         self, request: web.Request, access: scopes.Access
     ) -> tuple[scopes.Kind, str, QuorumLogError | None] | None:
         """Return the resource that the request names, and the error for a caller without any scope
-        on the resource; None if the handler checks access itself.
-
-        Raises: Forbidden, NoSuchLedger, NoSuchTransaction, MetadataUnavailable.
+        on it; None if the handler checks access itself.
         """
         given, logs = request.match_info, scopes.Kind.LOGS
         match access.named:

@@ -232,7 +232,9 @@ class IssuedCallers:
         return self._note(issued, issued)
 
     def refresh(self) -> None:
-        """Load changed keys, and end callers whose JWT has expired or whose key is gone."""
+        """Load changed keys, end callers whose JWT has expired or whose key is gone, and charge to
+        each subject the new bytes of its requests in progress.
+        """
         self._jwts.look()
         now = self._now()
         for key, caller in list(self._known.items()):
@@ -240,9 +242,6 @@ class IssuedCallers:
             if caller.issued.ends_at <= now or not self._jwts.has(caller.issued.key):
                 del self._known[key]
                 caller.end()
-
-    def charge_flows(self) -> None:
-        """Charge to each subject the new bytes of its requests in progress."""
         for usage in self._usages.values():
             usage.charge_flows()
 

@@ -13,9 +13,8 @@ from aiohttp import web
 from quorumlog.errors import RouteNotFound
 from quorumlog.net.directory import Directory
 from quorumlog.net.holdings import HoldingsClient
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.ports import Ports
-from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.timers import Tasks, Timers, restarted
 from quorumlog.protocol.messages import CasStatus, MissedRange
 from quorumlog.protocol.metadata import LedgerMetadata, State

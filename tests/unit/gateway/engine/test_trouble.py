@@ -24,9 +24,8 @@ from quorumlog.errors import (
     RecoveryBlocked,
     WriterLost,
 )
-from quorumlog.net.metadata_client import MetadataClient
+from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.ports import MachineTimes
-from quorumlog.net.repair_client import RepairClient
 from quorumlog.protocol import record, writer
 from quorumlog.protocol.messages import AppendRequested, Effect, Event, Failed, Status
 from quorumlog.protocol.metadata import LedgerMetadata, State, Writer

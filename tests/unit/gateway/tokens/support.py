@@ -11,10 +11,10 @@ from loadtest.stores import Stores
 from quorumlog.net.connections import ListenLimits
 from quorumlog.net.gateway_clients import LogClient, TokenClient, TransactionClient
 from quorumlog.net.listen import listening
-from quorumlog.net.timers import Tasks
+from quorumlog.net.timers import Tasks, wall_s
 from quorumlog.wire.token_bodies import TokenQuotas
 from services.gateway.app import build_app
-from services.gateway.edge.access.callers import Callers, _wall
+from services.gateway.edge.access.callers import Callers
 from services.gateway.edge.access.jwts import Jwts
 from services.gateway.edge.http.limits import Limits
 from services.gateway.edge.tokens import AccessTokenCreate
@@ -118,7 +118,7 @@ async def guarded(
             Callers(
                 client,
                 jwts=None if issuer is None else Jwts(issuer.rules),
-                now=lambda: _wall() + skews["s"],
+                now=lambda: wall_s() + skews["s"],
             )
             for client in clients
         ]

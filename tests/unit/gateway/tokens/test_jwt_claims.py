@@ -384,7 +384,7 @@ async def test_the_bytes_of_requests_under_way_count_for_the_subject(
 
     usage.flows.add(Tail())  # type: ignore[arg-type]
     usage.begin(0)
-    callers.charge_flows()
+    callers.refresh()
 
     with pytest.raises(Overloaded, match="1000 bytes per second"):
         usage.begin(0)
