@@ -13,7 +13,14 @@ from typing import Final
 
 from loadtest.ports import free_ports
 from loadtest.waiting import until_sync
-from services.local.embedded import Postgres, Redis, set_up_postgres, set_up_redis
+from services.local.embedded import (
+    USER,
+    Postgres,
+    Redis,
+    _environment,
+    set_up_postgres,
+    set_up_redis,
+)
 from services.local.process import Program, start, stop
 
 _SHM: Final = Path("/dev/shm")  # noqa: S108
@@ -37,6 +44,7 @@ class StoreServers:
         self._postgres = postgres
         self._redis = redis
         self._numbers = itertools.count(1)
+        self._psql: subprocess.Popen[str] | None = None
 
     def fresh(self, *, like: str = "") -> Stores:
         """Create a new database in both servers. `like`: the DSN of a database to copy in Postgres,
@@ -44,8 +52,29 @@ class StoreServers:
         """
         number = next(self._numbers)
         template = like and f" TEMPLATE {like.rpartition('/')[2]} STRATEGY FILE_COPY"
-        self._postgres.run_sql(f"CREATE DATABASE test_{number}{template}")
+        self._run_sql(f"CREATE DATABASE test_{number}{template}")
         return Stores(self._postgres.dsn(f"test_{number}"), self._redis.url(number))
+
+    def close(self) -> None:
+        """End the connection that creates databases."""
+        if self._psql is not None:
+            self._psql.communicate()
+
+    def _run_sql(self, sql: str) -> None:
+        """Run a statement in a psql that goes on: its start takes as long as the statement."""
+        if self._psql is None:
+            server = self._postgres
+            self._psql = subprocess.Popen(
+                [server.binaries / "psql", "-XAtq", "-v", "ON_ERROR_STOP=1",
+                 f"postgresql://{USER}@127.0.0.1:{server.port}/postgres"],
+                env={**_environment(), "PGPASSWORD": server.password},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+        assert self._psql.stdin is not None
+        assert self._psql.stdout is not None
+        print(f"{sql};\n\\echo done", file=self._psql.stdin, flush=True)
+        answer = self._psql.stdout.readline()
+        assert answer == "done\n", f"{sql}: {answer}"
 
 
 @contextmanager
@@ -64,7 +93,9 @@ def store_servers(durable: Path | None = None) -> Iterator[StoreServers]:
         redis = set_up_redis(folder / "redis", redis_port)
         for server in (postgres, redis):
             _run(server.program, server.is_ready, folder / f"{server.program.name}.log", stack)
-        yield StoreServers(postgres, redis)
+        servers = StoreServers(postgres, redis)
+        stack.callback(servers.close)
+        yield servers
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""One cluster and one browser for all tests of this folder; each test gets new pages."""
+"""One cluster and one browser for all tests of this folder; each test gets empty pages."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ from playwright.async_api import Browser, Page
 from loadtest.cluster import Cluster, running
 from loadtest.stores import StoreServers
 from quorumlog.client import Client
-from tests.console.support import Tabs
+from tests.console.support import Pages, Tabs
 from tests.support.browser import chromium
 from tests.support.revival import revive
 from tests.support.waiting import UNHURRIED
@@ -24,6 +24,12 @@ async def browser() -> AsyncIterator[Browser]:
     """A browser. Without one the test is skipped."""
     async with chromium() as started:
         yield started
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def pages(browser: Browser) -> Pages:
+    """The pages of the browser."""
+    return Pages(browser)
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
@@ -57,9 +63,9 @@ async def cluster(shared: Cluster, admin: str) -> AsyncIterator[Cluster]:
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def tabs(browser: Browser, cluster: Cluster) -> AsyncIterator[Tabs]:
+async def tabs(pages: Pages, cluster: Cluster) -> AsyncIterator[Tabs]:
     """Opens pages for a test, and fails the test if a page logs an error that the test does not expect."""
-    opened = Tabs(browser, cluster.gateways[0])
+    opened = Tabs(pages, cluster.gateways[0])
     yield opened
     await opened.close()
     assert not opened.unexpected

@@ -7,8 +7,8 @@ from typing import Any, Final
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import (
     Browser,
-    BrowserContext,
     ConsoleMessage,
+    Error,
     Page,
     ViewportSize,
     WebError,
@@ -35,36 +35,64 @@ window.setTimeout = (run, ms = 0, ...given) => later(run, ms / 5, ...given);"""
 """Pages ask again after a fifth of the time that they wait otherwise."""
 
 
+class Pages:
+    """Pages that tests use one after another: a new page takes more than half a second of processor time."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._idle: dict[str, list[Page]] = {}
+
+    async def take(self, url: str) -> Page:
+        """An empty page whose relative URLs begin with `url`, without cookies and storage."""
+        if idle := self._idle.get(url):
+            return idle.pop()
+        context = await self._browser.new_context(base_url=url, reduced_motion="reduce")
+        context.set_default_timeout(DEADLINE_MS)
+        await context.add_init_script(_HURRIED)
+        return await context.new_page()
+
+    async def put_back(self, url: str, page: Page) -> None:
+        """Clear a page for another test, or close it if that fails."""
+        try:
+            await page.unroute_all(behavior="ignoreErrors")
+            await page.evaluate("localStorage.clear(); sessionStorage.clear()")
+            await page.goto("about:blank")
+            await page.context.clear_cookies()
+            await page.emulate_media(color_scheme="light")
+        except Error:
+            await page.context.close()
+        else:
+            self._idle.setdefault(url, []).append(page)
+
+
 class Tabs:
-    """Opens pages, each with its own cookies and storage, and collects the errors that they log.
+    """Opens pages, and collects the errors that they log.
 
     Errors are calls of `console.error`, exceptions that no script catches, violations of the content security
     policy, and requests that fail or get a status of 400 or more.
     """
 
-    def __init__(self, browser: Browser, url: str) -> None:
-        self._browser, self._url = browser, url
-        self._contexts: list[BrowserContext] = []
+    def __init__(self, pages: Pages, url: str) -> None:
+        self._pages, self._url = pages, url
+        self._opened: list[tuple[str, Page]] = []
         self._errors: list[str] = []
         self.expected: list[str] = []
         """Regular expressions of errors that the test expects, such as `status of 403 .*/v1/tokens`."""
 
-    async def open(self, **options: Any) -> Page:
-        """Open an empty page. `options`: those of Playwright's `new_context`, such as `color_scheme`."""
-        context = await self._browser.new_context(
-            **{"base_url": self._url, "reduced_motion": "reduce", **options}
-        )
-        self._contexts.append(context)
-        context.set_default_timeout(DEADLINE_MS)
-        await context.add_init_script(_HURRIED)
-        context.on("console", self._note_message)
-        context.on("weberror", self._note_exception)
-        return await context.new_page()
+    async def open(self, url: str = "") -> Page:
+        """Open an empty page. `url`: what relative URLs begin with, if it is not the URL of these tabs."""
+        page = await self._pages.take(url or self._url)
+        self._opened.append((url or self._url, page))
+        page.context.on("console", self._note_message)
+        page.context.on("weberror", self._note_exception)
+        return page
 
     async def close(self) -> None:
-        """Close all pages."""
-        for context in self._contexts:
-            await context.close()
+        """End the use of all pages."""
+        for url, page in self._opened:
+            page.context.remove_listener("console", self._note_message)
+            page.context.remove_listener("weberror", self._note_exception)
+            await self._pages.put_back(url, page)
 
     @property
     def unexpected(self) -> list[str]:

@@ -195,7 +195,7 @@ async def test_the_page_needs_no_token_but_requests_do(
     cluster: Cluster, admin: str, tabs: Tabs
 ) -> None:
     tabs.expected.append("status of 401")
-    page = await tabs.open(base_url=cluster.gateways[1])
+    page = await tabs.open(cluster.gateways[1])
     found = await opened(page, "listTokens")
     await found.get_by_role("button", name="Send").click()
     response = found.get_by_role("region", name="Response")

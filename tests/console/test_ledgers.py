@@ -8,12 +8,12 @@ import aiohttp
 import asyncpg
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Locator, Page, expect
+from playwright.async_api import Locator, Page, expect
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import StoreServers
 from quorumlog.client import Client, Ledger
-from tests.console.support import Tabs, fits_phone, no_serious_violations
+from tests.console.support import Pages, Tabs, fits_phone, no_serious_violations
 from tests.support.waiting import MENDED_S, UNHURRIED
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -320,7 +320,7 @@ async def test_a_token_sees_only_what_it_allows(
     await mine.append(b"readable")
     other = await client.create_ledger()
     tabs.expected += ["status of 401", "status of 404", "status of 403"]
-    page = await tabs.open(base_url=cluster.gateways[1])
+    page = await tabs.open(cluster.gateways[1])
     await page.goto("/#/ledgers")
     await page.get_by_label("Token").fill(made["token"])
     await page.get_by_role("button", name="Log in").click()
@@ -350,7 +350,7 @@ ANALYZE;
 
 
 async def test_a_hundred_thousand_ledgers_are_shown_in_pages(
-    browser: Browser, servers: StoreServers
+    pages: Pages, servers: StoreServers
 ) -> None:
     stores = servers.fresh()
     async with running(stores, bookies=3, gateways=1, environment=UNHURRIED) as cluster:
@@ -360,7 +360,7 @@ async def test_a_hundred_thousand_ledgers_are_shown_in_pages(
         connection = await asyncpg.connect(stores.postgres_dsn)
         await connection.execute(_COPY.format(count=MANY, ledger_id=ledger.ledger_id))
         await connection.close()
-        tabs = Tabs(browser, cluster.gateways[0])
+        tabs = Tabs(pages, cluster.gateways[0])
         page = await tabs.open()
         asked: list[str] = []
         page.on(

@@ -246,7 +246,7 @@ async def test_a_token_for_reading_one_log_changes_nothing(
     async with Client(cluster.gateways[0], token=admin) as client:
         token = (await client.create_token("reader", ["read:logs/readable"]))["token"]
     tabs.expected += ["status of 401", "status of 403 .*/v1/logs/secret"]
-    limited = await tabs.open(base_url=cluster.gateways[1])
+    limited = await tabs.open(cluster.gateways[1])
     await log_in(limited, token)
     await expect(limited.get_by_role("link", name="readable")).to_be_visible()
     await expect(limited.get_by_role("link", name="secret")).to_have_count(0)

@@ -276,7 +276,7 @@ async def test_a_reader_sees_no_buttons_that_change_anything(
     tabs.expected.append("status of 401")
     async with Client(cluster.gateways[1], token=admin) as client:
         token = (await client.create_token(HOSTILE[:60], ["read:cluster"]))["token"]
-    page = await tabs.open(base_url=cluster.gateways[1])
+    page = await tabs.open(cluster.gateways[1])
     await log_in(page, token)
 
     await expect(row(page, "bookie-1")).to_contain_text("writable")
@@ -292,7 +292,7 @@ async def test_a_token_without_rights_on_the_cluster_sees_no_overview(
     tabs.expected += ["status of 401", "status of 403"]
     async with Client(cluster.gateways[1], token=admin) as client:
         token = (await client.create_token("logs", ["read:logs/mine"]))["token"]
-    page = await tabs.open(base_url=cluster.gateways[1])
+    page = await tabs.open(cluster.gateways[1])
     await log_in(page, token)
 
     await expect(page.get_by_role("heading", level=1, name="Logs")).to_be_visible()

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Locator, Page, Route, expect
+from playwright.async_api import Locator, Page, Route, expect
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import StoreServers
 from quorumlog.client import Client
-from tests.console.support import Tabs, fits_phone, log_in, no_serious_violations
+from tests.console.support import Pages, Tabs, fits_phone, log_in, no_serious_violations
 from tests.console.test_overview import HOSTILE, alter, confirm, row
 from tests.support.waiting import UNHURRIED
 
@@ -39,10 +39,10 @@ async def restored(cluster: Cluster, page: Page) -> AsyncIterator[Page]:
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def own(browser: Browser, servers: StoreServers) -> AsyncIterator[tuple[Cluster, Page]]:
+async def own(pages: Pages, servers: StoreServers) -> AsyncIterator[tuple[Cluster, Page]]:
     """A cluster for one test that empties a bookie, and its page: in the shared one, open ledgers need all bookies."""
     async with running(servers.fresh(), bookies=4, gateways=1, environment=UNHURRIED) as cluster:
-        tabs = Tabs(browser, cluster.gateways[0])
+        tabs = Tabs(pages, cluster.gateways[0])
         tabs.expected += [AWAY, "status of 404 .*/drain"]
         yield cluster, await tabs.open()
         await tabs.close()
@@ -183,6 +183,7 @@ async def test_time_left_is_given_only_when_it_is_known(page: Page) -> None:
     await expect(facts).to_contain_text("not known: the page measures the pace for 30 s")
     await page.clock.fast_forward(31_000)
     await expect(facts).to_contain_text("not known: no repair ended in the last")
+    await page.context.close()  # no other test gets its clock
 
 
 async def test_a_rebuild_is_previewed(cluster: Cluster, page: Page) -> None:
@@ -327,7 +328,7 @@ async def test_a_reader_sees_no_buttons_that_change_anything(
     async with Client(cluster.gateways[1], token=admin) as client:
         reader = (await client.create_token("reader", ["read:cluster"]))["token"]
         other = (await client.create_token("other", ["read:logs/*"]))["token"]
-    page = await tabs.open(base_url=cluster.gateways[1])
+    page = await tabs.open(cluster.gateways[1])
     await log_in(page, reader)
     await page.get_by_role("link", name="Repair").click()
 
@@ -337,7 +338,7 @@ async def test_a_reader_sees_no_buttons_that_change_anything(
     await expect(page.get_by_role("main")).to_contain_text("The database lacks no change")
     assert await page.get_by_role("main").get_by_role("button").all_inner_texts() == []
 
-    page = await tabs.open(base_url=cluster.gateways[1])
+    page = await tabs.open(cluster.gateways[1])
     await log_in(page, other)
     await expect(page).to_have_url(re.compile("#/logs$"))  # where such a token begins
     await page.goto("/#/repair")

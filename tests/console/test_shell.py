@@ -62,7 +62,7 @@ async def test_a_gateway_without_tokens_shows_no_login(page: Page) -> None:
 
 async def test_login_and_logout(cluster: Cluster, admin: str, tabs: Tabs) -> None:
     tabs.expected.append(REFUSED)
-    page = await tabs.open(base_url=cluster.gateways[1])
+    page = await tabs.open(cluster.gateways[1])
     sent = list[tuple[str, str]]()
     page.on("request", lambda request: sent.append((request.url, request.post_data or "")))
     await page.goto("/#/audit")
@@ -99,7 +99,7 @@ async def test_a_token_that_ends_leads_to_the_login_and_back(
     tabs.expected.append(REFUSED)
     async with Client(cluster.gateways[0]) as client:
         made = await client.create_token("brief", ["admin:*"])
-        page = await tabs.open(base_url=cluster.gateways[1])
+        page = await tabs.open(cluster.gateways[1])
         await page.goto("/#/audit?target=logs%2Fgone")
         await log_in(page, made["token"])
         await expect(page.get_by_label("Target")).to_have_value("logs/gone")
@@ -121,7 +121,7 @@ async def test_a_token_sees_only_what_it_allows(cluster: Cluster, tabs: Tabs) ->
     tabs.expected.append(REFUSED)
     async with Client(cluster.gateways[0]) as client:
         made = await client.create_token("reader", ["read:logs/a*"])
-    page = await tabs.open(base_url=cluster.gateways[1])
+    page = await tabs.open(cluster.gateways[1])
     await page.goto("/")
     await log_in(page, made["token"])
     await expect(page).to_have_url(re.compile("#/logs$"))
@@ -204,7 +204,7 @@ async def test_a_gateway_that_is_away_is_shown_and_the_page_recovers(
     cluster: Cluster, admin: str, tabs: Tabs
 ) -> None:
     tabs.expected += [REFUSED, AWAY]
-    page = await tabs.open(base_url=cluster.gateways[1])
+    page = await tabs.open(cluster.gateways[1])
     await page.goto("/#/audit")
     await log_in(page, admin)
     await expect(page.get_by_role("table", name="Changes")).to_be_visible()

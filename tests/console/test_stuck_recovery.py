@@ -9,13 +9,13 @@ from typing import Final
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Locator, Page, expect
+from playwright.async_api import Locator, Page, expect
 
 from loadtest.cluster import Cluster, running
 from loadtest.stores import StoreServers
 from quorumlog.client import Client, Ledger
 from quorumlog.errors import QuorumLogError
-from tests.console.support import Tabs, fits_phone, no_serious_violations
+from tests.console.support import Pages, Tabs, fits_phone, no_serious_violations
 from tests.support.waiting import MENDED_S, UNHURRIED, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -29,7 +29,7 @@ MENDED_MS: Final = 1000 * MENDED_S
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def stuck(browser: Browser, servers: StoreServers) -> AsyncIterator[Cluster]:  # noqa: ARG001
+async def stuck(pages: Pages, servers: StoreServers) -> AsyncIterator[Cluster]:  # noqa: ARG001
     """A cluster of its own, because its processes do not come back. A single lost bookie is waited for."""
     async with running(
         servers.fresh(), bookies=BOOKIES, environment=SETTINGS, lost_bookie_delay_s=3600
@@ -41,9 +41,9 @@ async def stuck(browser: Browser, servers: StoreServers) -> AsyncIterator[Cluste
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def page(browser: Browser, stuck: Cluster) -> AsyncIterator[Page]:
+async def page(pages: Pages, stuck: Cluster) -> AsyncIterator[Page]:
     """A page of the gateway that stays."""
-    tabs = Tabs(browser, stuck.gateways[1])
+    tabs = Tabs(pages, stuck.gateways[1])
     # Entries can't be read before the recovery has ended, and some of them never; a loss needs proof.
     tabs.expected += [
         r"status of 50\d .*/v1/ledgers/\d+/",

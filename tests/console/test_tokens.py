@@ -123,7 +123,7 @@ async def test_the_own_token_is_explained(cluster: Cluster, tabs: Tabs) -> None:
     grants = ["manage:ledgers/team-a", "append:ledgers/*", "read:cluster"]
     async with Client(cluster.gateways[0]) as client:
         made = await client.create_token("explained", grants, quotas={"bytes_per_s": 1 << 20})
-    page = await tabs.open(base_url=cluster.gateways[1])
+    page = await tabs.open(cluster.gateways[1])
     await page.goto("/#/tokens")
     await log_in(page, made["token"])
     for text in (

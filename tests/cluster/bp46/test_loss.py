@@ -4,15 +4,14 @@ processes whose disks lose what was not synced.
 
 import asyncio
 import os
-import subprocess
 import sys
 from typing import Any
 
 import orjson
 
 from loadtest.stores import Stores
-from services.local.config import ROOT
 from tests.cluster.bp46.world import Process, World, world_of
+from tests.support.commands import told
 from tests.support.waiting import MENDED_S, until
 
 LIMBO = {"LIMBO_S": "0.1"}
@@ -160,18 +159,6 @@ async def _read(world: World, path: str) -> tuple[int, dict[str, Any]]:
 
 async def _quorumlog(world: World, *words: str) -> tuple[int, str, Any]:
     """An operator's command at C2: its status, what it says, and the JSON that it prints."""
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT / "shared"),
-        "QUORUMLOG_GATEWAY": world.gateways[1].url,
-        "COLUMNS": "1000",
-    }
-    done = await asyncio.to_thread(
-        subprocess.run,
-        (sys.executable, "-m", "quorumlog.cli", *words, "--json"),
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=MENDED_S,
-        check=False,
-    )
-    return done.returncode, done.stderr.decode(), orjson.loads(done.stdout) if done.stdout else None
+    environment = os.environ | {"QUORUMLOG_GATEWAY": world.gateways[1].url, "COLUMNS": "1000"}
+    status, out, said = await told(*words, "--json", environment=environment)
+    return status, said, orjson.loads(out) if out else None

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import aiohttp
@@ -16,7 +14,7 @@ from loadtest.stores import Stores
 from loadtest.waiting import DeadlineMissed
 from quorumlog.client import Client, Ledger
 from quorumlog.errors import NotEnoughBookies
-from services.local.config import ROOT
+from tests.support.commands import told
 from tests.support.waiting import MENDED_S, UNHURRIED, until
 from tests.unit.autorecovery.test_heal import contents, written
 
@@ -34,21 +32,12 @@ SETTINGS = {
 
 async def quorumlog(cluster: Cluster, *words: str) -> tuple[int, Any]:
     """What an operator's command ends with, and the JSON that it prints."""
-    command = (sys.executable, "-m", "quorumlog.cli", *words, "--json")
     environment = os.environ | {
-        "PYTHONPATH": str(ROOT / "shared"),
         "QUORUMLOG_GATEWAY": cluster.gateways[0],
         "CLUSTER_SECRET_FILE": str(cluster.secret_file),
     }
-    done = await asyncio.to_thread(
-        subprocess.run,
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        timeout=2 * MENDED_S,
-        check=False,
-    )
-    return done.returncode, orjson.loads(done.stdout) if done.stdout else None
+    status, out, _ = await told(*words, "--json", environment=environment)
+    return status, orjson.loads(out) if out else None
 
 
 async def until_state(client: Client, name: str, state: str) -> None:

@@ -24,13 +24,10 @@ from quorumlog.cli.pipes import Framing, Places, SubmitPayloads, send, write_ite
 from quorumlog.client import Client, ConnectionLost, Entry, Paged
 from quorumlog.errors import NOT_DONE
 from services.local.process import Become, in_child
+from tests.support.commands import told, words
 from tests.support.waiting import until, within
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
-
-
-def words(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "quorumlog.cli", *arguments]
 
 
 def environment(cluster: Cluster) -> dict[str, str]:
@@ -47,16 +44,7 @@ def environment(cluster: Cluster) -> dict[str, str]:
 
 async def run(cluster: Cluster, *arguments: str, given: bytes = b"") -> tuple[int, bytes, str]:
     """The command line: exit status, output, errors."""
-    done = await asyncio.to_thread(
-        subprocess.run,
-        words(*arguments),
-        env=environment(cluster),
-        input=given,
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr.decode()
+    return await told(*arguments, given=given, environment=environment(cluster))
 
 
 @asynccontextmanager

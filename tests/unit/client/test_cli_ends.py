@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +18,7 @@ from quorumlog.cli import session
 from quorumlog.cli.commands import app
 from quorumlog.cli.output import ExitStatus, run_command
 from services.local.process import Become, in_child
+from tests.support.commands import words
 from tests.support.waiting import until, within
 from tests.unit.client.test_transport import Gateway, serving
 
@@ -239,10 +239,6 @@ async def test_a_cookie_is_asked_of_the_next_metadata_service_where_the_first_is
 
     assert status == ExitStatus.DONE
     assert json.loads(capsys.readouterr().out)["incarnation"] == 1
-
-
-def words(*given: str) -> list[str]:
-    return [sys.executable, "-m", "quorumlog.cli", *given]
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

@@ -13,8 +13,9 @@ from loadtest.cluster import Cluster
 from quorumlog import __version__
 from quorumlog.client import Client
 from quorumlog.errors import LogExists
+from tests.support.commands import quick
 from tests.support.waiting import within
-from tests.unit.client.test_cli import environment, run, started, words
+from tests.unit.client.test_cli import environment, run, started
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -26,7 +27,7 @@ async def on_terminal(cluster: Cluster, answer: str, *arguments: str) -> tuple[i
         os.write(ours, answer.encode())
         done = await asyncio.to_thread(
             subprocess.run,
-            words(*arguments),
+            quick(*arguments),
             env=environment(cluster),
             stdin=theirs,
             capture_output=True,
@@ -67,7 +68,7 @@ async def test_a_deletion_is_of_the_log_that_was_asked_about(cluster: Cluster) -
         made = await client.create_log(log)
         ours, theirs = os.openpty()
         asking = await asyncio.create_subprocess_exec(
-            *words("log", "delete", log),
+            *quick("log", "delete", log),
             env=environment(cluster),
             stdin=theirs,
             stderr=asyncio.subprocess.PIPE,
@@ -100,9 +101,9 @@ async def test_the_gateways_of_the_folder_s_cluster_are_found_and_all_of_them_ar
 
     done = await asyncio.to_thread(
         subprocess.run,
-        words("cluster", "status", "--json"),
+        quick("cluster", "status", "--json"),
         cwd=tmp_path,
-        env={**given, "PYTHONPATH": os.pathsep.join([*map(os.path.abspath, ("shared", "."))])},
+        env=given,
         capture_output=True,
         timeout=240,
         check=False,

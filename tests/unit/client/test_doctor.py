@@ -3,19 +3,19 @@
 import json
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from loadtest.ports import free_ports
+from tests.support.commands import quick
 
 
 def doctor(*options: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit status, and what was found."""
     done = subprocess.run(
-        [sys.executable, "-m", "quorumlog.cli", "doctor", "--json", *options],
+        quick("doctor", "--json", *options),
         capture_output=True,
         text=True,
         check=False,

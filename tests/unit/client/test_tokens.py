@@ -5,7 +5,6 @@ import contextlib
 import os
 import re
 import secrets
-import sys
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from tests.outside.attack import doors
 from tests.outside.attack.arena import Arena, attack, made_token
 from tests.outside.attack.meters import Meters
 from tests.outside.attack.report import Report
-from tests.support.commands import path_with_quorumlog
+from tests.support.commands import path_with_quorumlog, quick, words
 from tests.support.issuer import AUDIENCE, NAME, Issuer
 from tests.support.tools import needs
 from tests.support.waiting import UNHURRIED
@@ -59,14 +58,10 @@ async def cluster(servers: StoreServers, issuer: Issuer) -> AsyncIterator[Cluste
         yield started
 
 
-def words(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "quorumlog.cli", *arguments]
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The cluster's first token."""
-    made = words("token", "create", "first", "admin:*", "--metadata", cluster.url("metadata-1"))
+    made = quick("token", "create", "first", "admin:*", "--metadata", cluster.url("metadata-1"))
     folder = tmp_path_factory.mktemp("first")
     return (await output_of(made, folder, CLUSTER_SECRET_FILE=str(cluster.secret_file))).strip()
 
@@ -152,7 +147,7 @@ async def test_the_clients_take_a_jwt_as_they_take_a_token(
             await client.tokens()
     with Gateways(cluster.gateways[1], token=token) as gateways:
         shown = await asyncio.to_thread(gateways.pages, "/v1/logs", "logs")
-    read = words("log", "read", "by-jwt", "--token-file", "jwt", "--gateway", cluster.gateways[0])
+    read = quick("log", "read", "by-jwt", "--token-file", "jwt", "--gateway", cluster.gateways[0])
 
     assert [log["name"] for log in shown] == ["by-jwt"]
     assert (await output_of(read, tmp_path)).strip() == "a record"
