@@ -180,9 +180,8 @@ def _named(row: LedgerMetadata) -> list[set[str]]:
 
 
 def added_members(old: LedgerMetadata | None, new: LedgerMetadata) -> set[str]:
-    """The members that a change adds to a fragment or a repair, even if another fragment already
-    names them. Each must be its bookie's registered incarnation (rule 15b). `old` is None for a
-    new ledger.
+    """The members that a change adds to a fragment or a repair, even if other fragments name them.
+    They must be registered incarnations (rule 15b). `old` is None for a new ledger.
     """
     if old is None:
         return set(new.all_members)

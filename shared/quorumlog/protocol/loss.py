@@ -39,9 +39,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The answers of all possible holders about entries first..last; a holder's answer is the same
-    for each of these entries.
-    """
+    """Entries first..last, with the answers of all possible holders, equal for all of them."""
 
     first: int
     last: int

@@ -56,9 +56,7 @@ class Timer(Enum):
     ADD = "add"
     """An add has had no answer for 2 s: its slot counts as failed."""
     QUORUM = "quorum"
-    """The oldest pending entry has lacked its ack quorum for 10 s: the writer ends with
-    `quorum-timeout`.
-    """
+    """The oldest pending entry has lacked its ack quorum for 10 s: the writer ends."""
     HEDGE = "hedge"
     """A read has had no answer for 50 ms: the next member is asked too."""
     RETRY = "retry"
@@ -140,8 +138,7 @@ class MissedRange(Value):
 class UpdateMetadata:
     """Compare-and-swap to `metadata`, if the store still has `metadata.version`. Answered by
     MetadataAnswered with the same attempt. `missed` enters the repair queue in the same
-    transaction. To retry, the machine emits the same attempt, and the driver uses the same token
-    (rule 6).
+    transaction. A retry of an attempt has the same content and token (rule 6).
     """
 
     attempt: int
@@ -283,9 +280,8 @@ class ReplaceRequested:
 
 @dataclass(frozen=True, slots=True)
 class PlacedInLog:
-    """A log's metadata places this ledger at `first_offset`. The driver sends this event before the
-    first append (rule 23), so that the members' copies of the metadata have the place too
-    (rule 18f).
+    """A log's metadata places this ledger at `first_offset`. Sent before the first append (rule
+    23), so that the members' copies of the metadata have the place too (rule 18f).
     """
 
     first_offset: int

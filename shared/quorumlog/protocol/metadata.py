@@ -117,9 +117,7 @@ class Lineage:
     before: tuple[tuple[LedgerId, EntryId], ...] = ()
     """(id, first offset) of the nearest earlier ledgers with records, ascending."""
     published_ms: Number = 0
-    """When a transaction published the ledger, in ms since 1970 (rule 26b); 0 if the log's owner
-    wrote the ledger.
-    """
+    """When a transaction published the ledger, in ms since 1970 (rule 26b); 0 if none did."""
     stream_seq: Text | None = None
     """The log's last stream sequence before this ledger (rule 25a); None if there was none."""
     placed_by: AttemptOrNone = ""
@@ -178,9 +176,8 @@ class LedgerMetadata(Value):
     lost_entries: Annotated[
         tuple[tuple[EntryId, EntryId], ...], Bounds(max_length=LOST_RANGES_MAX)
     ] = ()
-    """Entries whose loss an operator accepted, because no bookie can serve them (rule 31), as
-    ascending ranges that are not adjacent. Readers get a final error, and no member has to hold
-    these entries.
+    """Ascending, non-adjacent ranges of entries whose loss an operator accepted, because no bookie
+    can serve them (rule 31). Readers get a final error, and no member has to hold these entries.
     """
     repairs: tuple[Repair, ...] = ()
     extra: Pairs = ()

@@ -11,8 +11,7 @@ class Once:
     """The name of a request, made by the request's first sender.
 
     An attempt token (rule 6) names one change of one version of metadata. The name of a request
-    stays the same in all retries, at all gateways, and if the change is computed again from newer
-    metadata.
+    is the same in all retries, at all gateways, even if the change is made from newer metadata.
     """
 
     token: Attempt

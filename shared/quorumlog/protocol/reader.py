@@ -240,8 +240,8 @@ class RangeReader(Keyed):
     # --- unavailable entries -----------------------------------------------------------------
 
     def _unavailable(self, tally: Tally, entry_id: int) -> None:
-        """Read the metadata: no member of the write set has a valid copy, perhaps because a repair
-        moved it (BK#4613).
+        """Read the metadata, because no member has a valid copy: repair may have moved it
+        (BK#4613).
         """
         self._failure = Failed(
             "entry-unavailable",

@@ -143,17 +143,13 @@ class Bookies:
         return ""
 
     def may_hide_later(self, row: LedgerMetadata) -> bool:
-        """Whether all bookies that know a later version or a deletion may be silent or without
-        data.
-        """
+        """Whether every bookie that knows a later version may be silent or have lost its data."""
         return len(self.lost_of(row)) >= row.quorum.ack_quorum
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with a ledger's metadata. `row`: the metadata to write. `why`: the reason, for the
-    operator.
-    """
+    """What to do with a ledger's metadata; `row` is to be written, `why` is for the operator."""
 
     action: Action
     row: LedgerMetadata | None = None
@@ -214,11 +210,9 @@ def _is_deletion_proven(held: Iterable[Held]) -> bool:
 
 
 def stand_ins(named: Mapping[str, int], present: Mapping[str, int]) -> dict[str, int]:
-    """The stand-in cookies to write before any metadata, by name.
-
-    A bookie gets one if copies name a later incarnation of it than any that answers or is
-    registered. Then an empty directory of that name counts as a suspected loss, and becomes the
-    next incarnation (rule 15b).
+    """The stand-in cookies to write before any metadata, by name. A bookie gets one if copies name
+    a later incarnation of it than any that answers or is registered. An empty directory of that
+    name then counts as a suspected loss, and becomes the next incarnation (rule 15b).
     """
     return {name: one for name, one in named.items() if one > present.get(name, 0)}
 

@@ -32,16 +32,14 @@ HEAD: Final = struct.Struct(">BBHIq")
 _I64: Final = struct.Struct(">q")
 _U32: Final = struct.Struct(">I")
 _HEAD_BYTES: Final = 32
-"""Size of the part of an entry's header that its digest covers: ledger id, entry id, LAC, length.
-"""
+"""Size of what an entry's digest covers besides the payload: ledger id, entry id, LAC, length."""
 _TABLE_ENTRIES: Final = 10_000
 """Largest run whose columns are computed as a whole; a gateway makes no larger run."""
 _ONES, _PLACES = (
     int.from_bytes(struct.pack(f">{_TABLE_ENTRIES}q", *numbers), "big")
     for numbers in ([1] * _TABLE_ENTRIES, range(_TABLE_ENTRIES))
 )
-"""The columns 1, 1, 1, ... and 0, 1, 2, ..., each as one large number with eight bytes per value. A
-shorter column is a prefix."""
+"""The columns 1, 1, 1, ... and 0, 1, 2, ... as large numbers; a shorter column is a prefix."""
 _KINDS: Final = (DigestKind.NONE, DigestKind.CRC32C, DigestKind.HMAC_SHA256)
 _SIZES: Final = (0, 4, 32)
 
@@ -217,7 +215,7 @@ class Run:
 
     @property
     def last_length(self) -> int:
-        """The ledger's payload bytes up to the last entry (included), as that entry carries them."""
+        """The ledger's payload bytes up to the run's last entry (included), from that entry."""
         return int(_I64.unpack_from(self.body, self._at.sizes - 8)[0])
 
     def index(self, entry_id: int) -> int | None:
@@ -282,7 +280,7 @@ class Run:
         return map(self.entry, range(self.count))
 
     def where(self, wanted: Callable[[int], bool]) -> "Run | None":
-        """The run of the entries whose ids are `wanted`, with unchanged bytes; None if there are
+        """The run of the entries with `wanted` ids, with unchanged bytes; None if there are
         none.
         """
         chosen = [index for index, entry_id in enumerate(self._ids) if wanted(entry_id)]

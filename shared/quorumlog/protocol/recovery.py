@@ -397,7 +397,7 @@ class Recovery(Keyed):
             slots.fail(position)
 
     def _needs_spare(self) -> bool:
-        """Whether a run can't reach Qa without another member; otherwise recovery continues (rule
+        """Whether a run needs another member to reach Qa; without need, recovery goes on (rule
         12).
         """
         quorum, pending = self.metadata.quorum, self._window.unconfirmed

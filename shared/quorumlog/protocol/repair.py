@@ -325,9 +325,7 @@ class FragmentRepair(Keyed):
     # --- copying -----------------------------------------------------------------------------
 
     def _place(self) -> tuple[int, Fragment]:
-        """The position to repair and its fragment; `leaving` has the position until the last
-        step.
-        """
+        """The position to repair, and its fragment. `leaving` stays there until the last step."""
         index = self._index(self.metadata)
         assert index is not None, "checked in _begin"
         fragment = self.metadata.fragments[index]
@@ -502,9 +500,7 @@ class FragmentRepair(Keyed):
         self._verify_next()
 
     def _unfound(self, tally: Tally, position: int) -> Iterator[int]:
-        """The entries of this position that the target did not return: absent, damaged or
-        unknown.
-        """
+        """The position's entries that the target didn't return: absent, damaged or unknown ones."""
         for entry_id in range(tally.first, tally.last + 1):
             if self.metadata.quorum.is_member(position, entry_id) and entry_id not in tally.found:
                 yield entry_id
@@ -552,8 +548,8 @@ class FragmentRepair(Keyed):
     # --- releasing ---------------------------------------------------------------------------
 
     def _give_row(self) -> None:
-        """Send the target a copy of the metadata (rule 20b), but not `leaving`, which may be
-        lost.
+        """Send the target (but not `leaving`, which may be lost) a copy of the metadata (rule
+        20b).
         """
         self.stage = Stage.RELEASING
         self._out.append(SendRow(self.target, self.metadata))

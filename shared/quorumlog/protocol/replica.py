@@ -122,9 +122,7 @@ class RowKept:
 
 @dataclass(frozen=True, slots=True)
 class FenceSet:
-    """A fence with the ledger's key: the fence may be all that the bookie ever got of the
-    ledger.
-    """
+    """A fence with the ledger's key, since the bookie may have nothing else of the ledger."""
 
     ledger_key: bytes
 
@@ -274,9 +272,7 @@ class Replica(Keyed):
         self.synced_count = max(self.synced_count, count)
 
     def set_limbo(self, *, limbo: bool) -> Verdict:
-        """Begin or end limbo. In limbo the bookie denies nothing, and its fences don't count (rule
-        15).
-        """
+        """Begin or end limbo, in which the bookie denies nothing and no fence counts (rule 15)."""
         if limbo == self.is_limbo or self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
         return self._took(LimboSet(self._limbo_counter + 1, limbo))
@@ -298,9 +294,7 @@ class Replica(Keyed):
         return Verdict(Status.OK, limbo.after, records=(*records, *limbo.records))
 
     def moved(self, run: Run) -> Verdict:
-        """Write a held run again, because the part of the log that has it is about to be
-        deleted.
-        """
+        """Write a held run again, because its present place in the bookie's log is given up."""
         assert self.ledger_key is not None, "only what is held is moved"
         assert not self.is_deleted, "nothing is held of a deleted ledger"
         return self._took(RunStored(run, self.ledger_key, replaces=True))
@@ -322,19 +316,17 @@ class Replica(Keyed):
         return self._took(LedgerDeleted())
 
     def forget_copies(self) -> None:
-        """Forget superseded copies. The caller must know that the database contains the changes of
-        all held copies (rule 18c).
-
-        No record is written: a replay may find such a copy again, which is valid, and forgotten
-        again.
+        """Forget superseded copies. The caller ensures that the database contains the changes of
+        all held copies (rule 18c). No record is written: if a replay finds such a copy, it is
+        forgotten again.
         """
         names = superseded(name for name in self.holdings.row_names if name.token)
         if names:
             self.holdings.drop_row_copies(names)
 
     def repeated(self) -> Verdict:
-        """Return records of the ledger's whole state except its entries. A replay may repeat
-        them.
+        """Make records of the ledger's state without its entries. They may be applied
+        repeatedly.
         """
         records: list[ReplicaRecord] = []
         if self.is_deleted:
@@ -457,9 +449,8 @@ class Replica(Keyed):
         return False
 
     def _after_entries(self) -> int:
-        """The number of records that must be on disk before an add is answered ok (rule 3); 0 if
-        the bookie defers entries (rule 31). For a repeated add, they include the first add's
-        record.
+        """How many records must be on disk before an add is answered ok (rule 3); 0 if entries are
+        deferred (rule 31). For a repeated add, they include the first add's record.
         """
         return 0 if self.is_deferred else self.accepted_count
 
@@ -518,9 +509,7 @@ class Replica(Keyed):
         )
 
     def _kept_row(self, asked: AddAsked) -> tuple[ReplicaRecord, ...]:
-        """Store the add's copy of the metadata if it is new; it is synced with the entries (rule
-        18b).
-        """
+        """Store the add's copy of the metadata if it is new. It is synced with the entries."""
         row = asked.row
         if row is None or row.name in self.holdings.row_names:
             return ()
@@ -579,9 +568,7 @@ class Replica(Keyed):
         return self._took(LacKept(asked.last_add_confirmed, asked.ledger_key))
 
     def _row_reported(self, asked: RowReported) -> Verdict:
-        """Store a copy of the metadata, in spite of fence and limbo: a copy proves nothing of
-        entries.
-        """
+        """Store a copy of the metadata, even if fenced or in limbo: a copy proves no entries."""
         if self._is_foreign(asked.member) or self._is_older(asked.member):
             # Rule 18b: this version counts on an incarnation that may have lost entries.
             return self._refused(Status.NOT_MINE)

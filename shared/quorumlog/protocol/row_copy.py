@@ -33,9 +33,7 @@ class RowName(NamedTuple):
 
 
 class RowCopy(NamedTuple):
-    """A copy of a ledger's metadata. Of the body, bookies read only the token of the log's change
-    that placed the ledger (rule 18c).
-    """
+    """A copy of a ledger's metadata. Bookies read only its log change's token (rule 18c)."""
 
     name: RowName
     body: bytes

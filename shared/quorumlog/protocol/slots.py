@@ -186,9 +186,8 @@ class Slots(Keyed):
         """Replace the members of the slots in `mask` from entry `first` on. Returns the adds to
         send; the new members have stored nothing yet.
 
-        A writer sends unconfirmed entries again to members that stay too: their acknowledgements
-        count only with a copy of the new metadata (rule 18b). Members of a recovery store no
-        copies.
+        A writer also sends unconfirmed entries to staying members again: acknowledgements count
+        only with a copy of the new metadata (rule 18b). Members of a recovery store no copies.
         """
         self.members = members
         self.down &= ~mask

@@ -35,8 +35,7 @@ class Tally(Keyed):
     """The answers to reads of entries first..last of one fragment.
 
     Each position has a cursor: the first entry that the position stores and has not answered about,
-    or None if no further answer is expected. A request covers all entries from the cursor to
-    `last`.
+    or None if no further answer is expected. A request asks for all entries from there to `last`.
     """
 
     quorum: Quorum
@@ -92,7 +91,7 @@ class Tally(Keyed):
         return EntryVerdict.UNDECIDED if self.may_decide(entry_id) else EntryVerdict.BLOCKED
 
     def may_decide(self, entry_id: int) -> tuple[int, ...]:
-        """The positions that have not answered about an entry yet, in the order of its write set."""
+        """The positions of a write set that have not answered about the entry, in its order."""
         silent = []
         for position in self.quorum.write_set(entry_id):
             cursor = self.cursors[position]
@@ -111,9 +110,7 @@ class Tally(Keyed):
         return negative + lost == quorum.write_quorum
 
     def _negatives(self, entry_id: int) -> tuple[int, int]:
-        """How many members of an entry's write set denied the entry, and how many are declared
-        lost.
-        """
+        """How many members of an entry's write set denied it, and how many are declared lost."""
         negative = lost = 0
         for position in self.quorum.write_set(entry_id):
             if self.lost & 1 << position:
@@ -210,7 +207,7 @@ class Tally(Keyed):
         return run.entry(index).length
 
     def culprit(self, entry_id: int) -> str:
-        """A member to name in an error: one that should have the entry and did not deny it, if any."""
+        """A member to name in an error: one of the write set that did not deny the entry."""
         members = self.fragment.bookies
         for position in self.quorum.write_set(entry_id):
             if not contains(self.absent[position], entry_id):

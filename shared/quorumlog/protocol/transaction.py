@@ -6,8 +6,7 @@ Invariants:
   - COMMITTED and ABORTED are final;
   - a ledger of a transaction is in the log if and only if the successful commit published it;
   - each version of an app is committed once, and versions only grow (as Delta's `txnVersion`).
-
-Source: the exactly-once design for Spark; rule 28.
+    Sources: the exactly-once design for Spark; rule 28.
 """
 
 from dataclasses import dataclass
@@ -35,9 +34,7 @@ class TransactionState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A ledger that a commit publishes. `last_entry`: the end at which its writer closed it, or
-    None.
-    """
+    """A ledger that a commit publishes, with the end that its writer reported, or None."""
 
     ledger_id: LedgerId
     last_entry: IdOrNone | None = None
@@ -75,9 +72,7 @@ class Transaction(Value):
 
     @property
     def is_open(self) -> bool:
-        """Whether the transaction is OPEN: ledgers can be added, and it can be committed or
-        aborted.
-        """
+        """Whether the transaction is OPEN: it can get ledgers, and be committed or aborted."""
         return self.state is TransactionState.OPEN
 
     @property

@@ -90,9 +90,7 @@ Pairs = Annotated[tuple[tuple[str, str], ...], AsObject()]
 
 
 class Value:
-    """Base of values that are parsed on their own. Unknown members are errors, and so is a failed
-    `check`.
-    """
+    """Base of values parsed on their own: unknown members and a failed `check` are errors."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid"}

@@ -67,8 +67,7 @@ class Window(Keyed):
     """The runs by their first entry."""
     pending_bytes: int = 0
     missed: list[tuple[int, int, int]] = field(default_factory=list)
-    """(position, first, last) of confirmed runs that a position lacks. Slots reads and clears it.
-    """
+    """(position, first, last) of confirmed runs that a position lacks, until Slots reads them."""
     is_held: bool = False
     """Whether confirmed runs stay, because an ensemble change is pending: the new fragment may
     contain these runs, and its new members then need them.
