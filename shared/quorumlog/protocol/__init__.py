@@ -10,9 +10,9 @@ package may import `errors`, CRC32C, and standard modules without side effects (
 | `writer` `window` `slots` | appends: runs confirmed in order, ensemble changes, the close |
 | `recovery` `tally` | closes a ledger whose writer is gone |
 | `reader` | reads ranges of confirmed entries from the bookies that have them |
-| `repair` | copying to one member of a closed fragment the entries that it lacks |
+| `repair` | copies to one member of a closed fragment the entries that the member lacks |
 | `placement` | chooses the bookies of an ensemble |
 | `replica` | the bookie: which requests it carries out or refuses, and what it may answer |
-| `changes` | the legal changes of a ledger's metadata, of a log's, and by a publication |
+| `changes` | which changes of ledgers, members and logs are legal; what a publication changes |
 | `log` `batch` | named logs on ledgers: record batches, offsets, producers |
 """

@@ -1,7 +1,7 @@
-"""Sealed access keys: only the salt and a digest of a key, as rebuilt metadata has them (rule 18d).
+"""Sealed access keys: the salt and a digest of an access key instead of the key (rule 18d).
 
-A password is right if the key that it gives with this salt has this digest. Bookies' copies of
-metadata hold only sealed keys, so that a copy gives no access.
+An access key is derived from a password and a salt; comparing digests verifies the password.
+Bookies' copies of metadata hold only sealed keys, so that a copy gives no access.
 """
 
 import hashlib
@@ -9,25 +9,25 @@ import hmac
 from typing import Final
 
 SALT_BYTES: Final = 16
-"""An access key begins with its salt."""
+"""Length of the salt at the beginning of an access key."""
 
 _SEALED: Final = b"sha256"
 _SEALED_BYTES: Final = len(_SEALED) + SALT_BYTES + 32
-"""A plain access key is shorter: a salt and 32 bytes."""
+"""Longer than a plain access key, which is a salt and 32 bytes."""
 
 
 def sealed(salt: bytes, digest: bytes) -> bytes:
-    """Make a sealed access key, which metadata has if the access key itself is unknown."""
+    """Make a sealed access key, for metadata that was rebuilt without the access key itself."""
     return _SEALED + salt + digest
 
 
 def is_sealed(access_key: bytes) -> bool:
-    """Whether an access key is sealed, so that only its salt and digest are known."""
+    """Whether an access key is sealed: it has the salt and a digest instead of the key."""
     return len(access_key) == _SEALED_BYTES and access_key.startswith(_SEALED)
 
 
 def salt_and_digest(access_key: bytes) -> tuple[bytes, bytes]:
-    """The salt and digest of an access key, plain or sealed; both empty without a password."""
+    """Return the salt and digest of a plain or sealed access key; both empty for an empty key."""
     if not access_key:
         return b"", b""
     if is_sealed(access_key):
@@ -37,7 +37,7 @@ def salt_and_digest(access_key: bytes) -> tuple[bytes, bytes]:
 
 
 def sealed_of(access_key: bytes) -> bytes:
-    """The sealed form of an access key, which is not secret; empty without a password."""
+    """Return the sealed form of an access key, which is not secret; empty for an empty key."""
     return access_key and sealed(*salt_and_digest(access_key))
 
 

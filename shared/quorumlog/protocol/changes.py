@@ -1,8 +1,8 @@
-"""Which changes of metadata are legal, so that a client's bug can't break a ledger or a log.
+"""Checks that a change of metadata is legal, so that a client's bug can't break a ledger or a log.
 
-The metadata service calls these checks in the transaction that changes the metadata; so do the
-models of the tests. The checks compare two versions; each single version is checked when it is
-parsed (`LedgerMetadata.check`, `LogMetadata.check`).
+The metadata service runs these checks in the transaction of the change; the tests' models run them
+too. The checks compare two versions of metadata. Parsing checks each single version
+(`LedgerMetadata.check`, `LogMetadata.check`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ _KEYS: Final = {"access_key", "mac_key"}
 """Fields derived from the ledger's password."""
 
 _OF_PASSWORD: Final = {"access_key", "wrapped_mac_key"}
-"""Fields that a change of the password changes."""
+"""Fields that change with the ledger's password."""
 
 _Problems = list[tuple[str, str]]
 """The JSON pointer and detail of each problem."""
@@ -47,14 +47,14 @@ Row = LedgerMetadata | LogMetadata
 
 
 def is_made_from(old: Row, new: Row) -> bool:
-    """Whether a compare-and-swap to `new` was made from `old`, and not from metadata of another
-    history, whose version number may be the same (rule 18a).
+    """Whether the compare-and-swap to `new` was derived from `old`. Version numbers alone don't
+    show that: metadata of another history may have the same number (rule 18a).
     """
     return is_row(old, version=new.version, attempt=new.attempt)
 
 
 def is_row(row: Row, *, version: int, attempt: str) -> bool:
-    """Whether the change `attempt` made this version of `row`; an empty token matches any."""
+    """Whether `row` is this version, made by the change `attempt`; an empty token matches any."""
     return row.version == version and ("" in (row.attempt, attempt) or row.attempt == attempt)
 
 
@@ -62,7 +62,7 @@ def is_row(row: Row, *, version: int, attempt: str) -> bool:
 
 
 def check_new_ledger(row: LedgerMetadata) -> None:
-    """Raise InvalidRequest unless `row` may be created. A negative id requests an assigned one."""
+    """Raise InvalidRequest unless `row` may be created. A negative id requests an assigned id."""
     problems: _Problems = []
     if 0 <= row.ledger_id < ASSIGNED_ID_END:
         detail = f"lower ids are assigned: choose {ASSIGNED_ID_END} or higher, or leave the id out"
@@ -106,14 +106,14 @@ def check_ledger(old: LedgerMetadata, new: LedgerMetadata) -> None:
 
 
 def _learns_keys(old: LedgerMetadata, new: LedgerMetadata) -> bool:
-    """Whether a client with the password restores the keys of rebuilt metadata (rule 18d)."""
+    """Whether the change only restores keys of rebuilt metadata from the password (rule 18d)."""
     is_unknown = is_sealed(old.access_key) and old.mac_key in (b"", new.mac_key)
     return is_unknown and not is_sealed(new.access_key) and is_same(new.access_key, old.access_key)
 
 
 def _changes_password(old: LedgerMetadata, new: LedgerMetadata) -> bool:
-    """Whether only the password changes (rule 30): the MAC key stays, and is wrapped so that the
-    new password gives it.
+    """Whether only the password changes (rule 30). The MAC key must stay, and be wrapped with a
+    key derived from the new password.
     """
     are_known = all(row.access_key and not is_sealed(row.access_key) for row in (old, new))
     is_wrapped = bool(new.wrapped_mac_key) == bool(old.mac_key)
@@ -122,8 +122,8 @@ def _changes_password(old: LedgerMetadata, new: LedgerMetadata) -> bool:
 
 
 def _given_up(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
-    """Rule 31: lost entries stay lost, because readers got a final error. No entry counts
-    as lost before CLOSED, because the end decides which entries exist.
+    """Check that lost entries stay lost, because readers got a final error (rule 31). Only a CLOSED
+    ledger may have lost entries, because its end decides which entries exist.
     """
     pointer = "/row/lost_entries"
     if old.state is not State.CLOSED and new.lost_entries:
@@ -135,10 +135,10 @@ def _given_up(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
 
 
 def _fragments(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
-    """I22 and I24: the borders of fragments never move; only their members may change.
+    """Check that a change keeps the borders of fragments, and changes only members (I22, I24).
 
-    A fragment begins after the last acknowledged entry, so every border below the end is final, and
-    no end lies below a border.
+    Each fragment begins after the last entry that was acknowledged then. So a border never moves,
+    and the ledger can't end below a border.
     """
     pointer = "/row/fragments"
     before = [fragment.first_entry for fragment in old.fragments]
@@ -153,7 +153,7 @@ def _fragments(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
 
 
 def _kept(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
-    """Rule 20b: a change that replaces a member of a closed fragment must keep that member."""
+    """Check that a member that was replaced in a closed fragment stays in repairs (rule 20b)."""
     before, after = _named(old), _named(new)
     return [
         (
@@ -168,7 +168,7 @@ def _kept(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
 
 
 def _named(row: LedgerMetadata) -> list[set[str]]:
-    """For each fragment, its members and its replaced members that are kept."""
+    """For each fragment, its members and the former members that repairs still keep."""
     kept = row.placed_repairs
     return [
         {*f.bookies, *(r.leaving for r in kept if r.first_entry == f.first_entry)}
@@ -180,8 +180,8 @@ def _named(row: LedgerMetadata) -> list[set[str]]:
 
 
 def added_members(old: LedgerMetadata | None, new: LedgerMetadata) -> set[str]:
-    """The members that a change adds to a fragment or a repair, also if another fragment names
-    them: they must be the registered incarnations (rule 15b). `old` is None for a new ledger.
+    """The members that a change adds to a fragment or a repair, even if other fragments name them.
+    They must be registered incarnations (rule 15b). `old` is None for a new ledger.
     """
     if old is None:
         return set(new.all_members)
@@ -217,8 +217,8 @@ def check_members(
 
 
 def check_new_incarnation(name: str, incarnation: int, named: int) -> None:
-    """Raise IncarnationUsed unless a new directory's incarnation is above `named`, the highest one
-    that ledgers and repairs name (rule 15b).
+    """Raise IncarnationUsed unless a new directory's incarnation is above `named`, the highest
+    incarnation of the bookie that ledgers and repairs name (rule 15b).
     """
     if incarnation <= named:
         raise IncarnationUsed(
@@ -281,11 +281,10 @@ def check_unprotected(log: LogMetadata) -> None:
 def published_by(
     old: LogMetadata, new: LogMetadata, requested: Sequence[Sealed]
 ) -> tuple[LogItem, ...]:
-    """The items that `new` publishes, among the ledgers that a commit requested, in order
-    (rule 28).
+    """The ledgers of a commit that `new` adds to the log, in order (rule 28).
 
-    Ledgers without records are left out. The caller ensures that all ledgers of `new` but the last
-    are CLOSED. Raises: InvalidRequest, LogProtected.
+    `requested`: the ledgers that the commit named. Those without records are left out. The caller
+    ensures that all ledgers of `new` but the last are CLOSED. Raises: InvalidRequest, LogProtected.
     """
     if new.first_offset > old.first_offset:
         check_unprotected(old)

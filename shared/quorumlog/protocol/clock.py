@@ -1,13 +1,13 @@
-"""Whether the database's clock may be trusted for deletions by age (rule 26c).
+"""Decides whether the database's clock may be trusted for deletions by age (rule 26c).
 
-Each process judges for itself whenever the database returns its time. The process compares that
-time with the monotonic time since the last answer, and with this machine's clock.
+Each process judges the clock whenever the database returns its time. It compares that time with the
+last trusted time plus the monotonic time since, and with its own machine's clock.
 """
 
 from typing import Final
 
 CLOCK_DIFFERENCE_S: Final = 60.0
-"""A clock that differs by more is not trusted. Answers may take seconds. Chosen by judgement."""
+"""Largest difference of two clocks that agree; answers may take seconds. Chosen by judgement."""
 
 STEADY_S: Final = 600.0
 """How long a clock that jumped must run steadily to be trusted again. Chosen by judgement."""
@@ -16,19 +16,19 @@ STEADY_S: Final = 600.0
 class DatabaseClock:
     """One process's judgement of the database's clock.
 
-    Invariant: while `doubt` is empty, the last time from the database is within the bound of the
-    time before it plus the monotonic time in between.
+    Invariant: while `doubt` is empty, the database's clock has advanced with monotonic time since
+    its previous answer, within `difference_s`.
     """
 
     def __init__(self, difference_s: float = CLOCK_DIFFERENCE_S) -> None:
         """Start without a time from the database: nothing may be deleted by age yet."""
         self._difference_ms = difference_s * 1000
         self._trusted_ms: float | None = None
-        """How far the database's clock is ahead of monotonic time, by the last trusted answer."""
+        """Database time minus monotonic time, by the last trusted answer."""
         self._heard_ms: float | None = None
-        """How far the database's clock is ahead of monotonic time, by the last answer."""
+        """Database time minus monotonic time, by the last answer."""
         self._since_s = 0.0
-        """Monotonic time of the first of the consistent answers that are in doubt now."""
+        """Monotonic time since which answers agree with each other, but are in doubt."""
         self.doubt = "the database's clock was not heard yet"
         """Why nothing may be deleted by age; empty if deletions by age are allowed."""
 
@@ -53,7 +53,7 @@ class DatabaseClock:
         return self.doubt
 
     def now_ms(self, monotonic_s: float) -> int | None:
-        """The database's time now, as if its clock had not jumped; None before its first answer."""
+        """The database's time now, without untrusted jumps; None before its first answer."""
         ahead_ms = self._heard_ms if self._trusted_ms is None else self._trusted_ms
         return None if ahead_ms is None else int(ahead_ms + monotonic_s * 1000)
 

@@ -1,8 +1,9 @@
 """What a process other than the writer may report about a ledger: its end and its LAC.
 
-`RowSpread` decides which bookies get copies of committed metadata, which of them are awaited, and
-when the copies suffice (rule 18b). `end_after` decides whether an end may be reported after
-metadata was read again. `LacByCoverage` derives the LAC from bookies' answers (rules 5 and 13).
+- `RowSpread` decides which bookies get copies of committed metadata, for which bookies the process
+  waits, and when enough copies exist (rule 18b).
+- `end_after` decides whether an end may be reported once the metadata was read again.
+- `LacByCoverage` derives the LAC from bookies' answers (rules 5 and 13).
 """
 
 from collections.abc import Container, Sequence
@@ -20,24 +21,24 @@ class Spreading(Enum):
 
     MEMBERS = auto()
     PLACING = auto()
-    """Waits for no bookie; the driver calls `others` with bookies that are no members."""
+    """Waits until the driver calls `others` with bookies that are not members."""
     OTHERS = auto()
     OVER = auto()
-    """Waits for no bookie any longer: `kept` is the result. Later answers still increase it."""
+    """Waits no longer: `kept` is the result. Late confirmations still increase it."""
 
 
 @dataclass(slots=True, eq=False)
 class RowSpread(Keyed):
-    """Sends copies of one version of a ledger's metadata, and counts those that bookies confirm.
+    """Sends copies of one version of a ledger's metadata, and counts the confirmed ones (rule 18b).
 
-    Every member gets a copy, also those of earlier fragments and targets of repairs: it costs one
-    message, and keeps the end of a ledger whose empty last fragment's members are gone.
+    All members get a copy, also those of earlier fragments and targets of repairs: a copy costs one
+    message, and keeps the end if all members of an empty last fragment are gone.
 
-    Only members of the last fragment are awaited, until each write set has an ack quorum with a
-    copy: the copy is then as safe as an entry. Members known to be down are not awaited, and no
-    bookie is awaited longer than for an add. Autorecovery's check sends missing copies again. If
-    too few members have a copy of an end, other bookies get one: a rebuild asks all bookies, so an
-    ack quorum of copies anywhere keeps an end.
+    The machine waits only for members of the last fragment, until each write set has an ack quorum
+    with a copy: the copy is then as safe as an entry. It does not wait for members that are known
+    to be down, and for no bookie longer than for an add. If too few members have a copy of an end,
+    other bookies get one: a rebuild asks all bookies, so Qa copies anywhere keep an end.
+    Autorecovery's check sends missing copies again.
     """
 
     row: LedgerMetadata
@@ -46,21 +47,21 @@ class RowSpread(Keyed):
     """Copies that bookies confirmed, members or not."""
     _awaited: frozenset[str] = frozenset()
     _lacking: int = field(init=False)
-    """Copies that the last fragment's members still need: Qw - Qa of them may lack one."""
+    """Copies that members of the last fragment still need; Qw - Qa members may lack one."""
 
     def __post_init__(self) -> None:
         quorum = self.row.quorum
         self._lacking = quorum.ensemble_size - quorum.write_quorum + quorum.ack_quorum
 
     def begin(self, down: Container[str]) -> Sequence[str]:
-        """Begin; returns the bookies to send a copy to. Bookies in `down` are not awaited."""
+        """Return the members to send a copy to. The machine does not wait for those in `down`."""
         members = self.row.last_fragment.bookies
         self._awaited = frozenset(member for member in members if member not in down)
         self._go_on()
         return self.row.all_members
 
     def answered(self, member: str, status: Status) -> None:
-        """Note a bookie's answer: OK confirms its copy; any other status does not."""
+        """Process a bookie's answer: only OK confirms that the bookie has a copy."""
         if status is Status.OK:
             self.kept += 1
             self._lacking -= member in self.row.last_fragment.bookies
@@ -68,12 +69,12 @@ class RowSpread(Keyed):
         self._go_on()
 
     def overdue(self) -> None:
-        """The deadline of the awaited bookies has passed."""
+        """Stop waiting for the bookies that have not answered: their deadline has passed."""
         self._awaited = frozenset()
         self._go_on()
 
     def others(self, candidates: Sequence[str]) -> Sequence[str]:
-        """Returns the bookies that get a copy instead of members. `candidates` are no members."""
+        """Choose bookies that get a copy too from `candidates`, which are not members."""
         self.phase = Spreading.OTHERS
         some = sorted(candidates[: max(self.row.quorum.ack_quorum - self.kept, 0)])
         self._awaited = frozenset(some)
@@ -94,20 +95,20 @@ class RowSpread(Keyed):
 
 
 class End(Enum):
-    """Whether an end from the database may be reported after copies of it were sent (rule 18b)."""
+    """Whether a ledger's end may be reported after copies of its metadata were sent (rule 18b)."""
 
     KEPT = auto()
-    """The database kept it until an ack quorum confirmed copies: it may be reported from now on."""
+    """An ack quorum confirmed copies, and the database then still had the end: report it always."""
     UNSURE = auto()
-    """Fewer bookies confirmed copies. The end is reported this time, since callers can't wait for
+    """Too few bookies confirmed copies. The end is reported once, since callers can't wait for
     ever; the next read sends copies again."""
     MOVED = auto()
-    """The database went back, and the ledger has another end: no end is reported."""
+    """The database went back, and has another end or none; no end is reported."""
 
 
 def end_after(reported: LedgerMetadata, copies: int, found: LedgerMetadata) -> End:
-    """Judge an end: `reported` is the metadata with that end, `copies` the number of bookies that
-    confirmed a copy, `found` what the primary returned afterwards.
+    """Judge whether an end may be reported. `reported`: the metadata with the end. `copies`: how
+    many bookies confirmed a copy. `found`: the metadata that the primary returned afterwards.
     """
     if found.last_entry != reported.last_entry:
         return End.MOVED
@@ -116,24 +117,24 @@ def end_after(reported: LedgerMetadata, copies: int, found: LedgerMetadata) -> E
 
 @dataclass(slots=True, eq=False)
 class LacByCoverage(Keyed):
-    """The highest LAC that a covering set of the last fragment's bookies knows. Entries below that
-    fragment are confirmed. A LAC that was reported earlier is stored with an entry at an ack
-    quorum, and each covering set includes one of its bookies.
+    """The highest LAC that a covering set of the last fragment's bookies knows, at least the entry
+    before that fragment. No process has reported a higher LAC: an ack quorum stores each reported
+    LAC, and every covering set includes a bookie of that ack quorum.
     """
 
     row: LedgerMetadata
     highest: int = field(init=False)
     _answered: frozenset[int] = frozenset()
-    """Positions whose answers were OK or NO_ENTRY."""
+    """Positions of bookies that answered OK or NO_ENTRY."""
     _waiting: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Wait for each bookie of the last fragment; the caller asks them."""
+        """Wait for each bookie of the last fragment. The caller sends the requests."""
         self.highest = self.row.last_fragment.first_entry - 1
         self._waiting = frozenset(range(len(self.row.last_fragment.bookies)))
 
     def answered(self, position: int, status: Status, lac: int) -> None:
-        """Note the answer of the bookie at a position; UNKNOWN if it can't be reached."""
+        """Process the answer of the bookie at a position; UNKNOWN if it can't be reached."""
         self._waiting -= {position}
         if status in (Status.OK, Status.NO_ENTRY):
             self._answered |= {position}

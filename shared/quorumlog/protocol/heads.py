@@ -1,7 +1,7 @@
-"""Heads of metadata: the fields by which a write handle or a log's owner learns that it has ended.
+"""Heads of metadata: the fields that show a ledger's writer or a log's owner that it has ended.
 
-A gateway whose stream of changes had a gap reads the heads of many ledgers and logs at once
-(rule 16a). Fragments, keys and producers are left out.
+A gateway reads the heads of many ledgers and logs at once after a gap in its stream of changes
+(rule 16a). Heads contain no fragments, keys or producers.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class LedgerHead:
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """The head of a log's metadata; `state` is None if the log is deleted. A later log of the same
-    name continues the versions.
+    """The head of a log's metadata; `state` is None if the log is deleted. If the name is used
+    again, the new log's versions continue the old log's.
     """
 
     name: LogName

@@ -1,11 +1,13 @@
-"""Expiry of unused logs: what a log's keeper remembers, and what other processes report (ADR 40).
+"""Expiry of unused logs: a keeper's memory of last uses, and other processes' reports (ADR 40).
 
-A keeper decides whether a log has expired, by the time in which it was awake since the last use.
-Processes report an access before they serve it, unless they reported one within the slack. So the
-last known use is at most the slack before the last access, and the keeper waits that much longer. A
-log that a keeper does not remember counts as used now: appointing a keeper is an access.
+A keeper decides whether a log has expired, by the time that the keeper was awake since the last
+use. Before a process serves an access, it reports the access, unless its previous report is within
+the slack. So the last known use may precede the last access by the slack, and the keeper adds the
+slack to the log's time to live. If a keeper doesn't know a log's last use, the log counts as used
+now.
 
-Invariant: an expired log stays expired for this keeper until it is deleted or changes keepers.
+Invariant: once a keeper has found a log expired, the log stays expired for that keeper until the
+log is deleted or another keeper is appointed.
 """
 
 from collections import OrderedDict
@@ -13,29 +15,29 @@ from collections.abc import Collection
 from typing import Final
 
 TERMS_MAX: Final = 100_000
-"""Maximum remembered last uses of logs, and remembered reports to keepers. Chosen by judgement."""
+"""Bound of a keeper's remembered logs, and of a process's remembered reports (by judgement)."""
 _SLACK_S_MAX: Final = 60.0
 
 
 def slack_s(idle_s: int) -> float:
-    """How long accesses may be served without another report, and how much later a log expires."""
+    """Seconds for which one report covers further accesses, and by which expiry is delayed."""
     return min(idle_s / 4, _SLACK_S_MAX)
 
 
 class Kept:
-    """A keeper's memory: by term, the log's last use, in seconds that the keeper was awake."""
+    """A keeper's memory: the last use of each log, by the keeper's term, in seconds awake."""
 
     def __init__(self) -> None:
         """Start with an empty memory."""
         self._used_s: OrderedDict[str, float] = OrderedDict()
-        """By term, the last use, oldest first."""
+        """The last use by term, least recent first."""
         self._expired: set[str] = set()
         """Terms of expired logs whose deletion is not settled yet."""
         self._gone: OrderedDict[str, None] = OrderedDict()
-        """Terms of deleted logs, so that late requests with older metadata do not revive them."""
+        """Terms of deleted logs: a late request with older metadata must not revive such a log."""
 
     def lives(self, term: str, idle_s: int, now_s: float, *, is_access: bool) -> bool:
-        """Whether a log has not expired. An access counts as a use unless the log had expired."""
+        """Whether a log has not expired. An access counts as a use unless the log has expired."""
         if term in self._expired or term in self._gone:
             return False
         used_s = self._used_s.get(term)
@@ -51,7 +53,7 @@ class Kept:
         return True
 
     def terms(self) -> frozenset[str]:
-        """The terms of the logs that exist, as far as this process knows."""
+        """The terms of the logs that are not known to be deleted."""
         return frozenset(self._used_s) | self._expired
 
     def deleted(self, term: str) -> None:
@@ -62,16 +64,16 @@ class Kept:
             self._gone.popitem(last=False)
 
     def forget(self, terms: Collection[str]) -> None:
-        """Forget logs that are gone or have other keepers, and that this keeper is not deleting."""
+        """Forget logs that are gone or have other keepers. None may be waiting for deletion."""
         for term in terms:
             self._used_s.pop(term, None)
             self._expired.discard(term)
 
 
 class Reported:
-    """When this process last reported a log's use to its expiry keeper, by the keeper's term.
+    """When this process last reported each log's use to the log's keeper, by the keeper's term.
 
-    Times are in seconds, and the clock runs on while the process stands still.
+    Times are in seconds of a clock that also advances while the process stands still.
     """
 
     def __init__(self) -> None:
@@ -84,7 +86,7 @@ class Reported:
         return reported_s is None or now_s - reported_s >= slack_s(idle_s)
 
     def note(self, term: str, asked_s: float) -> None:
-        """Record that the keeper accepted, in time, a report that was sent at `asked_s`."""
+        """Record that the keeper accepted, before its deadline, the report sent at `asked_s`."""
         self._reported_s[term] = asked_s
         self._reported_s.move_to_end(term)
         if len(self._reported_s) > TERMS_MAX:

@@ -1,5 +1,5 @@
-"""Special ids, and the names of members. A member of an ensemble is written `name@incarnation`
-(`bookie-1@1`): it names the data that a bookie holds, not an address (rule 15).
+"""Special ids, and the names of members. An ensemble's member is written `name@incarnation`
+(`bookie-1@1`), and stands for the data that a bookie holds, not for an address (rule 15).
 """
 
 from typing import Final
@@ -11,12 +11,12 @@ ID_MAX: Final = 2**63 - 1
 """The greatest ledger or entry id (BookKeeper's ids are signed 64-bit)."""
 
 NO_LEDGER: Final = -1
-"""A value below all ledger ids, where there is no ledger."""
+"""A value below all ledger ids, which means that there is no ledger."""
 
 ASSIGNED_ID_END: Final = 2**52
-"""Callers choose ledger ids from here on; metadata assigns the ids below, counting up from 1. So
-the highest id below this bound that a bookie holds was assigned, and a database that went back
-assigns only higher ids (rule 17).
+"""The first ledger id that callers may choose; metadata assigns lower ids, counting up from 1. So
+the highest id below this bound on any bookie was assigned, and a database that went back assigns
+only ids above it (rule 17).
 """
 
 KEY_BYTES: Final = 32
@@ -29,7 +29,7 @@ def member_name(member: str) -> str:
 
 
 def member_incarnation(member: str) -> int:
-    """The incarnation in a member's name. Raises ValueError when there is none."""
+    """The incarnation in a member's name. Raises ValueError if the name has none."""
     return int(member.rpartition("@")[2])
 
 

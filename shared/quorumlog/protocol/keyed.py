@@ -1,8 +1,8 @@
-"""`copy` and `key` of state machines, generated from a machine's fields once for each class.
+"""`copy` and `key` of state machines, generated once for each class from the class's fields.
 
-The explorer treats machines with equal keys as one state, and its claim of a complete search rests
-on that. So each new field is part of the key by default; a field that is left out states why
-(`Out`). A field whose type is neither immutable nor `Keyed` raises TypeError.
+The explorer treats machines with equal keys as one state; otherwise its search would not be
+complete. So a new field is part of the key unless its annotation says why not (`Out`). A field
+whose type is neither immutable nor `Keyed` raises TypeError.
 """
 
 from collections.abc import Callable
@@ -25,28 +25,28 @@ from typing import (
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """A field that `key` leaves out: `Annotated[list[Effect], Out("empty between steps")]`."""
+    """Leaves a field out of `key`: `Annotated[list[Effect], Out("empty between steps")]`."""
 
     reason: str
 
 
 class IsKeyed:
-    """Marks a field of a type that is not `Keyed`, but whose values are in each copied machine."""
+    """Marks a field whose values have `copy` and `key`, although their type is not `Keyed`."""
 
 
 class Keyed:
-    """Base of machines, and of the parts that they own. A subclass is a dataclass without `eq`."""
+    """Base of machines and of the parts that they own. A subclass is a dataclass with eq=False."""
 
     __slots__ = ()
 
     def copy(self) -> Self:
-        """An independent copy; immutable values are shared."""
+        """An independent copy, which shares immutable values."""
         cls: Any = type(self)
         copied: Self = _made(cls).copy(self)
         return copied
 
     def key(self) -> tuple[object, ...]:
-        """The state as a hashable value: equal for equal states."""
+        """The state as a hashable value; equal states have equal keys."""
         cls: Any = type(self)
         return _made(cls).key(self)
 
@@ -74,7 +74,7 @@ _DICT_OF_PARTS: Final = _Way(
 
 @cache
 def _made(cls: Any) -> _Made:
-    """The functions `copy` and `key` of a class."""
+    """Generate the functions `copy` and `key` of a class."""
     hints = get_type_hints(cls, include_extras=True)
     ways = {one.name: _way(hints[one.name]) for one in fields(cls)}
     shared = [name for name, way in ways.items() if way is None]
@@ -98,7 +98,7 @@ def _made(cls: Any) -> _Made:
 
 
 def left_out(hint: Any) -> str | None:
-    """Why a field with this annotation is left out of the key; None if it is part of the key."""
+    """The reason why a field with this annotation is left out of the key; None if it is not."""
     marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
     return next((mark.reason for mark in marks if isinstance(mark, Out)), None)
 
@@ -132,5 +132,5 @@ def _way(hint: Any) -> _Way | None:
 
 
 def _is_value(cls: Any) -> bool:
-    """Whether instances of a class are hashable by value, and so count as immutable."""
+    """Whether instances of a class are hashed by value, and so count as immutable."""
     return cls is NoneType or cls.__hash__ not in (None, object.__hash__)

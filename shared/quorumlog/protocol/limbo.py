@@ -1,8 +1,6 @@
-"""The entries of a ledger that a new incarnation of a bookie may have lost, and those that it still
-lacks (rule 15).
-
-Pure functions of metadata, a member's name and the ranges that the bookie holds. The bookie and the
-simulator call them.
+"""Limbo of a ledger on a bookie's new incarnation: the entries that the bookie should hold, and
+those that it still lacks (rule 15). Pure functions of metadata, a member's name and the ranges that
+the bookie holds; the bookie and the simulator call them.
 """
 
 from collections.abc import Iterator
@@ -17,8 +15,8 @@ ENDLESS: Final = ID_MAX - 1
 
 
 def older_members(row: LedgerMetadata, me: str) -> list[str]:
-    """The older incarnations of this bookie that fragments of the metadata name. While there are
-    any, the ledger is in limbo at this bookie.
+    """The older incarnations of this bookie that fragments of the metadata name. If there are any,
+    the ledger is in limbo at this bookie.
     """
     name, incarnation = member_name(me), member_incarnation(me)
     named = {member for fragment in row.fragments for member in fragment.bookies}
@@ -30,9 +28,9 @@ def older_members(row: LedgerMetadata, me: str) -> list[str]:
 
 
 def places(row: LedgerMetadata, member: str) -> Iterator[tuple[int, int]]:
-    """The entry ranges of the fragments that name a member, or for which it is kept (rule 20b). An
-    open fragment's range ends at ENDLESS. An empty fragment has a range too: its member is
-    replaced, though nothing is copied.
+    """The entry ranges of the fragments that name a member, or in which the member was replaced
+    but is still kept (rule 20b). The range of an open fragment ends at ENDLESS. An empty fragment
+    has a range of one entry, because its member must be replaced too.
     """
     kept = {r.first_entry for r in row.placed_repairs if r.leaving == member}
     for index, fragment in enumerate(row.fragments):
@@ -43,7 +41,7 @@ def places(row: LedgerMetadata, member: str) -> Iterator[tuple[int, int]]:
 
 
 def expected(row: LedgerMetadata, me: str) -> Iterator[tuple[int, int, int]]:
-    """Position, first and last entry of each closed fragment that names this incarnation."""
+    """(position, first entry, last entry) of each closed fragment that names this incarnation."""
     for index, fragment in enumerate(row.fragments):
         last = row.fragment_last(index)
         if me in fragment.bookies and last is not None:
@@ -51,8 +49,8 @@ def expected(row: LedgerMetadata, me: str) -> Iterator[tuple[int, int, int]]:
 
 
 def lacking(row: LedgerMetadata, position: int, first: int, last: int, held: Ranges) -> Ranges:
-    """The entries of first..last that a position should store and that are not in `held` (I27:
-    while there are any, the ledger stays in limbo). Entries whose loss was accepted are not
+    """The entries of first..last that a position should store, but that are not in `held`. While
+    there are any, the ledger stays in limbo (I27). Entries that were accepted as lost are not
     expected (rule 31).
     """
     gaps = tuple(part for gap in complement(held, first, last) for part in row.kept(*gap))
@@ -63,7 +61,7 @@ def lacking(row: LedgerMetadata, position: int, first: int, last: int, held: Ran
 
 
 def share(row: LedgerMetadata, position: int, first: int, last: int) -> int:
-    """How many entries of first..last a position should store."""
+    """The number of entries of first..last that a position should store."""
     size = row.quorum.ensemble_size
     return sum(
         len(ids_of_residue(first, last, size, residue)) for residue in row.quorum.residues(position)

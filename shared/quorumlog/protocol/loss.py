@@ -1,9 +1,9 @@
 """Proves which entries no bookie can serve any longer, so that an operator may accept their loss.
 
-Rule 31: an entry is proven lost if each bookie that could hold it answered, and none has it. A
-bookie answers for its disk, whatever its incarnation. Silence proves nothing, nor does a copy that
-can't be read (X15): only an operator may declare such a member lost for ever (rule 14). Pure
-functions of metadata and bookies' answers.
+An entry is proven lost if every bookie that could hold it has answered, and none has it (rule 31).
+A bookie's answer counts for all its incarnations, because it is about the bookie's disk. Silence
+proves nothing, and a copy that can't be read proves nothing (X15): only an operator may declare
+such a member lost for ever (rule 14).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ class Word(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The entries of a range in a bookie's index, and those of them that can't be read."""
+    """The entries of a range that a bookie's index lists, and which of them can't be read."""
 
     present: Ranges
     damaged: Ranges
@@ -39,20 +39,20 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Entries first..last, and each possible holder's answer, which is the same for all of them."""
+    """Entries first..last, with the answers of all possible holders, equal for all of them."""
 
     first: int
     last: int
     words: tuple[tuple[str, Word], ...]
 
     def __str__(self) -> str:
-        """The range and the answers, as text for people."""
+        """The range and the answers as text for an operator."""
         said = ", ".join(f"{member}: {word}" for member, word in self.words)
         return f"entries {self.first} to {self.last} ({said})"
 
     def is_lost(self, declared: Iterable[str] = ()) -> bool:
-        """Whether no member can serve these entries. A member in `declared` (lost for ever) need
-        not have answered. Entries that a member reports as held are not lost.
+        """Whether no member can serve these entries: each denied them, or is in `declared` (lost
+        ever) and does not hold them.
         """
         return all(
             word is Word.ABSENT or (word is not Word.HELD and member in declared)
@@ -61,8 +61,8 @@ class Answers:
 
 
 def holders(row: LedgerMetadata, entry_id: int) -> tuple[str, ...]:
-    """The members that could hold an entry, sorted: its write set, the targets of repairs of its
-    fragment (rule 20), and the members kept after they lost their place there (rule 20b).
+    """The members that could hold an entry, sorted: its write set, targets of repairs of its
+    fragment (rule 20), and replaced members that are still kept (rule 20b).
     """
     first = row.fragment_of(entry_id).first_entry
     targets = {repair.target for repair in row.repairs if repair.first_entry == first}
@@ -73,7 +73,7 @@ def holders(row: LedgerMetadata, entry_id: int) -> tuple[str, ...]:
 def answers(
     row: LedgerMetadata, ids: Iterable[int], reported: Mapping[str, Holding | None]
 ) -> Iterator[Answers]:
-    """The answers about ascending ids; adjacent entries with the same answers make one range."""
+    """The answers about ascending ids, as one range for adjacent entries with equal answers."""
     found: Answers | None = None
     for entry_id in ids:
         words = []

@@ -1,9 +1,10 @@
 """The events that machines take, and the effects that they return.
 
-The contract of a machine and its driver:
-  - effects in one list have no order: if B must follow A, the machine requests B on A's answer;
-  - each request effect is answered exactly once; a timeout is an answer (`Status.UNKNOWN`);
-  - late and repeated answers are legal: an answer names its request (`attempt`, `generation`).
+The contract between a machine and its driver:
+  - The effects of one step have no order. If B must follow A, the machine requests B when A is
+    answered.
+  - The driver answers each request exactly once; a timeout is an answer (`Status.UNKNOWN`).
+  - Late and repeated answers are legal: an answer names its request (`attempt`, `generation`).
 """
 
 from dataclasses import dataclass, field
@@ -17,22 +18,22 @@ from quorumlog.protocol.values import Bounds, EntryId, Member, Value
 
 
 class Status(StrEnum):
-    """A bookie's answer. Only OK and NO_ENTRY prove what the bookie holds (rule 4, I16)."""
+    """A bookie's answer. Only OK and NO_ENTRY prove which entries the bookie has (rule 4, I16)."""
 
     OK = "ok"
     NO_ENTRY = "no-such-entry"
-    """Explicit negative: the bookie proves that it lacks the entry, or never saw the ledger."""
+    """Explicit denial: the bookie proves that it lacks the entry, or never saw the ledger."""
     FENCED = "fenced"
-    """A recoverer fenced the ledger: the bookie accepts no further normal adds (rule 9)."""
+    """A recoverer fenced the ledger: the bookie accepts no further adds by the writer (rule 9)."""
     NOT_MINE = "not-mine"
     """The request names another incarnation, or the ledger is in limbo here (rules 9 and 15)."""
     READ_ONLY = "read-only"
     CONFLICT = "conflict"
-    """Other bytes are stored under this id: final for the write handle (rule 2)."""
+    """Other bytes are stored under this id. The write handle must end (rule 2)."""
     WRONG_KEY = "wrong-key"
-    """The bookie has another key for this ledger: not a negative (rule 17)."""
+    """The bookie has another key for this ledger. This is not a denial (rule 17)."""
     UNKNOWN = "unknown"
-    """Timeout, broken connection, damage or anything else: proves nothing."""
+    """Timeout, broken connection, damage or any other failure. It proves nothing."""
 
 
 class CasStatus(StrEnum):
@@ -40,27 +41,26 @@ class CasStatus(StrEnum):
 
     OK = "ok"
     CONFLICT = "conflict"
-    """The change was not applied and never will be; `metadata` is the current version."""
+    """The change was not applied and never will be. `metadata` is the current version."""
     MISSING = "missing"
     """The ledger is deleted (a tombstone)."""
     UNKNOWN = "unknown"
-    """A read failed, or the store was away before anything was sent. A compare-and-swap that may
-    have been applied never ends so: the driver repeats it with its token until it is settled
-    (rule 6)."""
+    """A read failed, or the store could not be reached before anything was sent. A compare-and-swap
+    that may have been applied never gets this answer: the driver repeats it with its token until
+    the outcome is known (rule 6)."""
 
 
 class Timer(Enum):
-    """The timers that machines start; the driver knows the durations (docs/protocol.md, Times)."""
+    """The timers that machines start. The driver knows the durations (docs/protocol.md, Times)."""
 
     ADD = "add"
-    """An add is not answered: after 2 s its slot has failed."""
+    """An add has had no answer for 2 s: its slot counts as failed."""
     QUORUM = "quorum"
-    """The oldest pending entry lacks its ack quorum: after 10 s the writer ends (`quorum-timeout`).
-    """
+    """The oldest pending entry has lacked its ack quorum for 10 s: the writer ends."""
     HEDGE = "hedge"
-    """A read is not answered: after 50 ms the next member is asked too."""
+    """A read has had no answer for 50 ms: the next member is asked too."""
     RETRY = "retry"
-    """A step failed that may succeed later (no spare bookie, store away): retried after 1 s."""
+    """After 1 s a failed step is retried (no spare bookie was found, or the store was away)."""
 
 
 # --- effects -----------------------------------------------------------------------------------
@@ -70,9 +70,9 @@ class Timer(Enum):
 class SendAdd:
     """Ask a member to store its part of a run. Answered by AddAnswered.
 
-    `recovery` adds pass the fence and replace a copy that fails its CRC (rules 2 and 12). `row`:
-    metadata that names the member, which stores a copy of it before it acknowledges the run
-    (rule 18b). None in a recovery add.
+    `recovery`: the add passes the fence and replaces a copy that fails its CRC (rules 2 and 12).
+    `row`: metadata that names the member; before the member acknowledges the run, it stores a copy
+    of `row` (rule 18b). None in a recovery add.
     """
 
     position: int
@@ -98,8 +98,8 @@ class SendFence:
 class SendRead:
     """Ask a member for entries first..last. Answered by ReadAnswered.
 
-    `fence`: a recovery read, before whose answer the bookie fences durably (X1). `from_disk`: a
-    repair verifies its copies, so the bookie waits for pending writes and reads the disk
+    `fence`: a recovery read; the bookie fences durably before it answers (X1). `from_disk`: a read
+    by which a repair verifies copies; the bookie waits for pending writes and reads its disk
     (rule 20a).
     """
 
@@ -138,7 +138,7 @@ class MissedRange(Value):
 class UpdateMetadata:
     """Compare-and-swap to `metadata`, if the store still has `metadata.version`. Answered by
     MetadataAnswered with the same attempt. `missed` enters the repair queue in the same
-    transaction. A repeated attempt repeats its change, with the same token (rule 6).
+    transaction. A retry of an attempt has the same content and token (rule 6).
     """
 
     attempt: int
@@ -155,8 +155,8 @@ class ReadMetadata:
 
 @dataclass(frozen=True, slots=True)
 class FindBookies:
-    """Ask for live writable bookies not in `exclude`, best first, that can join the members in
-    `ensemble`, which stay. Answered by BookiesFound.
+    """Ask for live writable bookies that can join the members in `ensemble`, which stay. Bookies in
+    `exclude` are left out, and the best come first. Answered by BookiesFound.
     """
 
     attempt: int
@@ -167,7 +167,7 @@ class FindBookies:
 @dataclass(frozen=True, slots=True)
 class StartTimer:
     """Start a timer, answered by TimerFired(timer, tag). Timers are never cancelled: a machine
-    ignores one that fires too late.
+    ignores a timer that it no longer needs.
     """
 
     timer: Timer
@@ -181,12 +181,12 @@ class Confirmed:
     first: int
     last: int
     runs: tuple[Run, ...] = field(default=(), compare=False, repr=False)
-    """These entries as bookies store them, which readers may get from the writer's memory."""
+    """These entries as bookies store them; the gateway may serve them from memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The machine's work failed, with the code of a class in the error tree.
+    """The machine's work failed; `code` is that of a class in the error tree.
 
     For a writer: all pending entries from `first` on fail in order, with an unknown outcome.
     """
@@ -214,13 +214,13 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryNeeded:
-    """The writer found IN_RECOVERY in metadata: its driver must run the recovery (rule 10)."""
+    """The writer found IN_RECOVERY in the metadata: its driver must run a recovery (rule 10)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntriesRead:
-    """A reader's next entries in order, all with valid digests. `is_last`: the reader has ended,
-    having read all entries or as many bytes as requested.
+    """A reader's next entries in order, all with valid digests. `is_last`: the reader has returned
+    all entries, or as many bytes as requested.
     """
 
     run: Run
@@ -249,7 +249,7 @@ Effect = (
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Begin the task that the machine got when it was created (RangeReader, FragmentRepair)."""
+    """Begin the task that the machine was created with (RangeReader, FragmentRepair)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class AppendRequested:
 
 @dataclass(frozen=True, slots=True)
 class CloseRequested:
-    """The writer's close: drain what is pending, then close at the last acknowledged entry."""
+    """Close the ledger: wait for pending entries, then close at the last acknowledged entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +280,8 @@ class ReplaceRequested:
 
 @dataclass(frozen=True, slots=True)
 class PlacedInLog:
-    """A log's metadata places this ledger at `first_offset`. Sent before the first append
-    (rule 23). The members' copies of the ledger's metadata have the place too (rule 18f).
+    """A log's metadata places this ledger at `first_offset`. Sent before the first append (rule
+    23), so that the members' copies of the metadata have the place too (rule 18f).
     """
 
     first_offset: int
@@ -302,8 +302,8 @@ class AddAnswered:
 
 @dataclass(frozen=True, slots=True)
 class FenceAnswered:
-    """The answer to SendFence. OK: the ledger is durably fenced. `last_add_confirmed` is the
-    highest LAC that the bookie knows (NO_ENTRY if none).
+    """The answer to SendFence. OK: the bookie has fenced the ledger durably. `last_add_confirmed`:
+    the highest LAC that the bookie knows (NO_ENTRY if none).
     """
 
     position: int
@@ -314,9 +314,9 @@ class FenceAnswered:
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswered:
-    """The answer to SendRead, with the requested range. With status OK, `run` has entries that are
-    present (maybe not all), and `absent` the ranges explicitly denied. Entries in neither list are
-    unknown (rule 1).
+    """The answer to SendRead, with the requested range. If the status is OK, `run` has entries that
+    the bookie returned (perhaps not all), and `absent` the ranges that it denied. Entries in
+    neither are unknown (rule 1).
     """
 
     position: int
@@ -330,7 +330,7 @@ class ReadAnswered:
 
 @dataclass(frozen=True, slots=True)
 class RowAnswered:
-    """The answer to SendRow, with its metadata's version. OK: the copy is on disk."""
+    """The answer to SendRow, with the version of the sent metadata. OK: the copy is on disk."""
 
     member: str
     version: int
@@ -339,8 +339,8 @@ class RowAnswered:
 
 @dataclass(frozen=True, slots=True)
 class MetadataAnswered:
-    """The answer to UpdateMetadata and ReadMetadata. `metadata` is the current metadata, if known;
-    after OK it has the new version.
+    """The answer to UpdateMetadata and ReadMetadata. `metadata` is the current metadata, if known.
+    After a successful change it has the new version.
     """
 
     attempt: int
@@ -348,8 +348,8 @@ class MetadataAnswered:
     metadata: LedgerMetadata | None = None
 
     def refuses(self, update: UpdateMetadata) -> bool:
-        """Whether the store rejected the change although the metadata is the version that it was
-        made from: a bookie that the change adds has registered a later incarnation (rule 15b).
+        """Whether the store rejected the change for another reason than its version: a bookie that
+        the change adds has registered a later incarnation (rule 15b).
         """
         now, base = self.metadata, update.metadata
         is_same = now is not None and (now.version, now.attempt) == (base.version, base.attempt)

@@ -1,12 +1,12 @@
-"""A ledger's metadata, and its transforms: the only ways in which it changes.
+"""A ledger's metadata, and the transforms by which it changes. All values are immutable.
 
-Values are immutable. A transform returns a new value with the *same* version: that of the metadata
-that the change was made from. The compare-and-swap assigns the new version (rule 6).
+A transform returns a new value with the *old* version, because a compare-and-swap names the version
+that it changes, and assigns the new version itself (rule 6).
 
 Invariants (checked by `check`):
-  - I22: `first_entry` of the fragments grows strictly from 0; each ensemble has E distinct members;
+  - I22: the fragments' `first_entry` grows strictly from 0; each ensemble has E distinct members;
   - I21: `last_entry` and `length` are None unless the state is CLOSED;
-  - I23: CLOSED implies that no fragment starts beyond last_entry + 1;
+  - I23: in a CLOSED ledger no fragment starts beyond last_entry + 1;
   - rule 31: only a CLOSED ledger has lost entries, within its end and with `may_lack_entries`.
 """
 
@@ -36,7 +36,7 @@ from quorumlog.protocol.values import (
 )
 
 LOST_RANGES_MAX = 1000
-"""Ranges of lost entries in one ledger; bounds the size of its metadata. Chosen by judgement."""
+"""Bound on the ranges of lost entries in one ledger's metadata. Chosen by judgement."""
 
 
 class State(StrEnum):
@@ -48,7 +48,7 @@ class State(StrEnum):
 
 
 class DigestKind(StrEnum):
-    """What protects each entry's bytes: a checksum, an authentication code, or nothing."""
+    """What protects each entry's bytes: a checksum, an authentication code (MAC), or nothing."""
 
     CRC32C = "crc32c"
     HMAC_SHA256 = "hmac-sha256"
@@ -57,7 +57,7 @@ class DigestKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """The ensemble, by position, of the entries from `first_entry` up to the next fragment."""
+    """The ensemble of the entries from `first_entry` up to the next fragment, by position."""
 
     first_entry: EntryId
     bookies: Annotated[tuple[Member, ...], Bounds(min_length=1, max_length=QUORUM_MAX)]
@@ -65,9 +65,9 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A repair under way: `target` gets copies to replace `leaving` in the fragment that begins at
-    `first_entry`, or has just replaced it. Neither member may drop the ledger (rules 18, 20 and
-    20b); readers ask only the member in the fragment.
+    """A repair of the fragment that begins at `first_entry`: `target` gets copies, and then
+    replaces `leaving` in the fragment. Until the repair is over, neither member may drop the
+    ledger (rules 18, 20 and 20b). Readers ask only the member that the fragment names.
     """
 
     first_entry: EntryId
@@ -77,13 +77,13 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The process that created the ledger, its only writer ever (rule 11)."""
+    """The process that created the ledger. No other process ever appends to it (rule 11)."""
 
     id: Text
     url: Text
-    """The process's URL for clients."""
+    """The process's URL for clients of the public API."""
     internal_url: Text = ""
-    """The process's URL for the cluster; empty if `url` serves both."""
+    """The process's URL for other processes of the cluster; empty if they use `url`."""
 
     @property
     def url_inside(self) -> str:
@@ -96,40 +96,39 @@ class Deletion(StrEnum):
 
     ALONE = "ledger"
     WITH_LOG = "log"
-    """The ledger with the log that named it, and all ledgers that the log had named before."""
+    """The ledger and its log, with all ledgers that the log had named earlier."""
     OF_LOG = "log-only"
-    """Only the log that the ledger was created for: forks still name the ledger (rule 27a)."""
+    """Only the ledger's log. The ledger stays, because forks name it (rule 27a)."""
 
 
 PREDECESSORS_KEPT = 4
-"""Predecessors in a lineage. A rebuild bridges gaps of up to one ledger fewer than this."""
+"""Number of predecessors in a lineage. A rebuild can bridge a gap of one ledger fewer."""
 
 SHARED_KEPT = 64
-"""Shared ledgers in a fork's lineage, chosen by judgement: 16 GiB of a log with default limits."""
+"""Maximum shared ledgers in a fork's lineage: 16 GiB with default limits. Chosen by judgement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The log that a ledger was placed in, and the ledgers before it there (rule 18f)."""
+    """The log in which a ledger was placed, and the ledgers before it there (rule 18f)."""
 
     log_created_at: Text
-    """The log's creation time: a name may have had several logs, one after another."""
+    """The log's creation time, which tells apart logs that had the name one after another."""
     before: tuple[tuple[LedgerId, EntryId], ...] = ()
-    """Id and first offset of the nearest earlier ledgers with records, in ascending order."""
+    """(id, first offset) of the nearest earlier ledgers with records, ascending."""
     published_ms: Number = 0
-    """Publication by a transaction, in ms since 1970 (rule 26b); 0 if the owner wrote the ledger.
-    """
+    """When a transaction published the ledger, in ms since 1970 (rule 26b); 0 if none did."""
     stream_seq: Text | None = None
-    """The log's stream sequence before this ledger (rule 25a); None if no request had one."""
+    """The log's last stream sequence before this ledger (rule 25a); None if there was none."""
     placed_by: AttemptOrNone = ""
-    """The token of the change of the log that placed the ledger, or of a later one (rule 18f).
-    Empty if the store keeps no tokens, and in an open ledger's own metadata."""
+    """The token of the log's change that placed the ledger, or of a later change (rule 18f). Empty
+    in an open ledger's own metadata, and if the store has no tokens."""
     forked_at: Number | None = None
-    """Of a fork: the offset of its first own record. Earlier records are in other logs' ledgers."""
+    """Of a fork: the first offset of its own records. Lower offsets are in other logs' ledgers."""
     shared: tuple[tuple[LedgerId, EntryId], ...] = ()
-    """Of a fork: the nearest shared ledgers that it names, in the form of `before`."""
+    """Of a fork: the nearest ledgers that it shares with other logs, in the form of `before`."""
     writer_token: Number = 0
-    """The log's writer token, if the log was opened for one writer (rule 22a)."""
+    """The log's writer token; 0 if the log was never opened for one writer (rule 22a)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,53 +138,53 @@ class LedgerMetadata(Value):
     STORE_FIELDS: ClassVar = frozenset(
         ("ledger_id", "version", "attempt", "first_offset", "lineage", "created_at", "deletion")
     )
-    """Fields that the store sets, whatever a change contains."""
+    """Fields that the store sets itself. Their values in a requested change are ignored."""
 
     ledger_id: IdOrNone
-    """The id. Negative in a request to create a ledger with the next free id."""
+    """The ledger's id; negative in a request to create a ledger with an assigned id."""
     quorum: Quorum
     digest: DigestKind
     fragments: Annotated[tuple[Fragment, ...], Bounds(min_length=1)]
     version: Version = 1
     attempt: AttemptOrNone = ""
-    """The token of the change that made this version (rule 6). Two histories may have equal
-    versions, but no equal tokens (rule 18a). Empty if the store keeps no tokens."""
+    """The token of the change that made this version (rule 6). Versions of two histories may have
+    equal numbers, but never equal tokens (rule 18a). Empty if the store has no tokens."""
     state: State = State.OPEN
     last_entry: IdOrNone | None = None
     length: Number | None = None
     writer: Writer | None = None
     ledger_key: Key = b""
-    """The key that bookies check, derived from the access key and the ledger's nonce (rule 17)."""
+    """The key that bookies verify, derived from the access key and the ledger's nonce (rule 17)."""
     mac_key: Key = b""
-    """The key of the authentication code, only for hmac-sha256. Bookies never get it."""
+    """The key of the authentication codes, only for hmac-sha256. Bookies never get this key."""
     access_key: Key = b""
     """The key derived from the password (rule 30); empty if the ledger has no password."""
     wrapped_mac_key: Key = b""
-    """The MAC key, encrypted under a key that only the password gives. Set once the password has
-    changed, since the MAC key can't be derived from the new one."""
+    """The MAC key, encrypted under a key that only the password gives. Set after a change of the
+    password, because the MAC key can't be derived from the new password."""
     custom: Pairs = ()
     log: LogName | None = None
     """The log that the ledger was created for, if any."""
     first_offset: Number | None = None
     """The offset of the ledger's first record in its log; None until it is placed (rule 23)."""
     lineage: Lineage | None = None
-    """Set together with `first_offset`."""
+    """The ledger's place in its log, set together with `first_offset`."""
     created_at: Text = ""
     declared_lost: tuple[Member, ...] = ()
-    """Members that an operator declared lost for this ledger's recovery (rule 14)."""
+    """Members that an operator declared lost for ever, so that recovery can end (rule 14)."""
     may_lack_entries: bool = False
     lost_entries: Annotated[
         tuple[tuple[EntryId, EntryId], ...], Bounds(max_length=LOST_RANGES_MAX)
     ] = ()
     """Ascending, non-adjacent ranges of entries whose loss an operator accepted, because no bookie
-    can serve them (rule 31). Readers get a final error; no member is expected to hold them.
+    can serve them (rule 31). Readers get a final error, and no member has to hold these entries.
     """
     repairs: tuple[Repair, ...] = ()
     extra: Pairs = ()
     """Tags that services store with a ledger (transaction, partition, attempt)."""
     deletion: Deletion | None = None
-    """Only in a copy (rule 18e): the ledger, or with OF_LOG only its log, was deleted. The store's
-    own tombstone has an id and a version only."""
+    """Only in a copy: what was deleted (rule 18e). The store's own tombstone has only an id and a
+    version."""
 
     def check(self) -> None:
         """Assert the invariants of this metadata."""
@@ -214,18 +213,18 @@ class LedgerMetadata(Value):
 
     @property
     def last_fragment(self) -> Fragment:
-        """The last fragment, to which a writer appends."""
+        """The last fragment, which gets the entries that the writer appends."""
         return self.fragments[-1]
 
     def fragment_index(self, entry_id: int) -> int:
-        """The index of the fragment that owns an entry id."""
+        """The index of the fragment that contains an entry id."""
         for index in range(len(self.fragments) - 1, -1, -1):
             if self.fragments[index].first_entry <= entry_id:
                 return index
         raise ValueError(f"entry id {entry_id} is below 0")
 
     def fragment_of(self, entry_id: int) -> Fragment:
-        """The fragment that owns an entry id."""
+        """The fragment that contains an entry id."""
         return self.fragments[self.fragment_index(entry_id)]
 
     def fragment_last(self, index: int) -> int | None:
@@ -235,7 +234,7 @@ class LedgerMetadata(Value):
         return self.last_entry
 
     def members_of(self, entry_id: int) -> tuple[tuple[int, str], ...]:
-        """(position, member) of each bookie that stores an entry, in the order of its write set."""
+        """(position, member) of each bookie that should store an entry, in write set order."""
         bookies = self.fragment_of(entry_id).bookies
         return tuple((p, bookies[p]) for p in self.quorum.write_set(entry_id))
 
@@ -247,14 +246,14 @@ class LedgerMetadata(Value):
         return None
 
     def kept(self, first: int, last: int) -> Ranges:
-        """The ranges of first..last without lost entries (rule 31): readers look only for these,
-        and members are expected to hold only these.
+        """The parts of first..last without lost entries (rule 31). Readers ask only for these
+        parts, and members have to hold only these.
         """
         return complement(self.lost_entries, first, last)
 
     def given_up(self, first: int, last: int, members: tuple[str, ...]) -> "LedgerMetadata":
-        """Metadata after an operator accepted that entries first..last are lost and `members` are
-        lost for ever (rule 14). The change cannot be undone: lost ranges only grow.
+        """Return metadata in which an operator accepted that entries first..last are lost, and
+        `members` lost for ever (rule 14). Lost ranges only grow.
         """
         return replace(
             self,
@@ -266,21 +265,19 @@ class LedgerMetadata(Value):
     def deleted(
         self, attempt: str = "", *, deletion: Deletion = Deletion.ALONE
     ) -> "LedgerMetadata":
-        """Metadata for a copy that informs members of a deletion: of the ledger, or with OF_LOG of
-        its log only (rule 18e).
+        """Return metadata for the copies that inform members of a deletion (rule 18e).
 
-        `attempt`: the deletion's token, empty if the store has none. With OF_LOG the version stays:
-        the next one would be that of the tombstone's copy, which members would then ignore.
+        `attempt`: the deletion's token; empty if the store has no tokens. With OF_LOG, the version
+        stays: the next version is that of the tombstone's copy, which members must still accept.
         """
         version = self.version if deletion is Deletion.OF_LOG else self.version + 1
         return replace(self, version=version, attempt=attempt, deletion=deletion)
 
     def with_ensemble(self, first_entry: int, bookies: tuple[str, ...]) -> "LedgerMetadata":
-        """Metadata after an ensemble change at `first_entry`: with a new last fragment, which
-        replaces the last one if that begins there too.
+        """Return metadata with a new last fragment, after an ensemble change. The fragment replaces
+        the previous one if both begin at the same entry.
 
         Raises: ValueError if the fragment would begin below the last one (I22, X2).
-        Source: I22.
         """
         last = self.last_fragment
         if first_entry < last.first_entry:
@@ -289,8 +286,8 @@ class LedgerMetadata(Value):
         return replace(self, fragments=(*kept, Fragment(first_entry, bookies)))
 
     def with_member_replaced(self, index: int, old: str, new: str) -> "LedgerMetadata":
-        """Metadata after a repair of one fragment: `new` replaces `old` (re-replication, I25), and
-        `old` is kept until `new` has a copy of the metadata (rule 20b).
+        """Return metadata in which `new` replaces `old` in one fragment, after a repair (I25).
+        `repairs` keeps `old` until `new` has a copy of the metadata (rule 20b).
         """
         fragment = self.fragments[index]
         first = fragment.first_entry
@@ -308,29 +305,29 @@ class LedgerMetadata(Value):
         )
 
     def _repairs_after(self, first: int, old: str, new: str) -> Iterator[Repair]:
-        """The repairs that remain once `new` has replaced `old`."""
+        """The repairs that are still needed once `new` has replaced `old`."""
         placed = self.placed_repairs
         for repair in self.repairs:
             if repair.first_entry != first:
                 yield repair
             elif repair.target == old:
-                # `leaving` is kept for `old`, which may be lost for ever: a copy at `new` serves.
+                # `old` may be lost for ever, so a copy at `new` must release `leaving` (rule 20b).
                 if repair.leaving != new:
                     yield replace(repair, target=new)
             elif repair.target != new and (repair.leaving != old or repair in placed):
-                # The others are over: pending repairs of this place, or with `new` as their target.
+                # Drops pending repairs of this place, and repairs with `new` as their target.
                 yield repair
 
     def with_leaving_released(self, first_entry: int, target: str) -> "LedgerMetadata":
-        """Metadata once `target` has a copy: no member is kept for it any longer (rule 20b)."""
+        """Return metadata without the members kept for `target`, which has a copy (rule 20b)."""
         repairs = tuple(
             r for r in self.repairs if (r.first_entry, r.target) != (first_entry, target)
         )
         return replace(self, repairs=repairs)
 
     def with_repair(self, repair: Repair) -> "LedgerMetadata":
-        """Metadata that names `repair.target`, before the first entry is copied to it (rule 20).
-        Replaces an earlier worker's pending repair of the same place.
+        """Return metadata that names `repair.target`, before any entry is copied to it (rule 20).
+        `repair` replaces an earlier worker's pending repair of the same place.
         """
         placed = self.placed_repairs
         others = tuple(
@@ -342,32 +339,32 @@ class LedgerMetadata(Value):
         return replace(self, repairs=(*others, repair))
 
     def is_closed_fragment(self, index: int) -> bool:
-        """Whether nothing can be appended to a fragment any longer."""
+        """Whether the fragment's end is final: no entry can be appended to it any longer."""
         return self.state is State.CLOSED or index + 1 < len(self.fragments)
 
     @property
     def placed_repairs(self) -> tuple[Repair, ...]:
-        """The repairs whose target is in the fragment: `leaving` is kept until the target has a
-        copy of the metadata (rule 20b).
+        """The repairs whose target has joined the fragment. Their `leaving` is kept until the
+        target has a copy of the metadata (rule 20b).
         """
         bookies = {fragment.first_entry: fragment.bookies for fragment in self.fragments}
         return tuple(r for r in self.repairs if r.target in bookies.get(r.first_entry, ()))
 
     @property
     def all_members(self) -> tuple[str, ...]:
-        """The members of all fragments and repairs, each once: none of them may drop the ledger."""
+        """All members of fragments and repairs, each once. None of them may drop the ledger."""
         found = [member for fragment in self.fragments for member in fragment.bookies]
         found += [member for r in self.repairs for member in (r.leaving, r.target)]
         return tuple(dict.fromkeys(found))
 
     def in_recovery(self) -> "LedgerMetadata":
-        """Metadata of a ledger in recovery: the writer can no longer change the ensemble."""
+        """Return metadata in IN_RECOVERY: the writer can no longer change the ensemble."""
         assert self.state is not State.CLOSED, "I21: CLOSED is the end"
         return replace(self, state=State.IN_RECOVERY)
 
     def closed(self, *, last_entry: int, length: int) -> "LedgerMetadata":
-        """Metadata of the CLOSED ledger: it ends at `last_entry` (NO_ENTRY if empty) and has
-        `length` payload bytes. Fragments beyond the end are dropped, except the first (I23).
+        """Return metadata of the CLOSED ledger, with `length` payload bytes up to `last_entry`
+        (NO_ENTRY: it is empty). Fragments beyond the end are dropped, except the first (I23).
         """
         assert self.state is not State.CLOSED, "I4: a ledger has one end"
         assert last_entry >= NO_ENTRY

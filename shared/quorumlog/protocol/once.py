@@ -8,13 +8,13 @@ from quorumlog.protocol.values import Attempt, Bounds
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """The name of a request, made by its first sender.
+    """The name of a request, made by the request's first sender.
 
-    An attempt token (rule 6) names one change of one version of metadata. A request's name stays
-    the same in every retry, at every gateway, and when the change is made from newer metadata.
+    An attempt token (rule 6) names one change of one version of metadata. The name of a request
+    is the same in all retries, at all gateways, even if the change is made from newer metadata.
     """
 
     token: Attempt
     """A UUID derived from the caller, the operation, its target and the caller's key."""
     content: Annotated[str, Bounds(pattern="^[0-9a-f]{32}$")]
-    """A keyed digest of the request's content: another content under the token is an error."""
+    """A keyed digest of the request. The same token with another digest is an error."""

@@ -1,7 +1,7 @@
 """Compresses and decompresses the columns of record batches (layout: `batch.py`, flag 32).
 
-The head stays plain, so that ends, offsets and producers of a log are known without unpacking.
-Readers get the same records as from a plain batch.
+The head of a batch is not compressed, so that a log's ends, offsets and producers are known without
+decompression. Readers get the same records as from an uncompressed batch.
 """
 
 from typing import Final, TypeVar
@@ -11,11 +11,11 @@ from quorumlog.protocol.batch import BATCH_BYTES_MAX, BadBatch
 from quorumlog.zstd import zstd
 
 _LEVEL: Final = 3
-"""zstd's own default: batches of 16 KiB shrink a tenth more than at level 1, for a tenth more CPU
-(docs/internals/performance.md)."""
+"""The default level of zstd: batches of 16 KiB become a tenth smaller than at level 1, and cost a
+tenth more CPU (docs/internals/performance.md)."""
 
 _SMALL_BYTES: Final = 256
-"""Smaller columns hardly shrink, or by less than the head grows (measured)."""
+"""Smaller columns are not compressed: they hardly shrink, and the head grows (measured)."""
 
 _OPTIONS: Final = {
     int(zstd.DecompressionParameter.window_log_max): BATCH_BYTES_MAX.bit_length() - 1
@@ -26,8 +26,8 @@ S = TypeVar("S", bound=batch.Stored)
 
 
 def pack(data: bytes) -> bytes:
-    """Compress a batch's columns. A packed batch, or one that would not shrink, is returned as it
-    is.
+    """Compress a batch's columns. A batch that is compressed already, or would not shrink, is
+    returned unchanged.
 
     Raises: BadBatch.
     """
@@ -41,9 +41,10 @@ def pack(data: bytes) -> bytes:
 
 
 def unpack(data: S) -> S | bytes:
-    """Decompress a batch's columns, BATCH_BYTES_MAX at most. A plain batch is returned as it is.
+    """Decompress a batch's columns, at most BATCH_BYTES_MAX. An uncompressed batch is returned
+    unchanged.
 
-    Raises: BadBatch, before more is unpacked than the batch's head announces.
+    Raises: BadBatch. At most one byte more than the head announces is decompressed.
     """
     if not batch.is_packed(data):
         return data

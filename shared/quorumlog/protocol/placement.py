@@ -1,5 +1,5 @@
-"""Chooses the bookies of an ensemble. Pure: the caller judges which candidates are alive, and
-passes them in the order of preference (liveness only proposes: I31).
+"""Chooses the bookies of an ensemble. The caller decides which candidates are alive, and passes
+them in the order of preference (liveness is only advice: I31).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from quorumlog.protocol.ids import member_name
 
 _ROOM_MIN_BYTES: Final = 64 << 20
 _ROOM_TIMES: Final = 4
-"""The free space of a cluster's members rarely differs by a larger factor. Chosen by judgement."""
+"""Largest plausible ratio of a member's free space to the median. Chosen by judgement."""
 
 
 def ensemble(
     size: int, candidates: Sequence[str], zones: Mapping[str, str] | None = None
 ) -> tuple[str, ...] | None:
-    """The first `size` candidates, spread over zones as evenly as possible; None if there are too
-    few. Neighbours, which share a write set, come from different zones where possible.
+    """Choose `size` candidates, spread over zones as evenly as possible; None if there are too few.
+    Neighbours share a write set, and come from different zones where possible.
     """
     chosen: list[str] = []
     for _ in range(size):
@@ -31,25 +31,26 @@ def ensemble(
 def spread(
     members: Sequence[str], candidates: Sequence[str], zones: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """The candidates that may join these members, best first. A zone with fewer members is better,
-    then a zone that was used longer ago, then the given order. No bookie joins in two incarnations.
+    """Sort the candidates that may join these members, best first: those in zones with fewer
+    members, then in zones chosen longer ago, then in the given order. Other incarnations of a
+    member are left out.
     """
     known = zones or {}
     taken = {member_name(member) for member in members}
     used: dict[str, tuple[int, int]] = {}
     for place, member in enumerate(members):
         zone = known.get(member, "")
-        # Neighbours share a write set: a zone that has just been used comes last.
+        # Neighbours share a write set, so the zone chosen last is the worst choice.
         used[zone] = (used.get(zone, (0, 0))[0] + 1, place)
     free = [member for member in dict.fromkeys(candidates) if member_name(member) not in taken]
     return tuple(sorted(free, key=lambda member: used.get(known.get(member, ""), (0, 0))))
 
 
 def weights(rooms: Mapping[str, int]) -> dict[str, int]:
-    """How often members shall be chosen, in proportion: by the free bytes that each reports.
+    """How often each member should be chosen, relative to the others, by its reported free bytes.
 
-    Reports are not verified, so a report above four times the lower median counts as that bound: no
-    member draws most new ledgers to itself by a large number. A member that is nearly full or
+    Reports are not verified. So the weight is at most four times the lower median: no member
+    attracts most new ledgers by reporting a large number. A member that is nearly full or
     reported nothing is chosen rarely, but not never.
     """
     floored = {member: max(room, _ROOM_MIN_BYTES) for member, room in rooms.items()}
@@ -63,9 +64,9 @@ def weights(rooms: Mapping[str, int]) -> dict[str, int]:
 def replacements(
     members: Sequence[str], leaving: Sequence[int], candidates: Sequence[str]
 ) -> dict[int, str]:
-    """The new member for each leaving position. A new incarnation of a leaving member gets its
-    position; other candidates get the remaining positions, in the given order. Members of the
-    ensemble are no candidates. Positions without a candidate are left out.
+    """Choose the new member for each leaving position. A new incarnation of a leaving member gets
+    that member's position; other candidates get the remaining positions, in the given order.
+    Members of the ensemble are not candidates. Positions without a candidate are left out.
     """
     names = [member_name(member) for member in members]
     chosen: dict[int, str] = {}

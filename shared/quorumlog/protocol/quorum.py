@@ -1,8 +1,9 @@
 """Which positions store an entry, which must acknowledge it, and when enough bookies have answered.
 
-Positions are indexes in the ensemble, 0 to E-1. An entry is stored at its *write set*: Qw
-neighbouring positions from `entry mod E` on. With E = Qw every position stores every entry. Source:
-both protocol documents, "Write quorum"; RoundRobinDistributionSchedule; BP-46, "Quorums".
+Positions are indexes in the ensemble, 0 to E-1. The *write set* of an entry is the Qw neighbouring
+positions from `entry mod E` on, which store the entry. With E = Qw every position stores every
+entry. Sources: both protocol documents, "Write quorum"; RoundRobinDistributionSchedule; BP-46,
+"Quorums".
 """
 
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ _Size = Annotated[int, Bounds(ge=1, le=QUORUM_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """The sizes E >= Qw >= Qa >= 1. Raises ValueError otherwise."""
+    """Quorum sizes with E >= Qw >= Qa >= 1. Raises ValueError otherwise."""
 
     ensemble_size: _Size
     write_quorum: _Size
@@ -38,7 +39,7 @@ class Quorum:
 
     @property
     def modulus(self) -> int:
-        """Entry ids that are equal modulo this number have the same write set."""
+        """The period of write sets: entry ids equal modulo this number share a write set."""
         return self.ensemble_size if self.is_striped else 1
 
     @classmethod
@@ -48,8 +49,8 @@ class Quorum:
         write_quorum: int | None = None,
         ack_quorum: int | None = None,
     ) -> Self:
-        """The sizes, with defaults for those that are left out: E is 3, or Qw if that is larger; Qw
-        is 3, or E if that is smaller; Qa is a majority of Qw.
+        """Complete the sizes by defaults. E is 3, or Qw if that is larger. Qw is 3, or E if that is
+        smaller. Qa is a majority of Qw.
         """
         size = ensemble_size or max(3, write_quorum or 0)
         write = write_quorum or min(3, size)
@@ -69,8 +70,8 @@ class Quorum:
 
     @property
     def negatives_needed(self) -> int:
-        """How many explicit negatives of a write set prove that no ack quorum holds the entry
-        (I16).
+        """How many explicit denials by a write set's members prove that no ack quorum has the
+        entry (I16).
         """
         return self.write_quorum - self.ack_quorum + 1
 
@@ -84,7 +85,7 @@ class Quorum:
         return mask
 
     def has_ack_quorum(self, acked: int, first_entry: int, last_entry: int) -> bool:
-        """Whether each entry of a run has Qa of the `acked` positions in its write set (I2)."""
+        """Whether each entry of a run has Qa positions of its write set in `acked`, a mask (I2)."""
         if not self.is_striped:
             return acked.bit_count() >= self.ack_quorum
         masks, size = _write_set_masks(self), self.ensemble_size
@@ -94,16 +95,16 @@ class Quorum:
         )
 
     def can_reach(self, usable: int) -> bool:
-        """Whether every write set has Qa of the `usable` positions (a bit mask)."""
+        """Whether every write set has at least Qa `usable` positions (a bit mask)."""
         return all(
             (usable & mask).bit_count() >= self.ack_quorum for mask in _write_set_masks(self)
         )
 
     def is_covered(self, answered: Iterable[int]) -> bool:
-        """Whether no ack quorum can exist among the positions that have not answered (I14).
+        """Whether the positions that have not answered contain no ack quorum (I14).
 
-        Fewer than Qa positions of each write set may be silent. `answered` must contain only
-        positions that answered for certain (rule 13), not those that were merely asked.
+        This holds if fewer than Qa positions of each write set are silent. `answered` must contain
+        only positions whose answer counts (rule 13), not all that were asked.
         """
         known = frozenset(answered)
         return all(

@@ -10,7 +10,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def contains(ranges: Ranges, entry_id: int) -> bool:
-    """Whether an entry is in one of the ranges. Bisects: a striped ledger has hundreds."""
+    """Whether an entry is in one of the ranges. Uses bisection: striped ledgers have hundreds."""
     at = bisect_right(ranges, (entry_id, ID_MAX)) - 1
     return at >= 0 and entry_id <= ranges[at][1]
 
@@ -21,7 +21,7 @@ def ids_of_residue(first: int, last: int, modulus: int, residue: int) -> range:
 
 
 def union(ranges: Iterable[tuple[int, int]], stride: int = 1) -> Ranges:
-    """Sort ranges and join those that overlap or lie at most `stride` apart, from end to start."""
+    """Sort ranges, and join those that overlap or whose ends are at most `stride` apart."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1] + stride:

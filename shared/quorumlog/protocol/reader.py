@@ -1,7 +1,7 @@
-"""Read a range of confirmed entries in order, from the bookies that have them. Never fences.
+"""Reads a range of confirmed entries in order, from the bookies that have them. Never fences.
 
-Source: overview 1.4: an entry that is missing or invalid at one bookie is read from another. The
-caller must know that first..last may be read: it ends at or below the LAC or a closed ledger's end.
+An entry that is missing or invalid at one bookie is read from another (source: overview 1.4). The
+caller must know that first..last may be read: `last` is at most the LAC or a CLOSED ledger's end.
 """
 
 from collections.abc import Sequence
@@ -38,45 +38,45 @@ from quorumlog.protocol.record import Codec, Run
 from quorumlog.protocol.tally import Tally
 
 READ_ENTRIES: Final = 1000
-"""Entries per request, chosen by judgement; a bookie may cut its answer earlier, by bytes."""
+"""Entries per request, chosen by judgement. A bookie's size limit may cut its answer shorter."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RangeReader(Keyed):
-    """Reads first..last once; see the module. Ends with EntriesRead(is_last) or Failed.
+    """Reads first..last once, and ends with EntriesRead(is_last) or Failed.
 
     Invariants (checked by `check`):
       - entries are returned in order, each once, and only with valid digests;
-      - while it is not done, a member that may have the next entry is asked, or metadata is read.
+      - until the reader ends, it waits for a member that may have the next entry, or for metadata.
     """
 
     metadata: LedgerMetadata = field(kw_only=False)
     first: InitVar[int]
     last: int
     max_bytes: int | None = None
-    """Payload bytes that may still be returned. The reader ends early after them, but never before
-    the first entry.
+    """Payload bytes that may still be returned; None for no limit. The reader ends early when they
+    are used up, but always returns at least one entry.
     """
     avoid: tuple[str, ...] = ()
-    """Members that are asked only after the others."""
+    """Members that are asked only if no other member can answer."""
     turn: int = 0
-    """Rotates the order in which the other members are asked, to spread readers."""
+    """Rotates the order in which other members are asked, so that readers spread over them."""
     next: int = field(init=False)
-    """The first entry that was not returned."""
+    """The next entry to return."""
     is_done: bool = False
     _codec: Codec = field(init=False)
     _tally: Tally | None = None
     _asked: int = 0
-    """Positions with an unanswered request, as a bit mask."""
+    """Positions whose answer is awaited, as a bit mask."""
     _tried: int = 0
-    """Positions that were asked for entries of this part, as a bit mask."""
+    """Positions that were asked for entries of the current part, as a bit mask."""
     _round: int = 0
     _reading_row: int | None = None
     _failure: Failed | None = None
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     def __post_init__(self, first: int) -> None:
-        """Ask no member before Begin."""
+        """The reader asks no member before Begin."""
         assert 0 <= first <= self.last, "a range of at least one entry"
         self.next = first
         self._codec = Codec(self.metadata.digest, self.metadata.mac_key)
@@ -84,7 +84,7 @@ class RangeReader(Keyed):
     # --- the machine -------------------------------------------------------------------------
 
     def step(self, event: Event) -> list[Effect]:
-        """Take an event and return the effects."""
+        """Process an event and return the effects."""
         self._out = []
         match event:
             case ReadAnswered():
@@ -126,7 +126,7 @@ class RangeReader(Keyed):
     # --- asking ------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Ask for the next entries that were not received yet."""
+        """Request the next entries that have not been received yet."""
         tally = self._tally
         if tally is None or self.next > tally.last:
             tally = self._part()
@@ -143,8 +143,8 @@ class RangeReader(Keyed):
         return self._tally
 
     def _fetch(self, tally: Tally) -> None:
-        """Ask a member for each of the next entries that was not received, unless one is asked."""
-        # Looks one stripe ahead: other members are asked once their entries come near.
+        """For each of the next missing entries, ask a member unless one was asked already."""
+        # Only one stripe ahead: members are asked for later entries when these come near.
         ahead = self.next + self.metadata.quorum.ensemble_size
         for entry_id in range(self.next, min(ahead, tally.last + 1)):
             if entry_id in tally.found:
@@ -180,7 +180,7 @@ class RangeReader(Keyed):
         self._out.append(StartTimer(Timer.HEDGE, self._round))
 
     def _timer_fired(self, event: TimerFired) -> None:
-        """Hedge: ask another member, since the next entry has not arrived in time (2.8)."""
+        """Ask another member too, because the next entry has not arrived in time (hedging, 2.8)."""
         tally = self._tally
         is_current = event.timer is Timer.HEDGE and event.tag == self._round
         if tally is None or self.is_done or not is_current:
@@ -207,7 +207,7 @@ class RangeReader(Keyed):
         self._go_on()
 
     def _lacks(self, tally: Tally, position: int, entry_id: int) -> bool:
-        """Whether the position's next missing entry, from `entry_id` on, is asked of no member."""
+        """Whether no asked member may still return the position's next missing entry."""
         quorum = self.metadata.quorum
         for wanted in range(entry_id, tally.last + 1):
             if quorum.is_member(position, wanted) and wanted not in tally.found:
@@ -240,7 +240,9 @@ class RangeReader(Keyed):
     # --- unavailable entries -----------------------------------------------------------------
 
     def _unavailable(self, tally: Tally, entry_id: int) -> None:
-        """No member of the write set returned a valid copy: repair may have moved it (BK#4613)."""
+        """Read the metadata, because no member has a valid copy: repair may have moved it
+        (BK#4613).
+        """
         self._failure = Failed(
             "entry-unavailable",
             detail=tally.said(entry_id),
@@ -271,8 +273,8 @@ class RangeReader(Keyed):
             self._out.append(self._failure)
 
     def _is_elsewhere(self, row: LedgerMetadata) -> bool:
-        """Whether the current metadata names other members for the next entry. If the ledger ends
-        before that entry (its members were declared lost: rule 14), no member has it.
+        """Whether the current metadata names other members for the next entry. Not so if the ledger
+        ends before that entry, because its members were declared lost (rule 14).
         """
         if row.last_entry is not None and row.last_entry < self.next:
             return False

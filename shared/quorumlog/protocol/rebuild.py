@@ -1,18 +1,18 @@
-"""Decides which metadata of a lost database bookies' copies prove (rule 18d). Pure, no IO.
+"""Decides which of a lost database's metadata bookies' copies prove (rule 18d). Pure, no IO.
 
-Bookies hold copies of metadata (rule 18b) and the ids of deleted ledgers (rule 16a); nothing else
-proves metadata. Each copy is of a committed version, so no copy is wrong. The question is whether a
-*later* version was committed, of which no bookie that answered has a copy.
+Bookies hold copies of metadata (rule 18b) and the ids of deleted ledgers (rule 16a). Only these
+prove metadata. Each copy is of a committed version, so no copy is wrong. The question is whether a
+*later* version was committed that no answering bookie has.
 
 - CLOSED metadata is final except for its members: a ledger has one end (I4).
 
-- OPEN metadata, a copy's or the database's own, is the latest version if fewer than Qa bookies are
-  silent. An entry confirmed under a later version is on Qa of that version's members, each with a
-  copy of that version or a later one, and one of these members answers.
+- OPEN metadata, from a copy or the database, is the latest version if fewer than Qa bookies are
+  silent. An entry confirmed under a later version is on Qa members of that version, each with a
+  copy of that version or a later one. At least one of these members answers.
 
 - A deleted id or a tombstone's copy proves a tombstone, since ids are used once (rule 17).
 
-Metadata that is not proven is reported, and never written by guess.
+Metadata that is not proven is reported, and never guessed.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,13 +33,13 @@ class Action(StrEnum):
     """What a rebuild does with one ledger's or log's metadata."""
 
     SAME = "same"
-    """The database's metadata has everything that the copies contain."""
+    """The database's metadata contains everything that the copies prove."""
     WRITE = "write"
     TOMBSTONE = "tombstone"
     CONFLICT = "conflict"
     """The copies and the database contradict each other: an operator must decide."""
     WAIT = "wait"
-    """A silent bookie may hold the proof."""
+    """A silent bookie may hold a proof that is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class Held:
     """The ledger's key; empty if the bookie knows none."""
     is_deleted: bool = False
     rows: tuple[LedgerMetadata, ...] = ()
-    """The versions of the metadata of which the bookie has copies."""
+    """The bookie's copies of the ledger's metadata, one for each version."""
     is_limbo: bool = False
-    """A version of the metadata names an older incarnation, whose entries may be lost."""
+    """Whether a copy names an older incarnation of the bookie, whose entries may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Known:
     row: LedgerMetadata | None = None
     is_deleted: bool = False
     attempts: frozenset[str] = frozenset()
-    """The tokens of the copies' changes, if the database contains them."""
+    """The tokens of those copies' changes that the database contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,34 +73,35 @@ class Registered:
 
     incarnation: int
     born_at: str = ""
-    """When a new directory registered, as `created_at`; empty if only its bookie reported it."""
+    """When the new directory registered, as `created_at`; "" if only its bookie reported that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bookies:
-    """The bookies that answer, by name with their present incarnation, and the names of silent
-    ones. `registered`: the database's cookies.
+    """The bookies that answer, by name with their current incarnation, and the names of silent
+    bookies. `registered`: the directories in the database's cookies, by name.
     """
 
     answering: Mapping[str, int]
     silent: frozenset[str] = frozenset()
     registered: Mapping[str, Registered] = field(default_factory=dict)
     holding: frozenset[str] = frozenset()
-    """Names of bookies that hold anything of the ledger that is judged."""
+    """Names of bookies that hold anything of the ledger in question."""
     copying: frozenset[str] = frozenset()
     """Names of bookies that hold a copy of the ledger's metadata."""
     given_up: frozenset[str] = frozenset()
     """Names of bookies whose earlier data an operator declared gone for ever."""
 
     def lost_of(self, row: LedgerMetadata) -> frozenset[str]:
-        """The bookies that may have held a later version and lost it, or do not answer."""
-        # A bookie that answers as an *older* incarnation has a new directory too (rule 15b).
+        """The bookies that may know a later version, but are silent or may have lost their data."""
+        # A bookie that answers as an *older* incarnation has another directory too (rule 15b).
         replaced = {
             name
             for name, incarnation in map(_parts, row.all_members)
             if self.answering.get(name, incarnation) != incarnation
         }
-        # A bookie that is no member may have lost a stored end with its directory (rule 18b).
+        # A bookie that is no member may have got a copy of an end, and lost it with its directory
+        # (rule 18b).
         named = set(map(member_name, row.all_members))
         emptied = {
             name
@@ -112,18 +113,18 @@ class Bookies:
         return (self.silent | replaced | emptied) - self.given_up
 
     def without_data_of(self, row: LedgerMetadata) -> str:
-        """Why a member's registered directory may never have been that member, or "" (rule 15b). A
-        recovery of the ledger would believe the denials of this directory.
+        """Why a member's registered directory may not be the one that held the ledger, or "" (rule
+        15b). A recovery of the ledger would rely on denials by such a directory.
         """
         for name, incarnation in map(_parts, row.all_members):
             found, answers = self.registered.get(name), self.answering.get(name)
             if found is None or found.incarnation > incarnation:
                 continue
-            # A member's own cookie counts; the database's may be older until the rebuild ends.
+            # The member's own cookie counts: the database's may be outdated until the rebuild ends.
             is_older = found.incarnation < incarnation and answers != incarnation
             is_later = found.incarnation == incarnation and "" != found.born_at >= row.created_at
-            # A new directory may have a fence or entries from an earlier recovery. A member that
-            # acknowledged a writer's entry has a copy (rule 18b).
+            # A new directory may hold a fence, or entries from an earlier recovery. Only a copy
+            # shows that the member acknowledged entries of the writer (rule 18b).
             proven = self.holding if row.state is State.CLOSED else self.copying
             is_unproven = is_later and name not in proven
             if is_older or (is_unproven and answers is not None):
@@ -132,7 +133,8 @@ class Bookies:
                     " with a new directory since: stop it, move its DATA_DIR away, start it with"
                     " AUTO_FIX_COOKIES=1, so that it registers as a later incarnation, and rebuild again"
                 )
-            # Denials can't shorten a CLOSED ledger: it is written without waiting (rule 18d).
+            # Denials can't shorten a CLOSED ledger, so a rebuild does not wait to write it (rule
+            # 18d).
             if is_unproven and name in self.silent and row.state is not State.CLOSED:
                 return (
                     f"the ledger names {name}@{incarnation}, which registered after its creation, and is silent:"
@@ -141,13 +143,13 @@ class Bookies:
         return ""
 
     def may_hide_later(self, row: LedgerMetadata) -> bool:
-        """Whether all bookies that know a later version or the deletion may be silent or empty."""
+        """Whether every bookie that knows a later version may be silent or have lost its data."""
         return len(self.lost_of(row)) >= row.quorum.ack_quorum
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with a ledger's metadata: `row` is written, and `why` explains it to people."""
+    """What to do with a ledger's metadata; `row` is to be written, `why` is for the operator."""
 
     action: Action
     row: LedgerMetadata | None = None
@@ -155,11 +157,12 @@ class Decision:
 
 
 def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
-    """Decide what to do with a ledger that some bookies hold."""
+    """Decide what a rebuild does with a ledger of which some bookies hold anything."""
     held = [replace(one, rows=_of_ledger(one)) for one in held]
     rows = _distinct(row for bookie in held for row in bookie.rows)
     if _is_deletion_proven(held):
-        # Bookies keep a ledger while they hold a copy that the database lacks (rule 18c).
+        # While bookies have a copy that the database lacks, they keep the ledger (rule 18c): write
+        # the tombstone again.
         lacking = any(row.attempt and row.attempt not in known.attempts for row in rows)
         return Decision(Action.SAME if known.is_deleted and not lacking else Action.TOMBSTONE)
     if known.is_deleted:
@@ -192,7 +195,7 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
 
 
 def _with_known_keys(newest: LedgerMetadata, known: LedgerMetadata) -> LedgerMetadata:
-    """A copy's metadata with the database's keys, except an access key of an older password."""
+    """Add the database's keys to a copy's metadata, except an access key of another password."""
     is_same = sealed_of(known.access_key) == sealed_of(newest.access_key)
     access_key = known.access_key if is_same or not newest.access_key else newest.access_key
     return replace(newest, mac_key=known.mac_key, access_key=access_key)
@@ -207,26 +210,26 @@ def _is_deletion_proven(held: Iterable[Held]) -> bool:
 
 
 def stand_ins(named: Mapping[str, int], present: Mapping[str, int]) -> dict[str, int]:
-    """The stand-in cookies to write before any metadata, by name: where copies name a later
-    incarnation than any that answers or is registered. An empty directory of the name then counts
-    as a suspected loss and becomes the next incarnation (rule 15b).
+    """The stand-in cookies to write before any metadata, by name. A bookie gets one if copies name
+    a later incarnation of it than any that answers or is registered. An empty directory of that
+    name then counts as a suspected loss, and becomes the next incarnation (rule 15b).
     """
     return {name: one for name, one in named.items() if one > present.get(name, 0)}
 
 
 def newest_of(held: Iterable[Held]) -> LedgerMetadata | None:
-    """The latest version among the copies, proven or not; None if there are none."""
+    """The latest version among the copies, whether proven or not; None without copies."""
     rows = _distinct(row for bookie in held for row in _of_ledger(bookie))
     return rows[-1] if rows else None
 
 
 def _of_ledger(held: Held) -> tuple[LedgerMetadata, ...]:
-    """A bookie's copies of metadata, without those of a deletion of the log alone."""
+    """A bookie's copies of the metadata, except those that report a deletion of the log alone."""
     return tuple(row for row in held.rows if row.deletion is not Deletion.OF_LOG)
 
 
 def _distinct(rows: Iterable[LedgerMetadata]) -> list[LedgerMetadata]:
-    """Each version once, ascending by number and token."""
+    """Each version once, sorted by number, then by token."""
     by_name = {(row.version, row.attempt): row for row in rows}
     return [by_name[name] for name in sorted(by_name)]
 
@@ -234,7 +237,7 @@ def _distinct(rows: Iterable[LedgerMetadata]) -> list[LedgerMetadata]:
 def _contradiction(
     known: LedgerMetadata | None, rows: Sequence[LedgerMetadata], keys: Collection[bytes]
 ) -> str:
-    """Why these can't be versions of one ledger's metadata in one history, or ""."""
+    """Why the copies and the database can't be versions of one ledger in one history, or ""."""
     if len({*keys, *(() if known is None else (known.ledger_key,))}) > 1:
         return "two ledgers have this id: their keys differ"
     everything = (*rows, *(() if known is None else (known,)))
@@ -264,8 +267,8 @@ def _without_copies() -> Decision:
 
 
 def _placed(known: LedgerMetadata, rows: Sequence[LedgerMetadata]) -> LedgerMetadata:
-    """The database's metadata with the ledger's place in its log, which copies have. If the
-    database lacks it, the log's change that placed the ledger is lost (rule 18f).
+    """Add to the database's metadata the ledger's place in its log from the copies. If the database
+    lacks the place, the log's change that placed the ledger is lost (rule 18f).
     """
     if known.first_offset is not None:
         return known
@@ -277,7 +280,7 @@ def _placed(known: LedgerMetadata, rows: Sequence[LedgerMetadata]) -> LedgerMeta
 
 
 def _contains(known: Known, row: LedgerMetadata) -> bool:
-    """Whether the database contains a version's change; versions without a token are older."""
+    """Whether the database contains a version. Without a token, the version number decides."""
     if row.attempt:
         return row.attempt in known.attempts
     return known.row is not None and known.row.version >= row.version
@@ -289,8 +292,8 @@ def _fork(
     unknown: Sequence[LedgerMetadata],
     keeping: Collection[str],
 ) -> str:
-    """Why copies do not descend from the database's metadata, or "". `keeping`: the members that
-    have a copy which the database lacks.
+    """Why the copies do not descend from the database's metadata, or "". `keeping`: the members
+    with a copy that the database lacks.
     """
     if unknown[0].version <= known.version:
         return (
@@ -298,7 +301,7 @@ def _fork(
             f" {unknown[0].version} that the database lacks"
         )
     is_base = not known.attempt or any(row.attempt == known.attempt for row in rows)
-    # An end is final in each history: no writer appends after it, and no recovery changes it.
+    # An end is final in each history: no append and no recovery changes it.
     is_end = known.state is not State.CLOSED and rows[-1].state is State.CLOSED
     if is_base or is_end or _is_moved(known, rows[-1], keeping):
         return ""
@@ -309,12 +312,13 @@ def _fork(
 
 
 def _is_moved(known: LedgerMetadata, newest: LedgerMetadata, keeping: Collection[str]) -> bool:
-    """Whether two CLOSED versions differ only in members and place, and the later one's members
-    still have the entries.
+    """Whether two CLOSED versions differ only in members and place, and the newest version's
+    members must still have the entries.
 
-    Copies of the steps between may be missing, since a repair sends only some of them (rule 20b).
-    `newest` may be of another history: a bookie drops entries only if the database does not name it
-    and contains all its copies (rule 18c).
+    Copies of versions in between may be missing, since a repair sends only some (rule 20b).
+    `newest` may be of another history. A bookie drops entries only if the database does not name it
+    and contains the versions of all its copies (rule 18c), so each member must be named or have a
+    copy in `keeping`.
     """
     placed = replace(known, first_offset=newest.first_offset, lineage=newest.lineage)
     members = {member for fragment in newest.fragments for member in fragment.bookies}
@@ -327,13 +331,13 @@ def _is_moved(known: LedgerMetadata, newest: LedgerMetadata, keeping: Collection
 
 
 def shown(names: Sequence[object]) -> str:
-    """The first ten names, as text for people."""
+    """The first ten names as text for the operator, and how many more there are."""
     first = ", ".join(map(str, names[:10]))
     return first if len(names) <= 10 else f"{first} and {len(names) - 10} more"
 
 
 def _but_members(row: LedgerMetadata) -> LedgerMetadata:
-    """The metadata without the fields that repairs change, and without those that copies lack."""
+    """The metadata without fields that repairs change, and without fields that copies lack."""
     fragments = tuple(replace(fragment, bookies=()) for fragment in row.fragments)
     return replace(public(row), fragments=fragments, repairs=(), version=0, attempt="")
 
@@ -348,7 +352,7 @@ def _newest_or_wait(newest: LedgerMetadata, keys: Collection[bytes], bookies: Bo
 
 
 def _unproven(row: LedgerMetadata, bookies: Bookies) -> str:
-    """Why a later version than the latest known one may exist, or ""."""
+    """Why a version later than the latest known one may exist, or ""."""
     if row.state is State.CLOSED or not bookies.may_hide_later(row):
         return ""
     lost = sorted(bookies.lost_of(row))

@@ -32,24 +32,24 @@ HEAD: Final = struct.Struct(">BBHIq")
 _I64: Final = struct.Struct(">q")
 _U32: Final = struct.Struct(">I")
 _HEAD_BYTES: Final = 32
-"""Bytes of an entry's header, which its digest covers: ledger id, entry id, LAC, length."""
+"""Size of what an entry's digest covers besides the payload: ledger id, entry id, LAC, length."""
 _TABLE_ENTRIES: Final = 10_000
-"""Whole columns are computed for runs of at most this many entries, the most a gateway makes."""
+"""Largest run whose columns are computed as a whole; a gateway makes no larger run."""
 _ONES, _PLACES = (
     int.from_bytes(struct.pack(f">{_TABLE_ENTRIES}q", *numbers), "big")
     for numbers in ([1] * _TABLE_ENTRIES, range(_TABLE_ENTRIES))
 )
-"""1, 1, 1, ... and 0, 1, 2, ..., each in eight bytes of a large number. Fewer are a prefix."""
+"""The columns 1, 1, 1, ... and 0, 1, 2, ... as large numbers; a shorter column is a prefix."""
 _KINDS: Final = (DigestKind.NONE, DigestKind.CRC32C, DigestKind.HMAC_SHA256)
 _SIZES: Final = (0, 4, 32)
 
 
 class BadRun(ValueError):
-    """The bytes are no valid run: cut short, of another format, or out of order."""
+    """The bytes are no valid run: cut short, of an unknown format, or with ids out of order."""
 
 
 class Columns(NamedTuple):
-    """Where the columns of a run begin in its bytes."""
+    """The offsets at which the columns of a run begin in its bytes."""
 
     ids: int
     lacs: int
@@ -62,7 +62,7 @@ class Columns(NamedTuple):
 
 
 def columns(count: int, kind: int) -> Columns:
-    """The layout of a run of `count` entries. `kind`: the digest's number in the head."""
+    """The offsets of a run of `count` entries. `kind`: the digest's number in the head."""
     ids, column = HEAD.size, 8 * count
     sizes = ids + 3 * column
     digests = sizes + 4 * count
@@ -91,7 +91,7 @@ class Codec:
     mac_key: bytes = b""
 
     def digest(self, head: bytes, payload: bytes | memoryview) -> bytes:
-        """The digest over an entry's 32 header bytes and its payload."""
+        """The digest of an entry, over the 32 bytes of its header and its payload."""
         if self.kind is DigestKind.CRC32C:
             crc = google_crc32c.extend(google_crc32c.value(head), bytes(payload))
             return int(crc).to_bytes(4, "big")
@@ -102,18 +102,18 @@ class Codec:
         return b""
 
     def digests(self, heads: Iterable[bytes], payloads: Iterable[bytes]) -> bytes:
-        """The digests of many entries, one after another."""
+        """The digests of many entries as one column."""
         if self.kind is DigestKind.CRC32C:
-            # Uses `map`, since digests are most of an append's cost per entry.
+            # `map` is faster than a loop, and digests are most of an append's cost per entry.
             crcs = list(map(google_crc32c.extend, map(google_crc32c.value, heads), payloads))
             return struct.pack(f">{len(crcs)}I", *crcs)
         return b"".join(map(self.digest, heads, payloads))
 
 
 class Run:
-    """Some entries of one ledger in ascending order, as the bytes that are sent and stored.
+    """Entries of one ledger in ascending order, as the bytes that are sent and stored.
 
-    Invariants: at least one entry; ids grow strictly; `body` is never changed.
+    Invariants: a run has at least one entry; ids grow strictly; `body` is never changed.
     """
 
     __slots__ = (
@@ -129,7 +129,7 @@ class Run:
     )
 
     def __init__(self, body: bytes) -> None:
-        """Read the columns of `body`. Raises BadRun when they do not add up."""
+        """Read the columns of `body`. Raises BadRun if `body` is no valid run."""
         if len(body) < HEAD.size:
             raise BadRun("a run is cut short")
         fmt, kind, zero, count, ledger_id = HEAD.unpack_from(body)
@@ -166,15 +166,15 @@ class Run:
 
     @classmethod
     def _of(cls, body: bytes, kind: DigestKind, ledger_id: int, ids: range) -> "Run":
-        """A run whose columns were just made: they are not parsed again."""
+        """Create a run from columns that this process just made, without parsing them again."""
         run = cls.__new__(cls)
         run._set(body, kind, ledger_id, ids, columns(len(ids), _KINDS.index(kind)))  # noqa: SLF001
         return run
 
     @property
     def _offsets(self) -> list[int]:
-        """Each payload's start, and the last one's end. Computed on demand: writers don't need
-        them.
+        """The offset in `body` at which each payload starts, and the end of the last payload.
+        Computed on first use, because writers don't need them.
         """
         if self._found_offsets is None:
             first = self._at.payloads
@@ -182,7 +182,7 @@ class Run:
         return self._found_offsets
 
     def __eq__(self, other: object) -> bool:
-        """Equal bytes."""
+        """Whether two runs have equal bytes."""
         return isinstance(other, Run) and other.body == self.body
 
     def __hash__(self) -> int:
@@ -205,21 +205,21 @@ class Run:
 
     @property
     def last_add_confirmed(self) -> int:
-        """The greatest LAC that an entry of the run carries."""
+        """The highest LAC that an entry of the run carries."""
         body, at = self.body, self._at
         column = body[at.lacs : at.lengths]
-        if column == column[:8] * self.count:  # always so in a writer's runs
+        if column == column[:8] * self.count:  # all LACs are equal, as in a writer's runs
             return int(_I64.unpack_from(column)[0])
         lacs: tuple[int, ...] = struct.unpack(f">{self.count}q", column)
         return max(lacs)
 
     @property
     def last_length(self) -> int:
-        """The length that the last entry carries: payload bytes up to and including it."""
+        """The ledger's payload bytes up to the run's last entry (included), from that entry."""
         return int(_I64.unpack_from(self.body, self._at.sizes - 8)[0])
 
     def index(self, entry_id: int) -> int | None:
-        """The index of an entry in the run, or None if the run does not contain it."""
+        """The index of an entry in the run; None if the run does not contain the entry."""
         ids = self._ids
         if isinstance(ids, range):
             return entry_id - ids[0] if entry_id in ids else None
@@ -280,7 +280,9 @@ class Run:
         return map(self.entry, range(self.count))
 
     def where(self, wanted: Callable[[int], bool]) -> "Run | None":
-        """The run of the entries with `wanted` ids, bytes unchanged; None if there are none."""
+        """The run of the entries with `wanted` ids, with unchanged bytes; None if there are
+        none.
+        """
         chosen = [index for index, entry_id in enumerate(self._ids) if wanted(entry_id)]
         if len(chosen) == self.count:
             return self
@@ -303,7 +305,7 @@ class Run:
         )
 
     def invalid(self, codec: Codec) -> list[int]:
-        """The ids of entries with a wrong digest. A codec of kind `none` checks nothing."""
+        """The ids of entries with a wrong digest; all ids if the run has another kind of digest."""
         if codec.kind is not self.kind:
             return list(self._ids)
         if codec.kind is DigestKind.NONE:
@@ -336,15 +338,15 @@ def make(
     payloads: Sequence[bytes],
     codec: Codec,
 ) -> Run:
-    """Make the run of new entries that begins at `first_entry`. `length_before`: payload bytes of
-    the ledger below that entry.
+    """Make the run of new entries from `first_entry` on. `length_before`: payload bytes of the
+    ledger before that entry.
     """
-    # Whole columns, without an Entry object for each entry, to keep an append's cost per entry low.
+    # Computes whole columns instead of an Entry for each entry, which would cost more per entry.
     count = len(payloads)
     ids = range(first_entry, first_entry + count)
     sizes = list(map(len, payloads))
     size = sizes[0]
-    # A ledger's length stays below 2**63, like its ids.
+    # Lengths of a ledger stay below 2**63, like ids, so `_progression` may compute them.
     id_column = _progression(first_entry, 1, count)
     lac_column = _I64.pack(last_add_confirmed) * count
     if sizes.count(size) == count:
@@ -371,13 +373,13 @@ def make(
 
 @lru_cache(maxsize=16)
 def _cutter(size: int, count: int) -> struct.Struct:
-    """A struct that cuts `count` pieces of `size` bytes by one call."""
+    """A struct that cuts bytes into `count` pieces of `size` bytes in one call."""
     return struct.Struct(f"{size}s" * count)
 
 
 def _progression(first: int, step: int, count: int) -> bytes:
-    """The column first, first + step, and so on, of non-negative numbers. Two multiplications of
-    large numbers compute all values at a fifth of the cost of a loop (measured).
+    """The column of the non-negative numbers first, first + step, first + 2 * step, and so on. Two
+    multiplications of large numbers cost a fifth of a loop over all values (measured).
     """
     if count == 1:
         return _I64.pack(first)
@@ -388,13 +390,13 @@ def _progression(first: int, step: int, count: int) -> bytes:
 
 
 def _is_contiguous(ids: bytes, first: int, count: int) -> bool:
-    """Whether a column contains first, first + 1, and so on."""
-    # Beyond 2**63 the values of a progression would overlap.
+    """Whether a column of ids is first, first + 1, and so on."""
+    # Above 2**63 the values of a progression would overlap.
     return first + count <= 1 << 63 and ids == _progression(first, 1, count)
 
 
 def _sizes(body: bytes, count: int, at: Columns) -> Sequence[int]:
-    """The sizes of a run's payloads, from their column."""
+    """Read the sizes of a run's payloads from their column."""
     if count == 1:
         return _U32.unpack_from(body, at.sizes)
     column = body[at.sizes : at.digests]
@@ -404,7 +406,7 @@ def _sizes(body: bytes, count: int, at: Columns) -> Sequence[int]:
 
 
 def _heads(ledger_id: int, ids: bytes, lacs: bytes, lengths: bytes) -> Iterable[bytes]:
-    """The header bytes that entries' digests cover, made from columns of the run."""
+    """Make the headers that digests cover, one for each entry, from columns of a run."""
     count = len(ids) // 8
     if count == 1:
         return (b"".join((_I64.pack(ledger_id), ids, lacs, lengths)),)
@@ -419,7 +421,7 @@ def _heads(ledger_id: int, ids: bytes, lacs: bytes, lengths: bytes) -> Iterable[
 
 
 def pack(entries: Sequence[Entry], kind: DigestKind) -> Run:
-    """The run of these entries, unchanged. They must be of one ledger, ascending, at least one."""
+    """Make a run of one or more entries of one ledger, in ascending order, unchanged."""
     count = len(entries)
     return Run(
         b"".join(
@@ -437,7 +439,7 @@ def pack(entries: Sequence[Entry], kind: DigestKind) -> Run:
 
 
 def merge(runs: Iterable[Run]) -> Run | None:
-    """Merge runs into one that has each entry id once; None if there are no runs."""
+    """Merge runs of one ledger into a run with each entry once; None if there are no runs."""
     chosen: dict[int, Entry] = {}
     kind = DigestKind.NONE
     for run in runs:

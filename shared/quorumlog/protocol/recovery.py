@@ -1,7 +1,7 @@
-"""Close a ledger whose writer is gone: mark, fence, read forward, write back, close.
+"""Closes a ledger whose writer is gone: mark, fence, read forward, write back, close.
 
 Sources: both protocol documents, "Closing a ledger as a reader"; overview 1.6; fencing internals;
-rules 10 and 12 to 14. Readers get no entry of the ledger before metadata is CLOSED (X19).
+rules 10 and 12 to 14. Readers get no recovered entry before the metadata is CLOSED (X19).
 """
 
 from dataclasses import dataclass, field, replace
@@ -44,10 +44,10 @@ from quorumlog.protocol.tally import EntryVerdict, Tally
 from quorumlog.protocol.window import Window, positions
 
 READ_ENTRIES: Final = 1000
-"""Entries per read: more than a writer mostly has in flight. Chosen by judgement."""
+"""Entries per read, more than most writers have in flight. Chosen by judgement."""
 
 _AHEAD_RUNS: Final = 2
-"""Runs that may wait for their write-back before more is read; bounds memory."""
+"""Maximum runs that wait for their write-back while more entries are read; bounds memory."""
 
 
 class Phase(Enum):
@@ -55,19 +55,19 @@ class Phase(Enum):
 
     IDLE = "idle"
     MARKING = "marking"
-    """Metadata becomes IN_RECOVERY: the writer can no longer change its ensemble."""
+    """Sets IN_RECOVERY in the metadata, so that the writer can no longer change its ensemble."""
     FENCING = "fencing"
     READING = "reading"
-    """Reads forward and writes back the entries that it finds."""
+    """Reads entries from the LAC on, and writes them back."""
     MEASURING = "measuring"
-    """No entry was found: the length is read from the last confirmed entry (I4)."""
+    """No entry was found after the LAC, so the length is read from the entry at the LAC (I4)."""
     CLOSING = "closing"
     DONE = "done"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Recovery(Keyed):
-    """Recovers one ledger once; see the module. Ends with Closed or Failed.
+    """Recovers one ledger once, and ends with Closed or Failed.
 
     Invariants (checked by `check`):
       - I14: no entry is read before every ack quorum of the last fragment has a fenced member;
@@ -77,7 +77,7 @@ class Recovery(Keyed):
     """
 
     declare_lost: tuple[str, ...] = ()
-    """Members that the operator declares lost for ever (rule 14)."""
+    """Members that an operator declares lost for ever (rule 14)."""
     read_entries: int = READ_ENTRIES
     phase: Phase = Phase.IDLE
     _row: LedgerMetadata | None = None
@@ -88,29 +88,29 @@ class Recovery(Keyed):
     _fenced: int = 0
     _unfenced: int = 0
     _lac: int = NO_ENTRY
-    """The LAC found while fencing; the window has the one confirmed since (rule 12)."""
+    """The LAC found while fencing. The window has the entries confirmed since (rule 12)."""
     _tally: Tally | None = None
     _next: int = 0
-    """The next entry to decide about."""
+    """The next entry to judge."""
     _is_end_known: bool = False
     _slots: Slots = field(default_factory=lambda: Slots(is_recovery=True))
     _changes: tuple[Fragment, ...] = ()
-    """Fragments made by this recovery, in memory until the close (X5, I24)."""
+    """Fragments that this recovery makes. They stay in memory until the close (X5, I24)."""
     _find: int | None = None
     _is_grace_over: bool = False
     _is_lacking: bool = False
-    """Whether a confirmed entry was lost with members declared lost (rule 14)."""
+    """Whether a confirmed entry is lost, because its members were declared lost (rule 14)."""
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The metadata as this recovery knows it. Valid only after RecoverRequested."""
+        """The metadata as this recovery knows it. Only defined after RecoverRequested."""
         assert self._row is not None, "a recovery begins with RecoverRequested"
         return self._row
 
     @property
     def is_done(self) -> bool:
-        """Whether Closed or Failed was emitted."""
+        """Whether the recovery has ended with Closed or Failed."""
         return self.phase is Phase.DONE
 
     @property
@@ -120,7 +120,7 @@ class Recovery(Keyed):
     # --- the machine -------------------------------------------------------------------------
 
     def step(self, event: Event) -> list[Effect]:
-        """Take an event and return the effects."""
+        """Process an event and return the effects."""
         self._out = []
         if self.phase is Phase.DONE:
             return []
@@ -206,7 +206,7 @@ class Recovery(Keyed):
             self._out += self._slots.arm(Timer.RETRY)
         elif row.state is State.CLOSED:
             self._update = None
-            self._closed(row)  # by this recovery or another: compare-and-swap allows one end (I4)
+            self._closed(row)  # whichever recovery closed it, there is only one end (I4)
         elif (
             self.phase is Phase.CLOSING
             and self._is_same_ledger(row)
@@ -219,7 +219,7 @@ class Recovery(Keyed):
             self._begin(row)
 
     def _is_same_ledger(self, row: LedgerMetadata) -> bool:
-        # Reference 2.4.8: entries that were read don't count if a fragment was added since.
+        # Reference 2.4.8: if a fragment was added since, the entries read so far do not count.
         mine = self.metadata
         return row.state is State.IN_RECOVERY and (
             row.last_fragment == mine.last_fragment and row.declared_lost == mine.declared_lost
@@ -265,8 +265,8 @@ class Recovery(Keyed):
             )
 
     def _is_covered(self) -> bool:
-        # Rule 13, I14: only durable fences count. Rule 14: lost members count as fenced once all
-        # others are.
+        # Rule 13, I14: only durable fences count. Rule 14: members declared lost count as fenced
+        # once all others are fenced.
         row = self.metadata
         lost = self._lost(row.last_fragment)
         known = self._fenced
@@ -275,7 +275,7 @@ class Recovery(Keyed):
         return row.quorum.is_covered(positions(known))
 
     def _may_be_covered(self) -> bool:
-        """Whether pending answers could still make the fragment covered."""
+        """Whether answers that are still awaited could cover the fragment."""
         quorum, lost = self.metadata.quorum, self._lost(self.metadata.last_fragment)
         hopeful = ((1 << quorum.ensemble_size) - 1) & ~(self._unfenced | lost)
         return quorum.is_covered(positions(hopeful)) or not self._unfenced
@@ -294,21 +294,21 @@ class Recovery(Keyed):
         self._is_grace_over = False
 
     def _start(self) -> int:
-        # X2, I24: earlier fragments are immutable. The LAC may be below the last fragment.
+        # X2, I24: earlier fragments never change. The LAC may be below the last fragment.
         return max(self._lac, self.metadata.last_fragment.first_entry - 1)
 
     def _read_window(self) -> None:
         row = self.metadata
         self._tally = Tally(
             row.quorum,
-            row.last_fragment,  # as found at the start; this recovery's fragments only get writes
+            row.last_fragment,  # as found at the start: fragments of this recovery only get writes
             first=self._next,
             last=self._next + self.read_entries - 1,
             declared_lost=row.declared_lost,
         )
         self._read_all(self._tally, is_recovery=True)
         if not self._tally.is_asked:
-            self._decide(self._tally)  # every member is declared lost: no answer comes
+            self._decide(self._tally)  # every member is declared lost, so no answer will arrive
 
     def _read_all(self, tally: Tally, *, is_recovery: bool) -> None:
         for position, cursor in enumerate(tally.cursors):
@@ -324,8 +324,8 @@ class Recovery(Keyed):
                 row.ledger_id,
                 first,
                 tally.last,
-                # X1, I15, BK#2614: a bookie that no fence reached must not deny an entry and then
-                # store it for the old writer.
+                # X1, I15, BK#2614: a bookie that got no fence must not deny an entry, and later
+                # accept that entry from the old writer.
                 fence=is_recovery,
                 ledger_key=row.ledger_key if is_recovery else b"",
             )
@@ -345,7 +345,7 @@ class Recovery(Keyed):
             self._send_read(tally, event.position, following, is_recovery=is_recovery)
 
     def _decide(self, tally: Tally) -> None:
-        """Handle the entries whose verdict is known, in order."""
+        """Write back or reject entries in order, as far as their verdict is known."""
         first = self._next
         verdict = EntryVerdict.PRESENT
         while self._next <= tally.last:
@@ -354,10 +354,10 @@ class Recovery(Keyed):
                 break
             self._next += 1
         if self._next > first:
-            # Unchanged bytes to all of Qw (rules 2 and 12), also to members that have them.
+            # Rules 2 and 12: unchanged bytes go to all Qw members, even to those that have them.
             self._out += self._slots.push(tally.runs(first, self._next - 1))
         if verdict is EntryVerdict.ABSENT:
-            self._is_end_known = True  # entries beyond a gap do not count
+            self._is_end_known = True  # entries after a missing one do not count
             self._tally = None
         elif verdict is EntryVerdict.BLOCKED:
             self._blocked(tally, self._next)
@@ -365,7 +365,7 @@ class Recovery(Keyed):
             self._tally = None
 
     def _blocked(self, tally: Tally, entry_id: int) -> None:
-        """Never close on "unknown" (I16)."""
+        """Fail: the recovery must not close the ledger while an entry is unknown (I16)."""
         self._failed(
             "recovery-blocked",
             bookie=tally.culprit(entry_id),
@@ -381,9 +381,9 @@ class Recovery(Keyed):
             return
         slots.settle(event)
         if event.status is Status.OK:
-            # The slot was slow, not dead. A writer needs guards here, a recovery none: neither
-            # fence nor limbo refuse a recovery add, so a refusal says nothing about the next add;
-            # and a slot is never half replaced, since a recovery changes its ensemble at once.
+            # The slot was slow, not dead. A writer needs guards here, but a recovery doesn't: fence
+            # and limbo never refuse a recovery add, so a refusal does not predict the next answer;
+            # and a recovery changes its ensemble at once, so no slot is half replaced.
             if slots.down & 1 << position:
                 self._out += slots.revive(position)
         elif event.status is Status.CONFLICT:
@@ -397,7 +397,9 @@ class Recovery(Keyed):
             slots.fail(position)
 
     def _needs_spare(self) -> bool:
-        """Whether Qa can't be reached without another member: otherwise rule 12 continues at Qa."""
+        """Whether a run needs another member to reach Qa; without need, recovery goes on (rule
+        12).
+        """
         quorum, pending = self.metadata.quorum, self._window.unconfirmed
         return pending is not None and not quorum.has_ack_quorum(
             pending.holders & (pending.acked | ~self._slots.down),
@@ -430,10 +432,10 @@ class Recovery(Keyed):
         self._change(chosen)
 
     def _change(self, chosen: dict[int, str]) -> None:
-        """Change the ensemble in memory: the change is committed with the close, or never (X5)."""
+        """Change the ensemble in memory; only the close commits the change (X5)."""
         mask = sum(1 << position for position in chosen)
         self._slots.write_off(mask)
-        first = self._window.last_confirmed + 1  # rule 12: after the entries confirmed so far
+        first = self._window.last_confirmed + 1  # rule 12: after all entries confirmed so far
         fragment = Fragment(first, self._slots.members_with(chosen))
         kept = [change for change in self._changes if change.first_entry < first]
         self._changes = (*kept, fragment)
@@ -442,12 +444,11 @@ class Recovery(Keyed):
     # --- closing -----------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """All entries are read and on Qa bookies: find the length, then close."""
+        """End reading: all entries are on Qa bookies. Find the length, then close."""
         window, row = self._window, self.metadata
         if window.is_waiting() and not self._is_grace_over:
-            self._out += self._slots.arm(
-                Timer.HEDGE
-            )  # wait briefly for slower bookies, so that they miss nothing
+            # Wait briefly for slower bookies, so that they miss nothing.
+            self._out += self._slots.arm(Timer.HEDGE)
         elif window.last_confirmed > self._start() or window.last_confirmed == NO_ENTRY:
             self._close()
         else:
@@ -464,7 +465,7 @@ class Recovery(Keyed):
         )
         self._read_all(self._tally, is_recovery=False)
         if not self._tally.is_asked:
-            self._measured(self._tally)  # every member is declared lost
+            self._measured(self._tally)  # every member is declared lost, so no answer will arrive
 
     def _measured(self, tally: Tally) -> None:
         entry_id = tally.first
@@ -473,7 +474,8 @@ class Recovery(Keyed):
             self._window.length = tally.length_of(entry_id)
             self._close()
         elif verdict is EntryVerdict.ABSENT and self.metadata.declared_lost:
-            # Rule 14: a confirmed entry is lost for ever. An earlier entry bounds the length.
+            # Rule 14: a confirmed entry is lost for ever. Take the length from an earlier entry, as
+            # a lower bound.
             self._is_lacking = True
             below = entry_id - (self._window.last_confirmed - entry_id + 1)
             if below < 0:

@@ -1,14 +1,14 @@
-"""Repairs one member of one closed fragment: replaces it, or copies the entries that it missed.
+"""Repairs one member of one closed fragment: replaces it, or copies entries that it missed to it.
 
 Bytes are copied unchanged (rule 2), so no password is needed. Only closed fragments are repaired
-(I25): a member of an open fragment is replaced by its writer or a recovery.
+(I25): in an open fragment, the writer or a recovery replaces a member.
 
-Before the target replaces a member, all that it should hold is read back from its disk, also older
-entries (rule 20a): its index may name entries that are damaged or not on disk yet, and the replaced
-member may have the last good copy.
+Before the target replaces a member, the repair reads all entries that the target should hold back
+from its disk (rule 20a). The target's index may name entries that are damaged or not on disk yet,
+and the replaced member may have the last good copy.
 
-The replaced member stays a member until the target has a copy of the new metadata (rule 20b), since
-the database may go back to a version that names `leaving`.
+The replaced member stays a member until the target has a copy of the new metadata (rule 20b),
+because the database may go back to a version that names the replaced member.
 """
 
 from collections.abc import Iterator
@@ -55,16 +55,14 @@ from quorumlog.protocol.record import Codec, Run
 from quorumlog.protocol.tally import Tally
 
 _UNREADABLE_MAX: Final = 1000
-"""The number of unreadable entries at which a repair gives up; until then it copies all others.
+"""A repair gives up if more entries than this can't be read; otherwise it copies all others.
 Chosen by judgement.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentRange:
-    """The task of one FragmentRepair: entries first..last of the fragment that begins at
-    `fragment`.
-    """
+    """The task of one repair: entries first..last of the fragment that begins at `fragment`."""
 
     fragment: int
     first: int
@@ -72,7 +70,7 @@ class FragmentRange:
 
 
 def fragment_ranges(metadata: LedgerMetadata, missed: MissedRange) -> Iterator[FragmentRange]:
-    """Cut a missed range into one for each closed fragment that still has the member."""
+    """Split a missed range into the parts in closed fragments that still name the member."""
     for index, fragment in enumerate(metadata.fragments):
         end = metadata.fragment_last(index)
         if end is None or missed.member not in fragment.bookies:
@@ -87,41 +85,41 @@ class Stage(Enum):
 
     IDLE = "idle"
     MARKING = "marking"
-    """Metadata names the target as a pending member, before its first byte (rule 20)."""
+    """Names the target as a pending member in the metadata, before its first byte (rule 20)."""
     COPYING = "copying"
     VERIFYING = "verifying"
-    """All entries are read back from the target's disk (rule 20a); wrong ones are copied again."""
+    """Reads all entries back from the target's disk, and copies wrong ones again (rule 20a)."""
     REPLACING = "replacing"
     RELEASING = "releasing"
-    """The target gets a copy of the new metadata; then `leaving` is released (rule 20b)."""
+    """Gives the target a copy of the new metadata, and then releases `leaving` (rule 20b)."""
     DONE = "done"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class FragmentRepair(Keyed):
-    """Repairs one member of one closed fragment once; see the module. Ends with Repaired or Failed.
+    """Repairs one member of one closed fragment once, and ends with Repaired or Failed.
 
     Invariants (checked by `check`):
       - I25: the fragment is closed; only its members change; no member is replaced before all
         entries are on the target;
-      - rule 20: no entry is sent to a target that metadata does not name;
-      - rule 20a: no member is replaced before all entries were read back from the target's disk, by
-        the version of the metadata that is changed;
+      - rule 20: no entry is sent to a target that the metadata does not name;
+      - rule 20a: no member is replaced before all entries were read back from the target's disk,
+        under the version of the metadata that is changed;
       - rule 20b: no member is released before the target has a copy of the version that is changed.
     """
 
     metadata: LedgerMetadata = field(kw_only=False)
     """The metadata as this repair knows it."""
     fragment: int
-    """The first entry of the fragment."""
+    """The first entry of the fragment to repair."""
     leaving: str
     target: str
-    """The new member, or `leaving` itself, which then gets the entries that it lacks."""
+    """The new member; or `leaving` itself, to copy the entries that it lacks."""
     first: InitVar[int | None] = None
     last: int | None = None
-    """The last entry to check if `target` is `leaving`; None: the fragment's last entry."""
+    """The last entry to check if `target` is `leaving`; None for the fragment's last entry."""
     held: InitVar[Ranges] = ()
-    """Ascending ranges that a new target reports to hold: they are not copied, but verified like
+    """Ascending ranges that a new target claims to hold. They are not copied, but verified like
     all others.
     """
     read_entries: int = READ_ENTRIES
@@ -132,27 +130,27 @@ class FragmentRepair(Keyed):
     _is_stalled: bool = False
     _first: int = field(init=False)
     _next: int = field(init=False)
-    """COPYING: the first entry without a reader. VERIFYING: the first unverified entry."""
+    """COPYING: the first entry without a reader. VERIFYING: the first entry not verified yet."""
     _skipped: Ranges = field(init=False)
-    """Ranges that this pass over the entries skips."""
+    """Ranges to skip in the current stage."""
     _lacking: Ranges = ()
-    """VERIFYING: ranges that were missing or wrong on the target's disk."""
+    """VERIFYING: ranges that are missing or wrong on the target's disk."""
     _is_again: bool = False
-    """Whether lacking ranges were copied a second time; there is no third time."""
+    """Whether lacking ranges were copied a second time. There is no third attempt."""
     _reader: RangeReader | None = None
     _tally: Tally | None = None
     _pending: dict[int, Run] = field(default_factory=dict)
-    """Parts sent to the target and not acknowledged yet, by first entry."""
+    """The parts sent to the target and not acknowledged yet, by their first entries."""
     _border: int | None = None
-    """The fragment's last entry, by the first version of the metadata."""
+    """The fragment's last entry in the metadata with which the repair began."""
     _position: int | None = None
-    """The position whose entries were copied: that of `leaving` then."""
+    """The position whose entries are copied: the one that `leaving` had at the start."""
     _unreadable: tuple[int, ...] = ()
     _failure: Failed | None = None
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     def __post_init__(self, first: int | None, held: Ranges) -> None:
-        """The machine sends no request before Begin."""
+        """The repair sends no request before Begin."""
         is_whole = first is None and self.last is None
         assert self.target == self.leaving or is_whole, "a new member needs all"
         self._codec = Codec(self.metadata.digest, self.metadata.mac_key)
@@ -161,18 +159,18 @@ class FragmentRepair(Keyed):
 
     @property
     def unreadable(self) -> tuple[int, ...]:
-        """Entries, ascending, that the target should have and that no member returned intact."""
+        """Entries that the target should have, but no member returned intact, ascending."""
         return self._unreadable
 
     @property
     def is_done(self) -> bool:
-        """Whether Repaired or Failed was emitted."""
+        """Whether the repair has ended with Repaired or Failed."""
         return self.stage is Stage.DONE
 
     # --- the machine -------------------------------------------------------------------------
 
     def step(self, event: Event) -> list[Effect]:
-        """Take an event and return the effects."""
+        """Process an event and return the effects."""
         self._out = []
         match event:
             case Begin():
@@ -227,11 +225,11 @@ class FragmentRepair(Keyed):
         return None
 
     def _begin(self, row: LedgerMetadata) -> None:
-        """Mark the target in metadata, or continue if it is marked."""
+        """Continue from this metadata: name the target in it, or go on if it is named already."""
         self.metadata = row
         index = self._index(row)
         if index is None or not row.is_closed_fragment(index):
-            self._fail("ledger-fenced", detail="the fragment is open")  # I25: its writer's task
+            self._fail("ledger-fenced", detail="the fragment is open")  # only its writer may (I25)
             return
         fragment, border = row.fragments[index], row.fragment_last(index)
         if not self._ends_as_before(border):
@@ -243,10 +241,11 @@ class FragmentRepair(Keyed):
         place, is_there = (self.fragment, self.leaving), self.leaving in fragment.bookies
         successors = [r.target for r in row.placed_repairs if (r.first_entry, r.leaving) == place]
         if self.target in successors:
-            # Placed by this repair, or by an earlier one that ended before its last step.
+            # This repair placed the target, or an earlier one that ended before its last step.
             self._give_row()
         elif not successors and (self.stage is Stage.RELEASING or not is_there):
-            # Replaced by this repair or another, whose change queued a second check (rule 20a).
+            # This or another repair replaced `leaving`; its change queued a second check (rule
+            # 20a).
             self.stage = Stage.DONE
             self._out.append(Repaired(row))
         elif not (is_there and self._is_same_place(fragment)):
@@ -260,31 +259,31 @@ class FragmentRepair(Keyed):
             self._send_update(row.with_repair(Repair(self.fragment, self.leaving, self.target)))
 
     def _ends_as_before(self, border: int | None) -> bool:
-        """Whether the fragment's end is the one that this repair saw first. The end changes only if
-        the database went back and was rebuilt; the copies made so far are then incomplete
+        """Whether the fragment's end is still the one that this repair began with. An end changes
+        only if the database went back and was rebuilt. The copies made so far are then incomplete
         (seed 314751).
         """
         return self._border in (None, border)
 
     def _is_same_place(self, fragment: Fragment) -> bool:
-        """Whether the target may still get the place, with the entries copied to it.
+        """Whether the target may still replace `leaving`, with the entries copied so far.
 
-        Another repair may replace a member and bring it back at another position while this repair
-        copies: the copied entries do not belong there (seed 133237). The target's bookie may have a
-        place in another incarnation, and would then hold two copies (I22).
+        Meanwhile another repair may have moved `leaving` to another position, which stores other
+        entries (seed 133237). Or the target's bookie may have become a member in another
+        incarnation, and would then store two copies (I22).
         """
         others = {member_name(m) for m in fragment.bookies if m != self.leaving}
         is_free = member_name(self.target) not in others
         return is_free and self._position in (None, fragment.bookies.index(self.leaving))
 
     def _is_marked(self, row: LedgerMetadata) -> bool:
-        # Rule 20: metadata must name the target before its first byte: else it is collected.
+        # Rule 20: unless the metadata names the target, the bookie drops what it got.
         return Repair(self.fragment, self.leaving, self.target) in row.repairs
 
     def _is_overtaken(self, row: LedgerMetadata) -> bool:
         """Whether a later repair replaced this repair's mark (rule 20). Then this repair must give
-        up: if it marked the place again, the two would replace each other's mark without end (L6,
-        seed 99933).
+        up: if it marked again, the two repairs would replace each other's mark for ever (L6, seed
+        99933).
         """
         place = (self.fragment, self.leaving)
         was_marked = self._position is not None
@@ -295,8 +294,8 @@ class FragmentRepair(Keyed):
             self._position, _ = self._place()
             self._copy()
         else:
-            # The metadata changed since all was read back. A version in between may not have named
-            # the target, which then may have dropped entries (rule 18).
+            # The metadata changed after everything was read back. If a version in between did not
+            # name the target, the target may have dropped entries (rule 18).
             self._is_again = False
             self._verify()
 
@@ -326,7 +325,7 @@ class FragmentRepair(Keyed):
     # --- copying -----------------------------------------------------------------------------
 
     def _place(self) -> tuple[int, Fragment]:
-        """The position under repair and its fragment; `leaving` is there until the last step."""
+        """The position to repair, and its fragment. `leaving` stays there until the last step."""
         index = self._index(self.metadata)
         assert index is not None, "checked in _begin"
         fragment = self.metadata.fragments[index]
@@ -346,8 +345,8 @@ class FragmentRepair(Keyed):
         self._feed(Begin())
 
     def _window(self) -> int | None:
-        """The last entry of the next window to work on, or None at the fragment's end. Moves
-        `_next` to the window's first entry.
+        """The last entry of the next window to process, or None at the fragment's end. Sets `_next`
+        to the window's first entry.
         """
         end = self.last
         assert end is not None, "a closed fragment has an end"
@@ -359,8 +358,8 @@ class FragmentRepair(Keyed):
         return None
 
     def _around(self, last: int) -> tuple[int, int]:
-        """The next entry to work on, and the last one before the next skipped range. Lost entries
-        are skipped, because a target need not have them (rule 31).
+        """The next entry to process, and the last entry (at most `last`) before the next skipped
+        range. Lost entries are skipped, because no member has to hold them (rule 31).
         """
         for low, high in sorted(self._skipped + self.metadata.lost_entries):
             if low <= self._next <= high:
@@ -370,7 +369,7 @@ class FragmentRepair(Keyed):
         return self._next, last
 
     def _feed(self, event: Event) -> None:
-        """Pass an event to the reader."""
+        """Pass an event to the reader, and process the reader's effects."""
         reader = self._reader
         if reader is None:
             return
@@ -391,7 +390,7 @@ class FragmentRepair(Keyed):
                 self._copy_next()
 
     def _unread(self, failed: Failed) -> None:
-        """Note an entry without a valid copy, if it belongs at this position, and continue."""
+        """Skip an entry that can't be read, and note it if this position should store it."""
         reader = self._reader
         assert reader is not None, "only a reader fails so"
         if failed.entry_id is None:
@@ -413,7 +412,7 @@ class FragmentRepair(Keyed):
         if part is None:
             return
         self._pending[part.first] = part
-        # A recovery add passes the fence and replaces a damaged copy (BK#4163, X16).
+        # A recovery add passes the fence, and replaces a damaged copy (BK#4163, X16).
         self._out.append(
             SendAdd(position, self.target, 0, part, self.metadata.ledger_key, recovery=True)
         )
@@ -438,7 +437,7 @@ class FragmentRepair(Keyed):
 
     def _copied(self) -> None:
         if self._failure is not None:
-            # All readable entries were copied; the member is kept until the others are found.
+            # All readable entries are copied. `leaving` stays a member until the others are found.
             self.stage = Stage.DONE
             self._out.append(self._failure)
         else:
@@ -451,7 +450,7 @@ class FragmentRepair(Keyed):
         self._next = self._first
         self._lacking = ()
         if not self._is_again:
-            self._skipped = ()  # rule 20a: entries that the target had before are read too
+            self._skipped = ()  # rule 20a: also reads entries that the target held at the start
         self._verify_next()
 
     def _verify_next(self) -> None:
@@ -501,13 +500,13 @@ class FragmentRepair(Keyed):
         self._verify_next()
 
     def _unfound(self, tally: Tally, position: int) -> Iterator[int]:
-        """The position's entries that the target did not return: absent, damaged or unknown."""
+        """The position's entries that the target didn't return: absent, damaged or unknown ones."""
         for entry_id in range(tally.first, tally.last + 1):
             if self.metadata.quorum.is_member(position, entry_id) and entry_id not in tally.found:
                 yield entry_id
 
     def _verified(self) -> None:
-        """All entries were read back: copy and read back lacking ones once more, or replace."""
+        """End the verification: replace the member, or copy and read lacking entries once more."""
         end = self.last
         assert end is not None, "a closed fragment has an end"
         if not self._lacking:
@@ -538,8 +537,8 @@ class FragmentRepair(Keyed):
         self._send_update(changed, self._second_look())
 
     def _second_look(self) -> tuple[MissedRange, ...]:
-        """Rule 20a: queue a second verification of the target, since it may have lost entries since
-        they were read, and this worker may end.
+        """Queue a second verification of the target (rule 20a): the target may lose entries after
+        they were read back, and this worker may end.
         """
         end = self.last
         assert end is not None, "a closed fragment has an end"
@@ -549,7 +548,9 @@ class FragmentRepair(Keyed):
     # --- releasing ---------------------------------------------------------------------------
 
     def _give_row(self) -> None:
-        """Rule 20b: give the target a copy, without `leaving`, which may be lost for ever."""
+        """Send the target (but not `leaving`, which may be lost) a copy of the metadata (rule
+        20b).
+        """
         self.stage = Stage.RELEASING
         self._out.append(SendRow(self.target, self.metadata))
 
@@ -568,8 +569,8 @@ class FragmentRepair(Keyed):
             )
 
     def _release(self) -> None:
-        """Release `leaving` by a change of exactly the version that the target has: after another
-        change, the target may owe its place to a later version.
+        """Release `leaving` by a change of exactly the version of which the target has a copy.
+        After another change, only a later version might name the target.
         """
         self._send_update(self.metadata.with_leaving_released(self.fragment, self.target))
 

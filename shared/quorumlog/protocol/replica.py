@@ -1,17 +1,16 @@
 """One ledger at one bookie: which requests the bookie accepts, and what it may answer.
 
-Pure: knows ids, bytes and keys, but neither files nor clocks. The real bookie and the simulated one
-run this code, so they cannot differ.
+This code is pure: it knows ids, bytes and keys, but neither files nor clocks. The real bookie and
+the simulated one run it, so they behave the same.
 
-A driver calls `step(asked) -> Verdict`, and appends the verdict's `records` to its log in their
-order. The driver calls `synced(count)` when the first `count` records of this ledger are on disk,
-and sends the verdict only when `count >= verdict.after` (rule 3). Accepted and durable records are
-counted apart. A crash discards this object, keeps the first n records for any n from `synced_count`
-to `accepted_count`, and applies them to a new object.
+A driver calls `step(asked) -> Verdict`, and appends the verdict's `records` to its log in order. It
+calls `synced(count)` when the first `count` records of this ledger are on disk, and sends the
+verdict only when `count >= verdict.after` (rule 3). After a crash, the first n records are left,
+for some n from `synced_count` to `accepted_count`. The driver applies them to a new object.
 
-`Holdings` knows the entries that a bookie holds: in the bookie an index of log offsets, in the
-simulator a dictionary. Not covered here: storage, limits, queues, and anything about several
-ledgers.
+`Holdings` has the entries that a bookie holds: in the real bookie it is an index of log offsets, in
+the simulator a dictionary. Storage, limits, queues, and whatever concerns several ledgers are not
+part of this module.
 """
 
 from collections.abc import Collection, Iterable
@@ -32,9 +31,9 @@ from quorumlog.protocol.row_copy import RowCopy, RowName, superseded
 class AddAsked:
     """A request to store entries. Recovery adds pass fence and limbo (rules 2, 9, 12).
 
-    If some ids are held already, the first verdict lists them in `compare`. The driver then repeats
-    the request with the entries that it could read (`stored`) and those that it could not
-    (`damaged`).
+    If some ids are held already, the first verdict names them in `compare`. The driver then repeats
+    the request, with the held entries that it could read (`stored`) and the ids of those that it
+    could not read (`damaged`).
     """
 
     member: str
@@ -47,12 +46,12 @@ class AddAsked:
     named_by: RowName | None = None
     """The version of the metadata that names this bookie for the run; None in a recovery add."""
     row: RowCopy | None = None
-    """A copy of the version `named_by`; None if an answered add has brought it already."""
+    """A copy of the version `named_by`; None if an answered add brought the copy already."""
 
 
 @dataclass(frozen=True, slots=True)
 class FenceAsked:
-    """A request to reject further normal adds, durably, and to return the LAC."""
+    """A request to fence the ledger durably against normal adds, and to return the LAC."""
 
     member: str
     ledger_key: bytes
@@ -60,8 +59,8 @@ class FenceAsked:
 
 @dataclass(frozen=True, slots=True)
 class ReadAsked:
-    """A request for the entries of first..last that are held. `fence`: the ledger is fenced before
-    the answer (X1). `from_disk`: entries reported as present are on disk (rule 20a).
+    """A request for entries first..last. `fence`: the bookie fences the ledger before it answers
+    (X1). `from_disk`: entries that it reports as present must be on disk (rule 20a).
     """
 
     member: str
@@ -81,7 +80,7 @@ class LacAsked:
 
 @dataclass(frozen=True, slots=True)
 class LacReported:
-    """A request to store a LAC: an idle writer's explicit LAC."""
+    """A request to store an explicit LAC, which an idle writer sends."""
 
     member: str
     last_add_confirmed: int
@@ -90,7 +89,7 @@ class LacReported:
 
 @dataclass(frozen=True, slots=True)
 class RowReported:
-    """A request to store a copy of the metadata, after a close or repair (rule 18b)."""
+    """A request to store a copy of the metadata, sent after a close or a repair (rule 18b)."""
 
     member: str
     row: RowCopy
@@ -100,13 +99,13 @@ class RowReported:
 Asked = AddAsked | FenceAsked | ReadAsked | LacAsked | LacReported | RowReported
 
 
-# Replay works in any order (rule 16): fence, key and delete are monotone, the LAC is a maximum,
-# limbo has a counter. Order matters only between EntriesDropped and runs.
+# A replay may apply records in any order (rule 16): fence, key and deletion are never undone, the
+# highest LAC counts, and limbo has a counter. Order matters only between EntriesDropped and runs.
 
 
 @dataclass(frozen=True, slots=True)
 class RunStored:
-    """Stored entries. `replaces`: they replace damaged copies of the same ids (rule 2)."""
+    """Stored entries. `replaces`: whether they replace damaged copies of the same ids (rule 2)."""
 
     run: Run
     ledger_key: bytes
@@ -115,7 +114,7 @@ class RunStored:
 
 @dataclass(frozen=True, slots=True)
 class RowKept:
-    """A copy of the ledger's metadata (rule 18b). Copies of other versions stay beside it."""
+    """A stored copy of the ledger's metadata (rule 18b). Copies of other versions remain."""
 
     row: RowCopy
     ledger_key: bytes
@@ -123,14 +122,14 @@ class RowKept:
 
 @dataclass(frozen=True, slots=True)
 class FenceSet:
-    """The fence, with the key: it may be all that the bookie ever received of the ledger."""
+    """A fence with the ledger's key, since the bookie may have nothing else of the ledger."""
 
     ledger_key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LacKept:
-    """An explicit LAC."""
+    """A stored explicit LAC."""
 
     last_add_confirmed: int
     ledger_key: bytes
@@ -138,8 +137,8 @@ class LacKept:
 
 @dataclass(frozen=True, slots=True)
 class LimboSet:
-    """Local state of the ledger may be lost, or (`limbo` is false) was repaired. The record with
-    the highest counter decides.
+    """Limbo begins (local state of the ledger may be lost), or ends. Of several records, the one
+    with the highest counter decides.
     """
 
     counter: int
@@ -148,14 +147,13 @@ class LimboSet:
 
 @dataclass(frozen=True, slots=True)
 class EntriesDropped:
-    """The entries were dropped; the fence stays (rule 16). Runs stored before this record are gone,
-    later ones are not.
+    """The bookie dropped the ledger's entries, but keeps the fence (rule 16). Runs stored before
+    this record are gone; later runs are not.
 
-    The record needs no counter, although compaction reorders records (rule 16). A driver rewrites
-    this record only while no entry is held, and moves only held entries, so a run stored after this
-    record never comes to lie before it. Compaction may remove this record and leave older runs.
-    Then a replay finds dropped copies again: valid copies of a fenced ledger, which a collector
-    drops again.
+    Compaction reorders records (rule 16), but this record needs no counter. A driver rewrites it
+    only while no entry is held, and moves only held entries. So a run that was stored after this
+    record never comes before it. If compaction removes this record and leaves older runs, a replay
+    finds dropped copies again. They are valid copies of a fenced ledger, and are dropped again.
     """
 
     ledger_key: bytes
@@ -163,8 +161,8 @@ class EntriesDropped:
 
 @dataclass(frozen=True, slots=True)
 class LedgerDeleted:
-    """The metadata has a tombstone: entries, key and fence are gone, and the id stays for ever
-    (rule 16a). All other records of the ledger, earlier or later, are ignored.
+    """The ledger was deleted (its metadata is a tombstone): entries, key and fence are gone, and
+    the id stays for ever (rule 16a). All other records of the ledger are ignored.
     """
 
 
@@ -177,8 +175,9 @@ class Verdict:
 
     - `after`: how many records of this ledger must be synced before the answer is sent;
     - `present` and `absent`: the result of a read; an entry in neither is unknown (rule 1);
-    - `compare`: no answer yet; repeat the request with the stored entries of these ranges;
-    - `made`: the result of `Holdings.accept` for the record of entries.
+    - `compare`: if not empty, there is no answer yet: repeat the request with the stored entries of
+      these ranges;
+    - `made`: the result of `Holdings.accept`, if entries were stored.
     """
 
     status: Status
@@ -192,42 +191,42 @@ class Verdict:
 
 
 class Holdings(Protocol):
-    """The entries of one ledger that a bookie holds, including accepted ones not synced yet."""
+    """The entries of one ledger that a bookie holds, including accepted entries not synced yet."""
 
     @property
     def highest(self) -> int:
-        """An id above which no entry is held (NO_ENTRY: no entry is held)."""
+        """An upper bound of the held ids; NO_ENTRY if no entry is held."""
 
     def present(self, first: int, last: int) -> Ranges:
-        """The entries of first..last that are held. All others are proven absent."""
+        """The ranges of held entries in first..last. All other entries are proven absent."""
 
     def accept(self, record: RunStored) -> object:
-        """Hold these entries from now on. Returns a value for the driver that writes the record."""
+        """Add the record's entries. Returns a value for the driver, which writes the record."""
 
     def drop(self) -> None:
-        """Hold no entry from now on."""
+        """Remove all entries."""
 
     @property
     def row_names(self) -> tuple[RowName, ...]:
-        """The names of the copies of the ledger's metadata that are held."""
+        """The names of the held copies of the ledger's metadata."""
 
     def row_copy(self, name: RowName) -> RowCopy:
-        """A copy of the metadata that is held."""
+        """Return the held copy of the metadata with this name."""
 
     def keep_row_copy(self, row: RowCopy) -> None:
-        """Hold a copy of the metadata from now on."""
+        """Add a copy of the metadata."""
 
     def drop_row_copies(self, names: Collection[RowName]) -> None:
-        """Drop these copies of the metadata."""
+        """Remove copies of the metadata."""
 
 
 @dataclass(slots=True, eq=False)
 class Replica(Keyed):
-    """One ledger at one bookie.
+    """The state of one ledger at one bookie.
 
     Invariants (`check`):
       - I13: `is_fenced` and `ledger_key` are set once and never change again;
-      - I10: the LAC never goes down;
+      - I10: the LAC never decreases;
       - rule 16a: a deleted ledger has no entries, and stays deleted for ever;
       - the fence record's number is at most `accepted_count`, and 0 <= synced <= accepted.
     """
@@ -237,7 +236,7 @@ class Replica(Keyed):
     holdings: Annotated[Holdings, IsKeyed]
     _: KW_ONLY
     is_deferred: bool = False
-    """Whether entries are acknowledged before they are synced (rule 31)."""
+    """Whether the bookie acknowledges entries before it syncs them (rule 31)."""
     ledger_key: bytes | None = None
     is_fenced: bool = False
     is_limbo: bool = False
@@ -251,7 +250,7 @@ class Replica(Keyed):
     # --- driving ------------------------------------------------------------------------------
 
     def step(self, asked: Asked) -> Verdict:
-        """Judge one request. Requests of one ledger are judged one after another."""
+        """Decide about a request. A driver must call this for one request of a ledger at a time."""
         if self.is_deleted:
             return self._asked_of_deleted(asked)
         match asked:
@@ -273,14 +272,14 @@ class Replica(Keyed):
         self.synced_count = max(self.synced_count, count)
 
     def set_limbo(self, *, limbo: bool) -> Verdict:
-        """Begin or end limbo, in which the bookie denies nothing and counts for no coverage."""
+        """Begin or end limbo, in which the bookie denies nothing and no fence counts (rule 15)."""
         if limbo == self.is_limbo or self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
         return self._took(LimboSet(self._limbo_counter + 1, limbo))
 
     def enter_limbo(self, ledger_key: bytes, *, is_fenced: bool) -> Verdict:
-        """Phase one of a new incarnation (BP-46): state of older incarnations may be lost.
-        `is_fenced`: a recovery has begun or ended, so normal adds must be rejected. Otherwise a
+        """Begin limbo for a new incarnation (phase one of BP-46): state of older incarnations may
+        be lost. `is_fenced`: a recovery has begun or ended, so the ledger is fenced. Otherwise a
         writer may continue with this incarnation (rule 15).
         """
         if self.is_deleted:
@@ -289,20 +288,20 @@ class Replica(Keyed):
         if is_fenced and not self._is_wrong_key(ledger_key):
             records = self._fence(ledger_key)
         elif self.ledger_key is None:
-            # The key may be lost too, and the first key in a request would define it (rule 30).
+            # Store the key too: if it is lost, the next request could set another one (rule 30).
             records = self._took(LacKept(self.last_add_confirmed, ledger_key)).records
         limbo = self.set_limbo(limbo=True)
         return Verdict(Status.OK, limbo.after, records=(*records, *limbo.records))
 
     def moved(self, run: Run) -> Verdict:
-        """Write a held run again at another place of the log, because the old place is given up."""
+        """Write a held run again, because its present place in the bookie's log is given up."""
         assert self.ledger_key is not None, "only what is held is moved"
         assert not self.is_deleted, "nothing is held of a deleted ledger"
         return self._took(RunStored(run, self.ledger_key, replaces=True))
 
     def drop(self) -> Verdict:
-        """Drop the entries: the ledger is CLOSED and other bookies have them. Answers that report
-        the remaining fence wait until the record is on disk (I13).
+        """Drop the entries of a CLOSED ledger that other bookies have. The fence remains, and
+        answers that report it wait until the record is on disk (I13).
         """
         was_fenced = self.is_fenced
         verdict = self._took(EntriesDropped(self.ledger_key or b""))
@@ -311,22 +310,24 @@ class Replica(Keyed):
         return verdict
 
     def delete(self) -> Verdict:
-        """Drop everything except the id: the metadata has a tombstone (rules 16a, 17)."""
+        """Drop everything but the id, because the ledger has a tombstone (rules 16a, 17)."""
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
         return self._took(LedgerDeleted())
 
     def forget_copies(self) -> None:
-        """Forget superseded copies. The database must contain all held ones' changes (rule 18c).
-
-        No record is written: a copy that a replay finds again is valid, and is forgotten again.
+        """Forget superseded copies. The caller ensures that the database contains the changes of
+        all held copies (rule 18c). No record is written: if a replay finds such a copy, it is
+        forgotten again.
         """
         names = superseded(name for name in self.holdings.row_names if name.token)
         if names:
             self.holdings.drop_row_copies(names)
 
     def repeated(self) -> Verdict:
-        """The records that restate the ledger's state, except its entries; all are monotone."""
+        """Make records of the ledger's state without its entries. They may be applied
+        repeatedly.
+        """
         records: list[ReplicaRecord] = []
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)
@@ -342,7 +343,7 @@ class Replica(Keyed):
         return Verdict(Status.OK, self._accepted(len(records)), records=tuple(records))
 
     def apply(self, record: ReplicaRecord) -> object:
-        """Apply a record: a new one, or one read from the log, in any order (rule 16). Returns the
+        """Apply a record, either new or read from the log in any order (rule 16). Returns the
         result of `Holdings.accept` for entries.
         """
         if self.is_deleted:
@@ -367,7 +368,7 @@ class Replica(Keyed):
                     self._limbo_counter = record.counter
                     self.is_limbo = record.limbo
             case EntriesDropped():
-                # The ledger is CLOSED: no normal add may follow.
+                # The ledger is CLOSED, so no normal add may follow.
                 self.ledger_key = record.ledger_key
                 self.is_fenced = True
                 self.holdings.drop()
@@ -386,7 +387,7 @@ class Replica(Keyed):
         last_add_confirmed: int,
         is_deleted: bool = False,
     ) -> None:
-        """Take over an index's state, which replaces the records that it was built from."""
+        """Set the state from an index, instead of the records from which the index was built."""
         self.is_deleted = is_deleted
         self.ledger_key = ledger_key
         self.is_fenced = is_fenced
@@ -395,52 +396,52 @@ class Replica(Keyed):
 
     @property
     def limbo(self) -> LimboSet:
-        """The state of limbo, as a record."""
+        """A record of the current state of limbo."""
         return LimboSet(self._limbo_counter, self.is_limbo)
 
     # --- the guards: each is one rule -------------------------------------------------------------
 
     def _is_foreign(self, member: str) -> bool:
-        """Whether another bookie is meant, or an incarnation later than this one (rule 4)."""
+        """Whether the request is for another bookie, or for a later incarnation (rule 4)."""
         return member_name(member) != member_name(self.me) or member_incarnation(
             member
         ) > member_incarnation(self.me)
 
     def _is_older(self, member: str) -> bool:
-        """Whether an older incarnation is meant, whose state may be lost here (rule 15)."""
+        """Whether the request is for an older incarnation, whose state may be lost (rule 15)."""
         return member_incarnation(member) < member_incarnation(self.me)
 
     def _is_wrong_key(self, ledger_key: bytes) -> bool:
-        """Whether the key is of another ledger with the same id (rule 17), or of a client without
-        the password (rule 30). The first key received becomes the ledger's key.
+        """Whether the key is of another ledger with this id (rule 17), or of a client without the
+        password (rule 30). The first key that the bookie receives becomes the ledger's key.
         """
         return self.ledger_key is not None and ledger_key != self.ledger_key
 
     def _is_fence_in_the_way(self, asked: AddAsked) -> bool:
-        """I12: after the fence only recovery and repair may add."""
+        """Whether the ledger is fenced, and the add is neither recovery's nor repair's (I12)."""
         return self.is_fenced and not asked.recovery
 
     def _is_limbo_in_the_way(self, asked: AddAsked) -> bool:
-        """A normal add for an older incarnation, whose fence may be lost, is rejected (rule 15,
-        X3). An add for this one is allowed: metadata named it after the loss, so none of its fences
-        was lost.
+        """Whether a normal add is for an older incarnation, whose fence may be lost (rule 15, X3).
+        Adds for this incarnation pass: the metadata named it after the loss, so its fences are all
+        here.
         """
         return not asked.recovery and self._is_older(asked.member)
 
     def _lacks_row(self, asked: AddAsked) -> bool:
-        """Whether the bookie would store entries without a copy of their metadata (rule 18b)."""
+        """Whether the add would leave entries without a copy of their metadata (rule 18b)."""
         name = asked.named_by
         if asked.recovery or name is None or asked.row is not None:
             return False
-        # A later copy may have superseded this one.
+        # A later copy may have superseded the copy of this version.
         return all(kept.version < name.version for kept in self.holdings.row_names)
 
     def _may_say_no(self, member: str) -> bool:
-        """Whether the bookie may deny entries: not if it may have lost some (I27, X4)."""
+        """Whether the bookie may deny entries: only if it can't have lost any (I27, X4)."""
         return not (self.is_limbo or self._is_older(member))
 
     def _has_other_bytes(self, run: Run, stored: Run) -> bool:
-        """Whether entries with equal ids differ (rule 2): in digest, LAC, length or payload."""
+        """Whether entries with equal ids differ in digest, LAC, length or payload (rule 2)."""
         for entry in stored.entries():
             index = run.index(entry.entry_id)
             if index is not None and run.entry(index) != entry:
@@ -448,17 +449,17 @@ class Replica(Keyed):
         return False
 
     def _after_entries(self) -> int:
-        """OK means on disk (rule 3), unless the bookie defers entries (rule 31). The accepted
-        records include the one that a repeated add matches.
+        """How many records must be on disk before an add is answered ok (rule 3); 0 if entries are
+        deferred (rule 31). For a repeated add, they include the first add's record.
         """
         return 0 if self.is_deferred else self.accepted_count
 
     # --- the verdicts -----------------------------------------------------------------------------
 
     def _asked_of_deleted(self, asked: Asked) -> Verdict:
-        """Rule 16a: nothing is stored, defined, fenced or denied. A writer's add gets FENCED, so
-        that the writer reads its metadata again (rule 9) and finds the deletion. All other requests
-        get UNKNOWN, as no process may rely on this bookie.
+        """Answer for a deleted ledger, which stores, fences and denies nothing (rule 16a). A
+        writer's add gets FENCED, so that the writer reads the metadata (rule 9) and finds the
+        deletion. Other requests get UNKNOWN, because no process may rely on this bookie.
         """
         if self._is_foreign(asked.member):
             return Verdict(Status.NOT_MINE)
@@ -473,7 +474,7 @@ class Replica(Keyed):
         if self._is_wrong_key(asked.ledger_key):
             return self._refused(Status.WRONG_KEY)
         if self._is_fence_in_the_way(asked):
-            # A fence that is reported to the writer must survive a crash.
+            # The fence must survive a crash once the writer knows of it.
             return self._refused(Status.FENCED, self._fence_number)
         if self._is_limbo_in_the_way(asked):
             return self._refused(Status.NOT_MINE)
@@ -489,7 +490,7 @@ class Replica(Keyed):
                 return self._refused(Status.CONFLICT, self._after_entries())
             unread = _without(held, readable, run)
             if not _covers(asked.damaged, unread):
-                # Entries were accepted while the driver read: compare these too.
+                # While the driver read, more entries were accepted: compare these too.
                 return Verdict(Status.UNKNOWN, compare=held)
             if unread and not asked.recovery:
                 return self._refused(Status.UNKNOWN)
@@ -508,7 +509,7 @@ class Replica(Keyed):
         )
 
     def _kept_row(self, asked: AddAsked) -> tuple[ReplicaRecord, ...]:
-        """Store the copy of the metadata if it is new; it is synced with the entries (rule 18b)."""
+        """Store the add's copy of the metadata if it is new. It is synced with the entries."""
         row = asked.row
         if row is None or row.name in self.holdings.row_names:
             return ()
@@ -520,9 +521,9 @@ class Replica(Keyed):
         if self._is_wrong_key(asked.ledger_key):
             return self._refused(Status.WRONG_KEY)
         records = self._fence(asked.ledger_key)
-        # A request for an older incarnation fences too, but does not count for coverage (rule 13).
+        # A request for an older incarnation fences too, but doesn't count for coverage (rule 13).
         status = Status.OK if self._may_say_no(asked.member) else Status.NOT_MINE
-        # A reported fence must be on disk (I13, X20).
+        # The fence must be on disk before it is reported (I13, X20).
         return Verdict(status, self._fence_number, self.last_add_confirmed, records)
 
     def _read(self, asked: ReadAsked) -> Verdict:
@@ -536,15 +537,15 @@ class Replica(Keyed):
         present = self.holdings.present(asked.first, asked.last)
         after = self._fence_number if asked.fence else 0
         if asked.from_disk:
-            # A repair replaces a member because of what it reads back, so all of that must survive
-            # a power cut (rule 20a), also where entries are deferred (rule 31).
+            # A repair replaces a member after this read, so all reported entries must survive a
+            # power cut (rule 20a), even if the bookie defers entries (rule 31).
             after = self.accepted_count
         absent: Ranges = ()
         status = Status.OK
         if self._may_say_no(asked.member):
             absent = complement(present, asked.first, asked.last)
             if absent:
-                after = self.accepted_count  # after all adds that were accepted earlier (rule 3)
+                after = self.accepted_count  # all earlier adds must be on disk (rule 3)
         elif not present:
             status = Status.NOT_MINE
         return Verdict(status, after, self.last_add_confirmed, records, present, absent)
@@ -552,12 +553,12 @@ class Replica(Keyed):
     def _lac_asked(self, asked: LacAsked) -> Verdict:
         if self._is_foreign(asked.member):
             return self._refused(Status.NOT_MINE)
-        # A LAC that is lower than before a loss would deny entries.
+        # After a loss, a lower LAC than before would deny entries.
         status = Status.OK if self._may_say_no(asked.member) else Status.NOT_MINE
         return Verdict(status, 0, self.last_add_confirmed)
 
     def _lac_reported(self, asked: LacReported) -> Verdict:
-        """Store a LAC, also if fenced: it is never above the end that recovery finds (I10)."""
+        """Store a LAC, even if fenced: a LAC is never above the end that recovery finds (I10)."""
         if self._is_foreign(asked.member):
             return self._refused(Status.NOT_MINE)
         if self._is_wrong_key(asked.ledger_key):
@@ -567,9 +568,9 @@ class Replica(Keyed):
         return self._took(LacKept(asked.last_add_confirmed, asked.ledger_key))
 
     def _row_reported(self, asked: RowReported) -> Verdict:
-        """Store a copy of the metadata, despite fence and limbo: it says nothing about entries."""
+        """Store a copy of the metadata, even if fenced or in limbo: a copy proves no entries."""
         if self._is_foreign(asked.member) or self._is_older(asked.member):
-            # Rule 18b: this metadata counts on an incarnation that may have lost entries.
+            # Rule 18b: this version counts on an incarnation that may have lost entries.
             return self._refused(Status.NOT_MINE)
         if self._is_wrong_key(asked.ledger_key):
             return self._refused(Status.WRONG_KEY)
@@ -585,7 +586,7 @@ class Replica(Keyed):
         return fenced.records
 
     def _took(self, record: ReplicaRecord) -> Verdict:
-        """Apply a new record; the answer waits until the record is on disk."""
+        """Apply a new record. The verdict waits until the record is on disk."""
         made = self.apply(record)
         count = self._accepted(1)
         return Verdict(Status.OK, count, self.last_add_confirmed, (record,), made=made)
@@ -598,7 +599,7 @@ class Replica(Keyed):
         return Verdict(status, after, self.last_add_confirmed)
 
     def _held_of(self, run: Run) -> Ranges:
-        """The ids of the run that are held already."""
+        """The ids of the run that the bookie holds already."""
         if run.first > self.holdings.highest:
             return ()
         held = self.holdings.present(run.first, run.last)
@@ -621,7 +622,7 @@ class Replica(Keyed):
 
 
 def _without(held: Ranges, stored: Run | None, run: Run) -> list[int]:
-    """The ids of the run that are held and not in `stored`."""
+    """The ids of the run that are held, but not in `stored`."""
     return [e for e in run.ids if contains(held, e) and (stored is None or stored.index(e) is None)]
 
 

@@ -9,63 +9,62 @@ from quorumlog.protocol.metadata import LedgerMetadata
 
 ATTEMPT_BYTES: Final = 16
 COPIES_KEPT: Final = 8
-"""Copies of one ledger's metadata that a bookie keeps, of versions that the database contains. A
-rebuild needs the last one; the earlier ones show from which versions it descends. Chosen by
-judgement."""
+"""How many copies of one ledger's metadata a bookie keeps, among those whose versions the database
+contains. A rebuild needs the latest copy; earlier ones show from which versions it descends. Chosen
+by judgement."""
 _NO_ATTEMPT: Final = bytes(ATTEMPT_BYTES)
 
 
 class RowName(NamedTuple):
-    """Names the version of the metadata that a copy is of.
+    """The name of a copy: the version of the metadata that the copy has.
 
-    Two histories may each have this version number. The token of the change that made the version
-    tells them apart (rule 18a), so a higher number alone makes no other copy obsolete.
+    Versions of two histories may have equal numbers. They differ in the token of the change that
+    made them (rule 18a), so a copy with a higher number doesn't make another copy obsolete.
     """
 
     version: int
     attempt: bytes
-    """The token, a UUID's 16 bytes; zeros if the store has no token."""
+    """The token as the 16 bytes of a UUID; zeros if the store has no token."""
 
     @property
     def token(self) -> str:
-        """The token as text, as the store writes it; empty if the store has no token."""
+        """The token as the store writes it; empty if the store has no token."""
         return "" if self.attempt == _NO_ATTEMPT else token_text(self.attempt)
 
 
 class RowCopy(NamedTuple):
-    """A copy of a ledger's metadata. Bookies read only the token of its log's change (rule 18c)."""
+    """A copy of a ledger's metadata. Bookies read only its log change's token (rule 18c)."""
 
     name: RowName
     body: bytes
 
 
 def token_text(attempt: bytes) -> str:
-    """A token's text, as the store writes it."""
+    """Convert a token's 16 bytes to text, as the store writes it."""
     text = attempt.hex()
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 def attempt_of(token: str) -> bytes:
-    """The 16 bytes of a token; zeros for an empty token."""
+    """Convert a token to its 16 bytes; zeros for an empty token."""
     return bytes.fromhex(token.replace("-", "")) or _NO_ATTEMPT
 
 
 def superseded(contained: Iterable[RowName]) -> tuple[RowName, ...]:
-    """The copies of one ledger that a bookie may forget: all but the latest COPIES_KEPT of
-    `contained`.
+    """Return the names of copies of one ledger's metadata that a bookie may forget.
 
-    `contained`: all copies whose changes the database contains. These copies are of one history, so
-    a higher version descends from each lower one. Copies that the database lacks have no order
-    (rule 18c).
+    `contained`: all copies whose changes the database contains. All of them but the latest
+    COPIES_KEPT may be forgotten: they are of one history, so a higher version descends from each
+    lower one. No such order exists for copies that the database lacks (rule 18c).
     """
     return tuple(sorted(contained)[:-COPIES_KEPT])
 
 
 def public(row: LedgerMetadata) -> LedgerMetadata:
-    """The metadata without keys, but with the access key's salt and digest, as copies have it."""
+    """Remove the keys from metadata, as in copies; the access key becomes its salt and digest."""
     return replace(row, ledger_key=b"", mac_key=b"", access_key=sealed_of(row.access_key))
 
 
 def name_of(row: LedgerMetadata) -> RowName:
-    """The name that copies of this metadata have."""
+    """The name of a copy of this metadata."""
     return RowName(row.version, attempt_of(row.attempt))

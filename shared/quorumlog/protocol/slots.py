@@ -1,9 +1,9 @@
 """The slots of the ensemble that runs are written to: pending requests, failures, missed entries.
 
-Writers and recoveries send each run to all its holders, confirm it at Qa, and use one silence timer
-for all requests. Only their handling of failures differs. A writer seeks another member at once,
-which metadata names before the first add (rule 7). A recovery continues at Qa, and changes its
-ensemble in memory (rule 12).
+A writer and a recovery both send each run to all its holders, confirm the run at Qa, and use one
+silence timer for all requests. They differ only after failures. A writer seeks another member at
+once, and metadata must name that member before its first add (rule 7). A recovery continues at Qa,
+and changes its ensemble in memory only (rule 12).
 """
 
 from collections.abc import Iterable
@@ -29,12 +29,12 @@ from quorumlog.protocol.record import Run
 from quorumlog.protocol.window import Window, part_of, positions
 
 RANGES_MAX: Final = 64
-"""Missed ranges kept for a member: more become one range, as repair checks before it copies."""
+"""Missed ranges kept for one member. More become one range, as repair checks before it copies."""
 
 
 def merged(ranges: Iterable[MissedRange], stride: int = 1) -> tuple[MissedRange, ...]:
-    """Join missed ranges, sorted by member and first entry. `stride` is the greatest step between
-    two entries that one member stores (1 + E - Qw): ranges that are closer are joined.
+    """Join missed ranges that are at most `stride` apart, and sort them by member and first entry.
+    `stride`: the largest step between two entries that one member stores (1 + E - Qw).
     """
     by_member: dict[str, list[tuple[int, int]]] = {}
     for missed in ranges:
@@ -50,42 +50,42 @@ def merged(ranges: Iterable[MissedRange], stride: int = 1) -> tuple[MissedRange,
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Slots(Keyed):
-    """The slots of an ensemble: each is a position and the member that has it now.
+    """The slots of an ensemble. A slot is a position with its current member.
 
     Invariants (checked by `check`, with those of Window):
       - no run waits for a slot that is down;
-      - every other slot was asked for every unconfirmed run of which it stores a part.
+      - every other slot was sent its part of every unconfirmed run.
     """
 
     is_recovery: bool = False
-    """Adds are recovery adds, which pass fence and limbo."""
+    """Whether adds are recovery adds, which pass fence and limbo."""
     window: Window = field(
         default_factory=lambda: Window(Quorum(1, 1, 1), last_confirmed=NO_ENTRY, length=0)
     )
     members: tuple[str, ...] = ()
     down: int = 0
-    """Slots that failed, as a bit mask: nothing is sent to them."""
+    """The slots that failed, as a bit mask. Nothing is sent to them."""
     suspects: frozenset[str] = frozenset()
-    """Members that failed since `begin`, which are not chosen for a slot again (L6)."""
+    """Members that failed. They are not chosen for a slot again until this set is cleared (L6)."""
     missed: tuple[MissedRange, ...] = ()
-    """Confirmed entries that members lack, until a metadata change queues them (rule 8)."""
+    """Confirmed entries that members lack. The next metadata change queues them (rule 8)."""
     armed: frozenset[Timer] = frozenset()
-    """Timers that have not fired, at most one of each kind."""
+    """Timers that are running, at most one of each kind."""
     row: LedgerMetadata | None = None
-    """The metadata that names these members, of which each stores a copy before it acknowledges an
-    entry (rule 18b). None in a recovery, whose members are named only by the close (rule 12)."""
+    """The metadata that names these members; each member stores a copy before it acknowledges an
+    entry (rule 18b). None in a recovery, whose close names its members (rule 12)."""
     _ledger_key: bytes = b""
     _generation: int = -1
     _generations: tuple[int, ...] = ()
-    """The generation in which each slot's member joined: earlier answers do not count (rule 7)."""
+    """By slot, the generation in which its member joined; earlier answers don't count (rule 7)."""
     _since: tuple[int, ...] = ()
-    """For each slot, the tick from which on its silence counts."""
+    """For each slot, the first tick of the silence timer that covers the slot's requests."""
     _tick: int = 0
 
     def begin(
         self, row: LedgerMetadata, *, last_confirmed: int, length: int = 0, down: int = 0
     ) -> None:
-        """Write to the last fragment's members from now on; earlier answers do not count."""
+        """Start writing to the last fragment's members; answers to earlier requests don't count."""
         size = row.quorum.ensemble_size
         self.window = Window(row.quorum, last_confirmed=last_confirmed, length=length)
         self.members = row.last_fragment.bookies
@@ -105,7 +105,7 @@ class Slots(Keyed):
     # --- sending -----------------------------------------------------------------------------
 
     def push(self, run: Run) -> list[SendAdd]:
-        """Send the next run."""
+        """Add the next run to the window, and return the adds to send."""
         usable = self.everyone & ~self.down
         pending = self.window.push(run, usable=usable, tick=self._tick + 1)
         return [self._add(position, run) for position in positions(pending.waiting)]
@@ -132,9 +132,9 @@ class Slots(Keyed):
     # --- answers -----------------------------------------------------------------------------
 
     def is_current(self, event: AddAnswered) -> bool:
-        """Whether an answer counts: not if its member was replaced since the request (rule 7, I18,
-        X7). A writer ignores acknowledgements sent before an ensemble change for unconfirmed
-        entries, because the member still holds the old metadata (rule 18b).
+        """Whether an answer counts. It doesn't if its member was replaced since the request (rule
+        7, I18, X7). A writer also ignores acknowledgements from before an ensemble change for
+        unconfirmed entries, because that member stored a copy of the old metadata only (rule 18b).
         """
         came = self._generations[event.position]
         if event.member != self.members[event.position] or event.generation < came:
@@ -143,7 +143,7 @@ class Slots(Keyed):
         return is_of_row or event.first <= self.window.last_confirmed
 
     def settle(self, event: AddAnswered) -> None:
-        """Record the answer to an add, ok or not."""
+        """Process the answer to an add, whatever its status."""
         pending = self.window.find(event.first)
         if pending is None:
             return
@@ -153,7 +153,7 @@ class Slots(Keyed):
             self.window.answered(pending, event.position)
 
     def fail(self, position: int) -> bool:
-        """Stop using a slot. Returns False if the slot was down already."""
+        """Mark a slot as down, and stop waiting for it. Returns False if it was down already."""
         if self.down & 1 << position:
             return False
         self.down |= 1 << position
@@ -163,15 +163,15 @@ class Slots(Keyed):
         return True
 
     def revive(self, position: int) -> list[SendAdd]:
-        """Use a slot again whose member never left. Returns the adds that the member missed."""
+        """Use a slot again, with the same member. Returns the adds that the member missed."""
         self.down &= ~(1 << position)
         return self._ask(1 << position, first=0, is_anew=False)
 
     # --- changes of members ------------------------------------------------------------------
 
     def find(self, attempt: int, *, leaving: int = 0, lost: tuple[str, ...] = ()) -> FindBookies:
-        """Ask for members, except those in use, suspects and `lost` ones. Members in `leaving`
-        slots do not stay: their own next incarnation may take the slot.
+        """Make a request for new members. It excludes members in use, suspects and `lost` members.
+        A slot in `leaving` may go to a later incarnation of its own member.
         """
         used = {p: m for p, m in enumerate(self.members) if not self.down & 1 << p}
         staying = tuple(member for position, member in used.items() if not leaving & 1 << position)
@@ -179,15 +179,15 @@ class Slots(Keyed):
         return FindBookies(attempt, staying, tuple(exclude))
 
     def members_with(self, chosen: dict[int, str]) -> tuple[str, ...]:
-        """The members after those `chosen`, by position, have their slots."""
+        """The members by position, after the `chosen` ones have joined."""
         return tuple(chosen.get(position, member) for position, member in enumerate(self.members))
 
     def replace(self, mask: int, members: tuple[str, ...], *, first: int) -> list[SendAdd]:
-        """Give the slots in `mask` to other members from entry `first` on; these have stored
-        nothing yet.
+        """Replace the members of the slots in `mask` from entry `first` on. Returns the adds to
+        send; the new members have stored nothing yet.
 
-        A writer also asks the members that stay again: acknowledgements of unconfirmed entries
-        count only with a copy of the new metadata (rule 18b). Members of a recovery store no copy.
+        A writer also sends unconfirmed entries to staying members again: acknowledgements count
+        only with a copy of the new metadata (rule 18b). Members of a recovery store no copies.
         """
         self.members = members
         self.down &= ~mask
@@ -207,7 +207,7 @@ class Slots(Keyed):
     # --- missed entries (rule 8) ---------------------------------------------------------------
 
     def write_off(self, mask: int) -> None:
-        """Record as missed the confirmed entries that the slots in `mask` lack."""
+        """Record the confirmed entries that the slots in `mask` lack as missed by their members."""
         self.window.write_off(mask)
         self.take_missed()
 
@@ -217,13 +217,13 @@ class Slots(Keyed):
         self.add_missed(MissedRange(self.members[at], first, last) for at, first, last in missed)
 
     def add_missed(self, missed: Iterable[MissedRange]) -> None:
-        """Add ranges to `missed`, joining those that are close."""
+        """Add ranges to `missed`, and join ranges that are close to each other."""
         quorum = self.window.quorum
         stride = quorum.ensemble_size - quorum.write_quorum + 1
         self.missed = merged((*self.missed, *missed), stride)
 
     def lacking(self, reported: Iterable[MissedRange]) -> tuple[MissedRange, ...]:
-        """Ranges that members would lack without further answers, including those in `reported`."""
+        """The ranges that members lack if no answer arrives, including those in `reported`."""
         twin = self.copy()
         twin.add_missed(reported)
         twin.write_off(twin.everyone)
@@ -232,15 +232,15 @@ class Slots(Keyed):
     # --- timers ------------------------------------------------------------------------------
 
     def arm(self, timer: Timer, tag: int = 0) -> list[StartTimer]:
-        """Start a timer, unless one of its kind is running."""
+        """Return the effect that starts a timer, or nothing if a timer of its kind is running."""
         if timer in self.armed:
             return []
         self.armed |= {timer}
         return [StartTimer(timer, tag)]
 
     def arm_silence(self) -> list[StartTimer]:
-        """Start the silence timer, one for all slots. The timer covers requests as old as itself,
-        so silence is noticed after one to two durations.
+        """Start the silence timer, one for all slots, unless it runs. It covers only requests that
+        were sent before it started, so silence is noticed after one to two durations.
         """
         if Timer.ADD in self.armed or not self.window.is_waiting():
             return []
@@ -248,13 +248,13 @@ class Slots(Keyed):
         return self.arm(Timer.ADD, self._tick)
 
     def fired(self, event: TimerFired) -> bool:
-        """Disarm a timer that fired. Returns whether the timer was armed."""
+        """Note that a timer fired. Returns False if this timer was not running."""
         is_armed = event.timer in self.armed
         self.armed -= {event.timer}
         return is_armed
 
     def silent(self, tag: int) -> Iterable[int]:
-        """The slots that are silent when the silence timer with this tag fires."""
+        """The slots with overdue answers when the silence timer with this tag fires."""
         return positions(self.window.silent(tag, self._since))
 
     def check(self) -> None:

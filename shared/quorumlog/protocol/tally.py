@@ -1,7 +1,7 @@
 """Collects the answers of one fragment's members about a range of entries, and judges each entry.
 
-Recovery, repair and regular reads use it. Only a copy with a valid digest and an explicit negative
-prove anything; an entry with neither is unknown (I16).
+Recovery, repair and regular reads use it. A copy with a valid digest proves an entry, and explicit
+denials prove its absence. Without either, the entry is unknown (I16).
 """
 
 from collections.abc import Collection, Iterator
@@ -25,17 +25,17 @@ class EntryVerdict(Enum):
     PRESENT = "present"
     ABSENT = "absent"
     UNDECIDED = "undecided"
-    """A member has not answered yet."""
+    """A member whose answer may decide has not answered yet."""
     BLOCKED = "blocked"
-    """All members have answered, and the entry is neither present nor absent."""
+    """All members have answered, but prove neither presence nor absence."""
 
 
 @dataclass(slots=True, eq=False)
 class Tally(Keyed):
-    """Answers to reads of entries first..last of one fragment.
+    """The answers to reads of entries first..last of one fragment.
 
-    Each position has a cursor: the first of its entries about which it has not answered yet, or
-    None if no further answer is expected. A request always covers all from the cursor to `last`.
+    Each position has a cursor: the first entry that the position stores and has not answered about,
+    or None if no further answer is expected. A request asks for all entries from there to `last`.
     """
 
     quorum: Quorum
@@ -44,7 +44,7 @@ class Tally(Keyed):
     first: int
     last: int
     declared_lost: InitVar[tuple[str, ...]] = ()
-    """Members that are not asked: negatives once all others have answered (rule 14)."""
+    """Members that are not asked. They count as denials once all others have denied (rule 14)."""
     lost: int = 0
     """The positions of members declared lost, as a bit mask."""
     found: dict[int, tuple[Run, int]] = field(default_factory=dict)
@@ -64,18 +64,18 @@ class Tally(Keyed):
             self.cursors.append(None if is_lost else self._own(position, self.first))
 
     def _own(self, position: int, entry_id: int) -> int | None:
-        """The first entry from `entry_id` on that a position stores; None beyond the range."""
+        """The first entry from `entry_id` on that a position stores; None if above `last`."""
         while not self.quorum.is_member(position, entry_id):
             entry_id += 1
         return entry_id if entry_id <= self.last else None
 
     @property
     def is_asked(self) -> bool:
-        """Whether a member's answer is still expected."""
+        """Whether an answer of any member is still expected."""
         return any(cursor is not None for cursor in self.cursors)
 
     def is_answer(self, event: ReadAnswered) -> bool:
-        """Whether an event answers the latest request to its position; late answers don't count."""
+        """Whether an event answers the latest request to its position, and not an earlier one."""
         return (
             self.fragment.bookies[event.position] == event.member
             and self.cursors[event.position] == event.first
@@ -83,7 +83,7 @@ class Tally(Keyed):
         )
 
     def verdict(self, entry_id: int) -> EntryVerdict:
-        """The verdict about an entry by the answers so far."""
+        """What the answers so far prove about an entry."""
         if entry_id in self.found:
             return EntryVerdict.PRESENT
         if self._is_absent(entry_id):
@@ -91,7 +91,7 @@ class Tally(Keyed):
         return EntryVerdict.UNDECIDED if self.may_decide(entry_id) else EntryVerdict.BLOCKED
 
     def may_decide(self, entry_id: int) -> tuple[int, ...]:
-        """The positions that have not answered about an entry yet, in write set order."""
+        """The positions of a write set that have not answered about the entry, in its order."""
         silent = []
         for position in self.quorum.write_set(entry_id):
             cursor = self.cursors[position]
@@ -100,9 +100,9 @@ class Tally(Keyed):
         return tuple(silent)
 
     def _is_absent(self, entry_id: int) -> bool:
-        # I16, X11: absence needs Qw-Qa+1 explicit negatives of the entry's write set; silence is
-        # none. Rule 14: lost members count as negatives once all others have denied the entry.
-        # Without lost members, the first condition holds wherever the second does.
+        # I16, X11: absence needs Qw-Qa+1 explicit denials by the entry's write set; silence is no
+        # denial. Rule 14: lost members count as denials once all others have denied the entry.
+        # Without lost members, the second condition implies the first.
         negative, lost = self._negatives(entry_id)
         quorum = self.quorum
         if negative >= quorum.negatives_needed:
@@ -110,7 +110,7 @@ class Tally(Keyed):
         return negative + lost == quorum.write_quorum
 
     def _negatives(self, entry_id: int) -> tuple[int, int]:
-        """How many members of an entry's write set denied it explicitly, and how many are lost."""
+        """How many members of an entry's write set denied it, and how many are declared lost."""
         negative = lost = 0
         for position in self.quorum.write_set(entry_id):
             if self.lost & 1 << position:
@@ -120,9 +120,9 @@ class Tally(Keyed):
         return negative, lost
 
     def note(self, answer: ReadAnswered, codec: Codec, ledger_id: int) -> int | None:
-        """Note a position's answer from its cursor on. Returns the entry from which to ask it
-        again, or None if it has no more to say. An answer cut short by a size limit says nothing
-        about the rest (rule 1).
+        """Add a position's answer from its cursor on. Returns the entry from which to ask the
+        position again, or None if it can answer no more. An answer that a size limit cut short
+        proves nothing about the rest (rule 1).
         """
         position, cursor = answer.position, self.cursors[answer.position]
         assert cursor is not None, "an answer that is not awaited"
@@ -149,23 +149,22 @@ class Tally(Keyed):
                 self.what[position] = "damaged"
         unnamed = self._unnamed(position, cursor, named, absent)
         following = next(unnamed, None)
-        if (
-            following == cursor
-        ):  # The position doesn't know the first entry: unknown there, continue behind it.
+        if following == cursor:
+            # The position answered "unknown" for the first entry: continue after this entry.
             self.what[position] = "unknown"
             following = next(unnamed, None) if named or absent else None
         self.cursors[position] = following
         return following
 
     def _take(self, position: int, run: Run, bad: set[int]) -> None:
-        """Keep the first valid copy of each entry that the position stores."""
+        """Keep a valid copy of each entry that the position stores, unless one is known already."""
         for index, entry_id in enumerate(run.ids):
             if entry_id not in bad and self.quorum.is_member(position, entry_id):
                 self.found.setdefault(entry_id, (run, index))
 
     def _take_stretch(self, position: int, run: Run, ids: range, bad: set[int]) -> None:
-        """Keep the entries of a run without holes. If all are new and valid, as in most sequential
-        reads, they are added at once.
+        """Keep the entries of a run without gaps. If all are new and valid, as in most sequential
+        reads, one update adds them all.
         """
         if bad or self.quorum.is_striped or not self.found.keys().isdisjoint(ids):
             self._take(position, run, bad)
@@ -173,7 +172,8 @@ class Tally(Keyed):
             self.found.update(zip(ids, zip(repeat(run), range(run.count)), strict=True))
 
     def _invalid(self, run: Run, codec: Codec) -> set[int]:
-        # Overview 1.4: an entry with a wrong digest is read elsewhere, and is no negative.
+        # Overview 1.4: an entry with a wrong digest is read from another member, and counts as no
+        # denial.
         return set(run.invalid(codec))
 
     def _unnamed(
@@ -191,7 +191,7 @@ class Tally(Keyed):
                 yield entry_id
 
     def runs(self, first: int, last: int) -> Run:
-        """The copies of the present entries first..last as one run, bytes unchanged (rule 2)."""
+        """The copies of entries first..last, all present, as one run, bytes unchanged (rule 2)."""
         run, index = self.found[first]
         if run.first == first and run.last == last and run.count == last - first + 1:
             return run
@@ -202,12 +202,12 @@ class Tally(Keyed):
         return record.pack(entries, run.kind)
 
     def length_of(self, entry_id: int) -> int:
-        """The length that a present entry carries."""
+        """The ledger's length up to a present entry, which the entry carries."""
         run, index = self.found[entry_id]
         return run.entry(index).length
 
     def culprit(self, entry_id: int) -> str:
-        """A member of the write set that didn't deny an entry, to be named in an error."""
+        """A member to name in an error: one of the write set that did not deny the entry."""
         members = self.fragment.bookies
         for position in self.quorum.write_set(entry_id):
             if not contains(self.absent[position], entry_id):
@@ -215,7 +215,7 @@ class Tally(Keyed):
         return members[self.quorum.write_set(entry_id)[0]]
 
     def said(self, entry_id: int) -> str:
-        """The answers of the write set about an entry that is not present, as text for people."""
+        """The write set's answers about an entry that is not present, as text for an error."""
         parts = []
         for position in self.quorum.write_set(entry_id):
             is_absent = contains(self.absent[position], entry_id)

@@ -4,9 +4,9 @@ The metadata service decides in one database transaction, by the checks in `chan
 
 Invariants:
   - COMMITTED and ABORTED are final;
-  - a ledger of a transaction is on the log if and only if the successful commit names it;
+  - a ledger of a transaction is in the log if and only if the successful commit published it;
   - each version of an app is committed once, and versions only grow (as Delta's `txnVersion`).
-    Source: the exactly-once design for Spark; rule 28.
+    Sources: the exactly-once design for Spark; rule 28.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from typing import Annotated, Final
 from quorumlog.protocol.values import Bounds, IdOrNone, LedgerId, LogName, Number, Text, Value
 
 TRANSACTION_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-"""A transaction's id; it is part of URLs."""
+"""The pattern of a transaction's id, which is part of URLs."""
 
 APP_CHARS_MAX: Final = 255
 
@@ -25,7 +25,7 @@ App = Annotated[Text, Bounds(min_length=1, max_length=APP_CHARS_MAX)]
 
 
 class TransactionState(StrEnum):
-    """A transaction begins OPEN; COMMITTED and ABORTED are final."""
+    """The state of a transaction. COMMITTED and ABORTED are final."""
 
     OPEN = "OPEN"
     COMMITTED = "COMMITTED"
@@ -34,7 +34,7 @@ class TransactionState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A ledger that a commit asks to publish. `last_entry`: where its writer closed it, or None."""
+    """A ledger that a commit publishes, with the end that its writer reported, or None."""
 
     ledger_id: LedgerId
     last_entry: IdOrNone | None = None
@@ -42,7 +42,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class TransactionLedger:
-    """A ledger of a transaction: of a task's attempt, and once published with its offsets."""
+    """A ledger of a transaction, made by one attempt of a task. Offsets are set once published."""
 
     ledger_id: LedgerId
     partition: Number | None = None
@@ -53,8 +53,8 @@ class TransactionLedger:
 
 @dataclass(frozen=True, slots=True)
 class Transaction(Value):
-    """The state of one transaction. `ledgers`: while OPEN the ledgers created in it, by id; once
-    COMMITTED the published ledgers, in the log's order.
+    """The state of one transaction. `ledgers`: the ledgers created in an OPEN transaction, by id;
+    the published ledgers of a COMMITTED one, in the log's order.
     """
 
     id: TransactionId
@@ -63,26 +63,26 @@ class Transaction(Value):
     version: Number | None = None
     state: TransactionState = TransactionState.OPEN
     is_duplicate: bool = False
-    """The app's version had been committed before, so this transaction published nothing."""
+    """Whether the app's version had been committed already, so nothing was published again."""
     ledgers: tuple[TransactionLedger, ...] = ()
     requested: tuple[LedgerId, ...] = ()
-    """The ledgers that the commit asked for, in its order: a retry of the commit has the same."""
+    """The ledgers that the commit named, in its order. A retry of the commit must name the same."""
     created_at: Text = ""
     expires_at: Text = ""
 
     @property
     def is_open(self) -> bool:
-        """Whether ledgers can still be added and the transaction can be ended."""
+        """Whether the transaction is OPEN: it can get ledgers, and be committed or aborted."""
         return self.state is TransactionState.OPEN
 
     @property
     def first_offset(self) -> int | None:
-        """The offset of the first record that the transaction published, if any."""
+        """The offset of the first published record; None if the transaction published none."""
         return self.ledgers[0].first_offset if self._has_published else None
 
     @property
     def last_offset(self) -> int | None:
-        """The offset of the last record that the transaction published, if any."""
+        """The offset of the last published record; None if the transaction published none."""
         return self.ledgers[-1].last_offset if self._has_published else None
 
     @property

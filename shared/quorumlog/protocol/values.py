@@ -1,8 +1,7 @@
 """Annotations that bound the fields of values which processes exchange and store.
 
-A value's JSON has one member for each field. Pydantic reads the bounds from
-`__get_pydantic_core_schema__` of annotations and classes, as plain dicts, so that nothing here
-imports pydantic.
+A value's JSON has one member for each field. Pydantic calls `__get_pydantic_core_schema__` of
+annotations and classes, which return plain dicts. So this module need not import pydantic.
 """
 
 import base64
@@ -12,25 +11,25 @@ from typing import Annotated, Any, ClassVar
 from quorumlog.protocol.ids import ID_MAX, NO_ENTRY
 
 BOOKIE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-"""A bookie's name; it is part of a member, of URLs and of file names."""
+"""Pattern of a bookie's name, which is part of members, URLs and file names."""
 
 MEMBER = rf"{BOOKIE_NAME}@(0|[1-9][0-9]{{0,17}})"
 MEMBER_OR_NAME = rf"{BOOKIE_NAME}(@(0|[1-9][0-9]{{0,17}}))?"
 
 LOG_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
-"""A log's name (docs/reference/http.md, Bounds)."""
+"""Pattern of a log's name (docs/reference/http.md, Bounds)."""
 
 ATTEMPT = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 
 
 class Bounds:
-    """Bounds of numbers, texts and lists, by their names in pydantic: `ge`, `le`, `pattern`, `max_length`."""
+    """Bounds of numbers, texts and lists, with pydantic's names: `ge`, `le`, `pattern`, …"""
 
     def __init__(self, **bounds: object) -> None:
         self._bounds = bounds
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """The schema of the annotated type with these bounds."""
+        """The pydantic schema of the annotated type with these bounds."""
         return handler(source) | self._bounds
 
 
@@ -38,7 +37,7 @@ class AsBase64:
     """Marks bytes that JSON represents as canonical base64."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """The schema of bytes that are read from text and written as text."""
+        """The pydantic schema of bytes whose JSON is text."""
         return {
             "type": "function-before",
             "function": {"type": "no-info", "function": _bytes_of},
@@ -51,7 +50,7 @@ class AsBase64:
         }
 
     def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, str]:
-        """The JSON schema of the text."""
+        """The JSON schema of a base64 text."""
         return {"type": "string", "contentEncoding": "base64"}
 
 
@@ -59,7 +58,7 @@ class AsObject:
     """Marks sorted pairs of texts that JSON represents as an object."""
 
     def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
-        """The schema of a dict that is converted to sorted pairs."""
+        """The pydantic schema of pairs that are parsed from an object, and sorted."""
         pairs = {"type": "no-info", "function": lambda texts: tuple(sorted(texts.items()))}
         return {
             "type": "function-after",
@@ -72,7 +71,7 @@ class AsObject:
 LedgerId = Annotated[int, Bounds(ge=0, le=ID_MAX)]
 EntryId = Annotated[int, Bounds(ge=0, le=ID_MAX)]
 Number = Annotated[int, Bounds(ge=0, le=ID_MAX)]
-"""An offset, or any other count."""
+"""An offset, or any other number from 0 on."""
 IdOrNone = Annotated[int, Bounds(ge=NO_ENTRY, le=ID_MAX)]
 """The id of an entry or a ledger, or -1 if there is none."""
 Version = Annotated[int, Bounds(ge=1, le=ID_MAX)]
@@ -83,15 +82,15 @@ Member = Annotated[str, Bounds(pattern=rf"^{MEMBER}$", max_length=128)]
 BookieName = Annotated[str, Bounds(pattern=rf"^{BOOKIE_NAME}$")]
 LogName = Annotated[str, Bounds(pattern=rf"^{LOG_NAME}$")]
 Attempt = Annotated[str, Bounds(pattern=rf"^{ATTEMPT}$")]
-"""A random token that names one change, sent with each try of the change (rule 6)."""
+"""A random token that names one change; each retry of the change sends it again (rule 6)."""
 AttemptOrNone = Annotated[str, Bounds(pattern=rf"^({ATTEMPT})?$")]
-"""A token; empty if the store keeps none."""
+"""A token; empty if the store has none."""
 Pairs = Annotated[tuple[tuple[str, str], ...], AsObject()]
-"""Pairs of texts, sorted by their first texts, which are distinct."""
+"""Pairs of texts with distinct first texts, by which they are sorted."""
 
 
 class Value:
-    """Base of values that are parsed alone: unknown members and a failed `check` are errors."""
+    """Base of values parsed on their own: unknown members and a failed `check` are errors."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid"}
@@ -101,7 +100,7 @@ class Value:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """The schema of the fields, followed by a call of `check`."""
+        """The pydantic schema of the fields, followed by a call of `check`."""
         checked = {"type": "no-info", "function": _checked}
         return {"type": "function-after", "function": checked, "schema": handler(source)}
 
@@ -112,7 +111,7 @@ def _checked(value: Value) -> Value:
 
 
 def _bytes_of(value: object) -> object:
-    """The bytes of canonical base64; pydantic refuses anything else."""
+    """Decode canonical base64; other types are left to pydantic, which rejects them."""
     if not isinstance(value, str):
         return value
     try:

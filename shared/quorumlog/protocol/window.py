@@ -1,7 +1,7 @@
-"""The runs on their way to bookies: which positions have stored them, and which are confirmed.
+"""The runs that were sent to bookies: which positions have stored them, and which are confirmed.
 
-A writer's appends and a recovery's write-backs use the same window. Positions are bits of a mask,
-so that an answer costs the same for one entry and for a thousand.
+A writer's appends and a recovery's write-backs use the same window. Masks hold one bit for each
+position, so that an answer costs the same for a run of one entry or of a thousand.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def positions(mask: int) -> Iterator[int]:
 
 
 def part_of(run: Run, quorum: Quorum, position: int) -> Run:
-    """The part of a run that a position stores (rule 1), which must not be empty."""
+    """The part of a run that a position stores (rule 1). The part must not be empty."""
     if not quorum.is_striped:
         return run
     residues, size = quorum.residues(position), quorum.ensemble_size
@@ -32,31 +32,30 @@ def part_of(run: Run, quorum: Quorum, position: int) -> Run:
 
 @dataclass(slots=True, eq=False)
 class PendingRun(Keyed):
-    """A run to which not all positions have answered."""
+    """A run that is not confirmed, or that some positions have not answered."""
 
     run: Run
     _: KW_ONLY
     holders: int
     """The positions that store a part of the run."""
     waiting: int
-    """The positions whose answer is awaited."""
+    """The positions whose answers are awaited."""
     asked: int
-    """The positions with an unanswered request, given up or not: none gets it twice."""
+    """The positions with an unanswered request, awaited or not; it is not sent again."""
     tick: int
-    """The tick of the silence timer that covers the run (see Slots)."""
+    """The first tick of the silence timer that covers the run (see Slots)."""
     acked: int = 0
-    """The positions that answered ok; in a confirmed run also those written off as missed."""
+    """The positions that answered ok; in a confirmed run also those recorded as missed."""
 
 
 @dataclass(slots=True, eq=False)
 class Window(Keyed):
-    """The contiguous unconfirmed runs, and the confirmed runs to which a position has yet to
-    answer.
+    """The unconfirmed runs, and the confirmed runs that some positions have not answered.
 
     Invariants (checked by `check`):
       - unconfirmed runs follow `last_confirmed` without a gap;
       - a confirmed run stays only while an answer is awaited, or while `is_held`;
-      - `pending_bytes` is the sum over all runs of the window.
+      - `pending_bytes` is the size of all runs in the window.
     """
 
     quorum: Quorum
@@ -68,10 +67,10 @@ class Window(Keyed):
     """The runs by their first entry."""
     pending_bytes: int = 0
     missed: list[tuple[int, int, int]] = field(default_factory=list)
-    """(position, first, last) that confirmed runs left behind; Slots moves them to `missed`."""
+    """(position, first, last) of confirmed runs that a position lacks, until Slots reads them."""
     is_held: bool = False
-    """An ensemble change is under way: confirmed runs stay, since the new fragment may contain
-    them, and then its new member needs them.
+    """Whether confirmed runs stay, because an ensemble change is pending: the new fragment may
+    contain these runs, and its new members then need them.
     """
 
     def check(self) -> None:
@@ -92,11 +91,11 @@ class Window(Keyed):
 
     @property
     def unconfirmed(self) -> PendingRun | None:
-        """The oldest run that is not confirmed."""
+        """The oldest unconfirmed run, if any."""
         return self.runs.get(self.last_confirmed + 1)
 
     def push(self, run: Run, *, usable: int, tick: int) -> PendingRun:
-        """Add the next run, and await answers of its usable positions."""
+        """Add the next run, and await the answers of its holders that are `usable`."""
         holders = self.quorum.holders(run.first, run.last)
         asked = holders & usable
         pending = PendingRun(run, holders=holders, waiting=asked, asked=asked, tick=tick)
@@ -105,8 +104,8 @@ class Window(Keyed):
         return pending
 
     def find(self, first: int) -> PendingRun | None:
-        """The run of which a part begins at `first`. A position's part of a striped run may begin
-        after the run does.
+        """The run whose part for some position begins at `first`. With striping, a position's part
+        may begin later than the run.
         """
         quorum = self.quorum
         for distance in range(quorum.ensemble_size - quorum.write_quorum + 1):
@@ -116,13 +115,13 @@ class Window(Keyed):
         return None
 
     def answered(self, pending: PendingRun, position: int) -> None:
-        """Record that a position's request was answered, ok or not."""
+        """Note that a position answered a request, whatever the status."""
         pending.waiting &= ~(1 << position)
         pending.asked &= ~(1 << position)
 
     def ack(self, pending: PendingRun, position: int) -> None:
-        """Record that a position stored its part. Also recorded after confirmation, since a change
-        may replace other positions (BOOKKEEPER-826).
+        """Note that a position stored its part. This counts for confirmed runs too, because a
+        change may replace other positions (BOOKKEEPER-826).
         """
         self.answered(pending, position)
         pending.acked |= (1 << position) & pending.holders
@@ -130,9 +129,8 @@ class Window(Keyed):
             self._release(pending)
 
     def confirm(self, uncounted: int) -> tuple[Run, ...]:
-        """Confirm runs strictly in order, and return those that became confirmed.
-
-        Acknowledgements of `uncounted` positions do not count (rule 6).
+        """Confirm runs strictly in order, and return the newly confirmed ones. Acknowledgements by
+        positions in `uncounted` don't count (rule 6).
         """
         confirmed: tuple[Run, ...] = ()
         while (pending := self.unconfirmed) is not None and self._may_confirm(pending, uncounted):
@@ -143,20 +141,21 @@ class Window(Keyed):
         return confirmed
 
     def _may_confirm(self, pending: PendingRun, uncounted: int) -> bool:
-        # I2, X14: Qa of the write set of each entry. Rule 6, I19: while a change is not settled,
-        # these must be members of both ensembles, so the positions that it replaces don't count.
+        # I2, X14: each entry needs Qa acknowledgements from its write set. Rule 6, I19: while a
+        # change is pending, only members of both ensembles count, so positions that it replaces
+        # don't.
         run = pending.run
         return self.quorum.has_ack_quorum(pending.acked & ~uncounted, run.first, run.last)
 
     def give_up(self, mask: int) -> None:
-        """Stop waiting for the positions in `mask`."""
+        """Stop waiting for answers of the positions in `mask`."""
         for pending in self.runs.values():
             pending.waiting &= ~mask
 
     def ask(self, mask: int, *, first: int, is_anew: bool) -> list[tuple[int, Run]]:
         """Await answers of the positions in `mask` for runs from entry `first` on. Returns the
-        (position, run) pairs to send, without those already requested. With `is_anew` the members
-        are new, so all their earlier requests and acknowledgements are discarded first (BK#3005,
+        (position, run) pairs to send: those without an unanswered request. `is_anew`: the positions
+        have new members, so earlier requests and acknowledgements are discarded first (BK#3005,
         #4097).
         """
         asked: list[tuple[int, Run]] = []
@@ -174,7 +173,7 @@ class Window(Keyed):
         return asked
 
     def forget_acks(self, mask: int) -> None:
-        """Discard all requests and acknowledgements of these positions for unconfirmed runs."""
+        """Discard requests and acknowledgements of these positions for unconfirmed runs."""
         for pending in self.runs.values():
             if pending.run.last > self.last_confirmed:
                 pending.acked &= ~mask
@@ -182,7 +181,7 @@ class Window(Keyed):
                 pending.waiting &= ~mask
 
     def silent(self, tick: int, since: tuple[int, ...]) -> int:
-        """The positions, as a mask, that owe an answer to a request of `tick` or earlier."""
+        """The positions (a mask) that have not answered a request covered by `tick`."""
         mask = 0
         for pending in self.runs.values():
             if pending.tick <= tick:
@@ -190,11 +189,11 @@ class Window(Keyed):
         return sum(1 << position for position in positions(mask) if since[position] <= tick)
 
     def is_waiting(self) -> bool:
-        """Whether an answer of any position is awaited."""
+        """Whether any position's answer is awaited."""
         return any(pending.waiting for pending in self.runs.values())
 
     def write_off(self, mask: int) -> None:
-        """Record confirmed runs as missed at the positions in `mask` that have not stored them."""
+        """Record confirmed runs as missed by the positions in `mask` that have not stored them."""
         for pending in self.runs.values():
             run = pending.run
             if run.last > self.last_confirmed:
@@ -205,7 +204,7 @@ class Window(Keyed):
             pending.waiting &= ~lacking
 
     def sweep(self) -> None:
-        """Drop all confirmed runs that wait for no answer."""
+        """Remove confirmed runs for which no answer is awaited."""
         for pending in list(self.runs.values()):
             if pending.run.last > self.last_confirmed:
                 break

@@ -1,8 +1,8 @@
 """The writer of one ledger: appends runs, confirms them in order, changes the ensemble, closes.
 
-Anything that needs a clock, a socket or chance is an effect, whose result is an event
-(messages.py). A ledger only ever has one writer (rule 11); when it is gone, others recover the
-ledger.
+The writer emits an effect for anything that needs a clock, a socket or chance, and gets the result
+as an event (messages.py). A ledger has only one writer ever (rule 11). When the writer is gone,
+other processes recover the ledger.
 """
 
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -47,17 +47,17 @@ _REFUSALS: Final = (Status.FENCED, Status.NOT_MINE, Status.READ_ONLY, Status.WRO
 
 
 class WriterState(Enum):
-    """The state of a write handle, which only advances."""
+    """The state of a write handle. It never returns to an earlier state."""
 
     OPEN = "open"
     DRAINING = "draining"
-    """A close was requested: pending entries are still confirmed, and no new ones accepted."""
+    """A close was requested. Pending entries are still confirmed; new entries are refused."""
     ENDING = "ending"
-    """Pending appends failed; the ledger is being closed at the last confirmed entry."""
+    """Pending appends have failed, and the ledger is being closed at the last confirmed entry."""
     CLOSED = "closed"
-    """The ledger is CLOSED at this writer's last confirmed entry, with its end in `metadata`."""
+    """The ledger is CLOSED at this writer's last confirmed entry; `metadata` has the end."""
     ENDED = "ended"
-    """The handle failed, and may not close the ledger; `end_code` has the reason."""
+    """The handle failed and may not close the ledger. `end_code` has the reason."""
 
 
 _LIVE: Final = (WriterState.OPEN, WriterState.DRAINING)
@@ -72,41 +72,41 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """The pending request for metadata or for bookies; there is at most one."""
+    """The pending request for metadata or for bookies. There is at most one."""
 
     kind: _Kind
     attempt: int
     effect: ReadMetadata | UpdateMetadata | None = None
-    """The effect that RETRY repeats; None for FIND, which is always answered."""
+    """The effect to repeat on RETRY; None for FIND, which always gets an answer."""
     replaced: int = 0
-    """CHANGE: the positions that get another member, as a bit mask."""
+    """CHANGE: the positions whose members are replaced, as a bit mask."""
     first: int = 0
-    """CHANGE: the new fragment's first entry."""
+    """CHANGE: the first entry of the new fragment."""
     is_stalled: bool = False
-    """The store was away: RETRY repeats the request with the same attempt (rule 6)."""
+    """Whether the store could not be reached. RETRY repeats the same attempt (rule 6)."""
 
 
 @dataclass(slots=True, eq=False)
 class LedgerWriter(Keyed):
-    """Appends to one ledger; see the module.
+    """Appends to one ledger, confirms entries in order, changes the ensemble, and closes.
 
-    A driver settles appends by `Confirmed` and `Failed` (from `first` on), and a close when the
-    state is CLOSED or ENDED after a step.
+    A driver answers appends by the effects `Confirmed` and `Failed` (from `first` on). It answers a
+    close when the state is CLOSED or ENDED after a step.
 
     Invariants (checked by `check`, with those of Window):
       - I8: ids are assigned once and confirmed in order, without a gap;
-      - I19: while a change is not settled, only acks of members of both ensembles count;
-      - one request to metadata at a time;
-      - while a position is down or unwanted, a task or a RETRY is under way;
+      - I19: while a change is pending, only acknowledgements by members of both ensembles count;
+      - at most one request for metadata is pending;
+      - while a position is down or to be replaced, a task or the RETRY timer is pending;
       - I24: only OPEN metadata is changed.
     """
 
     metadata: LedgerMetadata
-    """The metadata of a ledger that was just created, and its changes since."""
+    """The metadata of the newly created ledger, with all changes since."""
     _codec: Codec
     _: KW_ONLY
     delays_change: bool = False
-    """A silent member is not replaced while every write set reaches its ack quorum without it
+    """Whether a silent member stays while every write set reaches its ack quorum without it
     (BookKeeper: delayEnsembleChange).
     """
     state: WriterState = WriterState.OPEN
@@ -114,9 +114,9 @@ class LedgerWriter(Keyed):
     _next: int = field(init=False)
     _length: int = 0
     _unwanted: int = 0
-    """Positions to be replaced by request (rule 21), as a bit mask; they are used until then."""
+    """Positions to replace on request (rule 21), as a bit mask. They are in use until then."""
     _refusals: dict[int, Status] = field(default_factory=dict)
-    """By position, the status with which its present member refused."""
+    """The status with which a position's current member refused, by position."""
     _slots: Slots = field(default_factory=Slots)
     _task: _Task | None = None
     _attempt: int = 0
@@ -126,7 +126,7 @@ class LedgerWriter(Keyed):
     _out: Annotated[list[Effect], Out("empty between steps")] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """A write handle exists once, from creation on."""
+        """Start with the metadata of a new ledger: a handle exists from the creation on."""
         row = self.metadata
         assert row.state is State.OPEN, "a write handle exists once, from creation on"
         self._next = row.last_fragment.first_entry
@@ -150,17 +150,17 @@ class LedgerWriter(Keyed):
 
     @property
     def length(self) -> int:
-        """Payload bytes up to the last assigned id."""
+        """Payload bytes of the ledger up to the last assigned id."""
         return self._length
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of runs to which a position has yet to answer, including confirmed runs."""
+        """Bytes of runs that some position has not answered, including confirmed runs."""
         return self._window.pending_bytes
 
     @property
     def is_degraded(self) -> bool:
-        """Whether a position of the ensemble is no longer written to (rule 8)."""
+        """Whether a position of the ensemble gets no entries at present (rule 8)."""
         return self._slots.down != 0
 
     @property
@@ -170,16 +170,16 @@ class LedgerWriter(Keyed):
 
     @property
     def is_closing_row(self) -> bool:
-        """Whether this writer's change to CLOSED is under way. No entry is pending then, and a
-        CLOSED ledger may be this writer's doing.
+        """Whether this writer's change to CLOSED is pending. No entry is pending then. If metadata
+        is CLOSED already, this change may be the reason.
         """
         return self._task is not None and self._task.kind is _Kind.CLOSE
 
     @property
     def missed(self) -> tuple[MissedRange, ...]:
-        """Confirmed entries that members lack, as far as this writer knows, except those that a
-        finished metadata change has queued (rule 8). If another process ends the ledger, the driver
-        must queue these ranges, because a recovery checks only entries above the LAC.
+        """Confirmed entries that members lack, as far as this writer knows, without those that a
+        successful metadata change has queued (rule 8). If another process ends the ledger, the
+        driver must queue these ranges: a recovery checks only entries above the LAC.
         """
         effect = None if self._task is None else self._task.effect
         return self._slots.lacking(effect.missed if isinstance(effect, UpdateMetadata) else ())
@@ -187,7 +187,7 @@ class LedgerWriter(Keyed):
     # --- the machine -------------------------------------------------------------------------
 
     def step(self, event: Event) -> list[Effect]:
-        """Take an event and return the effects."""
+        """Process an event and return the effects."""
         self._out = []
         match event:
             case AddAnswered():
@@ -241,7 +241,7 @@ class LedgerWriter(Keyed):
         run = record.make(
             ledger_id=self.metadata.ledger_id,
             first_entry=self._next,
-            last_add_confirmed=self._window.last_confirmed,  # the LAC at this moment: I10
+            last_add_confirmed=self._window.last_confirmed,  # the current LAC (I10)
             length_before=self._length,
             payloads=event.payloads,
             codec=self._codec,
@@ -264,15 +264,15 @@ class LedgerWriter(Keyed):
             if slots.down & 1 << position and self._was_silent(position):
                 self._out += slots.revive(position)
         elif event.status is Status.CONFLICT:
-            # Rule 2: other bytes are stored under this id, so this handle's state can't be trusted.
+            # Rule 2: the bookie has other bytes under this id, so this handle must not continue.
             self._fail("entry-conflict", bookie=event.member, entry_id=event.first)
         else:
             self._slot_failed(position, event.status)
 
     def _was_silent(self, position: int) -> bool:
-        """Whether a slot is down only because it was silent: then it was slow, not dead. A slot
-        that refused stays down (its refusal may have overtaken an earlier ok), and so does one that
-        is being replaced. A recovery needs neither guard: see Recovery._add_answered.
+        """Whether a slot is down only because its answers were late. A slot that refused stays
+        down, because the refusal may have overtaken an earlier ok. A slot that is being replaced
+        stays down too. A recovery needs neither guard (`Recovery._add_answered`).
         """
         return position not in self._refusals and not self._uncounted() & 1 << position
 
@@ -280,7 +280,7 @@ class LedgerWriter(Keyed):
 
     def _slot_failed(self, position: int, status: Status) -> None:
         if status is Status.FENCED:
-            self._must_verify = True  # rule 9: metadata is read again to verify that
+            self._must_verify = True  # rule 9: only metadata can confirm a fence
         if status in _REFUSALS:
             self._refusals[position] = status
         if self._slots.fail(position):
@@ -317,24 +317,25 @@ class LedgerWriter(Keyed):
             self._fail(code, detail="bookies refused and no other is live")
 
     def _may_wait(self) -> bool:
-        """Whether a change may wait: no member refused or leaves, and ack quorums are reached."""
+        """Whether a change may wait: no member refused or must leave, and Qa can be reached."""
         usable = self._slots.everyone & ~self._slots.down
         is_reached = self.metadata.quorum.can_reach(usable)
         return self.delays_change and is_reached and not (self._unwanted or self._refusals)
 
     def _may_come_back(self, position: int) -> bool:
-        # Rule 15: this incarnation never accepts a normal add again.
+        # Rule 15: after any other refusal, this incarnation never accepts a normal add again.
         return self._refusals.get(position) in (None, Status.READ_ONLY)
 
     def _is_refused(self) -> bool:
-        # Rule 9: refusals below Qa end the handle at once; for silence, the quorum timeout decides.
+        # Rule 9: refusals that leave less than Qa end the handle at once. Silence waits for the
+        # quorum timeout.
         willing = self._slots.everyone & ~sum(1 << position for position in self._refusals)
         return not self.is_drained and not self.metadata.quorum.can_reach(willing)
 
     # --- ensemble change ---------------------------------------------------------------------
 
     def _start_change(self, chosen: dict[int, str]) -> None:
-        """Rule 7: block completions that depend on replaced positions, then read the LAC."""
+        """Block completions that count replaced positions, then read the LAC (rule 7)."""
         row, replaced = self.metadata, sum(1 << position for position in chosen)
         self._slots.write_off(replaced)
         self._window.is_held = True
@@ -343,19 +344,20 @@ class LedgerWriter(Keyed):
         self._update(_Kind.CHANGE, changed, replaced=replaced, first=first)
 
     def _uncounted(self) -> int:
-        # Rule 6, I19, X8, X9: until a change is settled, only members of both ensembles count.
+        # Rule 6, I19, X8, X9: while a change is pending, only members of both ensembles count.
         task = self._task
         return task.replaced if task is not None and task.kind is _Kind.CHANGE else 0
 
     def _changed(self, row: LedgerMetadata, task: _Task) -> None:
-        """Metadata has the change: only now may its new members get entries (X8, BK#1591)."""
+        """Apply a change that metadata has: only now may new members get entries (X8, BK#1591)."""
         self.metadata = row
         self._unwanted &= ~task.replaced
         members, last = row.last_fragment.bookies, self._window.last_confirmed
         for position in positions(task.replaced):
             self._refusals.pop(position, None)
             if self.state is WriterState.ENDING and task.first <= last:
-                # Confirmed while the change was unsettled; no run is left to be sent again.
+                # These entries were confirmed while the change was pending, and no run is left to
+                # send.
                 self._slots.add_missed((MissedRange(members[position], task.first, last),))
         self._slots.row = row
         self._out += self._slots.replace(task.replaced, members, first=task.first)
@@ -377,13 +379,13 @@ class LedgerWriter(Keyed):
             return
         row = event.metadata
         if row is not None and row.first_offset is None:
-            # This answer predates the ledger's place in its log, which the writer knows already.
+            # The answer is older than the ledger's place in its log, which the writer already has.
             mine = self.metadata
             row = replace(row, first_offset=mine.first_offset, lineage=mine.lineage)
         if event.status is CasStatus.UNKNOWN or (
             row is None and event.status is not CasStatus.MISSING
         ):
-            # Not settled: the same attempt is repeated, and rule 6 holds until then.
+            # The outcome is unknown: repeat the same attempt; rule 6 holds until it is known.
             self._task = replace(task, is_stalled=True)
             self._out += self._slots.arm(Timer.RETRY)
             return
@@ -414,7 +416,7 @@ class LedgerWriter(Keyed):
         return self.metadata
 
     def _met_end(self, row: LedgerMetadata) -> None:
-        """Handle metadata that is IN_RECOVERY or CLOSED, by this writer or by others."""
+        """Handle metadata that this writer or another process made IN_RECOVERY or CLOSED."""
         was_open = self.state is WriterState.OPEN
         self._slots.write_off(self._slots.everyone)
         self.metadata = row
@@ -436,7 +438,9 @@ class LedgerWriter(Keyed):
         elif self.state is WriterState.ENDED:
             row = self.metadata
             if row.state is State.CLOSED and row.last_entry == self._window.last_confirmed:
-                self.state = WriterState.CLOSED  # closed by others at this writer's own end (I4)
+                self.state = (
+                    WriterState.CLOSED
+                )  # another process closed it at this writer's end (I4)
                 self._out.append(Closed(row))
             else:
                 self._out.append(Failed(self._refusal_code()))
@@ -451,7 +455,7 @@ class LedgerWriter(Keyed):
     def _fail(
         self, code: str, *, detail: str = "", bookie: str | None = None, entry_id: int | None = None
     ) -> None:
-        """Fail pending appends, and close at the last confirmed entry (rule 9)."""
+        """Fail pending appends, and close the ledger at the last confirmed entry (rule 9)."""
         first = self._window.last_confirmed + 1
         self._out.append(Failed(code, first, detail, bookie, entry_id))
         self._slots.write_off(self._slots.everyone)
@@ -460,7 +464,7 @@ class LedgerWriter(Keyed):
         self.end_code = code
 
     def _end(self, code: str, *, detail: str = "") -> None:
-        """Fail pending appends; this writer may not close the ledger (rule 10)."""
+        """Fail pending appends, and end without closing the ledger (rule 10)."""
         self._out.append(Failed(code, self._window.last_confirmed + 1, detail))
         self._window.clear()
         self.state = WriterState.ENDED
@@ -490,9 +494,8 @@ class LedgerWriter(Keyed):
             self._close()
         elif self.state is WriterState.DRAINING and self.is_drained:
             if self._window.is_waiting() and not self._is_grace_over:
-                self._out += self._slots.arm(
-                    Timer.HEDGE
-                )  # wait briefly for slower bookies, so that they miss nothing
+                # Wait briefly for slower bookies, so that they miss nothing.
+                self._out += self._slots.arm(Timer.HEDGE)
             else:
                 self._close()
         elif self.state in _LIVE:
