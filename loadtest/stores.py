@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import Final
 
 from loadtest.ports import free_ports
-from loadtest.waiting import until_sync
-from services.local.embedded import Postgres, Redis, set_up_postgres, set_up_redis
-from services.local.process import Program, start, stop
+from loadtest.waiting import stop, until_sync
+from services.local.embedded import (
+    USER,
+    EmbeddedError,
+    Postgres,
+    Redis,
+    _environment,
+    set_up_postgres,
+    set_up_redis,
+)
+from services.local.process import Program, start
 
 _SHM: Final = Path("/dev/shm")  # noqa: S108
 _SHM_BYTES_MIN: Final = 8 << 30
@@ -44,8 +52,20 @@ class StoreServers:
         """
         number = next(self._numbers)
         template = like and f" TEMPLATE {like.rpartition('/')[2]} STRATEGY FILE_COPY"
-        self._postgres.run_sql(f"CREATE DATABASE test_{number}{template}")
+        run_sql(self._postgres, f"CREATE DATABASE test_{number}{template}")
         return Stores(self._postgres.dsn(f"test_{number}"), self._redis.url(number))
+
+
+def run_sql(postgres: Postgres, sql: str) -> str:
+    """Run one SQL statement as psql prints it. Raises: EmbeddedError."""
+    # Without the password, because all users of this machine can see arguments.
+    url = f"postgresql://{USER}@127.0.0.1:{postgres.port}/postgres"
+    argv = [str(postgres.binaries / "psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql, url]
+    env = {**_environment(), "PGPASSWORD": postgres.password}
+    done = subprocess.run(argv, env=env, check=False, timeout=60, capture_output=True, text=True)
+    if done.returncode:
+        raise EmbeddedError(f"{sql}: {done.stderr.strip()}")
+    return done.stdout
 
 
 @contextmanager

@@ -52,26 +52,6 @@ class Postgres:
         argv = [str(self.binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         return subprocess.run(argv, env=_environment(), check=False, timeout=10).returncode == 0
 
-    def run_sql(self, sql: str) -> str:
-        """Runs one SQL statement and returns psql's output. Raises: EmbeddedError."""
-        argv = [
-            str(self.binaries / "psql"),
-            "-XAtq",
-            "-v",
-            "ON_ERROR_STOP=1",
-            "-c",
-            sql,
-            # Without the password, because all users of this machine can see arguments.
-            f"postgresql://{USER}@127.0.0.1:{self.port}/postgres",
-        ]
-        env = {**_environment(), "PGPASSWORD": self.password}
-        done = subprocess.run(
-            argv, env=env, check=False, timeout=60, capture_output=True, text=True
-        )
-        if done.returncode:
-            raise EmbeddedError(f"{sql}: {done.stderr.strip()}")
-        return done.stdout
-
 
 @dataclass(frozen=True, slots=True)
 class Redis:

@@ -17,9 +17,10 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from loadtest.ports import free_ports
-from loadtest.stores import scratch
+from loadtest.stores import run_sql, scratch
+from loadtest.waiting import stop
 from services.local.embedded import EmbeddedError, Postgres, _environment, set_up_postgres
-from services.local.process import start, stop
+from services.local.process import start
 from tests.support.waiting import until
 
 _FOLLOWS = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
@@ -85,7 +86,7 @@ class Server:
 
     async def sql(self, statement: str) -> str:
         """Run one statement and return what psql prints."""
-        return (await asyncio.to_thread(self.postgres.run_sql, statement)).strip()
+        return (await asyncio.to_thread(run_sql, self.postgres, statement)).strip()
 
     async def follower(self, folder: Path, port: int) -> "Server":
         """A standby of this server, from a base backup; not started yet."""

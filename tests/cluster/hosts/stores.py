@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from loadtest.waiting import stop
 from services.local.embedded import (
     USER,
     EmbeddedError,
@@ -19,7 +20,7 @@ from services.local.embedded import (
     set_up_postgres,
     set_up_redis,
 )
-from services.local.process import NOBODY, Become, Program, chown_tree, start, stop
+from services.local.process import NOBODY, Become, Program, chown_tree, start
 from tests.cluster.hosts.machines import Host
 from tests.support.waiting import until
 

@@ -20,8 +20,9 @@ _SET_UP = """
 import sys
 from pathlib import Path
 from services.local.embedded import EmbeddedError, set_up_postgres
-from services.local.process import free_ports
-from services.local.process import start, stop
+from loadtest.stores import run_sql
+from loadtest.waiting import stop
+from services.local.process import free_ports, start
 from tests.support.waiting import until_sync
 
 folder = Path(sys.argv[1])
@@ -32,7 +33,7 @@ except EmbeddedError as error:
 process = start(postgres.program, folder / "log")
 try:
     until_sync(postgres.is_ready, "Postgres takes connections")
-    print(postgres.binaries, postgres.run_sql("SELECT 7"), sep=" ")
+    print(postgres.binaries, run_sql(postgres, "SELECT 7"), sep=" ")
 finally:
     stop(process, postgres.program.stop_signal, 30)
 """

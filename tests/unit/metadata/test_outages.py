@@ -15,12 +15,13 @@ import pytest
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
+from loadtest.waiting import stop
 from quorumlog.errors import NOT_DONE, UNKNOWN, MetadataUnavailable
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
 from services.local.embedded import set_up_postgres
-from services.local.process import start, stop
+from services.local.process import start
 from services.metadata.database import Connection, Database
 from tests.support.proxy import Direction, Proxy, proxy_to
 from tests.support.waiting import until, until_sync
