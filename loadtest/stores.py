@@ -69,18 +69,13 @@ def run_sql(postgres: Postgres, sql: str) -> str:
 
 
 @contextmanager
-def store_servers(durable: Path | None = None) -> Iterator[StoreServers]:
-    """Run both servers until the end of the block. Must be called in the main thread.
-
-    `durable`: a folder on a disk for the data, to which Postgres then syncs. The default is a
-    folder of `scratch`.
+def store_servers() -> Iterator[StoreServers]:
+    """Run both servers until the end of the block, with their data in a folder of `scratch`, to
+    which Postgres does not sync. Must be called in the main thread.
     """
-    with ExitStack() as stack:
-        folder = durable or stack.enter_context(scratch("ql-stores-"))
+    with scratch("ql-stores-") as folder, ExitStack() as stack:
         postgres_port, redis_port = free_ports(2)
-        postgres = set_up_postgres(
-            folder / "postgres", postgres_port, is_durable=durable is not None
-        )
+        postgres = set_up_postgres(folder / "postgres", postgres_port, is_durable=False)
         redis = set_up_redis(folder / "redis", redis_port)
         for server in (postgres, redis):
             _run(server.program, server.is_ready, folder / f"{server.program.name}.log", stack)
