@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +56,15 @@ class StoreServers:
         return Stores(self._postgres.dsn(f"test_{number}"), self._redis.url(number))
 
 
+def quick_postgres(folder: Path, port: int) -> Postgres:
+    """Like `set_up_postgres`, but commits survive the death of the process only, not of the machine.
+    With synchronous_commit=off instead, a commit may be lost with the process.
+    """
+    postgres = set_up_postgres(folder, port)
+    argv = (*postgres.program.argv, "-c", "fsync=off")
+    return replace(postgres, program=replace(postgres.program, argv=argv))
+
+
 def run_sql(postgres: Postgres, sql: str) -> str:
     """Run one SQL statement as psql prints it. Raises: EmbeddedError."""
     # Without the password, because all users of this machine can see arguments.
@@ -75,7 +84,7 @@ def store_servers() -> Iterator[StoreServers]:
     """
     with scratch("ql-stores-") as folder, ExitStack() as stack:
         postgres_port, redis_port = free_ports(2)
-        postgres = set_up_postgres(folder / "postgres", postgres_port, is_durable=False)
+        postgres = quick_postgres(folder / "postgres", postgres_port)
         redis = set_up_redis(folder / "redis", redis_port)
         for server in (postgres, redis):
             _run(server.program, server.is_ready, folder / f"{server.program.name}.log", stack)

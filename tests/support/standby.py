@@ -17,9 +17,9 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from loadtest.ports import free_ports
-from loadtest.stores import run_sql, scratch
+from loadtest.stores import quick_postgres, run_sql, scratch
 from loadtest.waiting import stop
-from services.local.embedded import EmbeddedError, Postgres, _environment, set_up_postgres
+from services.local.embedded import EmbeddedError, Postgres, _environment
 from services.local.process import start
 from tests.support.waiting import until
 
@@ -155,7 +155,7 @@ async def copied(primary: Postgres, folder: Path, port: int) -> Postgres:
     password = folder / "password"
     password.touch(mode=0o600)
     password.write_text(primary.password)
-    return await asyncio.to_thread(set_up_postgres, folder, port, is_durable=False)
+    return await asyncio.to_thread(quick_postgres, folder, port)
 
 
 @dataclass(slots=True)
@@ -208,7 +208,7 @@ async def pair(*, is_synchronous: bool = False) -> AsyncIterator[Pair]:
     """A primary with a standby that streams, until the end of the block."""
     with scratch("ql-standby-") as folder:
         first, second = free_ports(2)
-        postgres = await asyncio.to_thread(set_up_postgres, folder / "one", first, is_durable=False)
+        postgres = await asyncio.to_thread(quick_postgres, folder / "one", first)
         one = Server(postgres, folder / "one")
         await one.start()
         both = Pair(one, one)

@@ -13,9 +13,9 @@ import pytest
 import redis.asyncio
 
 from loadtest.ports import free_ports
-from loadtest.stores import Stores, StoreServers, run_sql, scratch
+from loadtest.stores import Stores, StoreServers, quick_postgres, run_sql, scratch
 from loadtest.waiting import stop
-from services.local.embedded import _await_predecessor, set_up_postgres
+from services.local.embedded import _await_predecessor
 from services.local.process import Become, in_child, start, users_to_try
 from tests.support.waiting import until_sync
 
@@ -64,7 +64,7 @@ def test_postgres_keeps_its_data_below_a_closed_folder(*, is_killed: bool) -> No
         root.chmod(0o700)
         port = free_ports(1)[0]
         for round_number in range(2):
-            postgres = set_up_postgres(root / "pg", port, is_durable=False)
+            postgres = quick_postgres(root / "pg", port)
             process = start(postgres.program, root / "pg.log")
             try:
                 until_sync(postgres.is_ready, "Postgres takes connections")
@@ -122,7 +122,7 @@ def _is_alive(process: psutil.Process) -> bool:
 @pytest.mark.skipif(not Path("/dev/shm").exists(), reason="no /dev/shm here")
 def test_a_killed_postgres_leaves_no_shared_memory_behind() -> None:
     with scratch("ql-killed-") as root:
-        postgres = set_up_postgres(root / "pg", free_ports(1)[0], is_durable=False)
+        postgres = quick_postgres(root / "pg", free_ports(1)[0])
         process = start(postgres.program, root / "pg.log")
         try:
             until_sync(postgres.is_ready, "Postgres takes connections")
