@@ -22,11 +22,12 @@ from typing import Any, Final
 from loadtest.cluster import Cluster, running
 from loadtest.program import Teller, arguments
 from loadtest.waiting import until
-from quorumlog.cli.operator import ask
 from quorumlog.client import Client, Ledger
 from quorumlog.errors import QuorumLogError
+from quorumlog.spark.http import Gateways
 
 _BATCH: Final = 10
+_ASK_S: Final = 30.0
 _PASSING: Final = (QuorumLogError,)
 PATIENT: Final = {
     "AUDIT_S": "0.5",
@@ -168,17 +169,20 @@ class Healers:
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Send a request to one running process."""
-        url = self._cluster.url(self.names[0]) + path
-        return await ask(method, url, body, self._cluster.headers)
+        return await self._ask(self.names[0], method, path, body)
+
+    async def _ask(self, name: str, method: str, path: str, body: Any = None) -> Any:
+        def send() -> Any:
+            url, headers = self._cluster.url(name), self._cluster.headers
+            with Gateways(url, deadline_s=_ASK_S, headers=headers) as service:
+                answer = service.request(method, path, value=body, is_repeatable=True)
+            return answer.json() if answer.body else None
+
+        return await asyncio.to_thread(send)
 
     async def statuses(self) -> dict[str, dict[str, Any]]:
         """The status of each running process, by name."""
-        return {
-            name: await ask(
-                "GET", f"{self._cluster.url(name)}/v1/status", headers=self._cluster.headers
-            )
-            for name in self.names
-        }
+        return {name: await self._ask(name, "GET", "/v1/status") for name in self.names}
 
     async def auditor(self) -> str | None:
         """The name of the process that is the auditor, or None."""

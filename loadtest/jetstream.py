@@ -35,9 +35,9 @@ from loadtest.bench.measure import (
     to_read,
 )
 from loadtest.ports import free_ports
-from loadtest.waiting import until
+from loadtest.waiting import stop, until
 from services.local.config import ROOT
-from services.local.process import Program, start, stop
+from services.local.process import Program, start
 
 _STREAM: Final = "bench"
 _SUBJECT: Final = "bench.entries"

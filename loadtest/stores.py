@@ -7,21 +7,22 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from loadtest.ports import free_ports
-from loadtest.waiting import until_sync
+from loadtest.waiting import stop, until_sync
 from services.local.embedded import (
     USER,
+    EmbeddedError,
     Postgres,
     Redis,
     _environment,
     set_up_postgres,
     set_up_redis,
 )
-from services.local.process import Program, start, stop
+from services.local.process import Program, start
 
 _SHM: Final = Path("/dev/shm")  # noqa: S108
 _SHM_BYTES_MIN: Final = 8 << 30
@@ -77,19 +78,35 @@ class StoreServers:
         assert answer == "done\n", f"{sql}: {answer}"
 
 
-@contextmanager
-def store_servers(durable: Path | None = None) -> Iterator[StoreServers]:
-    """Run both servers until the end of the block. Must be called in the main thread.
-
-    `durable`: a folder on a disk for the data, to which Postgres then syncs. The default is a
-    folder of `scratch`.
+def quick_postgres(folder: Path, port: int) -> Postgres:
+    """Like `set_up_postgres`, but commits survive the death of the process only, not of the machine.
+    With synchronous_commit=off instead, a commit may be lost with the process.
     """
-    with ExitStack() as stack:
-        folder = durable or stack.enter_context(scratch("ql-stores-"))
+    postgres = set_up_postgres(folder, port)
+    argv = (*postgres.program.argv, "-c", "fsync=off")
+    return replace(postgres, program=replace(postgres.program, argv=argv))
+
+
+def run_sql(postgres: Postgres, sql: str) -> str:
+    """Run one SQL statement as psql prints it. Raises: EmbeddedError."""
+    # Without the password, because all users of this machine can see arguments.
+    url = f"postgresql://{USER}@127.0.0.1:{postgres.port}/postgres"
+    argv = [str(postgres.binaries / "psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql, url]
+    env = {**_environment(), "PGPASSWORD": postgres.password}
+    done = subprocess.run(argv, env=env, check=False, timeout=60, capture_output=True, text=True)
+    if done.returncode:
+        raise EmbeddedError(f"{sql}: {done.stderr.strip()}")
+    return done.stdout
+
+
+@contextmanager
+def store_servers() -> Iterator[StoreServers]:
+    """Run both servers until the end of the block, with their data in a folder of `scratch`, to
+    which Postgres does not sync. Must be called in the main thread.
+    """
+    with scratch("ql-stores-") as folder, ExitStack() as stack:
         postgres_port, redis_port = free_ports(2)
-        postgres = set_up_postgres(
-            folder / "postgres", postgres_port, is_durable=durable is not None
-        )
+        postgres = quick_postgres(folder / "postgres", postgres_port)
         redis = set_up_redis(folder / "redis", redis_port)
         for server in (postgres, redis):
             _run(server.program, server.is_ready, folder / f"{server.program.name}.log", stack)

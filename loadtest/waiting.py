@@ -6,9 +6,13 @@ to distinguish it from a wrong result (AssertionError), which is always a defect
 
 import asyncio
 import inspect
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar, overload
+
+from services.local.process import Process
 
 T = TypeVar("T")
 
@@ -103,3 +107,17 @@ def until_sync(
         if time.monotonic() >= end:
             raise DeadlineMissed(what, last, deadline_s)
         time.sleep(_POLL_S)
+
+
+def stop(process: Process, how: signal.Signals, deadline_s: float) -> bool:
+    """Stop a process with a signal, and wait for its end. Returns False if it had to be killed."""
+    if process.poll() is not None:
+        return True
+    process.send_signal(how)
+    try:
+        process.wait(deadline_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+    return True

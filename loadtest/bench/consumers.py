@@ -177,9 +177,6 @@ class Ours:
     ) -> Figures:
         """Send each consumer's request every `every_s` seconds, and measure the load."""
         at = urlsplit(self.cluster.gateways[0])
-        host, port = at.hostname, at.port
-        assert host is not None
-        assert port is not None
         heads = [
             (
                 f"PUT /v1/logs/{_LOG}/consumers/{name}{below} HTTP/1.1\r\nHost: {at.netloc}\r\n"
@@ -192,20 +189,19 @@ class Ours:
 
         async def work(number: int) -> None:
             mine = heads[number::connections]
-            _, connection = await asyncio.get_running_loop().create_connection(
-                _Connection, host, port
-            )
+            reader, writer = await asyncio.open_connection(at.hostname, at.port)
             beat = every_s / len(mine)
             due = began + beat * number / connections
             while True:
                 for head in mine:
                     await asyncio.sleep(max(0.0, due - clock()))
                     if (now := clock()) - began >= seconds:
-                        connection.close()
+                        writer.close()
                         return
                     due = max(due + beat, now - beat)  # late requests are not made up for
                     data = body()
-                    status = await connection.ask(b"%b%d\r\n\r\n%b" % (head, len(data), data))
+                    writer.write(b"%b%d\r\n\r\n%b" % (head, len(data), data))
+                    status = await _status(reader)
                     assert status == b"200", status
                     times_s.append(clock() - now)
 
@@ -244,44 +240,12 @@ class Ours:
         )
 
 
-class _Connection(asyncio.Protocol):
-    """A minimal HTTP/1.1 client: one request at a time. Responses need a Content-Length."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._waiter: asyncio.Future[bytes] | None = None
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self._transport = transport  # type: ignore[assignment]
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(error or ConnectionResetError())
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._transport is not None:
-            self._transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head, separator, body = self._buffer.partition(b"\r\n\r\n")
-        if not separator or self._waiter is None:
-            return
-        length = int(head.partition(b"Content-Length: ")[2].partition(b"\r")[0])
-        if len(body) >= length:
-            waiter, self._waiter = self._waiter, None
-            self._buffer.clear()
-            waiter.set_result(bytes(head[9:12]))
-
-    def ask(self, data: bytes) -> asyncio.Future[bytes]:
-        """Send a request. The future gives the status of the response."""
-        assert self._transport is not None, "it is connected"
-        self._waiter = asyncio.get_running_loop().create_future()
-        self._transport.write(data)
-        return self._waiter
+async def _status(reader: asyncio.StreamReader) -> bytes:
+    """Read a response, which must have a Content-Length, and return its status."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.partition(b"Content-Length: ")[2].partition(b"\r")[0])
+    await reader.readexactly(length)
+    return head[9:12]
 
 
 OPTIONS: Final = {

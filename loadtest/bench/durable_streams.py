@@ -42,9 +42,9 @@ from loadtest.bench.plan import ROUNDS, TIME, Columns, Plan, Work
 from loadtest.cluster import running
 from loadtest.ports import free_ports
 from loadtest.program import Teller
-from loadtest.waiting import until
+from loadtest.waiting import stop, until
 from services.local.config import ROOT
-from services.local.process import Program, start, stop
+from services.local.process import Program, start
 
 SERVER: Final = ROOT / "loadtest" / "durable_streams"
 _ROLES: Final = {"gateway": "gateway", "bookie": "servers"}

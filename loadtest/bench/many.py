@@ -11,20 +11,16 @@ import argparse
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Final
 
 import asyncpg
 
 from loadtest.bench.goals import Goal
 from loadtest.bench.measure import Figures
-from loadtest.bench.plan import Columns, Plan, Work
-from loadtest.cluster import Cluster, running
+from loadtest.bench.plan import Columns, Plan, Work, cluster_of
+from loadtest.cluster import Cluster
 from loadtest.heal import PATIENT, Healers
 from loadtest.program import Teller
-from loadtest.stores import store_servers
 from loadtest.waiting import until
 from quorumlog.client import Client
 from quorumlog.errors import QuorumLogError
@@ -47,20 +43,9 @@ _GROWS: Final = 2.0
 """How many times higher the cost per ledger may be with the most ledgers (by judgement)."""
 
 
-@asynccontextmanager
-async def _started(_folder: Path, _seconds: float) -> AsyncIterator[tuple[Cluster, str]]:
-    """Run a cluster. Yields the cluster and the DSN of its Postgres database."""
-    with store_servers() as servers:
-        stores = servers.fresh()
-        async with running(
-            stores, bookies=4, gateways=1, environment=PATIENT, lost_bookie_delay_s=_HOURS_S
-        ) as cluster:
-            yield cluster, stores.postgres_dsn
-
-
-async def _measured(system: tuple[Cluster, str], count: int) -> Figures:
+async def _measured(cluster: Cluster, count: int) -> Figures:
     """Measure the costs with `count` ledgers."""
-    cluster, dsn = system
+    dsn = (cluster.data / "run" / "postgres_dsn").read_text()
     healers = Healers(cluster)
     async with Client(*cluster.gateways) as client:
         ledger = await client.create_ledger()
@@ -115,9 +100,10 @@ def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
     """Plan each number of ledgers. Goals compare the cost per ledger of the last and the first."""
     names = {f"{count:,} ledgers": count for count in asked.ledgers}
     first, *_, last = (*names, *names)
+    start = cluster_of(bookies=4, gateways=1, environment=PATIENT, lost_bookie_delay_s=_HOURS_S)
     return Plan(
         [Work(name, "costs", _measured, (count,)) for name, count in names.items()],
-        dict.fromkeys(names, _started),
+        dict.fromkeys(names, start),
         [Columns("us: of a ledger", is_turned=True)],
         goals=[
             Goal(f"{last}: costs", figure, "<=", _GROWS, (f"{first}: costs",))

@@ -1,6 +1,6 @@
 """The rates of the metadata service with few and with many ledgers. LEDGERS= sets the numbers.
 
-Its Postgres is a separate server on the clone's disk, and syncs. All ledgers are copies of one
+Its Postgres has its data on the clone's disk, and syncs. All ledgers are copies of one
 closed ledger, inserted by SQL in bulk, with members on a hundred bookies in turn and two tokens of
 changes each. If the cost of a request grows with the number of ledgers, it lacks an index or reads
 too much, and does not reach its goal.
@@ -18,14 +18,12 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import asyncpg
-import psutil
 
 from loadtest.bench.goals import Goal
 from loadtest.bench.measure import Figures, Meter, repeated
 from loadtest.bench.plan import TIME, Columns, Plan, Work
 from loadtest.cluster import running
 from loadtest.program import Teller
-from loadtest.stores import Stores, store_servers
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, State
 from quorumlog.protocol.quorum import Quorum
@@ -82,9 +80,9 @@ _DRAFT: Final = LedgerMetadata(
 )
 
 
-async def _fill(stores: Stores, ledger_id: int, count: int, teller: Teller) -> None:
+async def _fill(dsn: str, ledger_id: int, count: int, teller: Teller) -> None:
     """Insert `count` copies of a ledger's row."""
-    connection = await asyncpg.connect(stores.postgres_dsn)
+    connection = await asyncpg.connect(dsn)
     try:
         await connection.execute(_BEFORE)
         indexes = await connection.fetch(_INDEXES)
@@ -168,12 +166,11 @@ QUESTIONS: Final[Mapping[str, Callable[[Service], Awaitable[object]]]] = {
 async def _filled(
     folder: Path, seconds: float, *, count: int, teller: Teller
 ) -> AsyncIterator[Service]:
-    with (
-        TemporaryDirectory(prefix="metadata-", dir=folder) as own,
-        store_servers(Path(own)) as servers,
-    ):
-        stores = servers.fresh()
-        async with running(stores, bookies=3, gateways=1) as cluster, cluster.session() as session:
+    with TemporaryDirectory(prefix="metadata-", dir=folder, ignore_cleanup_errors=True) as own:
+        async with (
+            running(None, bookies=3, gateways=1, data=Path(own)) as cluster,
+            cluster.session() as session,
+        ):
             # Autorecovery would consider the named bookies that do not run to be lost.
             for name in [each for each in cluster.names if each.startswith("autorecovery")]:
                 await cluster.stop(name)
@@ -181,21 +178,11 @@ async def _filled(
             row = await client.create(_DRAFT)
             _, closed = await client.cas(row.closed(last_entry=99, length=102_400))
             assert closed is not None
-            await _fill(stores, closed.ledger_id, count, teller)
-            pids = {"service": [cluster.pid("metadata-1")], "database": _postgres()}
+            dsn = (cluster.data / "run" / "postgres_dsn").read_text()
+            await _fill(dsn, closed.ledger_id, count, teller)
+            pids = cluster.pids({"metadata": "service", "postgres": "database"})
             meter = Meter(pids, families=("database",))
             yield Service(client, count, meter, seconds)
-
-
-def _postgres() -> list[int]:
-    """The process ids of the Postgres servers below this process, without the servers' children."""
-    found = psutil.Process().children(recursive=True)
-    names = {each.pid: each.name() for each in found}
-    return [
-        each.pid
-        for each in found
-        if each.name() == "postgres" and names.get(each.ppid()) != "postgres"
-    ]
 
 
 OPTIONS: Final = {

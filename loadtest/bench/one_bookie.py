@@ -15,7 +15,6 @@ import psutil
 
 from loadtest.bench.measure import for_each
 from loadtest.cluster import Cluster, running
-from loadtest.stores import store_servers
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
@@ -87,12 +86,9 @@ async def lone_bookie(folder: Path) -> AsyncIterator[LoneBookie]:
     """Run a bookie without gateways and autorecovery. Deletes the data after the block."""
     # The metadata does not have the bookie's ledgers, so the bookie must not ask for them.
     environment = {"COLLECT_S": "86400"}
-    with (
-        TemporaryDirectory(prefix="bookie-", dir=folder, ignore_cleanup_errors=True) as own,
-        store_servers() as servers,
-    ):
+    with TemporaryDirectory(prefix="bookie-", dir=folder, ignore_cleanup_errors=True) as own:
         async with running(
-            servers.fresh(),
+            None,
             bookies=1,
             gateways=1,
             data=Path(own),

@@ -15,6 +15,7 @@ import uvloop
 
 from loadtest.bench.goals import Goal
 from loadtest.bench.measure import Figures
+from loadtest.cluster import Cluster, running
 
 Start = Callable[[Path, float], AbstractAsyncContextManager[Any]]
 """Starts a system. Arguments: the folder for its data, and the seconds of a measurement."""
@@ -82,6 +83,17 @@ class Plan:
     is_tls: bool = False
     loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     """The event loop of the client."""
+
+
+def cluster_of(**settings: Any) -> Start:
+    """Starts a cluster with these settings, whose data is in memory if there is room."""
+
+    @asynccontextmanager
+    async def start(_folder: Path, _seconds: float) -> AsyncIterator[Cluster]:
+        async with running(None, **settings) as started:
+            yield started
+
+    return start
 
 
 @asynccontextmanager

@@ -8,8 +8,6 @@ must find and write all of them.
 import argparse
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,10 +17,9 @@ import aiohttp
 import orjson
 
 from loadtest.bench.measure import Figures
-from loadtest.bench.plan import Columns, Plan, Work
-from loadtest.cluster import Cluster, running
+from loadtest.bench.plan import Columns, Plan, Work, cluster_of
+from loadtest.cluster import Cluster
 from loadtest.program import Teller
-from loadtest.stores import store_servers
 from quorumlog.client import Client
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
 from quorumlog.net.identity import Credentials
@@ -33,15 +30,6 @@ from quorumlog.protocol.metadata import LedgerMetadata
 _SETTINGS: Final = {"COLLECT_S": "31536000", "AUDIT_S": "3600", "CHECK_S": "31536000"}
 _FIRST_ID: Final = 1_000_000
 _AT_ONCE: Final = 500
-
-
-@asynccontextmanager
-async def _started(_folder: Path, _seconds: float) -> AsyncIterator[Cluster]:
-    with store_servers() as servers:
-        async with running(
-            servers.fresh(), bookies=4, gateways=1, environment=_SETTINGS
-        ) as cluster:
-            yield cluster
 
 
 async def _measured(cluster: Cluster, count: int) -> Figures:
@@ -143,7 +131,7 @@ def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
     names = {f"{count:,} ledgers": count for count in asked.ledgers}
     return Plan(
         [Work(name, "a rebuild", _measured, (count,)) for name, count in names.items()],
-        dict.fromkeys(names, _started),
+        dict.fromkeys(names, cluster_of(bookies=4, gateways=1, environment=_SETTINGS)),
         [Columns("a rebuild of the metadata", is_turned=True)],
         is_apart=True,
         loop=asyncio.new_event_loop,

@@ -11,10 +11,8 @@ import asyncio
 import base64
 import hashlib
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter_ns as clock_ns
 from typing import Final
 
@@ -22,8 +20,8 @@ import aiohttp
 import orjson
 
 from loadtest.bench.measure import Figures, Meter, Wrong, at_a_rate, percentiles
-from loadtest.bench.plan import Columns, Plan, Work
-from loadtest.cluster import Cluster, running
+from loadtest.bench.plan import Columns, Plan, Work, cluster_of
+from loadtest.cluster import Cluster
 from loadtest.program import Teller, is_set
 
 _RECORD_BYTES: Final = 100
@@ -145,39 +143,11 @@ async def _expected(session: aiohttp.ClientSession, url: str, scale: Scale) -> b
     return digest.digest()
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """The results of the readers, and the gateway's CPU and memory."""
-
-    scale: Scale
-    wrong: int
-    """Readers that missed a record, or saw a wrong one."""
-    times_s: Sequence[float]
-    """Latencies from just before an append until a reader has the record."""
-    appends_s: Sequence[float]
-    """Latencies of the same appends, from just before the request until its response."""
-    gateway_s: float
-    """CPU seconds of the gateway."""
-    before_mb: float
-    """The gateway's memory before the readers connected."""
-    peak_mb: float
-
-    @property
-    def figures(self) -> Figures:
-        """The figures for the report."""
-        records = self.scale.total * self.scale.readers
-        return percentiles(self.times_s) | {
-            "append p50 ms": percentiles(self.appends_s)["p50 ms"],
-            "wrong readers": self.wrong,
-            "gateway CPU s": self.gateway_s,
-            "gateway us": self.gateway_s * 1e6 / records,
-            "gateway MB before": self.before_mb,
-            "gateway MB at most": self.peak_mb,
-        }
-
-
-async def run(scale: Scale, cluster: Cluster) -> Followed:
-    """Let readers follow the tail while writers append, and return the results."""
+async def run(scale: Scale, cluster: Cluster) -> Figures:
+    """Let readers follow the tail while writers append. Latencies are from just before an append
+    until a reader has the record; `append p50 ms`: until the same appends' responses. A wrong
+    reader missed a record, or saw a wrong one.
+    """
     gateway = cluster.gateways[0]
     meter = Meter({"gateway": [cluster.pid("gateway-1")]})
     before = peak = meter.memory(max)["gateway"]
@@ -216,16 +186,24 @@ async def run(scale: Scale, cluster: Cluster) -> Followed:
                 await asyncio.gather(watching, *following, return_exceptions=True)
             expected = await _expected(session, url, scale)
     times_s = [time for reader in readers for time in reader.times_s]
-    wrong = sum(not reader.has_seen(expected) for reader in readers)
-    return Followed(scale, wrong, times_s, appends_s, meter.cpu_s["gateway"], before, peak)
+    cpu_s = meter.cpu_s["gateway"]
+    return percentiles(times_s) | {
+        "append p50 ms": percentiles(appends_s)["p50 ms"],
+        "latencies": len(times_s),
+        "wrong readers": sum(not reader.has_seen(expected) for reader in readers),
+        "gateway CPU s": cpu_s,
+        "gateway us": cpu_s * 1e6 / (scale.total * scale.readers),
+        "gateway MB before": before,
+        "gateway MB at most": peak,
+    }
 
 
 async def _follow(cluster: Cluster, scale: Scale) -> Figures:
     """Measure readers that follow the tail. Raises: Wrong if a reader saw wrong records."""
-    followed = await run(scale, cluster)
-    if followed.wrong:
-        raise Wrong(f"{followed.wrong} of {scale.readers} readers were wrong: {followed.figures}")
-    return followed.figures
+    figures = await run(scale, cluster)
+    if wrong := figures["wrong readers"]:
+        raise Wrong(f"{wrong} of {scale.readers} readers were wrong: {figures}")
+    return figures
 
 
 OPTIONS: Final = {
@@ -242,12 +220,6 @@ _FIGURES: Final = (
 )
 
 
-@asynccontextmanager
-async def _started(_folder: Path, _seconds: float) -> AsyncIterator[Cluster]:
-    async with running(None, bookies=3, gateways=1) as cluster:
-        yield cluster
-
-
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
     """Plan one measurement. `gateway us` is the gateway's CPU per record and reader."""
     scale = Scale(asked.readers, asked.writers, asked.records, asked.rate, asked.log)
@@ -255,7 +227,7 @@ def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
     what = f"{scale.readers} readers of one {followed}, {scale.total} records each"
     return Plan(
         (Work("quorumlog", what, _follow, (scale,)),),
-        {"quorumlog": _started},
+        {"quorumlog": cluster_of(bookies=3, gateways=1)},
         (Columns("the tail", _FIGURES),),
         conditions=f"{scale.writers} writers of {scale.rate:g} records/s",
     )

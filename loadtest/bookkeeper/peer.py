@@ -20,9 +20,9 @@ import orjson
 
 from loadtest.bench.measure import KIB, Absent, Failed, Figures, Meter, Pids, to_read
 from loadtest.ports import free_ports
-from loadtest.waiting import until
+from loadtest.waiting import stop, until
 from services.local.config import ROOT
-from services.local.process import Become, Process, Program, in_child, start, stop
+from services.local.process import Become, Process, Program, in_child, start
 
 _BUILT: Final = ROOT / "build" / "bookkeeper"
 _OPENED: Final = (

@@ -25,9 +25,6 @@ from services.local.process import Become, Program, chown_tree, in_child, users_
 USER: Final = "quorumlog"
 _INITDB_S: Final = 120.0
 _PREDECESSOR_S: Final = 30.0
-_QUICK: Final = ("-c", "fsync=off")
-"""Options for tests: commits survive the death of the process, but not of the machine. With
-synchronous_commit=off instead, a commit may be lost with the process."""
 
 
 class EmbeddedError(Exception):
@@ -51,26 +48,6 @@ class Postgres:
         """Whether the server accepts connections."""
         argv = [str(self.binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         return subprocess.run(argv, env=_environment(), check=False, timeout=10).returncode == 0
-
-    def run_sql(self, sql: str) -> str:
-        """Runs one SQL statement and returns psql's output. Raises: EmbeddedError."""
-        argv = [
-            str(self.binaries / "psql"),
-            "-XAtq",
-            "-v",
-            "ON_ERROR_STOP=1",
-            "-c",
-            sql,
-            # Without the password, because all users of this machine can see arguments.
-            f"postgresql://{USER}@127.0.0.1:{self.port}/postgres",
-        ]
-        env = {**_environment(), "PGPASSWORD": self.password}
-        done = subprocess.run(
-            argv, env=env, check=False, timeout=60, capture_output=True, text=True
-        )
-        if done.returncode:
-            raise EmbeddedError(f"{sql}: {done.stderr.strip()}")
-        return done.stdout
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +76,7 @@ class Redis:
             return False
 
 
-def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Postgres:
+def set_up_postgres(folder: Path, port: int) -> Postgres:
     """Creates a database cluster in `folder` if there is none; returns how to run its server.
 
     Raises: EmbeddedError if no Postgres can run here.
@@ -113,14 +90,14 @@ def set_up_postgres(folder: Path, port: int, *, is_durable: bool = True) -> Post
     binaries = _postgres_for(data)
     # Before `_initialise`, which may change the owner of files that a running Postgres uses.
     _await_predecessor(data)
-    become = _initialise(binaries, data, password_file, is_durable=is_durable)
+    become = _initialise(binaries, data, password_file)
     argv = (
         str(binaries / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port),
         # No Unix socket: its path may exceed the kernel's limit of 107 bytes.
         "-c", "unix_socket_directories=", "-c", "max_connections=300",
         # Shared memory is in files of the data folder, so a kill leaves nothing in /dev/shm.
         "-c", "dynamic_shared_memory_type=mmap",
-        "-c", "shared_buffers=64MB", *(() if is_durable else _QUICK),
+        "-c", "shared_buffers=64MB",
     )  # fmt: skip
     program = Program(
         name="postgres",
@@ -152,12 +129,12 @@ def set_up_redis(folder: Path, port: int) -> Redis:
     return Redis(Program(name="redis", argv=argv, env=_environment(), cwd=folder), port, password)
 
 
-def _initialise(binaries: Path, data: Path, password_file: Path, *, is_durable: bool) -> Become:
+def _initialise(binaries: Path, data: Path, password_file: Path) -> Become:
     """Runs initdb if needed, and returns the user to run Postgres as. Raises: EmbeddedError."""
     refusals = []
     for become in users_to_try(data.parent.parent, binaries):
         try:
-            refusal = _refusal(binaries, data, password_file, become, is_durable=is_durable)
+            refusal = _refusal(binaries, data, password_file, become)
         except OSError as error:  # the filesystem has no owners, or root lacks capabilities
             refusal = str(error)
         if not refusal:
@@ -166,9 +143,7 @@ def _initialise(binaries: Path, data: Path, password_file: Path, *, is_durable: 
     raise EmbeddedError("Postgres can't run here; set POSTGRES_DSN.\n" + "\n".join(refusals))
 
 
-def _refusal(
-    binaries: Path, data: Path, password_file: Path, become: Become, *, is_durable: bool
-) -> str:
+def _refusal(binaries: Path, data: Path, password_file: Path, become: Become) -> str:
     """Returns why Postgres cannot run as the given user, or ''. Runs initdb if there is no data."""
     chown_tree(data.parent, become)
     if data.exists():
@@ -181,7 +156,6 @@ def _refusal(
     argv = [
         str(binaries / "initdb"), "-D", str(new), "-U", USER, f"--pwfile={password_file}",
         "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C",
-        *(() if is_durable else ("--no-sync",)),
     ]  # fmt: skip
     refusal = _run_as(argv, become)
     if not refusal:

@@ -90,20 +90,6 @@ def start(program: Program, log: Path) -> Process:
         )
 
 
-def stop(process: Process, how: signal.Signals, deadline_s: float) -> bool:
-    """Stops a process with a signal, and waits for its end. Returns False if it was killed."""
-    if process.poll() is not None:
-        return True
-    process.send_signal(how)
-    try:
-        process.wait(deadline_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return False
-    return True
-
-
 def in_child(
     become: Become, orphan_signal: signal.Signals, *, parent: int | None = None
 ) -> Callable[[], None]:

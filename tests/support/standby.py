@@ -17,9 +17,10 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from loadtest.ports import free_ports
-from loadtest.stores import scratch
-from services.local.embedded import EmbeddedError, Postgres, _environment, set_up_postgres
-from services.local.process import start, stop
+from loadtest.stores import quick_postgres, run_sql, scratch
+from loadtest.waiting import stop
+from services.local.embedded import EmbeddedError, Postgres, _environment
+from services.local.process import start
 from tests.support.waiting import until
 
 _FOLLOWS = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
@@ -85,7 +86,7 @@ class Server:
 
     async def sql(self, statement: str) -> str:
         """Run one statement and return what psql prints."""
-        return (await asyncio.to_thread(self.postgres.run_sql, statement)).strip()
+        return (await asyncio.to_thread(run_sql, self.postgres, statement)).strip()
 
     async def follower(self, folder: Path, port: int) -> "Server":
         """A standby of this server, from a base backup; not started yet."""
@@ -154,7 +155,7 @@ async def copied(primary: Postgres, folder: Path, port: int) -> Postgres:
     password = folder / "password"
     password.touch(mode=0o600)
     password.write_text(primary.password)
-    return await asyncio.to_thread(set_up_postgres, folder, port, is_durable=False)
+    return await asyncio.to_thread(quick_postgres, folder, port)
 
 
 @dataclass(slots=True)
@@ -207,7 +208,7 @@ async def pair(*, is_synchronous: bool = False) -> AsyncIterator[Pair]:
     """A primary with a standby that streams, until the end of the block."""
     with scratch("ql-standby-") as folder:
         first, second = free_ports(2)
-        postgres = await asyncio.to_thread(set_up_postgres, folder / "one", first, is_durable=False)
+        postgres = await asyncio.to_thread(quick_postgres, folder / "one", first)
         one = Server(postgres, folder / "one")
         await one.start()
         both = Pair(one, one)

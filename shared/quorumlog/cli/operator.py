@@ -1,6 +1,6 @@
 """Requests of operators to the services behind the gateways."""
 
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Sequence
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -39,17 +39,11 @@ class WorkEnded(
     """Work ended without a result. Its changes stay, and the work may be repeated."""
 
 
-async def ask(
-    method: str,
-    url: str,
-    body: dict[str, Any] | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> Any:
+async def ask(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
     """Send a request to a service's own endpoint, with retries, and return the JSON of the answer,
     or None.
 
-    `url`: one URL, or several URLs of equivalent services with commas between them. `headers`:
-    replace the headers with the command's credentials.
+    `url`: one URL, or several URLs of equivalent services with commas between them.
     """
     bases, _, path = url.partition("/v1/")
     options = common_options()
@@ -60,7 +54,7 @@ async def ask(
             method,
             f"/v1/{path}",
             body=None if body is None else orjson.dumps(body),
-            headers=options.operator_headers if headers is None else headers,
+            headers=options.operator_headers,
             is_repeatable=True,
         )
         return answer.json() if answer.body else None

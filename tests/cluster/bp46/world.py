@@ -17,10 +17,11 @@ import aiohttp
 from loadtest.forked import start
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
+from loadtest.waiting import stop
 from quorumlog.net.metadata_client import MetadataClient
 from services.local.config import ROOT, inherited_environment
 from services.local.process import Process as Running
-from services.local.process import Program, stop
+from services.local.process import Program
 from tests.cluster.bp46.build import hold_path
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.waiting import SETTLED_S, UNHURRIED, until

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from loadtest.stores import quick_postgres
+from loadtest.waiting import stop
 from services.local.embedded import (
     USER,
     EmbeddedError,
     Postgres,
     _environment,
-    set_up_postgres,
     set_up_redis,
 )
-from services.local.process import NOBODY, Become, Program, chown_tree, start, stop
+from services.local.process import NOBODY, Become, Program, chown_tree, start
 from tests.cluster.hosts.machines import Host
 from tests.support.waiting import until
 
@@ -36,7 +37,7 @@ class HostStores:
         """`stack` ends them."""
         self._primary, self._standby = hosts["host-1"], hosts["host-2"]
         self._stack = stack
-        self._postgres = set_up_postgres(self._primary.home / "db", _POSTGRES, is_durable=False)
+        self._postgres = quick_postgres(self._primary.home / "db", _POSTGRES)
 
     @property
     def admin_dsn(self) -> str:

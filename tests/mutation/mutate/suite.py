@@ -15,7 +15,7 @@ from _pytest.runner import runtestprotocol
 from coverage import Coverage
 from hypothesis import Phase, settings
 
-from loadtest.stores import StoreServers, store_servers
+from loadtest.stores import StoreServers, run_sql, store_servers
 from tests.mutation.mutate.child import Notify
 
 LEFT_OUT: Final = (
@@ -110,10 +110,9 @@ class Suite:
         from redis import Redis  # only where there are servers: it takes a while
 
         postgres, redis = self._servers._postgres, self._servers._redis
-        for name in postgres.run_sql(
-            "SELECT datname FROM pg_database WHERE datname LIKE 'test%'"
-        ).split():
-            postgres.run_sql(f"DROP DATABASE {name} WITH (FORCE)")
+        tests = "SELECT datname FROM pg_database WHERE datname LIKE 'test%'"
+        for name in run_sql(postgres, tests).split():
+            run_sql(postgres, f"DROP DATABASE {name} WITH (FORCE)")
         with Redis.from_url(redis.url(0)) as client:
             client.flushall()
 

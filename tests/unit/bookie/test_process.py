@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from loadtest.forked import start
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
+from loadtest.waiting import stop
 from quorumlog.cli.commands import app as cli
 from quorumlog.net.bookie_client import BookieClient, ChannelLimits
 from quorumlog.net.metadata_client import MetadataClient
@@ -26,7 +27,7 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 from services.local.config import inherited_environment
 from services.local.process import Process as Running
-from services.local.process import Program, stop
+from services.local.process import Program
 from tests.support.proxy import proxy_to
 from tests.support.waiting import DEADLINE_S, until
 from tests.unit.bookie.support import KEY, run_of

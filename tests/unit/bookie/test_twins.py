@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, scratch
+from loadtest.waiting import stop
 from quorumlog.cli.commands import app as cli
 from quorumlog.net.bodies import RECEIVING, Receiving
 from quorumlog.net.bookie_client import BookieClient
@@ -44,7 +45,6 @@ from services.bookie.registration import Displaced, Registration
 from services.bookie.replay import Replayed
 from services.bookie.runtime import BookieRuntime
 from services.bookie.writer import Position
-from services.local.process import stop
 from tests.support.proxy import proxy_to
 from tests.support.waiting import until
 from tests.unit.bookie.support import KEY, run_of

@@ -12,9 +12,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 async def test_every_reader_sees_every_record(cluster: Cluster, is_log: bool) -> None:
     scale = Scale(readers=40, writers=5, records=20, rate=50.0, is_log=is_log)
 
-    followed = await run(scale, cluster)
+    figures = await run(scale, cluster)
 
-    assert not followed.wrong, followed
-    assert followed.figures["wrong readers"] == 0
+    assert figures["wrong readers"] == 0
     # Of the records that arrive together one counts, for each reader.
-    assert len(followed.times_s) >= scale.readers
+    assert figures["latencies"] >= scale.readers

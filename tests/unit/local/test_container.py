@@ -19,20 +19,21 @@ pytestmark = pytest.mark.skipif(
 _SET_UP = """
 import sys
 from pathlib import Path
-from services.local.embedded import EmbeddedError, set_up_postgres
-from services.local.process import free_ports
-from services.local.process import start, stop
+from services.local.embedded import EmbeddedError
+from loadtest.stores import quick_postgres, run_sql
+from loadtest.waiting import stop
+from services.local.process import free_ports, start
 from tests.support.waiting import until_sync
 
 folder = Path(sys.argv[1])
 try:
-    postgres = set_up_postgres(folder / "postgres", free_ports(1)[0], is_durable=False)
+    postgres = quick_postgres(folder / "postgres", free_ports(1)[0])
 except EmbeddedError as error:
     sys.exit(f"refused: {error}")
 process = start(postgres.program, folder / "log")
 try:
     until_sync(postgres.is_ready, "Postgres takes connections")
-    print(postgres.binaries, postgres.run_sql("SELECT 7"), sep=" ")
+    print(postgres.binaries, run_sql(postgres, "SELECT 7"), sep=" ")
 finally:
     stop(process, postgres.program.stop_signal, 30)
 """

@@ -13,9 +13,10 @@ import pytest
 import redis.asyncio
 
 from loadtest.ports import free_ports
-from loadtest.stores import Stores, StoreServers, scratch
-from services.local.embedded import _await_predecessor, set_up_postgres
-from services.local.process import Become, in_child, start, stop, users_to_try
+from loadtest.stores import Stores, StoreServers, quick_postgres, run_sql, scratch
+from loadtest.waiting import stop
+from services.local.embedded import _await_predecessor
+from services.local.process import Become, in_child, start, users_to_try
 from tests.support.waiting import until_sync
 
 
@@ -63,13 +64,13 @@ def test_postgres_keeps_its_data_below_a_closed_folder(*, is_killed: bool) -> No
         root.chmod(0o700)
         port = free_ports(1)[0]
         for round_number in range(2):
-            postgres = set_up_postgres(root / "pg", port, is_durable=False)
+            postgres = quick_postgres(root / "pg", port)
             process = start(postgres.program, root / "pg.log")
             try:
                 until_sync(postgres.is_ready, "Postgres takes connections")
                 if round_number == 0:
-                    postgres.run_sql("CREATE TABLE kept AS SELECT 7 AS seven")
-                assert postgres.run_sql("SELECT seven FROM kept").strip() == "7"
+                    run_sql(postgres, "CREATE TABLE kept AS SELECT 7 AS seven")
+                assert run_sql(postgres, "SELECT seven FROM kept").strip() == "7"
             finally:
                 stop(process, signal.SIGKILL if is_killed else postgres.program.stop_signal, 30)
         # The other processes of a killed one end by themselves a moment later.
@@ -121,7 +122,7 @@ def _is_alive(process: psutil.Process) -> bool:
 @pytest.mark.skipif(not Path("/dev/shm").exists(), reason="no /dev/shm here")
 def test_a_killed_postgres_leaves_no_shared_memory_behind() -> None:
     with scratch("ql-killed-") as root:
-        postgres = set_up_postgres(root / "pg", free_ports(1)[0], is_durable=False)
+        postgres = quick_postgres(root / "pg", free_ports(1)[0])
         process = start(postgres.program, root / "pg.log")
         try:
             until_sync(postgres.is_ready, "Postgres takes connections")

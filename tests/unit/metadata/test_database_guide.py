@@ -12,11 +12,11 @@ import pytest
 from pydantic import SecretStr
 
 from loadtest.ports import free_ports
-from loadtest.stores import Stores, scratch
+from loadtest.stores import Stores, quick_postgres, scratch
 from quorumlog import header
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.wire.bodies import witnesses_to_header
-from services.local.embedded import _environment, set_up_postgres
+from services.local.embedded import _environment
 from tests.support.standby import Server, dsn_of
 from tests.support.tools import needs
 from tests.support.waiting import until
@@ -77,7 +77,7 @@ class Machine:
         password = data.parent / "password"
         password.touch(mode=0o600)
         password.write_text(self.server.postgres.password)
-        postgres = await asyncio.to_thread(set_up_postgres, data.parent, port, is_durable=False)
+        postgres = await asyncio.to_thread(quick_postgres, data.parent, port)
         other = Server(postgres, data.parent)
         self.others.append(other)
         await other.start()
@@ -89,7 +89,7 @@ async def machine() -> AsyncIterator[Machine]:
     with scratch("ql-guide-") as folder:
         (port,) = free_ports(1)
         home = folder / "one"
-        postgres = await asyncio.to_thread(set_up_postgres, home, port, is_durable=False)
+        postgres = await asyncio.to_thread(quick_postgres, home, port)
         for name in ("backup", "archive", "new", "standby"):
             (folder / name).mkdir()
         owner = (home / "data").stat()

@@ -17,12 +17,12 @@ from redis.asyncio import Redis
 from typer.testing import CliRunner
 
 from loadtest.stores import Stores
+from loadtest.waiting import stop
 from quorumlog.cli.commands import app as cli
 from quorumlog.errors import DatabaseWentBack, MetadataUnavailable
 from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.protocol.ids import ASSIGNED_ID_END
 from quorumlog.wire.bodies import BookieWitnesses, witness_of
-from services.local.process import stop
 from services.metadata import inquiry
 from services.metadata.database import Connection, Database
 from tests.support.database import connected

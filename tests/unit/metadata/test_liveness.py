@@ -13,10 +13,11 @@ import pytest
 from redis.asyncio import Redis
 
 from loadtest.ports import free_ports
+from loadtest.waiting import stop
 from quorumlog.wire.bodies import BookieHeartbeat, BookieList, Cookie, CookieRow, ServiceHeartbeat
 from services.local.embedded import Redis as Server
 from services.local.embedded import set_up_redis
-from services.local.process import Process, start, stop
+from services.local.process import Process, start
 from services.metadata.liveness import Liveness
 from tests.support.proxy import proxy_to
 from tests.support.waiting import until, until_sync

@@ -14,13 +14,13 @@ import asyncpg
 import pytest
 
 from loadtest.ports import free_ports
-from loadtest.stores import Stores, scratch
+from loadtest.stores import Stores, quick_postgres, scratch
+from loadtest.waiting import stop
 from quorumlog.errors import NOT_DONE, UNKNOWN, MetadataUnavailable
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import LedgerMetadata
-from services.local.embedded import set_up_postgres
-from services.local.process import start, stop
+from services.local.process import start
 from services.metadata.database import Connection, Database
 from tests.support.proxy import Direction, Proxy, proxy_to
 from tests.support.waiting import until, until_sync
@@ -330,7 +330,7 @@ async def test_a_connection_cut_during_the_migration_does_not_leave_the_service_
 
 async def test_rows_and_the_service_survive_a_restart_of_postgres(stores: Stores) -> None:
     with scratch("ql-postgres-") as folder:
-        server = set_up_postgres(folder / "postgres", free_ports(1)[0], is_durable=False)
+        server = quick_postgres(folder / "postgres", free_ports(1)[0])
         log = folder / "postgres.log"
         process = start(server.program, log)
         try:

@@ -14,8 +14,9 @@ import aiohttp
 from loadtest.forked import start
 from loadtest.ports import free_ports
 from loadtest.stores import Stores
+from loadtest.waiting import stop
 from quorumlog.net.metadata_client import MetadataClient
-from services.local.process import Process, Program, stop
+from services.local.process import Process, Program
 from tests.support.waiting import until
 from tests.unit.metadata.support import DRAFT, PATIENT_S, imagine_bookies, swapped
 
