@@ -12,7 +12,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
@@ -90,8 +90,9 @@ class _InFlight:
         self.complete(ChannelAnswer(self.op, Status.UNKNOWN, *head))
 
 
+@dataclass(eq=False)
 class Channel:
-    """One of the two connections to a bookie.
+    """One of the two connections to a bookie, which connects on the first request.
 
     Invariants:
       - each request in `_in_flight` completes once: by answer, deadline or broken connection;
@@ -99,36 +100,29 @@ class Channel:
       - a request enters `_in_flight` before its bytes are handed over for sending.
     """
 
-    def __init__(
-        self,
-        name: str,
-        address: Callable[[str], str | None],
-        session: aiohttp.ClientSession,
-        limits: ChannelLimits,
-        failed: Callable[[str], None],
-    ) -> None:
-        """The channel connects on the first request."""
-        self._failed = failed
-        self._name = name
-        self._address = address
-        self._session = session
-        self._limits = limits
+    _name: str
+    _address: Callable[[str], str | None]
+    _session: aiohttp.ClientSession
+    _limits: ChannelLimits
+    _failed: Callable[[str], None]
+    _copies: dict[int, RowName] = field(default_factory=dict)
+    _in_flight_bytes: int = 0
+    _outbox: deque[Message] = field(default_factory=deque)
+    _framed: Framed | None = None
+    """The connection while it is open."""
+    _task: asyncio.Task[None] | None = None
+    _failures: int = 0
+    _not_before: float = 0.0
+    _heard_at: float = 0.0
+    _sweeping: bool = False
+    _closed: bool = False
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._time = awake().time
         """The clock of deadlines: a standstill of this process is not the bookie's silence."""
         self._in_flight: tuple[dict[int, _InFlight], dict[int, _InFlight]] = ({}, {})
         """Quick requests and slow requests, by id."""
-        self._copies: dict[int, RowName] = {}
-        self._in_flight_bytes = 0
-        self._outbox: deque[Message] = deque()
-        self._framed: Framed | None = None
-        """The connection while it is open."""
-        self._task: asyncio.Task[None] | None = None
-        self._failures = 0
-        self._not_before = 0.0
-        self._heard_at = 0.0
-        self._sweeping = False
-        self._closed = False
 
     @property
     def is_open(self) -> bool:
