@@ -412,7 +412,7 @@ async def test_a_reserve_released_concurrently_does_not_end_the_writer(store: St
             super().unlink(*args, **kwargs)
 
     assert store.disk.reserve.exists()
-    writer._reserve = Raced(store.disk.reserve)
+    writer.reserve = Raced(store.disk.reserve)
 
     def work() -> str:
         tries.append("try")
