@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
@@ -305,28 +305,22 @@ class Channel:
             request.unknown()
 
 
+@dataclass(eq=False)
 class BookieClient:
     """The channels of one process to all bookies. Implements `ports.BookiesPort`."""
 
-    def __init__(
-        self,
-        address: Callable[[str], str | None],
-        session: aiohttp.ClientSession,
-        limits: ChannelLimits | None = None,
-        failed: Callable[[str], None] = lambda _name: None,
-    ) -> None:
-        """`address` returns a bookie's last known URL. `failed` is called whenever a bookie misses
-        a deadline, breaks its connection, or sends an answer that does not match its request.
-        """
-        self._failed = failed
-        self._address = address
-        self._session = session
-        self._limits = limits or ChannelLimits()
-        self._channels: dict[tuple[str, bool], Channel] = {}
-        """By bookie name, and whether for reads: adds must not wait behind the answers to reads."""
-        self._copied: tuple[LedgerMetadata, RowCopy] | None = None
-        self._ids = count(1)
-        """The ids of requests."""
+    _address: Callable[[str], str | None]
+    """Returns a bookie's last known URL."""
+    _session: aiohttp.ClientSession
+    _limits: ChannelLimits = ChannelLimits()
+    failed: Callable[[str], None] = lambda _name: None
+    """Called whenever a bookie misses a deadline, breaks its connection, or sends an answer that
+    does not match its request."""
+    _channels: dict[tuple[str, bool], Channel] = field(default_factory=dict)
+    """By bookie name, and whether for reads: adds must not wait behind the answers to reads."""
+    _copied: tuple[LedgerMetadata, RowCopy] | None = None
+    _ids: Iterator[int] = field(default_factory=lambda: count(1))
+    """The ids of requests."""
 
     def channels(self) -> dict[str, bool]:
         """The bookies that have got requests, and whether their connections are open."""
@@ -444,7 +438,7 @@ class BookieClient:
         name = member_name(member)
         channel = self._channels.get((name, is_for_reads))
         if channel is None:
-            channel = Channel(name, self._address, self._session, self._limits, self._failed)
+            channel = Channel(name, self._address, self._session, self._limits, self.failed)
             self._channels[name, is_for_reads] = channel
         return channel
 

@@ -470,7 +470,7 @@ async def test_a_grace_period_passes_between_the_two_looks(root: Path) -> None:
         await collector.recheck()
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [7, 8, 9]
 
-    collector._grace_s = 0.0  # it has passed
+    collector.grace_s = 0.0  # it has passed
     await collector.recheck()
 
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [9]
