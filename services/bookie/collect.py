@@ -14,6 +14,7 @@ The bookie follows announced tombstones; a periodic scan finds missed ones. spac
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from enum import Enum, auto
 from typing import Final
 
@@ -138,31 +139,27 @@ class MetadataRows:
         return naming
 
 
+@dataclass(eq=False)
 class Collector:
     """Drops ledgers that no longer belong on this bookie. Invariant: a first check drops nothing."""
 
-    def __init__(
-        self,
-        store: Store,
-        rows: MetadataRows,
-        cluster_id: str,
-        *,
-        grace_s: float,
-        space: Space | None = None,
-    ) -> None:
-        """`grace_s`: the time between a ledger's checks; `space` frees the store's segments."""
-        self._space = space or Space(store)
-        self._store = store
-        self._rows = rows
-        self._cluster_id = cluster_id
-        self._grace_s = grace_s
-        self._candidates: dict[int, tuple[Disposal, float]] = {}
-        """Ledgers that a first check found droppable: the check's disposal and time."""
-        self._lock = asyncio.Lock()
-        """Serializes checks, so that a second check comes after the first."""
-        self._has_dropped = True
-        """True at startup too: ledgers dropped before a crash may have left segments behind."""
-        self._free_at = 0.0
+    _store: Store
+    _rows: MetadataRows
+    _cluster_id: str
+    grace_s: float
+    """The time between a ledger's checks."""
+    space: InitVar[Space | None] = None
+    """Frees the store's segments."""
+    _candidates: dict[int, tuple[Disposal, float]] = field(default_factory=dict)
+    """Ledgers that a first check found droppable: the check's disposal and time."""
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Serializes checks, so that a second check comes after the first."""
+    _has_dropped: bool = True
+    """True at startup too: ledgers dropped before a crash may have left segments behind."""
+    _free_at: float = 0.0
+
+    def __post_init__(self, space: Space | None) -> None:
+        self._space = space or Space(self._store)
 
     async def round(self) -> None:
         """Check every ledger once, and free segments if a ledger was dropped."""
@@ -196,9 +193,7 @@ class Collector:
         async with self._lock:
             now = asyncio.get_running_loop().time()
             due = [
-                item
-                for item, (_, since) in self._candidates.items()
-                if now - since >= self._grace_s
+                item for item, (_, since) in self._candidates.items() if now - since >= self.grace_s
             ]
             if not due or not await self._is_own_cluster():
                 return
@@ -248,7 +243,7 @@ class Collector:
         if known is not disposal:
             self._candidates[ledger_id] = (disposal, now)
             return False
-        return now - since >= self._grace_s
+        return now - since >= self.grace_s
 
     async def _free_if_due(self) -> None:
         loop, store = asyncio.get_running_loop(), self._store

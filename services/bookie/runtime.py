@@ -15,6 +15,7 @@ from quorumlog.net.framed import Framed
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.ids import ASSIGNED_ID_END, member_of
 from quorumlog.wire import bodies
+from services.bookie import registration
 from services.bookie.collect import Collector, MetadataRows
 from services.bookie.config import Config
 from services.bookie.cookie import (
@@ -27,12 +28,6 @@ from services.bookie.cookie import (
 from services.bookie.directory import SUSPECT, DirectoryInUse, DirectoryTooNew
 from services.bookie.limbo import Limbo, logged
 from services.bookie.log import LogDamaged
-from services.bookie.registration import (
-    Displaced,
-    Registration,
-    has_lost_unsynced,
-    retry_until_available,
-)
 from services.bookie.scrub import Pace, Scrubber
 from services.bookie.segments import write_durably
 from services.bookie.space import Space
@@ -79,7 +74,7 @@ class BookieRuntime:
         self.process = uuid4().hex
         """Identifies this process among all that ever start under this name."""
         self._metadata = MetadataClient(config.metadata_urls, credentials=config.credentials)
-        self._registration = Registration(config, self._metadata, self.process)
+        self._registration = registration.Registration(config, self._metadata, self.process)
         self._cookie: LocalCookie | None = None
         self._found_cookie: LocalCookie | None = None
         self._end = end
@@ -115,7 +110,7 @@ class BookieRuntime:
             self._cookie is None
             and found is not None
             and store is not None
-            and (found.salvaged or has_lost_unsynced(found, store.replayed))
+            and (found.salvaged or registration.has_lost_unsynced(found, store.replayed))
         )
 
     async def known_witnesses(self) -> tuple[str, ...]:
@@ -200,7 +195,7 @@ class BookieRuntime:
         try:
             async with asyncio.timeout(FINAL_REPORT_S):
                 await self._report_log_end(store)
-        except (Displaced, QuorumLogError, TimeoutError) as error:
+        except (registration.Displaced, QuorumLogError, TimeoutError) as error:
             log.warning("log-end-untold", extra={"why": repr(error)})
 
     async def _run(self) -> None:
@@ -263,7 +258,7 @@ class BookieRuntime:
         self.limbo = limbo = Limbo(store, self._metadata, rest_s=config.limbo_s)
         if is_limbo_due(local, cookie):
             # Before the bookie serves or registers: it must not deny lost entries (BP-46).
-            await retry_until_available(limbo.enter)
+            await registration.retry_until_available(limbo.enter)
         cookie = cookie.model_copy(update={"registered": True})
         write_cookie(directory, cookie)
         self._cookie = cookie
@@ -317,7 +312,7 @@ class BookieRuntime:
             await asyncio.sleep(self.config.log_end_s)
             try:
                 await self._report_log_end(store)
-            except Displaced as error:
+            except registration.Displaced as error:
                 log.critical("displaced", extra={"reason": str(error)})
                 self._end(REFUSED_STATUS, f"bookie {self.config.bookie_name}: {error}")
             except QuorumLogError as error:

@@ -16,6 +16,7 @@ import logging
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
@@ -53,26 +54,19 @@ EMPTY_AT_ONCE: Final = 256
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Space:
     """Frees segments."""
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        live_share_min: float = LIVE_SHARE_MIN,
-        bytes_per_s: int = COMPACT_BYTES_PER_S,
-        pace: Pace | None = None,
-    ) -> None:
-        """`bytes_per_s`: the rate of moving parts."""
-        self._store = store
-        self._live_share_min = live_share_min
-        self._bytes_per_s = bytes_per_s
-        self._pace = pace or Pace()
-        self._kept_packed_bytes: dict[int, int] = {}
-        """Segments kept because of their packed deletions, and the size of these deletions."""
-        self.scan_s = 0.0
-        """CPU seconds that the last `free` took to scan the index."""
+    _store: Store
+    live_share_min: float = LIVE_SHARE_MIN
+    bytes_per_s: int = COMPACT_BYTES_PER_S
+    """The rate of moving parts."""
+    pace: Pace = field(default_factory=Pace)
+    _kept_packed_bytes: dict[int, int] = field(default_factory=dict)
+    """Segments kept because of their packed deletions, and the size of these deletions."""
+    scan_s: float = 0.0
+    """CPU seconds that the last `free` took to scan the index."""
 
     async def free(self) -> None:
         """Remove segments that no part references, and compact those with little live data."""
@@ -90,7 +84,7 @@ class Space:
                 break
             size = store.segments.path(number).stat().st_size
             # A full disk has no room for moved parts.
-            share = 0.0 if store.disk.is_full else self._live_share_min
+            share = 0.0 if store.disk.is_full else self.live_share_min
             if used[number] <= size * share and self._kept_packed_bytes.get(
                 number, 0
             ) <= self._packed_max(number):
@@ -151,7 +145,7 @@ class Space:
                 if not is_moved:
                     broken.add(part.segment)
             store.counters["compacted_bytes"] += size
-            await self._pace.spend(size, self._bytes_per_s)
+            await self.pace.spend(size, self.bytes_per_s)
         return broken
 
     async def _states(self, numbers: list[int]) -> dict[int, SegmentState]:
@@ -200,7 +194,7 @@ class Space:
             if len(some) == IDS_MAX:
                 # The checkpoint bounds how many deletions a start replays (microseconds each).
                 await self._store.checkpoint()
-            await self._pace.spend(8 * len(some), self._bytes_per_s)
+            await self.pace.spend(8 * len(some), self.bytes_per_s)
 
     def _packed_max(self, number: int) -> int:
         """How many bytes of packed deletions may be rewritten to remove a segment. A short segment,
@@ -211,7 +205,7 @@ class Space:
         size = store.segments.segment_bytes
         if store.disk.is_full:
             size = store.segments.path(number).stat().st_size
-        return int(size * self._live_share_min)
+        return int(size * self.live_share_min)
 
     async def _parts_of(self, numbers: list[int]) -> list[tuple[int, Part]]:
         """The index's parts in these segments, by ledger and entry."""

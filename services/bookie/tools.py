@@ -19,15 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from quorumlog.net.settings import command_line
+from services.bookie import inspection
 from services.bookie.config import Config, StoreOptions
 from services.bookie.cookie import CookieRefused, LocalCookie, read_cookie
 from services.bookie.directory import DirectoryInUse, DirectoryTooNew, lock_directory
-from services.bookie.inspection import (
-    dump_records,
-    salvage_log,
-    undo_salvage,
-    verify_directory,
-)
 from services.bookie.log import LogDamaged
 from services.bookie.segments import Segments
 from services.bookie.store import Store
@@ -89,7 +84,7 @@ def _cookie(directory: Path) -> LocalCookie | None:
 def verify(directory: DirectoryArgument, *, json: AsJson = False) -> None:
     """Read the whole log and check each part of the index. Exit status 1: something is wrong."""
     with _locked(directory):
-        report = verify_directory(directory, _with_bar, _parts_with_bar)
+        report = inspection.verify_directory(directory, _with_bar, _parts_with_bar)
     if json:
         typer.echo(orjson.dumps(asdict(report), option=orjson.OPT_INDENT_2))
     else:
@@ -123,7 +118,7 @@ def dump(directory: DirectoryArgument, *, json: AsJson = False) -> None:
         is_right = True
         # A progress bar among the lines would garble both.
         shown = iter if sys.stdout.isatty() else _with_bar
-        for line in dump_records(directory, shown):
+        for line in inspection.dump_records(directory, shown):
             is_right = is_right and "problem" not in line
             if json:
                 typer.echo(orjson.dumps(line))
@@ -200,14 +195,16 @@ def salvage(
     """
     with _locked(directory):
         _cookie(directory)  # the salvage marks the cookie, so it must be readable
-        undo_salvage(directory)
+        inspection.undo_salvage(directory)
         if not yes:
             typer.confirm(
                 "Give up unreadable records here, and have the peers restore them?", abort=True
             )
         numbers = Segments(directory / "log", 0).numbers()
         try:
-            report = salvage_log(directory, StoreOptions().segment_bytes, _with_bar(numbers))
+            report = inspection.salvage_log(
+                directory, StoreOptions().segment_bytes, _with_bar(numbers)
+            )
         except OSError as error:
             typer.echo(error.strerror or str(error), err=True)
             raise typer.Exit(1) from None

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple, TypeVar
@@ -49,6 +50,7 @@ class Position(NamedTuple):
     sequence: int
 
 
+@dataclass(eq=False)
 class LogWriter:
     """Appends records, batch by batch.
 
@@ -57,35 +59,27 @@ class LogWriter:
     dropped the data (rule 3).
     """
 
-    def __init__(
-        self,
-        segments: Segments,
-        head: SegmentHead,
-        fd: int,
-        position: Position,
-        *,
-        reserve: Path,
-        on_synced: Callable[[list[QueuedRecord], Position], None],
-        on_fatal: Callable[[BaseException], None],
-    ) -> None:
-        """Continue at `position` of the segment `head`, whose file is `fd`."""
-        self._segments = segments
-        self._head = head
-        self._fd = fd
-        self._offset = position.offset
+    _segments: Segments
+    _head: SegmentHead
+    _fd: int
+    """The file of the segment `_head`."""
+    position: InitVar[Position]
+    """Where to continue in the segment."""
+    reserve: Path
+    on_synced: Callable[[list[QueuedRecord], Position], None]
+    on_fatal: Callable[[BaseException], None]
+    is_full: bool = False
+    """The writer waits for room on the disk."""
+    sync_ns: int = 0
+    """How long all syncs took together; `log_syncs` of the store counts them."""
+
+    def __post_init__(self, position: Position) -> None:
+        self._offset = self._filled = position.offset
         self._sequence = position.sequence
-        self._filled = position.offset
-        self._allocated = os.fstat(fd).st_size
-        self._reserve = reserve
-        self._on_synced = on_synced
-        self._on_fatal = on_fatal
+        self._allocated = os.fstat(self._fd).st_size
         self._queue: SimpleQueue[QueuedRecord | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="log-writer", daemon=True)
         self._is_ending = threading.Event()
-        self.is_full = False
-        """The writer waits for room on the disk."""
-        self.sync_ns = 0
-        """How long all syncs took together; `log_syncs` of the store counts them."""
 
     def start(self) -> None:
         """Start writing."""
@@ -111,12 +105,12 @@ class LogWriter:
                 if records:
                     self._write(records)
                     position = Position(self._head.segment, self._offset, self._sequence)
-                    self._on_synced(records, position)
+                    self.on_synced(records, position)
             self._write([], CLEAN_END)
             os.ftruncate(self._fd, self._offset)
             os.fsync(self._fd)
         except BaseException as error:  # noqa: BLE001 - any error ends the log
-            self._on_fatal(error)
+            self.on_fatal(error)
         finally:
             os.close(self._fd)
 
@@ -194,7 +188,7 @@ class LogWriter:
                     raise
                 self.is_full = True
                 try:
-                    self._reserve.unlink()
+                    self.reserve.unlink()
                 except FileNotFoundError:
                     # The reserve is gone; a checkpoint may have used it.
                     self._is_ending.wait(FULL_RETRY_S)

@@ -11,19 +11,10 @@ import orjson
 from aiohttp import web
 
 from quorumlog.errors import InvalidRequest, UnsupportedMediaType
-from quorumlog.net import audit, bodies
+from quorumlog.net import audit, bodies, parameters
 from quorumlog.net.bodies import T
 from quorumlog.net.identity import Role
 from quorumlog.net.operations import Routes
-from quorumlog.net.parameters import (
-    Given,
-    Parameter,
-    header_version,
-    path_id,
-    path_text,
-    query_integer,
-    query_text,
-)
 from quorumlog.net.settings import with_password
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log import LogMetadata
@@ -80,20 +71,24 @@ class MetadataParts:
 
 PARTS: Final = web.AppKey("parts", MetadataParts)
 
-LEDGER_ID: Final = path_id("ledger_id", "The ledger.")
-BOOKIE: Final = path_text(
+LEDGER_ID: Final = parameters.path_id("ledger_id", "The ledger.")
+BOOKIE: Final = parameters.path_text(
     "name", BOOKIE_NAME, "The bookie's name, without an incarnation.", "bookie-1"
 )
-LOG: Final = path_text("name", LOG_NAME, "The log.", "events")
-AFTER: Final = query_integer("after", 0, ID_MAX, "Only ledgers with ids above this one.")
-LIMIT: Final = query_integer("limit", 1, 10_000, "Maximum number of rows in the page.", 100)
-SHOWN: Final = query_text("shown", SHOWN_PATTERN, "Only rows that these grants name; empty: none.")
-IF_MATCH: Final = header_version("The version of the row in the body, in quotes.")
+LOG: Final = parameters.path_text("name", LOG_NAME, "The log.", "events")
+AFTER: Final = parameters.query_integer("after", 0, ID_MAX, "Only ledgers with ids above this one.")
+LIMIT: Final = parameters.query_integer(
+    "limit", 1, 10_000, "Maximum number of rows in the page.", 100
+)
+SHOWN: Final = parameters.query_text(
+    "shown", SHOWN_PATTERN, "Only rows that these grants name; empty: none."
+)
+IF_MATCH: Final = parameters.header_version("The version of the row in the body, in quotes.")
 
 LINES: Final = "application/x-ndjson"
 
 
-Check = Callable[[web.Request, Given, Any], None]
+Check = Callable[[web.Request, parameters.Given, Any], None]
 """Rejects a body that does not suit its caller or path. Raises: CallerRefused, InvalidRequest."""
 
 
@@ -104,7 +99,7 @@ class StoreRoutes(Routes):
         self,
         key: str,
         does: Callable[..., Awaitable[object]],
-        *given: Parameter[Any],
+        *given: parameters.Parameter[Any],
         roles: frozenset[Role],
         checks: Check | None = None,
         creates: Callable[[Any], str] | None = None,
@@ -131,7 +126,7 @@ class StoreRoutes(Routes):
         signature(does).bind(*own, *of_path, **called)
         store, _, method = does.__qualname__.partition(".")
 
-        async def handle(request: web.Request, values: Given) -> web.Response:
+        async def handle(request: web.Request, values: parameters.Given) -> web.Response:
             path = [values[one] for one in given if one.place == "path"]
             query = {one.name: values[one] for one in given if one.place == "query"}
             asked = {name: value for name, value in query.items() if value is not None}
@@ -177,7 +172,9 @@ def answer(value: object, status: int = 200) -> web.Response:
     return bodies.answer(value, status, **headers)
 
 
-def check_changed(given: Given, row: LedgerMetadata | LogMetadata, is_of_path: bool) -> None:
+def check_changed(
+    given: parameters.Given, row: LedgerMetadata | LogMetadata, is_of_path: bool
+) -> None:
     """Check that path and `If-Match` name the row in the body. Raises: InvalidRequest."""
     if not is_of_path:
         raise InvalidRequest("the row in the body is not the one that the path names")

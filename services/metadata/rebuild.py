@@ -32,17 +32,8 @@ from quorumlog.protocol.ids import ASSIGNED_ID_END, member_incarnation, member_n
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, State
 from quorumlog.protocol.rebuild import Action, Bookies, Held, Registered, shown, stand_ins
 from quorumlog.protocol.rebuild_log import LedgerPlace, LogDecision
-from quorumlog.wire import row_copies
+from quorumlog.wire import rebuild_bodies, row_copies
 from quorumlog.wire.log_bodies import PACKED_TAG, TRANSACTION_TAG
-from quorumlog.wire.rebuild_bodies import (
-    NOT_REBUILT,
-    AskedBookie,
-    HeldRows,
-    RebuildAsk,
-    RebuildFinding,
-    RebuildLine,
-    RebuildReport,
-)
 from services.metadata.cookies import CookieStore
 from services.metadata.inquiry import Source, SourceAway, find_sources, merged
 from services.metadata.liveness import Liveness
@@ -56,7 +47,7 @@ _PROGRESS_EVERY: Final = 1000
 _FINDINGS_KEPT: Final = 1000
 """How many findings a report lists, chosen by judgement; further findings are counted."""
 
-Notify = Callable[[RebuildLine], Awaitable[None]]
+Notify = Callable[[rebuild_bodies.RebuildLine], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -92,7 +83,7 @@ class _Tally:
     may_be_deleted: int = 0
     sealed_passwords: int = 0
     holes: int = 0
-    findings: list[RebuildFinding] = field(default_factory=list)
+    findings: list[rebuild_bodies.RebuildFinding] = field(default_factory=list)
     left_out: int = 0
     buried: set[int] = field(default_factory=set)
     freed: int = 0
@@ -104,7 +95,7 @@ class _Tally:
     forked: set[int] = field(default_factory=set)
     """Ledgers that were kept when their log was deleted, since forks named them."""
 
-    def find(self, finding: RebuildFinding) -> None:
+    def find(self, finding: rebuild_bodies.RebuildFinding) -> None:
         """Add a finding to the report, or only count it if the report is full."""
         if len(self.findings) < _FINDINGS_KEPT:
             self.findings.append(finding)
@@ -126,7 +117,9 @@ class _Tally:
         self.ledgers[decision.action] += 1
         if decision.why:
             self.find(
-                RebuildFinding(ledger_id=judged.ledger_id, action=decision.action, why=decision.why)
+                rebuild_bodies.RebuildFinding(
+                    ledger_id=judged.ledger_id, action=decision.action, why=decision.why
+                )
             )
         if decision.action is Action.TOMBSTONE:
             self.buried.add(judged.ledger_id)
@@ -151,7 +144,9 @@ class Rebuilder:
     _liveness: Liveness
     _credentials: Credentials = ANONYMOUS
 
-    async def run(self, ask: RebuildAsk, notify: Notify) -> RebuildReport:
+    async def run(
+        self, ask: rebuild_bodies.RebuildAsk, notify: Notify
+    ) -> rebuild_bodies.RebuildReport:
         """Run a rebuild; `notify` receives lines of progress.
 
         Raises: InvalidRequest, SourceAway, MetadataUnavailable.
@@ -165,12 +160,14 @@ class Rebuilder:
         `lost`: bookies that never return. `notify` receives lines of progress. Raises: InvalidRequest
         while another rebuild runs, SourceAway, MetadataUnavailable.
         """
-        ask = RebuildAsk(dry_run=True, without=tuple(lost))
+        ask = rebuild_bodies.RebuildAsk(dry_run=True, without=tuple(lost))
         async with self._begun(ask, notify) as work:
             return await work.count_behind()
 
     @asynccontextmanager
-    async def _begun(self, ask: RebuildAsk, notify: Notify) -> AsyncIterator["_Work"]:
+    async def _begun(
+        self, ask: rebuild_bodies.RebuildAsk, notify: Notify
+    ) -> AsyncIterator["_Work"]:
         """Begin a rebuild, which asks all bookies whose URLs are known."""
         async with self.store.begin() as tables, service_session(self._credentials) as session:
             rows = await self._cookies.list()
@@ -190,7 +187,7 @@ class _Work:
 
     _tables: RebuildTables
     _session: aiohttp.ClientSession
-    _ask: RebuildAsk
+    _ask: rebuild_bodies.RebuildAsk
     _notify: Notify
     _urls: set[str]
     """The URLs of the bookies to ask."""
@@ -198,7 +195,7 @@ class _Work:
     """The names of the registered bookies."""
     _tally: _Tally = field(default_factory=_Tally)
 
-    async def run(self) -> RebuildReport:
+    async def run(self) -> rebuild_bodies.RebuildReport:
         """Run all passes, and return the report."""
         sources = await find_sources(self._session, self._urls)
         cluster_id = await self._cluster(sources)
@@ -286,7 +283,7 @@ class _Work:
             texts = {copy for _, held in holding for copy in held.copies}
             found.note([row_copies.decode(text) for text in texts])
             if found.ledgers % _PROGRESS_EVERY == 0:
-                await self._notify(RebuildLine(phase="survey", done=found.ledgers))
+                await self._notify(rebuild_bodies.RebuildLine(phase="survey", done=found.ledgers))
         return found
 
     async def _stand_ins(self, sources: Sequence[Source], survey: Survey) -> dict[str, StandIn]:
@@ -323,7 +320,7 @@ class _Work:
             for judged in await self._judge(held, bookies, writes=is_due):
                 self._tally.count(judged, bookies)
             done += len(page)
-            line = RebuildLine(
+            line = rebuild_bodies.RebuildLine(
                 phase="ledgers",
                 done=done,
                 of=survey.ledgers,
@@ -345,7 +342,7 @@ class _Work:
         placed = [place for places in tally.by_log.values() for place in places]
         shared = {ledger_id for place in placed for ledger_id, _ in place.shared} | tally.forked
         existing = await self._tables.log_names()
-        unsure: list[RebuildFinding] = []
+        unsure: list[rebuild_bodies.RebuildFinding] = []
         for name in sorted(existing | tally.by_log.keys()):
             through = tally.deleted_logs.get(name, -1)
             found = tally.by_log.get(name, [])
@@ -363,7 +360,7 @@ class _Work:
             tally.logs[decision.action] += 1
             tally.holes += len(decision.holes)
             if why := _log_finding(decision):
-                finding = RebuildFinding(log=name, action=decision.action, why=why)
+                finding = rebuild_bodies.RebuildFinding(log=name, action=decision.action, why=why)
                 if decision.action is Action.SAME and decision.why:
                     unsure.append(finding)
                 else:
@@ -379,13 +376,13 @@ class _Work:
         bookies: Bookies,
         cookies: Sequence[str],
         next_id: int,
-    ) -> RebuildReport:
+    ) -> rebuild_bodies.RebuildReport:
         tally = self._tally
-        return RebuildReport(
+        return rebuild_bodies.RebuildReport(
             cluster_id=cluster_id,
             dry_run=self._ask.dry_run,
             bookies=tuple(
-                AskedBookie(
+                rebuild_bodies.AskedBookie(
                     bookie=source.head.bookie, url=source.url, may_lack=source.head.may_lack
                 )
                 for source in sources
@@ -400,14 +397,14 @@ class _Work:
             cookies=tuple(cookies),
             next_ledger_id=next_id,
             findings=tuple(tally.findings),
-            not_rebuilt=NOT_REBUILT,
+            not_rebuilt=rebuild_bodies.NOT_REBUILT,
             findings_left_out=tally.left_out,
         )
 
 
 async def _pages(
-    ledgers: AsyncIterator[tuple[int, list[tuple[Source, HeldRows]]]],
-) -> AsyncIterator[list[tuple[int, list[tuple[Source, HeldRows]]]]]:
+    ledgers: AsyncIterator[tuple[int, list[tuple[Source, rebuild_bodies.HeldRows]]]],
+) -> AsyncIterator[list[tuple[int, list[tuple[Source, rebuild_bodies.HeldRows]]]]]:
     page = []
     async for ledger in ledgers:
         page.append(ledger)
@@ -418,7 +415,7 @@ async def _pages(
         yield page
 
 
-def _held(holding: Sequence[tuple[Source, HeldRows]]) -> list[Held]:
+def _held(holding: Sequence[tuple[Source, rebuild_bodies.HeldRows]]) -> list[Held]:
     # Members hold equal copies, so each text is decoded only once.
     rows: dict[str, LedgerMetadata] = {}
     for _, held in holding:

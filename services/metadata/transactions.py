@@ -26,12 +26,7 @@ from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from quorumlog.protocol.metadata import State
 from quorumlog.protocol.transaction import Sealed, Transaction, TransactionLedger, TransactionState
-from quorumlog.wire.log_bodies import (
-    TransactionAlive,
-    TransactionBeginBody,
-    TransactionCommitBody,
-    TransactionDone,
-)
+from quorumlog.wire import log_bodies
 from services.metadata.attempts import is_applied, record_attempt, record_change
 from services.metadata.database import (
     Connection,
@@ -78,7 +73,9 @@ class TransactionStore(RowStore):
     """The number of ledgers that waited for their deletion at the last count."""
 
     @transactional
-    async def begin(self, connection: Connection, request: TransactionBeginBody) -> Transaction:
+    async def begin(
+        self, connection: Connection, request: log_bodies.TransactionBeginBody
+    ) -> Transaction:
         """Begin a transaction, or return the existing one of this app and version.
 
         A version that is not above the app's last one gets a COMMITTED transaction, since there is
@@ -118,12 +115,12 @@ class TransactionStore(RowStore):
         """A transaction, read from the primary. Raises: NoSuchTransaction."""
         return _row(await _get(connection, transaction_id))
 
-    async def renew(self, transaction_id: str) -> TransactionAlive:
+    async def renew(self, transaction_id: str) -> log_bodies.TransactionAlive:
         """Postpone a transaction's expiry, and return its state. Raises: NoSuchTransaction."""
         state, is_due = await self._state(transaction_id)
         if state is TransactionState.OPEN and is_due:
             await self._renew(transaction_id)
-        return TransactionAlive(state=state)
+        return log_bodies.TransactionAlive(state=state)
 
     # A plain read, because appends wait for the answer, and nothing is changed.
     @plain
@@ -162,8 +159,8 @@ class TransactionStore(RowStore):
 
     @transactional
     async def commit(
-        self, connection: Connection, transaction_id: str, request: TransactionCommitBody
-    ) -> TransactionDone:
+        self, connection: Connection, transaction_id: str, request: log_bodies.TransactionCommitBody
+    ) -> log_bodies.TransactionDone:
         """Publish ledgers onto the log and end the transaction, atomically and once.
 
         Raises: NoSuchTransaction, TransactionAborted, NoSuchLog, VersionConflict (with the log's
@@ -182,7 +179,7 @@ class TransactionStore(RowStore):
             if last is not None and last["version"] >= record["app_version"]:
                 ended = await _end_committed(connection, record, asked, (), is_duplicate=True)
                 await record_change(connection, f"transaction {transaction_id}")
-                return TransactionDone(transaction=ended, row=None)
+                return log_bodies.TransactionDone(transaction=ended, row=None)
         await _check_sealed(
             connection, transaction_id, request.ledgers, must_be_empty=not request.row
         )
@@ -202,7 +199,7 @@ class TransactionStore(RowStore):
         ended = await _end_committed(connection, record, asked, published, is_duplicate=False)
         await record_attempt(connection, request.attempt, f"transaction {transaction_id}")
         connection.counted["committed"] += 1
-        return TransactionDone(transaction=ended, row=row)
+        return log_bodies.TransactionDone(transaction=ended, row=row)
 
     @transactional
     async def expire(self, connection: Connection, limit: int) -> int:
@@ -246,8 +243,8 @@ async def end_aborted(connection: Connection, ids: Sequence[str]) -> None:
 
 
 async def _answer_ended(
-    connection: Connection, record: asyncpg.Record, request: TransactionCommitBody
-) -> TransactionDone:
+    connection: Connection, record: asyncpg.Record, request: log_bodies.TransactionCommitBody
+) -> log_bodies.TransactionDone:
     """The answer to a commit of an ended transaction; its repeat also gets the log's row."""
     row: LogMetadata | None = None
     target = f"transaction {record['id']}"
@@ -255,10 +252,10 @@ async def _answer_ended(
         # The log may have been deleted since; the transaction is committed nevertheless.
         with contextlib.suppress(NoSuchLog):
             row = await read_log(connection, record["log"], "FOR UPDATE")
-    return TransactionDone(transaction=_repeated(record, request), row=row)
+    return log_bodies.TransactionDone(transaction=_repeated(record, request), row=row)
 
 
-def _repeated(record: asyncpg.Record, request: TransactionCommitBody) -> Transaction:
+def _repeated(record: asyncpg.Record, request: log_bodies.TransactionCommitBody) -> Transaction:
     """The answer to a repeated commit. Raises: TransactionAborted, TransactionCommitted."""
     if record["state"] == TransactionState.ABORTED:
         raise TransactionAborted(log=record["log"])
@@ -403,7 +400,7 @@ async def _lock_log_shared(connection: Connection, name: str) -> None:
 
 
 async def _find_earlier_try(
-    connection: Connection, request: TransactionBeginBody
+    connection: Connection, request: log_bodies.TransactionBeginBody
 ) -> Transaction | None:
     """The transaction that an earlier try of this request began. Raises: InvalidRequest."""
     found = await _find(connection, request.id)
@@ -416,7 +413,7 @@ async def _find_earlier_try(
 
 
 async def _insert(
-    connection: Connection, request: TransactionBeginBody, *, state: TransactionState
+    connection: Connection, request: log_bodies.TransactionBeginBody, *, state: TransactionState
 ) -> asyncpg.Record | None:
     """Insert a row; None if an OPEN transaction has the app and version, or any has the id."""
     return await connection.fetchrow(
@@ -434,7 +431,7 @@ async def _insert(
 
 
 async def _answer_old_version(
-    connection: Connection, request: TransactionBeginBody, done: asyncpg.Record
+    connection: Connection, request: log_bodies.TransactionBeginBody, done: asyncpg.Record
 ) -> Transaction:
     """The answer to a request to begin a version that is not above the app's last one."""
     if done["version"] == request.version:

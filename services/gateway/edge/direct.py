@@ -85,29 +85,22 @@ class _Plain:
     say: Callable[[Any], Said]
 
 
+@dataclass(eq=False)
 class DirectRequests:
     """The fast path for plain appends and commits; `net/aiohttp_parts.py` calls it."""
 
-    def __init__(
-        self,
-        appends: Appends,
-        consumers: Consumers | None,
-        room: Room,
-        metrics: Metrics,
-        *,
-        hosts: Hosts,
-        is_regular: Callable[[], bool],
-    ) -> None:
-        """`is_regular`: whether all requests must currently take the regular path."""
-        self._appends, self._consumers = appends, consumers
-        self._room, self._metrics = room, metrics
-        self._hosts, self._is_regular = hosts, is_regular
-        self.bytes_max = min(
-            _SMALL_BYTES,
-            room.limits.entry_bytes_max,
-            room.limits.body_bytes_max,
-            room.limits.frames_bytes_max,
-        )
+    _appends: Appends
+    _consumers: Consumers | None
+    _room: Room
+    _metrics: Metrics
+    hosts: Hosts
+    is_regular: Callable[[], bool]
+    """Whether all requests must currently take the regular path."""
+
+    def __post_init__(self) -> None:
+        limits = self._room.limits
+        bodies = (limits.entry_bytes_max, limits.body_bytes_max, limits.frames_bytes_max)
+        self.bytes_max = min(_SMALL_BYTES, *bodies)
 
     def begin(self, message: RawRequestMessage, body: bytes, connection: DirectConnection) -> bool:
         """Start a request if it is plain, and return whether it is. Otherwise do nothing."""
@@ -119,9 +112,9 @@ class DirectRequests:
             or len(body) > self.bytes_max
             or headers.get(hdrs.CONTENT_TYPE) not in _TYPES
             or headers.get(hdrs.ACCEPT, "*/*") not in ("*/*", JSON)
-            or not self._hosts.knows(headers.get(hdrs.HOST))
+            or not self.hosts.knows(headers.get(hdrs.HOST))
             or headers.get(hdrs.CONTENT_LENGTH, "0").startswith("0")
-            or self._is_regular()
+            or self.is_regular()
         ):
             return False
         for name in _OTHERS:

@@ -389,7 +389,7 @@ class EntryRoutes(op.Handlers, tag="Entries"):
         async def append(items: Sequence[bytes], expect: int | None) -> EntriesAppended:
             return await self._appends.append(ledger_id, items, password=password, expect=expect)
 
-        return Pipe(append, self._room, size=len, expect=expect)
+        return Pipe(append, self._room, len, expect)
 
 
 def appended_body(ledger_id: int, done: EntriesAppended, *, is_batch: bool) -> bytes:

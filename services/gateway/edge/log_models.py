@@ -7,20 +7,8 @@ from pydantic import Field, WithJsonSchema, model_validator
 from quorumlog.protocol.log import LIMITS, LogSettings
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.quorum import Quorum
+from services.gateway.edge import models
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.models import (
-    BASE64,
-    DATE_TIME,
-    Custom,
-    Id,
-    IdOrNone,
-    Model,
-    PayloadOut,
-    Size,
-    Text,
-    WriterModel,
-    members_of,
-)
 from services.gateway.logs.views import LogView
 
 Digest = Literal["crc32c", "none"]
@@ -28,29 +16,29 @@ Digest = Literal["crc32c", "none"]
 BatchCompression = Literal["none", "zstd"]
 
 
-class LogCreate(Model):
+class LogCreate(models.Model):
     """A log to create. Every setting is optional, and 0 switches a limit off."""
 
-    ensemble_size: Size | None = None
+    ensemble_size: models.Size | None = None
     """Ensemble size E of each of the log's ledgers. Default: 3, or Qw if Qw is larger."""
-    write_quorum: Size | None = None
+    write_quorum: models.Size | None = None
     """Write quorum Qw of each ledger. Default: 3, or E if E is smaller."""
-    ack_quorum: Size | None = None
+    ack_quorum: models.Size | None = None
     """Ack quorum Qa of each ledger. Default: Qw // 2 + 1."""
     digest: Digest = "crc32c"
     """How readers verify entries."""
-    metadata: Custom = Field(default_factory=dict)
+    metadata: models.Custom = Field(default_factory=dict)
     allow_degraded: Literal[True] = True
     """Must be true: a takeover must succeed while a bookie is unavailable."""
-    roll_bytes: Id = 256 << 20
+    roll_bytes: models.Id = 256 << 20
     """Size in bytes at which the log closes its open ledger and starts the next one."""
-    roll_entries: Id = 0
+    roll_entries: models.Id = 0
     """Append requests after which the log closes its open ledger and starts the next one."""
-    roll_seconds: Id = 0
+    roll_seconds: models.Id = 0
     """Age in seconds at which the log closes its open ledger and starts the next one."""
-    retention_bytes: Id = 0
+    retention_bytes: models.Id = 0
     """The log keeps at least this many of its newest bytes; it drops older ledgers beyond them."""
-    retention_seconds: Id = 0
+    retention_seconds: models.Id = 0
     """Seconds for which the log keeps a closed ledger."""
     batch_compression: BatchCompression = "none"
     """`zstd` stores a record batch compressed if it shrinks. Readers get the same records."""
@@ -77,14 +65,14 @@ class LogCreate(Model):
         )
 
 
-class LogPatch(Model):
+class LogPatch(models.Model):
     """Settings of a log to change. A null or missing member stays unchanged; 0 disables a limit."""
 
-    roll_bytes: Id | None = None
-    roll_entries: Id | None = None
-    roll_seconds: Id | None = None
-    retention_bytes: Id | None = None
-    retention_seconds: Id | None = None
+    roll_bytes: models.Id | None = None
+    roll_entries: models.Id | None = None
+    roll_seconds: models.Id | None = None
+    retention_bytes: models.Id | None = None
+    retention_seconds: models.Id | None = None
     deletion_protection: bool | None = None
     """true: the log can't be deleted, truncated or overwritten; false: it can."""
 
@@ -101,51 +89,51 @@ class LogPatch(Model):
         return {name: value for name, value in given if value is not None}
 
 
-class LogSettingsModel(Model):
+class LogSettingsModel(models.Model):
     """The settings of a log."""
 
-    ensemble_size: Size
-    write_quorum: Size
-    ack_quorum: Size
+    ensemble_size: models.Size
+    write_quorum: models.Size
+    ack_quorum: models.Size
     digest: Digest
     metadata: dict[str, str]
-    roll_bytes: Id
-    roll_entries: Id
-    roll_seconds: Id
-    retention_bytes: Id
-    retention_seconds: Id
+    roll_bytes: models.Id
+    roll_entries: models.Id
+    roll_seconds: models.Id
+    retention_bytes: models.Id
+    retention_seconds: models.Id
     batch_compression: BatchCompression
 
 
-class LogLedger(Model):
+class LogLedger(models.Model):
     """One ledger of a log."""
 
-    ledger_id: Id
-    first_offset: Id | None
+    ledger_id: models.Id
+    first_offset: models.Id | None
     """Offset of the ledger's first record; null while the end of the previous ledger is unknown."""
-    last_offset: IdOrNone | None
+    last_offset: models.IdOrNone | None
     """Offset of the ledger's last record; null while the ledger may grow."""
     state: Literal["OPEN", "IN_RECOVERY", "CLOSED"]
 
 
-class Log(Model):
+class Log(models.Model):
     """A log as it is now."""
 
     name: str
     settings: LogSettingsModel
     state: Literal["OPEN", "CLOSED"]
-    first_offset: Id
-    next_offset: Id
+    first_offset: models.Id
+    next_offset: models.Id
     """The next record's offset; all records before it are durable."""
-    archived_through: Id | None
+    archived_through: models.Id | None
     """Records below this offset are archived elsewhere too; null if the log is not archived."""
     deletion_protection: bool
     """Whether the log is protected: it can't be deleted, truncated or overwritten."""
     ledgers: list[LogLedger]
-    owner: WriterModel | None
+    owner: models.WriterModel | None
     """The gateway that owns the log; null while the log has no owner."""
     version: Annotated[int, Field(ge=1)]
-    created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
+    created_at: Annotated[str, WithJsonSchema(models.DATE_TIME)]
 
 
 def log_json(view: LogView) -> dict[str, Any]:
@@ -159,27 +147,29 @@ def log_json(view: LogView) -> dict[str, Any]:
         }
         for item in view.log.items
     ]
-    return members_of(Log, view.log, view, settings=view.log.settings.fields, ledgers=ledgers)
+    return models.members_of(
+        Log, view.log, view, settings=view.log.settings.fields, ledgers=ledgers
+    )
 
 
-class LogList(Model):
+class LogList(models.Model):
     """A page of logs, sorted by name. `next`: the next page's `after`, or null at the end."""
 
     logs: list[Log]
     next: str | None
 
 
-class _RecordIn(Model):
+class _RecordIn(models.Model):
     headers: dict[str, str] | None = None
-    timestamp: Annotated[str, WithJsonSchema(DATE_TIME)] | None = None
+    timestamp: Annotated[str, WithJsonSchema(models.DATE_TIME)] | None = None
     """Time of the record. Default: the time of its append."""
 
 
 class RecordData(_RecordIn):
     """A record whose value and key are base64."""
 
-    data: Annotated[str, WithJsonSchema(BASE64)]
-    key: Annotated[str, WithJsonSchema(BASE64)] | None = None
+    data: Annotated[str, WithJsonSchema(models.BASE64)]
+    key: Annotated[str, WithJsonSchema(models.BASE64)] | None = None
 
 
 class RecordText(_RecordIn):
@@ -196,7 +186,7 @@ class RecordJson(_RecordIn):
     key: str | None = None
 
 
-class RecordBatch(Model):
+class RecordBatch(models.Model):
     """A batch of records, appended atomically."""
 
     records: list[RecordData | RecordText | RecordJson] = Field(
@@ -204,64 +194,64 @@ class RecordBatch(Model):
     )
 
 
-class LogAppendedModel(Model):
+class LogAppendedModel(models.Model):
     """Response to an append: all records of the request are durable, in one entry."""
 
     log: str
-    first_offset: Id
-    last_offset: Id
-    ledger_id: Id
-    entry_id: Id
+    first_offset: models.Id
+    last_offset: models.Id
+    ledger_id: models.Id
+    entry_id: models.Id
 
 
-class RecordOut(PayloadOut):
+class RecordOut(models.PayloadOut):
     """A record with its offset and entry. With `encoding=base64`, `key` is base64. With the other
     encodings, `key` is text, or `key_base64` has the key if it isn't UTF-8.
     """
 
-    offset: Id
-    timestamp: Annotated[str, WithJsonSchema(DATE_TIME)]
-    ledger_id: Id
-    entry_id: Id
+    offset: models.Id
+    timestamp: Annotated[str, WithJsonSchema(models.DATE_TIME)]
+    ledger_id: models.Id
+    entry_id: models.Id
     key: str | None
-    key_base64: Annotated[str, WithJsonSchema(BASE64)] | None = None
+    key_base64: Annotated[str, WithJsonSchema(models.BASE64)] | None = None
     headers: dict[str, str]
 
 
-class LogRecords(Model):
+class LogRecords(models.Model):
     """A page of records in order. The next page begins at the offset `next`."""
 
     log: str
     records: list[RecordOut]
-    next: Id
-    first_offset: Id
+    next: models.Id
+    first_offset: models.Id
     closed: bool
     """Whether the log is closed and `next` is its end."""
-    created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
+    created_at: Annotated[str, WithJsonSchema(models.DATE_TIME)]
 
 
-class LogOpen(Model):
+class LogOpen(models.Model):
     """Request to open a log for one writer."""
 
-    owner: Annotated[Text, Field(min_length=1, max_length=1024)]
+    owner: Annotated[models.Text, Field(min_length=1, max_length=1024)]
 
 
-class LogOpened(Model):
+class LogOpened(models.Model):
     """Response to opening a log. Appends now need the header `Writer-Token` with `writer_token`."""
 
-    writer_token: Id
-    next_offset: Id
+    writer_token: models.Id
+    next_offset: models.Id
 
 
-class LogArchived(Model):
+class LogArchived(models.Model):
     """Report that records below the offset `through` are stored elsewhere, durably and checked."""
 
-    through: Id
-    expect: Id | None = None
+    through: models.Id
+    expect: models.Id | None = None
     """Value of `archived_through` when archiving began; if it has changed, the error is 412."""
 
 
-class LogTruncate(Model):
+class LogTruncate(models.Model):
     """Request to truncate a log: drop the ledgers that end below the offset `before`."""
 
-    before: Id
+    before: models.Id

@@ -361,7 +361,7 @@ class RecordRoutes(op.Handlers, tag="Records"):
             done = await self._logs.append(name, call)
             return EntriesAppended(done.first_offset, done.last_offset, done.last_offset)
 
-        return Pipe(append, self._room, size=lambda record: record.size, expect=expect)
+        return Pipe(append, self._room, lambda record: record.size, expect)
 
 
 def _appended(name: str, done: RecordsAppended) -> bytes:

@@ -48,24 +48,19 @@ do not all reconnect at once (chosen by judgement; browsers wait 3 to 5 s by def
 """
 
 
+@dataclass(eq=False)
 class PageStream(Generic[P]):
     """Reads pages in sequence, within limits. Readers of the same tail share its reads.
 
     Invariant: `at` is where the next page begins.
     """
 
-    def __init__(
-        self,
-        pages: Pages[P],
-        room: Room,
-        at: Start,
-        *,
-        limit: int | None = None,
-        max_bytes: int | None = None,
-    ) -> None:
-        """`limit` and `max_bytes` bound all pages together. None means no limit."""
-        self.pages, self.room, self.at = pages, room, at
-        self._left, self._bytes_left = limit, max_bytes
+    pages: Pages[P]
+    room: Room
+    at: Start
+    _left: int | None = None
+    _bytes_left: int | None = None
+    """How many items and bytes all further pages together may have. None means no limit."""
 
     @property
     def is_sought(self) -> bool:
@@ -189,7 +184,7 @@ class ReadRequest:
         limit, max_bytes = self.limit, self.max_bytes
         if self.media not in (EVENTS, NDJSON):
             limit, max_bytes = limit or op.PAGE_ENTRIES, max_bytes or op.PAGE_BYTES
-        return PageStream(pages, room, self.start, limit=limit, max_bytes=max_bytes)
+        return PageStream(pages, room, self.start, limit, max_bytes)
 
 
 def _left(given: Given, start: Start, seen: int, *, is_filtered: bool) -> int | None:

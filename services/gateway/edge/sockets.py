@@ -121,21 +121,20 @@ async def _refuse(
     await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"problem")
 
 
+@dataclass(eq=False)
 class _Appends(Generic[T, P]):
     """A socket for appends only, one at a time. Invariant: an error ends all processing."""
 
-    def __init__(
-        self,
-        request: web.Request,
-        socket: web.WebSocketResponse,
-        room: Room,
-        target: SocketTarget[T, P],
-    ) -> None:
-        self._request, self._usage = request, caller_of(request).usage
-        self._socket, self._room, self._target = socket, room, target
-        self._refused: QuorumLogError | None = None
-        self._limit: asyncio.Timeout | None = None
-        self._arrivals = Arrivals(request, socket, room, self._end_by)
+    _request: web.Request
+    _socket: web.WebSocketResponse
+    _room: Room
+    _target: SocketTarget[T, P]
+    _refused: QuorumLogError | None = None
+    _limit: asyncio.Timeout | None = None
+
+    def __post_init__(self) -> None:
+        self._usage = caller_of(self._request).usage
+        self._arrivals = Arrivals(self._request, self._socket, self._room, self._end_by)
 
     def _end_by(self, error: QuorumLogError) -> None:
         """Stop waiting for the next message, because it exceeds a limit."""
@@ -194,20 +193,18 @@ class _Appends(Generic[T, P]):
         return True
 
 
+@dataclass(eq=False)
 class _Session(Generic[T, P]):
     """A socket for appends and at most one tail, beside acknowledgements."""
 
-    def __init__(
-        self,
-        request: web.Request,
-        socket: web.WebSocketResponse,
-        room: Room,
-        target: SocketTarget[T, P],
-        arrivals: Arrivals,
-    ) -> None:
-        self._request, self._usage = request, caller_of(request).usage
-        self._socket, self._room, self._target = socket, room, target
-        self._arrivals = arrivals
+    _request: web.Request
+    _socket: web.WebSocketResponse
+    _room: Room
+    _target: SocketTarget[T, P]
+    _arrivals: Arrivals
+
+    def __post_init__(self) -> None:
+        self._usage = caller_of(self._request).usage
         self._tail: asyncio.Future[Tail] = asyncio.get_running_loop().create_future()
 
     async def receive(self) -> None:

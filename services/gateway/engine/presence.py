@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final, Never
 
@@ -22,20 +23,16 @@ _Key = tuple[str, str]
 at the same URL thereby replaces the former one."""
 
 
+@dataclass(eq=False)
 class Presence:
     """Remembers when each process was last seen alive."""
 
-    def __init__(
-        self,
-        bookies: Callable[[], Sequence[BookieInfo]],
-        services: Callable[[], Awaitable[ServiceList]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`bookies` returns the list that was read last; `services` reads the live services."""
-        self._look_at_bookies, self._look_at_services = bookies, services
-        self._clock = clock
-        self._seen: dict[_Key, tuple[ServiceInfo | None, float]] = {}
-        """From the one that was seen longest ago on."""
+    _look_at_bookies: Callable[[], Sequence[BookieInfo]]
+    """Returns the list that was read last."""
+    _look_at_services: Callable[[], Awaitable[ServiceList]]
+    _clock: Callable[[], float] = time.monotonic
+    _seen: dict[_Key, tuple[ServiceInfo | None, float]] = field(default_factory=dict)
+    """From the one that was seen longest ago on."""
 
     async def follow(self) -> Never:
         """Look at all processes periodically, for ever."""

@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from quorumlog import errors
@@ -48,6 +48,7 @@ class _PendingReads:
     has_gap: bool = False
 
 
+@dataclass(eq=False)
 class LedgerRows:
     """The cache of ledger metadata.
 
@@ -55,27 +56,22 @@ class LedgerRows:
     higher version was announced, before or after the metadata was read.
     """
 
-    def __init__(
-        self,
-        metadata: MetadataClient,
-        changed: Callable[[int], None],
-        ended: Callable[[int], None],
-    ) -> None:
-        """`changed` gets the id of each changed ledger, `ended` of each that is no longer OPEN."""
-        self._metadata = metadata
-        self._changed = changed
-        self._ended = ended
-        self.on_gap: list[Callable[[], None]] = []
-        """Callbacks for gaps in the stream of changes: changes may have been missed."""
-        self.on_log: Callable[[str], None] | None = None
-        """Gets the name of each changed log."""
-        self._rows: OrderedDict[int, LedgerMetadata] = OrderedDict()
-        self._stale: set[int] = set()
-        """Ledgers whose cached metadata is older than an announced version."""
-        self._reads: dict[int, _PendingReads] = {}
-        self._text_bytes = 0
-        self._deleted: OrderedDict[int, None] = OrderedDict()
-        self._cached_until = 0.0
+    _metadata: MetadataClient
+    _changed: Callable[[int], None]
+    """Gets the id of each changed ledger."""
+    _ended: Callable[[int], None]
+    """Gets the id of each ledger that is no longer OPEN."""
+    on_gap: list[Callable[[], None]] = field(default_factory=list)
+    """Callbacks for gaps in the stream of changes: changes may have been missed."""
+    on_log: Callable[[str], None] | None = None
+    """Gets the name of each changed log."""
+    _rows: OrderedDict[int, LedgerMetadata] = field(default_factory=OrderedDict)
+    _stale: set[int] = field(default_factory=set)
+    """Ledgers whose cached metadata is older than an announced version."""
+    _reads: dict[int, _PendingReads] = field(default_factory=dict)
+    _text_bytes: int = 0
+    _deleted: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    _cached_until: float = 0.0
 
     async def follow(self) -> None:
         """Applies the stream of changes to the cache. Never returns."""
@@ -233,6 +229,7 @@ class LedgerRows:
             self._changed(ledger_id)
 
 
+@dataclass(eq=False)
 class Rereads(Generic[Head]):
     """Rereads the metadata of ledgers after a gap in the stream of changes.
 
@@ -243,23 +240,19 @@ class Rereads(Generic[Head]):
     Invariant: a ledger stays wanted until a request succeeds that began after it became wanted.
     """
 
-    def __init__(
-        self,
-        live_ids: Callable[[], Iterable[int]],
-        read: Callable[[Sequence[int]], Awaitable[Mapping[int, Head]]],
-        apply: Callable[[Head], None],
-    ) -> None:
-        """`live_ids` returns the ids of the ledgers on which this process relies; `read` reads their
-        metadata from the primary, and `apply` gets each result. Missing metadata is logged as an
-        error, and proves nothing: the handle continues (rule 18).
-        """
-        self._live_ids, self._read, self._apply = live_ids, read, apply
-        self._wanted: dict[int, int] = {}
-        """For each wanted ledger: the number of requests that had been sent when it became wanted."""
-        self._requests = 0
-        self._is_due = asyncio.Event()
-        self.gaps = 0
-        """How many gaps the stream of changes has had so far."""
+    _live_ids: Callable[[], Iterable[int]]
+    """Returns the ids of the ledgers on which this process relies."""
+    _read: Callable[[Sequence[int]], Awaitable[Mapping[int, Head]]]
+    """Reads their metadata from the primary. Missing metadata is logged as an error, and proves
+    nothing: the handle continues (rule 18)."""
+    _apply: Callable[[Head], None]
+    """Gets each result."""
+    _wanted: dict[int, int] = field(default_factory=dict)
+    """For each wanted ledger: the number of requests that had been sent when it became wanted."""
+    _requests: int = 0
+    _is_due: asyncio.Event = field(default_factory=asyncio.Event)
+    gaps: int = 0
+    """How many gaps the stream of changes has had so far."""
 
     @property
     def waiting(self) -> int:

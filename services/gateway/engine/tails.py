@@ -45,16 +45,15 @@ Poll = Callable[[int, int, float], Awaitable[LedgerView]]
 """(ledger id, after, wait_s) -> LAC. Waits up to `wait_s` for an LAC above `after`, if possible."""
 
 
+@dataclass(eq=False)
 class LacWaiters:
     """The readers that wait for a higher LAC of one ledger, each with the LAC that it knows.
     Invariant: a waiter is removed when its wait ends, also by cancellation.
     """
 
-    def __init__(self) -> None:
-        """Start with no waiters."""
-        self._waiting: dict[asyncio.Future[None], int] = {}
-        self.known = NO_ENTRY
-        """The highest LAC that `Tails` has learned."""
+    _waiting: dict[asyncio.Future[None], int] = field(default_factory=dict)
+    known: int = NO_ENTRY
+    """The highest LAC that `Tails` has learned."""
 
     @property
     def lowest(self) -> int | None:

@@ -11,8 +11,8 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
@@ -90,8 +90,9 @@ class _InFlight:
         self.complete(ChannelAnswer(self.op, Status.UNKNOWN, *head))
 
 
+@dataclass(eq=False)
 class Channel:
-    """One of the two connections to a bookie.
+    """One of the two connections to a bookie, which connects on the first request.
 
     Invariants:
       - each request in `_in_flight` completes once: by answer, deadline or broken connection;
@@ -99,36 +100,29 @@ class Channel:
       - a request enters `_in_flight` before its bytes are handed over for sending.
     """
 
-    def __init__(
-        self,
-        name: str,
-        address: Callable[[str], str | None],
-        session: aiohttp.ClientSession,
-        limits: ChannelLimits,
-        failed: Callable[[str], None],
-    ) -> None:
-        """The channel connects on the first request."""
-        self._failed = failed
-        self._name = name
-        self._address = address
-        self._session = session
-        self._limits = limits
+    _name: str
+    _address: Callable[[str], str | None]
+    _session: aiohttp.ClientSession
+    _limits: ChannelLimits
+    _failed: Callable[[str], None]
+    _copies: dict[int, RowName] = field(default_factory=dict)
+    _in_flight_bytes: int = 0
+    _outbox: deque[Message] = field(default_factory=deque)
+    _framed: Framed | None = None
+    """The connection while it is open."""
+    _task: asyncio.Task[None] | None = None
+    _failures: int = 0
+    _not_before: float = 0.0
+    _heard_at: float = 0.0
+    _sweeping: bool = False
+    _closed: bool = False
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._time = awake().time
         """The clock of deadlines: a standstill of this process is not the bookie's silence."""
         self._in_flight: tuple[dict[int, _InFlight], dict[int, _InFlight]] = ({}, {})
         """Quick requests and slow requests, by id."""
-        self._copies: dict[int, RowName] = {}
-        self._in_flight_bytes = 0
-        self._outbox: deque[Message] = deque()
-        self._framed: Framed | None = None
-        """The connection while it is open."""
-        self._task: asyncio.Task[None] | None = None
-        self._failures = 0
-        self._not_before = 0.0
-        self._heard_at = 0.0
-        self._sweeping = False
-        self._closed = False
 
     @property
     def is_open(self) -> bool:
@@ -311,28 +305,22 @@ class Channel:
             request.unknown()
 
 
+@dataclass(eq=False)
 class BookieClient:
     """The channels of one process to all bookies. Implements `ports.BookiesPort`."""
 
-    def __init__(
-        self,
-        address: Callable[[str], str | None],
-        session: aiohttp.ClientSession,
-        limits: ChannelLimits | None = None,
-        failed: Callable[[str], None] = lambda _name: None,
-    ) -> None:
-        """`address` returns a bookie's last known URL. `failed` is called whenever a bookie misses
-        a deadline, breaks its connection, or sends an answer that does not match its request.
-        """
-        self._failed = failed
-        self._address = address
-        self._session = session
-        self._limits = limits or ChannelLimits()
-        self._channels: dict[tuple[str, bool], Channel] = {}
-        """By bookie name, and whether for reads: adds must not wait behind the answers to reads."""
-        self._copied: tuple[LedgerMetadata, RowCopy] | None = None
-        self._ids = count(1)
-        """The ids of requests."""
+    _address: Callable[[str], str | None]
+    """Returns a bookie's last known URL."""
+    _session: aiohttp.ClientSession
+    _limits: ChannelLimits = ChannelLimits()
+    failed: Callable[[str], None] = lambda _name: None
+    """Called whenever a bookie misses a deadline, breaks its connection, or sends an answer that
+    does not match its request."""
+    _channels: dict[tuple[str, bool], Channel] = field(default_factory=dict)
+    """By bookie name, and whether for reads: adds must not wait behind the answers to reads."""
+    _copied: tuple[LedgerMetadata, RowCopy] | None = None
+    _ids: Iterator[int] = field(default_factory=lambda: count(1))
+    """The ids of requests."""
 
     def channels(self) -> dict[str, bool]:
         """The bookies that have got requests, and whether their connections are open."""
@@ -450,7 +438,7 @@ class BookieClient:
         name = member_name(member)
         channel = self._channels.get((name, is_for_reads))
         if channel is None:
-            channel = Channel(name, self._address, self._session, self._limits, self._failed)
+            channel = Channel(name, self._address, self._session, self._limits, self.failed)
             self._channels[name, is_for_reads] = channel
         return channel
 

@@ -11,7 +11,7 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from quorumlog.errors import QuorumLogError
@@ -89,25 +89,20 @@ REFRESH_S: Final = 1.0
 """The interval of bookies' heartbeats (docs/protocol.md, Times)."""
 
 
+@dataclass(eq=False)
 class Directory:
     """The last known list of bookies. Implements `ports.PlacementPort`."""
 
-    def __init__(
-        self,
-        fetch: Callable[[], Awaitable[BookieList]],
-        quarantine: Quarantine | None = None,
-        chance: random.Random | None = None,
-    ) -> None:
-        """`fetch` reads the list from the metadata service."""
-        self._fetch = fetch
-        self.quarantine = quarantine or Quarantine()
-        self._addresses: dict[str, str] = {}
-        self.bookies: tuple[BookieInfo, ...] = ()
-        """The bookies in the list that was read last."""
-        self._lost: frozenset[str] = frozenset()
-        self._chance = chance or random.SystemRandom()
-        self.is_known = False
-        """Whether the list was ever read."""
+    _fetch: Callable[[], Awaitable[BookieList]]
+    """Reads the list from the metadata service."""
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    chance: random.Random = field(default_factory=random.SystemRandom)
+    _addresses: dict[str, str] = field(default_factory=dict)
+    bookies: tuple[BookieInfo, ...] = ()
+    """The bookies in the list that was read last."""
+    _lost: frozenset[str] = frozenset()
+    is_known: bool = False
+    """Whether the list was ever read."""
 
     async def follow(self) -> None:
         """Refresh the list periodically, for ever."""
@@ -160,7 +155,7 @@ class Directory:
         """Draw a number for a bookie. The probability that a bookie gets the lowest number is in
         proportion to its weight (Efraimidis and Spirakis).
         """
-        return -math.log(1.0 - self._chance.random()) / weight
+        return -math.log(1.0 - self.chance.random()) / weight
 
     def zone_count(self, members: tuple[str, ...]) -> int:
         """How many zones members are in; all members of unknown zones count as one zone."""
@@ -202,7 +197,7 @@ class Directory:
         live = placement.spread((), live, zones)
         write_quorum, ack_quorum = degraded_ack
         absent = [bookie.id for bookie in self.bookies if bookie.state != "writable"]
-        self._chance.shuffle(absent)
+        self.chance.shuffle(absent)
         # Members are taken from the end: a draining bookie only if there is no other.
         drained = {bookie.id for bookie in self.bookies if bookie.state == "draining"}
         absent.sort(key=lambda member: member not in drained)

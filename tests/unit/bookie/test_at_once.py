@@ -412,7 +412,7 @@ async def test_a_reserve_released_concurrently_does_not_end_the_writer(store: St
             super().unlink(*args, **kwargs)
 
     assert store.disk.reserve.exists()
-    writer._reserve = Raced(store.disk.reserve)
+    writer.reserve = Raced(store.disk.reserve)
 
     def work() -> str:
         tries.append("try")
@@ -470,7 +470,7 @@ async def test_a_grace_period_passes_between_the_two_looks(root: Path) -> None:
         await collector.recheck()
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [7, 8, 9]
 
-    collector._grace_s = 0.0  # it has passed
+    collector.grace_s = 0.0  # it has passed
     await collector.recheck()
 
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [9]

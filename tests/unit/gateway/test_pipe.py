@@ -17,7 +17,7 @@ def _to(engine: FakeEngine, room: Room, ledger_id: int, expect: int | None = Non
     async def append(payloads: Sequence[bytes], expect: int | None) -> EntriesAppended:
         return await engine.append(ledger_id, payloads, expect=expect)
 
-    return Pipe(append, room, size=len, expect=expect)
+    return Pipe(append, room, len, expect)
 
 
 async def _pipe(limits: Limits | None = None) -> tuple[FakeEngine, Room, Pipe[bytes]]:

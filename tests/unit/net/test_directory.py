@@ -24,7 +24,7 @@ async def directory_of(*bookies: BookieInfo, quarantine: Quarantine | None = Non
     async def fetch() -> BookieList:
         return BookieList(bookies=bookies)
 
-    directory = Directory(fetch, quarantine, random.Random(1))
+    directory = Directory(fetch, quarantine or Quarantine(), random.Random(1))
     await directory.refresh()
     return directory
 

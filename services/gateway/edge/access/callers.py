@@ -45,7 +45,6 @@ _PAUSE_S: Final = 0.05
 """Minimum pause before a read for an unknown token, to limit the load (chosen by judgement)."""
 _TOKEN_CHARS_MAX: Final = 4096
 """Maximum length of a token; a longer one is refused without hashing it."""
-_NO_QUOTAS: Final = TokenQuotas()
 _MAY_BE_NEW: Final = "the token is not known here, and may be a new one"
 
 
@@ -54,7 +53,7 @@ def _caller_of(row: TokenRow) -> Caller:
     ends = row.expires_at
     ends_at = None if ends is None else datetime.fromisoformat(ends).timestamp()
     caller = Caller(f"the token {row.name} ({row.id})", row.grants, row.id, ends_at=ends_at)
-    if row.quotas != _NO_QUOTAS:
+    if row.quotas != TokenQuotas():
         caller.usage = Usage(caller.who, row.quotas)
     return caller
 

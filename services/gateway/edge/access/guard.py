@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -43,25 +44,19 @@ def table_of(
     return table
 
 
+@dataclass(frozen=True, slots=True)
 class Guard:
     """Requires of each request a token with the scope that its route needs."""
 
-    def __init__(
-        self,
-        table: Mapping[tuple[str, str], scopes.Access],
-        callers: Callers,
-        *,
-        ledger: Callable[[int], Awaitable[LedgerMetadata]],
-        transactions: Transactions | None,
-        stream_log: Callable[[str], str],
-        body_bytes_max: int,
-    ) -> None:
-        """`ledger` returns a ledger's metadata, of which only immutable fields are used.
-        `stream_log` returns the name of the log for a stream's path. `body_bytes_max`: the largest
-        body that is read as a whole; a longer body is refused or streamed.
-        """
-        self._table, self._callers, self._body_bytes_max = table, callers, body_bytes_max
-        self._ledger, self._transactions, self._stream_log = ledger, transactions, stream_log
+    table: Mapping[tuple[str, str], scopes.Access]
+    callers: Callers
+    ledger: Callable[[int], Awaitable[LedgerMetadata]]
+    """Returns a ledger's metadata, of which only immutable fields are used."""
+    transactions: Transactions | None
+    stream_log: Callable[[str], str]
+    """Returns the name of the log for a stream's path."""
+    body_bytes_max: int
+    """The largest body that is read as a whole; a longer body is refused or streamed."""
 
     async def admit(self, request: web.Request, path: str) -> None:
         """Identify and check the caller of a request to the route with the declared `path`.
@@ -69,7 +64,7 @@ class Guard:
         Raises: Unauthenticated, Forbidden, NoSuchLedger, NoSuchTransaction, MetadataUnavailable,
         Overloaded, ConnectionError.
         """
-        access = self._table.get((request.method, path))
+        access = self.table.get((request.method, path))
         if access is None or access.named is scopes.Named.NOTHING:
             return  # no such route, or a route without access control
         caller = await self._identify(request)
@@ -77,7 +72,7 @@ class Guard:
         audit.identified(caller.who)
         if (connection := request.transport) is None:
             raise ConnectionResetError  # the client has disconnected
-        announced = min(request.content_length or 0, self._body_bytes_max)
+        announced = min(request.content_length or 0, self.body_bytes_max)
         if caller.usage is not None:
             caller.usage.begin(announced)
         request[_CONNECTION] = connection
@@ -100,11 +95,11 @@ class Guard:
         given = request.headers.get(hdrs.AUTHORIZATION)
         ticket = request.query.get(TICKET.name) if request.method == hdrs.METH_GET else None
         if given is None and ticket is not None:
-            return await self._callers.identify_by_ticket(ticket, request.path)
+            return await self.callers.identify_by_ticket(ticket, request.path)
         scheme, _, secret = (given or "").partition(" ")
         if scheme.lower() != _BEARER or not secret:
             raise Unauthenticated("this gateway needs a token: send Authorization: Bearer …")
-        return await self._callers.identify(secret.strip())
+        return await self.callers.identify(secret.strip())
 
     def leave(self, request: web.Request, response: web.StreamResponse | None) -> None:
         """Charge and forget a request that has ended; its response may still have to be sent."""
@@ -128,20 +123,20 @@ class Guard:
             case scopes.Named.LOG:
                 return logs, given[NAME.name], None
             case scopes.Named.STREAM:
-                return logs, self._stream_log(given["path"]), None
+                return logs, self.stream_log(given["path"]), None
             case scopes.Named.LEDGER:
                 ledger_id = LEDGER_ID.parse(given[LEDGER_ID.name], LEDGER_ID.pointer)
                 # The error must be the same whether or not the ledger exists.
                 detail = f"there is no ledger {ledger_id} for this token"
                 absent = NoSuchLedger(detail, ledger_id=ledger_id)
                 try:
-                    return *scopes.place_of(await self._ledger(ledger_id)), absent
+                    return *scopes.place_of(await self.ledger(ledger_id)), absent
                 except NoSuchLedger as error:
                     raise absent from error
             case scopes.Named.TRANSACTION:
-                assert self._transactions is not None, "there is such a route"
+                assert self.transactions is not None, "there is such a route"
                 asked = TRANSACTION.parse(given[TRANSACTION.name], TRANSACTION.pointer)
-                log = await log_of_transaction(self._transactions, asked)
+                log = await log_of_transaction(self.transactions, asked)
                 return logs, log, scopes.no_transaction(asked)
             case scopes.Named.CLUSTER:
                 return scopes.Kind.CLUSTER, "", None

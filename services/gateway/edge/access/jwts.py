@@ -201,7 +201,6 @@ def _usable(data: object) -> _Key | None:
 
 ISSUED_MAX: Final = 10_000
 """Maximum cached JWTs, and subjects whose use of quotas is counted (chosen by judgement)."""
-_NO_QUOTAS: Final = TokenQuotas()
 
 
 class IssuedCallers:
@@ -248,7 +247,7 @@ class IssuedCallers:
     def _note(self, key: bytes | IssuedToken, issued: IssuedToken) -> Caller:
         who = f"the JWT of {issued.subject}"
         caller = Caller(who, issued.grants, ends_at=issued.ends_at, issued=issued)
-        if issued.quotas != _NO_QUOTAS:
+        if issued.quotas != TokenQuotas():
             caller.usage = self._usage(who, issued)
         if len(self._known) >= ISSUED_MAX:
             # Evicted JWTs are verified again on their next use. Callers with connections stay,

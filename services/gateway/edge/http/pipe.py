@@ -18,6 +18,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 from aiohttp import web
@@ -58,6 +59,7 @@ ParseLine = Callable[[bytes, int, int], T]
 """Parses a line to an item. Arguments: the line, its number, and a payload's maximum bytes."""
 
 
+@dataclass(eq=False)
 class Pipe(Generic[T]):
     """Appends the items of one stream: entries, or records of a log.
 
@@ -65,28 +67,21 @@ class Pipe(Generic[T]):
     nothing more is appended. The budget counts items in the buffer and items waiting for it.
     """
 
-    def __init__(
-        self,
-        append: AppendItems[T],
-        room: Room,
-        *,
-        size: Callable[[T], int],
-        expect: int | None = None,
-    ) -> None:
-        """`size` returns an item's bytes. `expect`: the id or offset the first item must get."""
-        self._append = append
-        self._room = room
-        self._peer = PEER.get()
-        self._size = size
-        self._expect = expect
-        self._items: deque[T] = deque()
-        self._bytes = 0
-        self._is_finished = False
-        self._is_over = False
-        self._filled = asyncio.Event()
-        self._drained = asyncio.Event()
-        self.error: QuorumLogError | None = None
-        """The error that ended the stream early, if any."""
+    _append: AppendItems[T]
+    _room: Room
+    _size: Callable[[T], int]
+    """Returns an item's bytes."""
+    _expect: int | None = None
+    """The id or offset that the first item must get."""
+    _peer: str = field(default_factory=PEER.get)
+    _items: deque[T] = field(default_factory=deque)
+    _bytes: int = 0
+    _is_finished: bool = False
+    _is_over: bool = False
+    _filled: asyncio.Event = field(default_factory=asyncio.Event)
+    _drained: asyncio.Event = field(default_factory=asyncio.Event)
+    error: QuorumLogError | None = None
+    """The error that ended the stream early, if any."""
 
     async def put(self, items: Sequence[T]) -> None:
         """Queue items to be appended. Waits while the buffer is full. Items that are put after the

@@ -228,7 +228,7 @@ async def _nobody_listens(_url: str) -> bool:
 
 def seeded(directory: Directory, rng: random.Random) -> Directory:
     """A directory whose chance is the run's."""
-    directory._chance = cast("Any", rng)
+    directory.chance = cast("Any", rng)
     return directory
 
 
