@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="package")
 def cluster(servers: StoreServers) -> Iterator[SparkCluster]:
-    """One cluster for all tests that hurt nobody."""
-    settings = {"bookies": 3, "gateways": 2, "environment": dict(UNHURRIED)}
+    """One cluster for all tests that hurt nobody; a bookie may be killed and started again."""
+    settings = {"bookies": 4, "gateways": 2, "environment": dict(UNHURRIED)}
     with spark_cluster(servers.fresh(), **settings) as started:
         yield started
 
@@ -51,6 +51,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.default.parallelism", "2")
         .config("spark.log.level", "ERROR")
+        # The tables are small: compiling a class for each query would take longer than the query.
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         # Quick to start: nothing here lives long enough for the second compiler.
         .config(
             "spark.driver.extraJavaOptions",

@@ -27,16 +27,16 @@ def test_batches_of_a_frame_come_onto_the_log_once(
         if context is not None and context.attemptNumber() + context.partitionId() == 0:
             raise RuntimeError("the first attempt of the first task dies")
 
-    frame = spark.range(20_000, numPartitions=2).selectExpr("cast(id AS string) AS value")
+    frame = spark.range(2_000, numPartitions=2).selectExpr("cast(id AS string) AS value")
     failing = frame.mapInArrow(fails_at_first, "value string")
     done = [
         append_batches(failing, log=log, app="a", version=1, gateway_url=cluster.urls)[0]
         for _ in range(2)
     ]
 
-    assert [(found.rows, found.is_duplicate) for found in done] == [(20_000, False), (0, True)]
-    assert (done[0].first_offset, done[0].last_offset) == (0, 19_999)
-    assert sorted(map(int, cluster.values(log))) == list(range(20_000))
+    assert [(found.rows, found.is_duplicate) for found in done] == [(2_000, False), (0, True)]
+    assert (done[0].first_offset, done[0].last_offset) == (0, 1_999)
+    assert sorted(map(int, cluster.values(log))) == list(range(2_000))
 
 
 def test_rows_that_can_not_be_posted_leave_nothing(

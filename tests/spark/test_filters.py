@@ -51,6 +51,17 @@ def load(session: SparkSession, cluster: SparkCluster, **options: Any) -> DataFr
     return reader.options(**options).load()
 
 
+@pytest.fixture(scope="module")
+def everything(
+    session: SparkSession, cluster: SparkCluster, logs: dict[str, list[int]]
+) -> DataFrame:
+    """All records of both logs, read once without filters: Spark alone filters this frame."""
+    assert len(logs) == 2
+    whole = load(session, cluster)
+    assert whole.rdd.getNumPartitions() == 6
+    return session.createDataFrame(whole.collect(), whole.schema)
+
+
 def plan_of(frame: DataFrame) -> str:
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
@@ -82,26 +93,26 @@ def plan_of(frame: DataFrame) -> str:
 def test_a_pruned_read_has_the_rows_of_a_whole_one(
     pushing: SparkSession,
     cluster: SparkCluster,
-    logs: dict[str, list[int]],
+    everything: DataFrame,
     condition: str,
     parts: int,
     is_left: bool,
 ) -> None:
-    assert len(logs) == 2
     pruned = load(pushing, cluster, pushFilters="true").filter(condition)
-    whole = load(pushing, cluster).filter(condition)
 
     rows = pruned.collect()
     # Spark makes an empty part of an empty plan.
     assert pruned.rdd.getNumPartitions() == max(parts, 1)
-    assert whole.rdd.getNumPartitions() == 6
-    assert rows == whole.collect()
+    assert rows == everything.filter(condition).collect()
     assert (parts == 0) <= (rows == [])
     assert ("Filter " in plan_of(pruned)) == is_left, plan_of(pruned)
 
 
 def test_ledgers_prune_and_the_open_one_stays(
-    pushing: SparkSession, cluster: SparkCluster, logs: dict[str, list[int]]
+    pushing: SparkSession,
+    cluster: SparkCluster,
+    logs: dict[str, list[int]],
+    everything: DataFrame,
 ) -> None:
     for condition, parts in (
         (f"ledger = {logs[LOGS[0]][1]}", 1 + 2),
@@ -110,7 +121,7 @@ def test_ledgers_prune_and_the_open_one_stays(
     ):
         pruned = load(pushing, cluster, pushFilters="true").filter(condition)
 
-        assert pruned.collect() == load(pushing, cluster).filter(condition).collect()
+        assert pruned.collect() == everything.filter(condition).collect()
         assert pruned.rdd.getNumPartitions() == parts
 
 

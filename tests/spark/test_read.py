@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest.spark_cluster import SparkCluster, spark_cluster
-from loadtest.stores import StoreServers
+from loadtest.spark_cluster import SparkCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -111,42 +110,39 @@ def test_many_logs_and_small_parts_miss_nothing(cluster: SparkCluster, load: Any
     assert texts(found) == cluster.values("many-a") + cluster.values("many-b")
 
 
-def test_no_part_of_a_log_spans_ledgers_or_fragments(
-    servers: StoreServers, spark: "SparkSession"
-) -> None:
-    with spark_cluster(servers.fresh(), bookies=4, gateways=1) as cluster:
-        log = cluster.create("fragments")
-        cluster.append(log, *(f"a{n}" for n in range(7)))
-        (first,) = cluster.on_log(log)
-        ensemble = cluster.http.get(f"/v1/ledgers/{first}")["fragments"][0]["bookies"]
-        cluster.kill(ensemble[0].partition("@")[0])
+def test_no_part_of_a_log_spans_ledgers_or_fragments(cluster: SparkCluster, load: Any) -> None:
+    log = cluster.create("fragments")
+    cluster.append(log, *(f"a{n}" for n in range(7)))
+    (first,) = cluster.on_log(log)
+    ensemble = cluster.http.get(f"/v1/ledgers/{first}")["fragments"][0]["bookies"]
+    killed = ensemble[0].partition("@")[0]
+    cluster.kill(killed)
 
-        def is_changed() -> bool:
-            cluster.append(log, "b", "c", "d")
-            return len(_fragments(cluster, first)) > 1
+    def is_changed() -> bool:
+        cluster.append(log, "b", "c", "d")
+        return len(_fragments(cluster, first)) > 1
 
-        cluster.until(is_changed, "the ensemble changes")
-        cluster.http.request("POST", f"/v1/logs/{log}/roll", is_repeatable=True)
-        cluster.append(log, "e")
+    cluster.until(is_changed, "the ensemble changes")
+    cluster.restart(killed)
+    cluster.http.request("POST", f"/v1/logs/{log}/roll", is_repeatable=True)
+    cluster.append(log, "e")
 
-        frame = spark.read.format("quorumlog").option("gateway.url", cluster.urls)
-        parts = (
-            frame.options(subscribe=log)
-            .load()
-            .selectExpr("spark_partition_id() AS part", "ledger", "entry", "value", "offset")
-            .collect()
-        )
+    parts = (
+        load(subscribe=log)
+        .selectExpr("spark_partition_id() AS part", "ledger", "entry", "value", "offset")
+        .collect()
+    )
 
-        starts = {ledger: _fragments(cluster, ledger) for ledger in cluster.on_log(log)}
-        by_part: dict[int, set[tuple[int, int]]] = {}
-        for row in parts:
-            fragment = sum(row.entry >= start for start in starts[row.ledger])
-            by_part.setdefault(row.part, set()).add((row.ledger, fragment))
-        assert len(starts[first]) > 1
-        assert all(len(seen) == 1 for seen in by_part.values()), by_part
-        assert len(by_part) == len(set.union(*by_part.values())) >= 3
-        assert [row.value.decode() for row in parts] == cluster.values(log)
-        assert [row.offset for row in parts] == list(range(len(parts)))
+    starts = {ledger: _fragments(cluster, ledger) for ledger in cluster.on_log(log)}
+    by_part: dict[int, set[tuple[int, int]]] = {}
+    for row in parts:
+        fragment = sum(row.entry >= start for start in starts[row.ledger])
+        by_part.setdefault(row.part, set()).add((row.ledger, fragment))
+    assert len(starts[first]) > 1
+    assert all(len(seen) == 1 for seen in by_part.values()), by_part
+    assert len(by_part) == len(set.union(*by_part.values())) >= 3
+    assert [row.value.decode() for row in parts] == cluster.values(log)
+    assert [row.offset for row in parts] == list(range(len(parts)))
 
 
 def _fragments(cluster: SparkCluster, ledger: int) -> list[int]:

@@ -5,6 +5,7 @@ program.
 """
 
 import asyncio
+import atexit
 import contextlib
 import os
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -208,6 +210,8 @@ async def pair(*, is_synchronous: bool = False) -> AsyncIterator[Pair]:
     """A primary with a standby that streams, until the end of the block."""
     with scratch("ql-standby-") as folder:
         first, second = free_ports(2)
+        # A copy takes a fifth of the time that initdb takes.
+        await asyncio.to_thread(shutil.copytree, _new_data(), folder / "one")
         postgres = await asyncio.to_thread(quick_postgres, folder / "one", first)
         one = Server(postgres, folder / "one")
         await one.start()
@@ -221,6 +225,16 @@ async def pair(*, is_synchronous: bool = False) -> AsyncIterator[Pair]:
             yield both
         finally:
             await both.end()
+
+
+@cache
+def _new_data() -> Path:
+    """A folder with a new database cluster, which no server uses."""
+    lasting = contextlib.ExitStack()
+    atexit.register(lasting.close)
+    folder = lasting.enter_context(scratch("ql-initdb-")) / "new"
+    set_up_postgres(folder, 0)
+    return folder
 
 
 def _children(pid: int) -> list[int]:

@@ -21,6 +21,8 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 METADATA = ExpectedServer(Role.METADATA)
+PACE_S = 0.01
+"""Between two appends of a client that goes on until something happens."""
 
 
 def certificate(cluster: Cluster, name: str) -> Path:
@@ -118,6 +120,7 @@ async def test_certificates_are_renewed_under_load_and_no_append_fails(cluster: 
             while not is_over:
                 await ledger.append(b"%d" % count)
                 count += 1
+                await asyncio.sleep(PACE_S)
             info = await ledger.close()
         assert info["last_entry"] == count - 1
         return count

@@ -15,7 +15,7 @@ from quorumlog.certificates import renew, revoke
 from quorumlog.client import Client
 from quorumlog.net.identity import Role
 from quorumlog.net.sessions import ExpectedServer
-from tests.cluster.e2e.test_certificates import METADATA, certificate, session_of
+from tests.cluster.e2e.test_certificates import METADATA, PACE_S, certificate, session_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -98,6 +98,7 @@ async def test_a_lost_bookie_is_cut_off_and_let_in_with_a_new_certificate(cluste
             while not is_over:
                 await ledger.append(b"%d" % count)
                 count += 1
+                await asyncio.sleep(PACE_S)
             await ledger.close()
         return count
 

@@ -16,14 +16,21 @@ SHARES = 8
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_no_seed_breaks_an_invariant(share: int) -> None:
+    backs = waiting = 0
     for seed in range(1 + share, 1 + SEEDS, SHARES):
         outcome = run_seed(seed)
+        # The metadata store goes back in every seed, and few seeds wait for an operator.
+        assert STORE_BACK in {fault.kind for fault in outcome.plan.faults}
+        backs += outcome.backs > 0
+        waiting += outcome.is_waiting
         if outcome.violation is not None:
             small = shrink(outcome)
             story = "\n".join(small.story[-150:])
             pytest.fail(
                 f"{outcome.violation}\nagain: make sim SEED={seed} SEEDS=1\n{small.plan}\n{story}"
             )
+    assert backs > 0.95 * SEEDS / SHARES
+    assert waiting < 0.2 * SEEDS / SHARES
 
 
 def test_a_seed_is_the_same_run_under_every_hash_seed() -> None:
@@ -49,14 +56,6 @@ def test_the_seeds_of_the_tests_meet_every_kind_of_fault() -> None:
     kinds = {fault.kind for seed in range(1, 200) for fault in draw(seed).faults}
 
     assert kinds == {*FAULT_KINDS, STORE_BACK}
-
-
-def test_the_metadata_store_goes_back_in_every_seed_and_few_wait_for_an_operator() -> None:
-    outcomes = [run_seed(seed) for seed in range(1, 201)]
-
-    assert all(STORE_BACK in {fault.kind for fault in outcome.plan.faults} for outcome in outcomes)
-    assert sum(outcome.backs > 0 for outcome in outcomes) > 190
-    assert sum(outcome.is_waiting for outcome in outcomes) < 40
 
 
 def test_a_broken_plan_is_told_as_a_short_story_of_the_same_violation() -> None:

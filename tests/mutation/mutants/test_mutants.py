@@ -4,10 +4,10 @@ import pytest
 
 from tests.mutation.mutants.ends import END_MUTANTS
 from tests.mutation.mutants.hunt import Mutant, applied, by_search, by_swarm
-from tests.mutation.mutants.idle import IDLE_MUTANTS, by_idle
+from tests.mutation.mutants.idle import IDLE_MUTANTS, IDLE_SEEDS, by_idle
 from tests.mutation.mutants.list import MUTANTS
-from tests.mutation.mutants.logs import CLAIMS, LOG_MUTANTS, by_logs
-from tests.mutation.mutants.positions import POSITION_MUTANTS, by_positions
+from tests.mutation.mutants.logs import CLAIMS, LOG_MUTANTS, LOG_SEEDS, by_logs
+from tests.mutation.mutants.positions import POSITION_MUTANTS, POSITION_SEEDS, by_positions
 from tests.support.virtual import run_virtual
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
@@ -38,9 +38,30 @@ BY_SEARCH = (
 )
 
 
+FIRST_SEEDS = {
+    "a second process writes a ledger": 19,
+    "a live writer's ledger is recovered": 15,
+    "what somebody has is given up": 9,
+    "what an ended ledger has kept is appended again": 17,
+    "a reset leaves the token": 37,
+    "a lease ends by the clock on the wall": 8,
+    "a consumer expires while its lease is held": 6,
+    "rows outlive a truncation": 6,
+    "a keeper waits no longer than the log may be idle": 64,
+}
+"""The first seed that shows a mutant, where the seeds before it take a second or more. After a change of a simulation,
+another seed may be the first: the hunt goes on from this one.
+"""
+
+
+def on_from(name: str, seeds: range) -> range:
+    """The seeds from the first one that is known to show the mutant."""
+    return range(FIRST_SEEDS.get(name, seeds.start), seeds.stop)
+
+
 @pytest.mark.parametrize("name", BY_SWARM)
 def test_the_swarm_sees_that_a_guard_is_missing(name: str) -> None:
-    assert by_swarm(BY_NAME[name], range(1, 1_001)) is not None
+    assert by_swarm(BY_NAME[name], on_from(name, range(1, 1_001))) is not None
 
 
 BY_LOGS = (
@@ -55,17 +76,18 @@ BY_LOGS = (
 
 @pytest.mark.parametrize("name", BY_LOGS)
 def test_the_log_simulation_sees_that_a_guard_is_missing(name: str) -> None:
-    assert by_logs(next(mutant for mutant in LOG_MUTANTS if mutant.name == name)) is not None
+    mutant = next(mutant for mutant in LOG_MUTANTS if mutant.name == name)
+    assert by_logs(mutant, on_from(name, LOG_SEEDS)) is not None
 
 
 @pytest.mark.parametrize("mutant", POSITION_MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_simulation_of_positions_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
-    assert by_positions(mutant) is not None
+    assert by_positions(mutant, on_from(mutant.name, POSITION_SEEDS)) is not None
 
 
 @pytest.mark.parametrize("mutant", IDLE_MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_simulation_of_logs_that_expire_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
-    assert by_idle(mutant) is not None
+    assert by_idle(mutant, on_from(mutant.name, IDLE_SEEDS)) is not None
 
 
 @pytest.mark.parametrize("name", CLAIMS)
