@@ -6,7 +6,7 @@ REQUEST_ID: Final = "X-Request-Id"
 """On every response: the request's id, which the client or else the service chose."""
 RETRY_AFTER: Final = "Retry-After"
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
-"""Identifies a request that its sender may retry: copies with one key take effect once (rule 6a)."""
+"""Identifies a request that its sender may retry: copies with one key count once (rule 6a)."""
 
 LEDGER_PASSWORD: Final = "Ledger-Password"  # noqa: S105
 LEDGER_CLOSED: Final = "Ledger-Closed"
