@@ -1,14 +1,13 @@
 """Every error that a caller of quorumlog can get: one class for each code of the HTTP API.
 
-A server raises a class, `wire/problems.py` turns the error into `application/problem+json`, and the
-client raises the same class again. Three questions decide the class: may the same request be sent
-again (`retryable`), was the request done (`outcome`), and who caused the failure (the family and
-its `status`). `/problems/<code>` shows a class's docstring to people. The class's name gives the
-code, which is a promise to clients: `tests/unit/wire/test_problems.py` lists all codes. Pure: no
-IO, no clock.
+A server raises an error, `wire/problems.py` turns it into `application/problem+json`, and the
+client raises an error of the same class. Three questions decide the class: may the same request be
+sent again (`retryable`), was the request done (`outcome`), and who caused the failure (the family
+and its `status`). The page `/problems/<code>` shows the class's docstring. The code is made from
+the class's name, and is a promise to clients: `tests/unit/wire/test_problems.py` lists all codes.
 
-A more precise class is a subclass of the broader one, with a code of its own: callers that catch
-the broader class, or decide by `retryable` and `outcome`, need not know the subclass.
+A class for a special case is a subclass of the general class, with a code of its own. Callers that
+catch the general class, or decide by `retryable` and `outcome`, need not know the subclass.
 """
 
 import re
@@ -19,7 +18,7 @@ from typing import Any, ClassVar, Final, Literal, Self, TypeVar
 from quorumlog import header
 
 Outcome = Literal["not-done", "unknown"]
-"""The outcome of a failed request: certainly not done, or unknown."""
+"""Whether a failed request was certainly not done, or may have been done."""
 
 NOT_DONE: Final[Outcome] = "not-done"
 UNKNOWN: Final[Outcome] = "unknown"
@@ -31,8 +30,8 @@ _BY_CODE: dict[str, type["QuorumLogError"]] = {}
 class QuorumLogError(Exception):
     """A defect of quorumlog, or a state that should not occur. The service's log has details."""
 
-    # Invariant: an error never changes after its construction: one task may raise it while
-    # another task reads it. Code that knows more about it raises a new error (`replace`).
+    # Invariant: an error never changes after its construction, because one task may raise it while
+    # another task reads it. To add what is known later, raise a copy (`replace`).
 
     code: str = "internal-error"
     status: int = 500
@@ -40,7 +39,7 @@ class QuorumLogError(Exception):
     retryable: bool = False
     outcome: Outcome = UNKNOWN
     retry_after_s: int | None = None
-    """Seconds to wait before a retry. Responses 429 and 503 always have this value as a header."""
+    """Seconds to wait before a retry (`Retry-After`); never None in responses 429 and 503."""
 
     detail: str
     ledger_id: int | None
@@ -50,11 +49,11 @@ class QuorumLogError(Exception):
     members: Mapping[str, Any]
     """Further members of the problem document."""
     instance: str | None
-    """The request's id."""
+    """The id of the failed request."""
     extra_headers: Mapping[str, str]
 
     member_headers: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Members that are response headers too, as a map from member to header name."""
+    """The members that the response repeats as headers, as a map from member to header name."""
 
     def __init_subclass__(
         cls,
@@ -70,8 +69,8 @@ class QuorumLogError(Exception):
         """Set the given attributes of a class, and register the class if it has a code.
 
         The default `code` of a class with a title is its name in lower case with hyphens. A family
-        has neither code nor title, and is never raised. `travels=False` marks a class of the client
-        that is no code of the HTTP API.
+        of classes has neither code nor title, and is never raised. `travels=False`: only the client
+        raises the class, and the HTTP API has no such code.
         """
         if code is None and title is not None:
             code = _CAPITAL.sub("-", cls.__name__).lower()
@@ -106,10 +105,9 @@ class QuorumLogError(Exception):
         headers: Mapping[str, str] | None = None,
         **members: Any,
     ) -> None:
-        """`detail` describes this occurrence; `members` are further members of the problem
-        document.
-
-        `outcome`, `retryable` and `retry_after_s` replace the defaults of the class.
+        """Create an error. `detail` describes this occurrence. `outcome`, `retryable` and
+        `retry_after_s` replace the defaults of the class. `members` are further members of the
+        problem document.
         """
         super().__init__(detail or self.title)
         given = {"outcome": outcome, "retryable": retryable, "retry_after_s": retry_after_s}
@@ -126,17 +124,17 @@ class QuorumLogError(Exception):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Reject all attributes except those that Python sets, such as the traceback."""
+        """Raise AttributeError, except for attributes that Python sets, such as the traceback."""
         if not name.startswith("__"):
             raise AttributeError(f"{name}: an error is not changed; raise another one")
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        """Code and detail, for log lines."""
+        """The error's class, code and detail, for log lines."""
         return f"{type(self).__name__}({self.code}: {self.detail})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle class and fields: errors cross processes (multiprocessing, Spark)."""
+        """Pickle class and fields, so that errors can cross processes (multiprocessing, Spark)."""
         return (_rebuild, (type(self), self.detail, self.__dict__))
 
     @property
@@ -151,7 +149,7 @@ class QuorumLogError(Exception):
         return headers
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, for code that knows more about what happened."""
+        """A copy of the error with some fields changed."""
         state = {**self.__dict__, **changes}
         if "__notes__" in state:
             state["__notes__"] = list(state["__notes__"])
@@ -161,7 +159,7 @@ class QuorumLogError(Exception):
         return copy
 
     def with_outcome(self, outcome: Outcome) -> Self:
-        """A copy with another outcome."""
+        """A copy of the error with another outcome."""
         return self.replace(outcome=outcome)
 
 
@@ -175,20 +173,20 @@ def _rebuild(cls: type[E], detail: str, state: dict[str, Any]) -> E:
 
 
 def codes() -> dict[str, type[QuorumLogError]]:
-    """Every code with its class, including the base class (`internal-error`)."""
+    """The error class of every code, including the base class (`internal-error`)."""
     return {QuorumLogError.code: QuorumLogError, **_BY_CODE}
 
 
 def by_code(code: str) -> type[QuorumLogError]:
-    """The class of a code, or the base class for an unknown code (of a newer server)."""
+    """The error class of a code; the base class if the code is unknown, as of a newer server."""
     return _BY_CODE.get(code, QuorumLogError)
 
 
-# Families of errors, which are never raised themselves.
+# Families of errors. Only their subclasses are raised.
 
 
 class Invalid(QuorumLogError, status=400, outcome=NOT_DONE):
-    """The request itself is wrong: the same request fails again."""
+    """The request itself is wrong. The same request would fail again."""
 
 
 class Refused(QuorumLogError, status=403, outcome=NOT_DONE):
@@ -204,7 +202,7 @@ class Superseded(QuorumLogError, status=409, outcome=NOT_DONE):
 
 
 class Unavailable(QuorumLogError, status=503, retryable=True, outcome=NOT_DONE, retry_after_s=1):
-    """The cluster can't do this now, but may be able to later."""
+    """The cluster can't carry out the request now, but may be able to later."""
 
 
 # 4xx: the request is wrong.
@@ -225,7 +223,7 @@ class Unauthenticated(Refused, status=401, title="The caller is not known"):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of the error, with the challenge that every 401 response must have."""
+        """The error's headers, with the challenge that every response with status 401 must have."""
         return {"WWW-Authenticate": 'Bearer realm="quorumlog"', **super().headers}
 
 
@@ -264,7 +262,7 @@ class RouteNotFound(NotFound, code="not-found", title="No such route"):
 
 
 class NoSuchLedger(NotFound, title="No such ledger"):
-    """There is no ledger with this id, or the ledger was deleted (`deleted` says which)."""
+    """There is no ledger with this id; if `deleted` is true, the ledger existed and was deleted."""
 
 
 class NoSuchEntry(NotFound, title="The ledger ends before this entry"):
@@ -280,7 +278,7 @@ class NoSuchLog(NotFound, title="No such log"):
 
 
 class LogDeleted(NoSuchLog, status=410, title="The log is deleted, and forks of it are not"):
-    """The log was deleted, but has forks. Its name is free again once the last fork is deleted."""
+    """The log was deleted, but forks of it exist. Its name is free once all forks are deleted."""
 
 
 class NoSuchConsumer(NotFound, title="No such consumer"):
@@ -304,7 +302,7 @@ class NoSuchToken(NotFound, title="No such access token"):
 
 
 class MethodNotAllowed(Invalid, status=405, title="The route does not have this method"):
-    """The route exists, but not with this method; `Allow` lists the methods that it has."""
+    """The route exists, but not with this method. The header `Allow` lists the route's methods."""
 
 
 class NotAcceptable(Invalid, status=406, title="None of the accepted media types is available"):
@@ -318,7 +316,7 @@ class RequestTimeout(
 
 
 class TooLarge(Invalid, status=413, title="The request is too large"):
-    """An entry, a batch or the body is larger than its limit, which `detail` names."""
+    """An entry, a batch or the body is too large. `detail` names the limit."""
 
 
 class UnsupportedMediaType(Invalid, status=415, title="The body's media type is not supported"):
@@ -326,7 +324,7 @@ class UnsupportedMediaType(Invalid, status=415, title="The body's media type is 
 
 
 class HeadersTooLarge(Invalid, status=431, title="The request's headers are too large"):
-    """The request line or the headers are larger than the limit."""
+    """The request line or the headers are larger than the server's limit."""
 
 
 class CodingUnknown(Invalid, status=501, title="The transfer coding is not supported"):
@@ -337,23 +335,23 @@ class CodingUnknown(Invalid, status=501, title="The transfer coding is not suppo
 
 
 class CopyLost(Superseded, title="Bookies have ledger metadata that the database lacks"):
-    """Bookies hold copies of a ledger's metadata from changes (`attempts`) that the database lacks,
-    or whose loss an operator accepted. No deletion or recovery may rely on the database's older
-    metadata.
+    """Bookies have copies of newer metadata of the ledger: the database lacks the changes (their
+    tokens are in `attempts`), or an operator accepted their loss. No deletion or recovery may rely
+    on the database's older metadata.
     """
 
 
 class StaleMember(Superseded, title="A member is not the registered incarnation of its bookie"):
-    """A change would add to a ledger a member that is not the registered incarnation of its bookie.
-    `present` has the registered incarnation of each such bookie, or null if none is registered. If
-    `is_final` is true, all these members are older incarnations, so this change can never succeed.
+    """A change would add a member to a ledger that is not the registered incarnation of its bookie.
+    `present` has the registered incarnation of each such bookie, or null if it is not registered.
+    If `is_final` is true, all these members are older incarnations: the change can't ever succeed.
     """
 
 
 class IncarnationUsed(Superseded, title="The incarnation belongs to another directory"):
-    """A bookie with a new directory registers as an incarnation that ledgers already name (`named`
-    is the highest one). The bookie may have acknowledged entries under that incarnation, and the
-    new directory lacks these entries.
+    """A bookie with a new directory would register as an incarnation that ledgers already name.
+    The bookie may have acknowledged entries under that incarnation, which the new directory lacks.
+    `named` is the highest incarnation of the bookie that ledgers name.
     """
 
 
@@ -362,8 +360,8 @@ class LedgerClosed(Superseded, title="The ledger is closed"):
 
 
 class LedgerFenced(Superseded, title="The ledger is fenced"):
-    """The ledger is being recovered, so its writer can't continue. Entries in flight may become part of
-    the ledger; the last entry that recovery finds is final.
+    """The ledger is being recovered, so its writer can't continue. Entries in flight may become
+    part of the ledger. The last entry that the recovery finds is final.
     """
 
 
@@ -406,7 +404,7 @@ class LogClosed(Superseded, title="The log is closed"):
 
 
 class LogFenced(Superseded, title="A newer writer opened the log"):
-    """Another writer has opened the log, so the writer token of this request is no longer valid."""
+    """Another writer has opened the log, so this request's writer token is no longer valid."""
 
 
 class LogReplaced(Superseded, title="The log was deleted and created again"):
@@ -417,12 +415,12 @@ class LogReplaced(Superseded, title="The log was deleted and created again"):
 
 
 class LeaseHeld(Superseded, title="Another holder has the lease"):
-    """`holder` has the consumer's lease for another `expires_in_ms` ms, and may renew the lease."""
+    """The worker `holder` has the consumer's lease, for `expires_in_ms` ms unless it renews it."""
 
 
 class LeaseLost(Superseded, title="The lease was lost"):
-    """The fencing token is not the newest one (`fencing_token`), or the lease was released. Another
-    worker may be reading as this consumer: stop, and acquire the lease again.
+    """The fencing token is older than the newest one (`fencing_token`), or the lease was released.
+    Another worker may process the log as this consumer. Stop, and acquire the lease again.
     """
 
 
@@ -431,11 +429,10 @@ class PositionBehind(Superseded, title="The committed offset is already higher")
 
 
 class RequestOutdated(Superseded, title="The request may be an old retry", outcome=UNKNOWN):
-    """The header `Consumers-Version` is too old or missing. With outcome `unknown`, the cluster may
-    have carried out another copy of this change and forgotten it. Read the consumer. If the change
-    was not made, send it with a new `Idempotency-Key`, and with the `version` of this problem as
-    the header. With outcome `not-done`, the header was 0 or missing: send the same request with
-    that `version` as the header.
+    """The header `Consumers-Version` is too old or missing. If the outcome is `not-done`, send the
+    same request again, with the `version` of this problem as `Consumers-Version`. If the outcome is
+    `unknown`, the cluster may have carried out an earlier copy of this change: read the consumer.
+    If the change was not made, send it with that version and a new `Idempotency-Key`.
     """
 
 
@@ -448,27 +445,27 @@ class TooManyConsumers(Superseded, title="There are too many consumers"):
 class SequenceGap(
     Superseded, title="A request of this producer is missing before this one", retryable=True
 ):
-    """A request of this producer with a lower sequence number is missing. The header
-    `Producer-Expected-Seq` has the missing number.
+    """An earlier request of this producer has not arrived. The header `Producer-Expected-Seq` has
+    the missing request's sequence number.
     """
 
     member_headers = MappingProxyType({"producer_expected_seq": header.PRODUCER_EXPECTED_SEQ})
 
 
 class StreamSeqRegression(Superseded, title="A later stream sequence was appended before"):
-    """`Stream-Seq` is not above the stream's last one (compared by bytes). Nothing was appended."""
+    """`Stream-Seq` is not above the stream's last one, compared by bytes. Nothing was appended."""
 
 
 class StreamConflict(Superseded, title="The stream exists with other settings"):
-    """The stream exists, but its content type, its expiry or its closed state differs from the
-    request. Or a creation of the stream did not finish.
+    """The stream exists with another content type, expiry or closed state than requested, or its
+    creation did not finish.
     """
 
 
 class ExpiredProducer(Superseded, title="The producer is no longer known", outcome=UNKNOWN):
-    """The log has forgotten this producer or this request, so it can't decide whether the request
-    is a retry. The request appended nothing now. A new producer sends the header `Producer-Since`:
-    the log's `next_offset`, read before the producer's first request.
+    """The log no longer remembers this producer or this request, so it can't decide whether the
+    request is a retry. This attempt appended nothing. A new producer must send `Producer-Since`
+    with the log's `next_offset`, read before the producer's first request.
     """
 
 
@@ -481,18 +478,18 @@ class TransactionAborted(Superseded, title="The transaction is aborted"):
 
 
 class OffsetTruncated(Superseded, status=410, title="The records at this offset were dropped"):
-    """The offset is below `first_offset`: the log has dropped its records before that offset."""
+    """The offset is below `first_offset`. The log has dropped all records below `first_offset`."""
 
 
 class OffsetBeyondEnd(Invalid, status=416, title="The log ends before this offset"):
-    """The log has had no record with this offset. `next_offset` is the log's end, where a reader
-    may wait for the next record.
+    """The log never had a record with this offset. `next_offset` is the log's end, from which a
+    reader may wait for the next record.
     """
 
 
 class EntryLost(Superseded, status=410, title="The entry is lost"):
-    """The entry was acknowledged and is lost for ever: no bookie has the entry, and an operator has
-    accepted the loss. Continue reading a ledger at the entry `next`, and a log at `next_offset`.
+    """The entry was acknowledged, but is lost for ever: no bookie has it, and an operator accepted
+    the loss. Continue to read a ledger at the entry `next`, and a log at the offset `next_offset`.
     """
 
 
@@ -503,33 +500,31 @@ class LossNotProven(Superseded, title="It is not proven that the entries are los
 
 
 class VersionConflict(Superseded, status=412, title="The version has changed"):
-    """The version is not the one in `If-Match`. `current` has the object's current state."""
+    """The object's version differs from the one in `If-Match`. `current` has the current state."""
 
 
 class AlreadyDone(Superseded, title="An earlier copy of the request was carried out"):
-    """A request with this `Idempotency-Key` was carried out before (rule 6a). `current` has the
-    current metadata. Only services get this error: a gateway returns the metadata to its client
-    instead.
+    """A request with this `Idempotency-Key` was carried out already (rule 6a). `current` has the
+    current metadata. Only services get this error; a gateway's client gets the metadata instead.
     """
 
 
 class PreconditionRequired(Superseded, status=428, title="The request needs a precondition"):
-    """A consumer's committed offset changes by compare-and-swap. Send `If-Match` with the
-    consumer's version, `If-None-Match: *` to create the consumer, or `Fencing-Token` with the token
-    of its lease.
+    """A commit must name the state that it changes. Send `If-Match` with the consumer's version,
+    `If-None-Match: *` to create the consumer, or `Fencing-Token` with the token of its lease.
     """
 
 
 class UnexpectedEntryId(Superseded, status=412, title="The next entry has another id"):
-    """The first entry would not get the id in `expect`; nothing was written. The header `Next-Entry-Id`
-    and the member `next_entry_id` have the id that the next entry gets.
+    """The first entry would not get the id in `expect`, so nothing was appended. The header
+    `Next-Entry-Id` and the member `next_entry_id` have the id that the next entry gets.
     """
 
     member_headers = MappingProxyType({"next_entry_id": header.NEXT_ENTRY_ID})
 
 
 class UnexpectedOffset(Superseded, status=412, title="The next record has another offset"):
-    """The first record would not get the offset in `expect`; nothing was written. The header
+    """The first record would not get the offset in `expect`, so nothing was appended. The header
     `Next-Offset` and the member `next_offset` have the offset that the next record gets.
     """
 
@@ -537,34 +532,33 @@ class UnexpectedOffset(Superseded, status=412, title="The next record has anothe
 
 
 class LogFull(Superseded, title="The log has too many ledgers"):
-    """The log has reached its limit of ledgers, so it can't roll, and no transaction can be
-    committed to it. A retry succeeds only after a truncation or the log's retention has dropped
-    ledgers.
+    """The log has reached its limit of ledgers, so it can't roll, and no transaction can commit to
+    it. A retry succeeds only after a truncation or the log's retention has dropped ledgers.
     """
 
 
-# 429, 503, 504: the cluster can't do it now.
+# 429, 503, 504: the cluster can't carry out the request now.
 
 
 class Overloaded(Unavailable, status=429, title="Too many requests at once"):
-    """The server has too many requests at once. It has not begun this request."""
+    """The server has too many requests in progress. It has not begun this request."""
 
 
 class NotEnoughBookies(Unavailable, title="Not enough bookies"):
     """Too few bookies accept entries for the ledger's ensemble, because the others are lost or
-    read-only. Also raised if too few bookies answer for an operator's command.
+    read-only; or too few bookies answer for an operator's command.
     """
 
 
 class ServiceUnavailable(Unavailable, title="No process of the service answers"):
-    """The bookie, autorecovery or the metadata service, to which a gateway forwards the request,
-    can't be reached, or refuses the gateway. With the outcome `unknown` the connection broke, and
-    the request may have been carried out.
+    """A gateway forwards the request to a bookie, autorecovery or the metadata service, which can't
+    be reached, or refuses the gateway. If the outcome is `unknown`, the connection broke, and the
+    request may have been carried out.
     """
 
 
 class EntryUnavailable(Unavailable, title="The entry can't be read now"):
-    """The entry may exist, but can't be read now; `answers` has the answer of each bookie."""
+    """The entry may exist, but can't be read now. `answers` has the answer of each bookie."""
 
 
 class MetadataUnavailable(Unavailable, title="The metadata can't be reached"):
@@ -572,7 +566,7 @@ class MetadataUnavailable(Unavailable, title="The metadata can't be reached"):
 
 
 class MetadataBusy(MetadataUnavailable, title="Too many listings at once"):
-    """The metadata service has too many concurrent listings. It serves other requests."""
+    """The metadata service has too many concurrent listings. It still serves other requests."""
 
 
 class DatabaseWentBack(
@@ -586,8 +580,8 @@ class DatabaseWentBack(
 
 
 class RecoveryBlocked(Unavailable, title="The ledger's recovery is blocked"):
-    """A recovery can't finish: too many bookies do not answer, so whether an entry was acknowledged is
-    unknown. `bookie` and `entry_id` say where the recovery is blocked.
+    """The recovery can't finish: too many bookies do not answer, so it is unknown whether an entry
+    was acknowledged. `bookie` and `entry_id` show where the recovery is blocked.
     """
 
 
@@ -602,7 +596,7 @@ class ShuttingDown(ReadOnly, title="The process is shutting down"):
 class QuorumTimeout(
     QuorumLogError, status=504, title="The ack quorum did not answer in time", outcome=UNKNOWN
 ):
-    """Too few bookies acknowledged the entries in time. The entries may exist, or appear later."""
+    """Too few bookies acknowledged the entries in time. The entries may exist now, or later."""
 
 
 # Errors that only the client raises.
@@ -636,8 +630,8 @@ class UntrustedServer(
     title="The TLS handshake with this URL fails",
     outcome=NOT_DONE,
 ):
-    """The server's certificate is not trusted or is for another host, the server requires a client certificate, or it
-    does not speak TLS. A retry does not help.
+    """The server's certificate is not trusted, or is for another host. Or the server requires a
+    client certificate, or does not speak TLS. A retry does not help.
     """
 
 
@@ -650,6 +644,6 @@ class ClientClosed(
 
 
 class ClientBroke(QuorumLogError, travels=False, title="The client failed"):
-    """A defect of the client ended a call; the exception is the error's cause. The outcome of
-    requests under way is unknown. Appends that were queued behind these requests were not sent.
+    """A defect of the client ended a call. The error's cause is the exception. The outcome of
+    requests in progress is unknown; appends queued behind these requests were not sent.
     """

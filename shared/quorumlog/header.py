@@ -3,23 +3,23 @@
 from typing import Final
 
 REQUEST_ID: Final = "X-Request-Id"
-"""On every response: the request's id, chosen by the client or otherwise by the service."""
+"""On every response: the request's id, which the client or else the service chose."""
 RETRY_AFTER: Final = "Retry-After"
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
-"""Identifies a request that its sender may retry: copies with the same key are carried out once (rule 6a)."""
+"""Identifies a request that its sender may retry: copies with one key count once (rule 6a)."""
 
 LEDGER_PASSWORD: Final = "Ledger-Password"  # noqa: S105
 LEDGER_CLOSED: Final = "Ledger-Closed"
 LAST_ADD_CONFIRMED: Final = "Last-Add-Confirmed"
 NEXT_ENTRY_ID: Final = "Next-Entry-Id"
-"""The entry at which a reader continues, or the id that the next entry gets."""
+"""The id of the entry at which a reader continues, or that the next appended entry gets."""
 NEXT_OFFSET: Final = "Next-Offset"
 
 WRITER_TOKEN: Final = "Writer-Token"  # noqa: S105
 FENCING_TOKEN: Final = "Fencing-Token"  # noqa: S105
 """The fencing token of a consumer's lease."""
 CONSUMERS_VERSION: Final = "Consumers-Version"
-"""A version that grows with changes of consumers. Requests send the highest one seen."""
+"""A version that grows with each change of a consumer. A request has the highest one seen."""
 PRODUCER_ID: Final = "Producer-Id"
 PRODUCER_EPOCH: Final = "Producer-Epoch"
 PRODUCER_SEQ: Final = "Producer-Seq"
@@ -28,13 +28,13 @@ PRODUCER_SINCE: Final = "Producer-Since"
 PRODUCER_DUPLICATE: Final = "Producer-Duplicate"
 
 APPENDS_PROTOCOL: Final = "quorumlog.appends"
-"""WebSocket subprotocol (`Sec-WebSocket-Protocol`): each message is one append with one answer."""
+"""WebSocket subprotocol (`Sec-WebSocket-Protocol`): each message is an append, answered by one."""
 
 AUDITED: Final = "Quorumlog-Audited"
-"""Between processes: the client's audited request that caused this change."""
+"""Between processes: identifies the client's audited request that caused this change."""
 FORWARDED_WRITER: Final = "X-Forwarded-Writer"
-"""Between processes: the instance that should be the writer of the ledger or log (rule 11)."""
+"""Between processes: the id of the instance that must be the ledger's or log's writer (rule 11)."""
 WITNESSES: Final = "Quorumlog-Witnesses"
-"""Between processes: a request lists witnesses that the database must contain, checked in the
-request's transaction or snapshot. The response lists the witnesses that the sender keeps in their
-place from then on."""
+"""Between processes: the witnesses that the database must contain. The metadata service checks them
+in the request's transaction or snapshot. The response has the witnesses that the sender must keep
+instead from then on (rule 18a)."""

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 from loadtest.ports import free_ports
 from loadtest.stores import quick_postgres, run_sql, scratch
 from loadtest.waiting import stop
-from services.local.embedded import EmbeddedError, Postgres, _environment
+from services.local.embedded import EmbeddedError, Postgres, _environment, set_up_postgres
 from services.local.process import start
 from tests.support.waiting import until
 

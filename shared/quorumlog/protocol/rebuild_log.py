@@ -1,10 +1,11 @@
-"""Rebuilds a lost log from its ledgers' metadata: which ledgers it had, at which offsets
-(rule 18f).
+"""Rebuilds a lost log from its ledgers' metadata: which ledgers it had, at which offsets (rule
+18f).
 
 Pure decisions, no IO. A ledger's metadata has its first offset, the log's creation time and the
-ledgers before it. So a missing ledger is known: the log names it, and readers get an error there
-until it is rebuilt. If a hole's first offset is unknown, nothing is written. A fork's own ledgers
-also have the fork's first own offset, and the ledgers that it shares (rule 27a).
+nearest earlier ledgers. So a missing ledger is noticed: the log names it, and readers get an error
+there until a later rebuild finds it. If a missing ledger's first offset is unknown, nothing is
+written. A fork's own ledgers also have the fork's first own offset, and the ledgers that it shares
+(rule 27a).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,37 +19,37 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild import Action
 
 NEW_LOG_VERSION = 1_000_000_000
-"""The first version of a rebuilt log's metadata, which no late compare-and-swap from lost metadata
-can name. Ledgers keep the versions of their copies."""
+"""The first version of a rebuilt log's metadata. No late compare-and-swap from lost metadata names
+so high a version. Ledgers keep the versions of their copies."""
 
 
 _NOTHING = -1
-"""Stands for no ledger, where the log began."""
+"""Stands for the missing predecessor of the log's first ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerPlace:
-    """A ledger's place in its log, by the latest version of the ledger's metadata."""
+    """A ledger's place in its log, from the latest version of the ledger's metadata."""
 
     ledger_id: int
     first_offset: int | None
     """The offset of the ledger's first record; None if unknown."""
     last_entry: int | None
-    """The ledger's last entry; None while it is not CLOSED."""
+    """The ledger's last entry; None if the ledger is not CLOSED."""
     length: int
     quorum: Quorum
     digest: DigestKind
     lineage: Lineage | None = None
     has_row: bool = True
-    """Whether the database has or gets the ledger's metadata, which readers need."""
+    """Whether the database has, or gets, the ledger's metadata. Readers need it."""
     custom: tuple[tuple[str, str], ...] | None = None
-    """The log's custom metadata, which its owner copies to each ledger; None for a transaction's
-    ledger, which has its task's as well.
+    """The log's custom metadata, which its owner copies to each ledger. None for a transaction's
+    ledger, whose custom metadata includes that of its task.
     """
     is_packed: bool = False
-    """Whether the log compresses its batches."""
+    """Whether the log's batches are compressed."""
     hides_next: bool = False
-    """Whether the ledger is CLOSED, and all bookies with copies of the next may be lost or silent.
+    """Whether the ledger is CLOSED, and all bookies that know the next one may be silent or empty.
     """
 
     @property
@@ -58,7 +59,7 @@ class LedgerPlace:
 
     @property
     def before(self) -> tuple[tuple[int, int], ...]:
-        """The nearest ledgers before this one, each with its first offset."""
+        """(id, first offset) of the nearest earlier ledgers."""
         return () if self.lineage is None else self.lineage.before
 
     @property
@@ -68,12 +69,12 @@ class LedgerPlace:
 
     @property
     def shared(self) -> tuple[tuple[int, int], ...]:
-        """The nearest ledgers that the log shares with others, each with its first offset."""
+        """(id, first offset) of the nearest ledgers that the log shares with other logs."""
         return () if self.lineage is None else self.lineage.shared
 
     @property
     def chains(self) -> tuple[tuple[int, ...], ...]:
-        """Sequences of ledgers that follow each other in the log."""
+        """Sequences of ledger ids; each ledger follows the previous one in the log."""
         before = (*(before for before, _ in self.before), self.ledger_id)
         shared = tuple(ledger_id for ledger_id, _ in self.shared)
         starts = (_NOTHING,) if 0 < len(shared) < SHARED_KEPT else ()
@@ -81,35 +82,35 @@ class LedgerPlace:
 
     @property
     def begins_log(self) -> tuple[int, ...]:
-        """(_NOTHING,) if the log began with the first ledger of `before`, or with this ledger."""
+        """(_NOTHING,) if the first ledger of `before`, or this ledger, was the log's first."""
         is_reported = self.lineage is not None and len(self.before) < PREDECESSORS_KEPT
         return (_NOTHING,) if is_reported else ()
 
     @property
     def least_end(self) -> int:
-        """The least offset behind the ledger's records: each entry has one record or more."""
+        """A lower bound of the offset after the ledger's records: each entry has at least one."""
         entries = 0 if self.last_entry is None else self.last_entry + 1
         return (self.first_offset or 0) + entries
 
     @property
     def is_empty(self) -> bool:
-        """Whether the ledger is CLOSED without records."""
+        """Whether the ledger is CLOSED and has no entries."""
         return self.last_entry == NO_ENTRY
 
 
 @dataclass(frozen=True, slots=True)
 class LogDecision:
-    """What to do with a log's metadata, and what to report to people."""
+    """What to do with a log's metadata, and what to report to the operator."""
 
     action: Action
     row: LogMetadata | None = None
     why: str = ""
     unplaced: tuple[int, ...] = ()
-    """Ledgers created for a log of this name that are not in it: not placed (an uncommitted
-    transaction), empty, released, or of an earlier log.
+    """Ledgers that were created for a log of this name, but are not in it: they were never placed
+    (uncommitted transactions), are empty, were released, or are of an earlier log.
     """
     holes: tuple[int, ...] = ()
-    """Ledgers of the log without metadata, since no copy is known, or the copies prove nothing."""
+    """Ledgers of the log whose metadata is missing: no copy is known, or copies prove nothing."""
 
 
 def decide_log(
@@ -122,9 +123,8 @@ def decide_log(
     token: int,
     stored: Collection[int] = (),
 ) -> LogDecision:
-    """Decide about one log by the metadata of all ledgers created for it. `deleted`: ids with
-    tombstones. `stored`: ids of ledgers with metadata in the database. `token`: an unused writer
-    token.
+    """Decide about one log, by the metadata of all ledgers that were created for it. `deleted`: ids
+    with tombstones. `stored`: ids with metadata in the database. `token`: an unused writer token.
     """
     created_at = max((one.log_created_at for one in ledgers), default="")
     if known is not None and known.created_at < created_at:
@@ -169,14 +169,14 @@ def decide_log(
     rows = {one.ledger_id for one in ledgers if one.has_row} | set(stored)
     holes = tuple(item.ledger_id for item in items if item.ledger_id not in rows)
     if known is not None and items == known.items:
-        # Bookies keep the ids of deleted ledgers, but not the names of their logs.
+        # Bookies keep the ids of deleted ledgers, but not their logs' names.
         why = _WITHOUT_LEDGERS if deleted and not items else ""
         return LogDecision(Action.SAME, None, why, unplaced, holes)
     named_now = [found.ledgers[item.ledger_id] for item in items if item.ledger_id in found.ledgers]
     row = known or replace(_new_log(name, created_at, named_now), forked_at=found.forked_at)
     row = replace(row, stream_seq=_stream_seq(row, named_now))
     if is_opened(row, named_now):
-        # The last writer that opened the log is unknown if it appended nothing; others are fenced.
+        # The log's last writer is unknown, if it appended nothing, so every writer must open again.
         row = replace(row, writer_token=max(row.writer_token + 1, token), opened_by=None)
     return LogDecision(
         Action.WRITE, _with_items(row, items, now_ms=now_ms), unplaced=unplaced, holes=holes
@@ -194,14 +194,14 @@ def _unplaced(ledgers: Iterable[LedgerPlace], placed: Collection[int]) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The places that one log's ledgers have, from the offset `start` on."""
+    """The places of one log's ledgers, from the offset `start` on."""
 
     start: int
     ledgers: Mapping[int, LedgerPlace]
     reported: Mapping[int, int]
-    """By id, first offsets of ledgers behind which others were placed."""
+    """The first offsets, by id, of ledgers that later ledgers name as predecessors."""
     follows: Mapping[int, int]
-    """By ledger, the ledger with records before it, or _NOTHING; only where metadata has it."""
+    """For each ledger the nearest earlier one with records, or _NOTHING, if metadata names it."""
 
     @classmethod
     def of(cls, ledgers: Sequence[LedgerPlace], start: int) -> "_Found":
@@ -215,7 +215,7 @@ class _Found:
         )
 
     def with_place(self, item: LogItem) -> LogItem:
-        """Complete an item with the first offset from its own or a later ledger's metadata."""
+        """Add the first offset to an item, from the metadata of its ledger or of a later ledger."""
         ledger = self.ledgers.get(item.ledger_id)
         first = item.first_offset
         if first is None and ledger is not None:
@@ -226,13 +226,13 @@ class _Found:
 
     @property
     def forked_at(self) -> int | None:
-        """The offset where the log's own records began, if it is a fork."""
+        """The offset of the log's first own record if it is a fork; None otherwise."""
         lineages = [one.lineage for one in self.ledgers.values() if one.lineage is not None]
         return next((one.forked_at for one in lineages if one.forked_at is not None), None)
 
     @property
     def items(self) -> list[LogItem]:
-        """The ledgers that a bookie holds and whose place is known."""
+        """The ledgers with a known place that some bookie holds, from `start` on."""
         found = (
             self.with_place(LogItem(ledger_id, None, published_ms=ledger.published_ms))
             for ledger_id, ledger in sorted(self.ledgers.items())
@@ -245,7 +245,7 @@ class _Found:
 
     @property
     def missing(self) -> list[LogItem]:
-        """The ledgers that no bookie holds, with the place from later ledgers' metadata."""
+        """The ledgers that no bookie holds, from `start` on, placed by later ledgers' metadata."""
         return [
             LogItem(ledger_id, first)
             for ledger_id, first in self.reported.items()
@@ -253,7 +253,7 @@ class _Found:
         ]
 
     def ordered(self, items: Iterable[LogItem]) -> tuple[LogItem, ...]:
-        """Sort items by place; one without a place (rule 23) is not written yet, so it is last."""
+        """Sort items by place. An item without a place is last, since it has no records yet."""
         return tuple(
             sorted(
                 items,
@@ -272,16 +272,16 @@ class _Found:
     def not_let_go(
         self, items: tuple[LogItem, ...], deleted: Collection[int]
     ) -> tuple[LogItem, ...]:
-        """The items that the log had not released. A log releases its first ledgers, so those
-        before a deleted ledger, or before one with which the log began, are gone.
+        """The items that the log had not released. A log releases its first ledgers. So items are
+        gone if they precede a deleted ledger, or a ledger with which the log began.
         """
         gone = {*deleted, _NOTHING}
         starts = [at for at, one in enumerate(items) if self.follows.get(one.ledger_id) in gone]
         return items[starts[-1] :] if starts else items
 
     def without_empty(self, items: tuple[LogItem, ...]) -> tuple[LogItem, ...]:
-        """The items except empty ledgers; the last one stays. A log names no ledger behind one
-        whose end is unknown, so the log had released the empty ones.
+        """The items without empty ledgers, except the last item. If a ledger follows an empty one
+        whose end the log doesn't know, the log has released the empty ledger.
         """
         kept = (
             before
@@ -293,13 +293,13 @@ class _Found:
         return (*kept, *items[-1:])
 
     def _is_passed_over(self, item: LogItem, after: LogItem) -> bool:
-        """Whether the next ledger has the item's first offset, and follows another ledger."""
+        """Whether the next item has the same first offset, but follows another ledger."""
         is_reported = self.follows.get(after.ledger_id, item.ledger_id) != item.ledger_id
         return item.first_offset == after.first_offset and is_reported
 
     def hides_next(self, items: Sequence[LogItem]) -> bool:
-        """Whether the log may continue in an unknown ledger with acknowledged records, whose
-        offsets the next owner would assign again.
+        """Whether an unknown ledger may follow the last item: the next owner would assign the
+        offsets of its acknowledged records again.
         """
         last = self.ledgers.get(items[-1].ledger_id) if items else None
         return last is not None and last.hides_next
@@ -307,9 +307,9 @@ class _Found:
     def unexplained(
         self, known: Sequence[LogItem], deleted: Collection[int], items: Sequence[LogItem]
     ) -> str:
-        """Which ledger named by the database is deleted without proof that the log released it, or
-        "". A log releases its first ledgers, and an empty one once another ledger has its place. A
-        later ledger with records proves which case holds, by the ledger that it follows.
+        """Which ledger that the database names is deleted without proof that the log released it,
+        or "". A log releases its first ledgers, and an empty ledger once another one has its place.
+        A later ledger with records proves the release, if its predecessor is known.
         """
         firsts = (item.ledger_id for item in known if item.ledger_id not in deleted)
         first = next(firsts, None)
@@ -325,12 +325,12 @@ class _Found:
         return ""
 
     def _reports_behind(self, item: LogItem, place: int) -> bool:
-        """Whether an item at or behind `place` has records and a known predecessor."""
+        """Whether an item at or after `place` has records and a known predecessor."""
         is_behind = item.first_offset is not None and item.first_offset >= place
         return is_behind and item.ledger_id in self.follows and not self._is_empty(item)
 
     def misplaced(self, items: Sequence[LogItem]) -> str:
-        """Why these places can't be of one log, or ""."""
+        """Why these places contradict each other, or ""."""
         if sum(item.first_offset is None for item in items) > 1:
             return "two ledgers of the log have no place"
         for before, after in pairwise(items):
@@ -350,14 +350,14 @@ class _Found:
 
     def gap(self, items: Sequence[LogItem]) -> str:
         """Where an unknown ledger is missing, or "". A ledger ends where the next one begins only
-        if that one's metadata says so, or predates lineages.
+        if the next one's metadata names it as predecessor, or is older than lineages.
         """
         solid = [item for item in items if not item.is_empty]
         for before, after in pairwise(solid):
             if after.first_offset is None or before.last_offset is not None:
                 continue
             if after.first_offset == self.forked_at:
-                continue  # each ledger of a fork has its nearest shared ledgers
+                continue  # the metadata of each ledger of a fork names the nearest shared ledgers
             follows = self.follows.get(after.ledger_id)
             if follows is None and after.ledger_id not in self.ledgers:
                 return (
@@ -369,7 +369,7 @@ class _Found:
         return ""
 
     def with_ends(self, items: Sequence[LogItem], *, now_ms: int) -> tuple[LogItem, ...]:
-        """End each item where the next one begins; a takeover determines the last one's end."""
+        """End each item where the next one begins. The last item's end is left to a takeover."""
         changed = []
         for item, after in zip(items, (*items[1:], None), strict=False):
             if item.last_offset is None and after is not None and after.first_offset is not None:
@@ -388,7 +388,7 @@ class _Found:
 
 
 def _new_log(name: str, created_at: str, ledgers: Sequence[LedgerPlace]) -> LogMetadata:
-    """A log's metadata, made from its ledgers alone: it has their settings, and no limits."""
+    """Make a log's metadata from its ledgers alone: with their settings, and without limits."""
     last = ledgers[-1]
     customs = [one.custom for one in ledgers if one.custom is not None]
     settings = LogSettings(
@@ -401,14 +401,14 @@ def _new_log(name: str, created_at: str, ledgers: Sequence[LedgerPlace]) -> LogM
 
 
 def is_opened(known: LogMetadata | None, ledgers: Iterable[LedgerPlace]) -> bool:
-    """Whether a log was opened for one writer, by its metadata or its ledgers' (rule 22a)."""
+    """Whether a log was opened for one writer, by its or its ledgers' metadata (rule 22a)."""
     lineages = (one.lineage for one in ledgers)
     reported = (0 if lineage is None else lineage.writer_token for lineage in lineages)
     return any(reported) or (known is not None and known.writer_token > 0)
 
 
 def _stream_seq(row: LogMetadata, ledgers: Iterable[LedgerPlace]) -> str | None:
-    """The highest stream sequence before the last ledger, whose batches have it (rule 25a)."""
+    """The highest stream sequence before the last ledger (rule 25a)."""
     reported = [one.lineage.stream_seq for one in ledgers if one.lineage is not None]
     return max(
         (seq for seq in (row.stream_seq, *reported) if seq is not None),
@@ -426,6 +426,6 @@ def _with_items(row: LogMetadata, items: tuple[LogItem, ...], *, now_ms: int) ->
         next_offset=None if items else row.known_end,
         appended_ms=max(row.appended_ms, now_ms),
     )
-    # Rule 26a: producers of lost metadata are unknown, but not new. A takeover finds those of the
-    # last ledger in its entries.
+    # Rule 26a: producers of lost metadata are unknown, but not new. A takeover reads the last
+    # ledger's producers from its entries.
     return replace(row, forgotten_end=max(row.forgotten_end, row.known_end))
