@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, Generic, Literal, Self, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import orjson
 
@@ -249,10 +249,6 @@ class Paged(AsyncIterator[T], Generic[T]):
         self._pages = pages
         self._page: Sequence[T] = ()
         self._index = 0
-
-    def __aiter__(self) -> Self:
-        """This iterator itself."""
-        return self
 
     async def __anext__(self) -> T:
         """The next item."""

@@ -14,9 +14,10 @@ import ssl
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from email.message import Message
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from quorumlog import errors, header
@@ -53,7 +54,7 @@ class HttpAnswer:
         return json.loads(self.body)
 
 
-class Gateways:
+class Gateways(AbstractContextManager["Gateways"]):
     """One connection to one of several gateways. Not thread-safe.
 
     Invariant: `_at` is the gateway that answered last, so that a healthy gateway is kept.
@@ -85,9 +86,6 @@ class Gateways:
         self._connection: http.client.HTTPConnection | None = None
         self._answered_at = 0.0
         self._pid = os.getpid()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
