@@ -35,6 +35,7 @@ class QuarantineRule:
     for_s: float = 300.0
 
 
+@dataclass(eq=False)
 class Quarantine:
     """The bookies in quarantine. A bookie that fails while it is listed as live is not chosen for a
     while.
@@ -44,14 +45,10 @@ class Quarantine:
     `rule.failures` times are kept per bookie.
     """
 
-    def __init__(
-        self, rule: QuarantineRule | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Begin with no bookie in quarantine."""
-        self._rule = rule or QuarantineRule()
-        self._clock = clock
-        self._failed_at: dict[str, deque[float]] = {}
-        self._until: dict[str, float] = {}
+    _rule: QuarantineRule = QuarantineRule()
+    _clock: Callable[[], float] = time.monotonic
+    _failed_at: dict[str, deque[float]] = field(default_factory=dict)
+    _until: dict[str, float] = field(default_factory=dict)
 
     def failed(self, name: str) -> None:
         """Count a failure: a broken connection, silence, or an answer that fits no request."""
