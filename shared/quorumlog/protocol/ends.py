@@ -44,7 +44,7 @@ class RowSpread(Keyed):
     row: LedgerMetadata
     phase: Spreading = Spreading.MEMBERS
     kept: int = 0
-    """Copies that bookies confirmed, members or not."""
+    """Copies that bookies confirmed, including bookies that are not members."""
     _awaited: frozenset[str] = frozenset()
     _lacking: int = field(init=False)
     """Copies that members of the last fragment still need; Qw - Qa members may lack one."""

@@ -401,7 +401,7 @@ def _new_log(name: str, created_at: str, ledgers: Sequence[LedgerPlace]) -> LogM
 
 
 def is_opened(known: LogMetadata | None, ledgers: Iterable[LedgerPlace]) -> bool:
-    """Whether a log was opened for one writer, by its or its ledgers' metadata (rule 22a)."""
+    """Whether metadata of a log or its ledgers shows an `open` for one writer (rule 22a)."""
     lineages = (one.lineage for one in ledgers)
     reported = (0 if lineage is None else lineage.writer_token for lineage in lineages)
     return any(reported) or (known is not None and known.writer_token > 0)
