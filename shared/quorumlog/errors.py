@@ -400,7 +400,7 @@ class LogProtected(Superseded, title="The log is protected from deletion"):
 
 
 class LogClosed(Superseded, title="The log is closed"):
-    """The log is closed for good: it accepts no further records."""
+    """The log is closed for ever: it accepts no further records."""
 
 
 class LogFenced(Superseded, title="A newer writer opened the log"):

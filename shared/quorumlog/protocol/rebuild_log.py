@@ -148,15 +148,13 @@ def decide_log(
         )
     if known is None and found.hides_next(items):
         why = (
-            f"ledger {items[-1].ledger_id} is CLOSED, and the one behind it may be on bookies that do not answer or"
+            f"ledger {items[-1].ledger_id} is CLOSED, and the ledger after it may be on bookies that do not answer or"
             " lost their data: start them, or, if their data is gone, name them as gone"
             " (`quorumlog metadata rebuild --without`)"
         )
         return LogDecision(Action.WAIT, None, why, unplaced)
     if before and not items:
-        problem = (
-            "all ledgers of the log are deleted: so was the log, or its later ledgers are unknown"
-        )
+        problem = "all ledgers of the log are deleted: the log was deleted too, or later ledgers are unknown"
     else:
         problem = (
             found.unexplained(before, deleted, items) or found.misplaced(items) or found.gap(items)

@@ -564,7 +564,7 @@ class FragmentRepair(Keyed):
         else:
             self._fail(
                 "entry-unavailable",
-                detail=f"{self.target} keeps no copy of the row: {event.status}",
+                detail=f"{self.target} did not store a copy of the metadata: {event.status}",
                 bookie=self.target,
             )
 

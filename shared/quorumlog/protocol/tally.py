@@ -49,7 +49,7 @@ class Tally(Keyed):
     """The positions of members declared lost, as a bit mask."""
     found: dict[int, tuple[Run, int]] = field(default_factory=dict)
     absent: list[Ranges] = field(default_factory=list)
-    what: Annotated[list[str], Out("told to people; nothing is decided by it")] = field(
+    what: Annotated[list[str], Out("only for error texts; decides nothing")] = field(
         default_factory=list
     )
     cursors: list[int | None] = field(default_factory=list)
