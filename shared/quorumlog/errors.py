@@ -31,7 +31,7 @@ class QuorumLogError(Exception):
     """A defect of quorumlog, or a state that should not occur. The service's log has details."""
 
     # Invariant: an error never changes after its construction, because one task may raise it while
-    # another task reads it. To add what is known later, raise a copy (`replace`).
+    # another task reads it. Code that knows more about the error raises a copy (`replace`).
 
     code: str = "internal-error"
     status: int = 500
@@ -342,7 +342,7 @@ class CopyLost(Superseded, title="Bookies have ledger metadata that the database
 
 
 class StaleMember(Superseded, title="A member is not the registered incarnation of its bookie"):
-    """A change would add a member to a ledger that is not the registered incarnation of its bookie.
+    """The change would add members to a ledger which are not registered incarnations of bookies.
     `present` has the registered incarnation of each such bookie, or null if it is not registered.
     If `is_final` is true, all these members are older incarnations: the change can't ever succeed.
     """
@@ -400,7 +400,7 @@ class LogProtected(Superseded, title="The log is protected from deletion"):
 
 
 class LogClosed(Superseded, title="The log is closed"):
-    """The log is closed for good: it accepts no further records."""
+    """The log is closed for ever: it accepts no further records."""
 
 
 class LogFenced(Superseded, title="A newer writer opened the log"):
@@ -415,7 +415,7 @@ class LogReplaced(Superseded, title="The log was deleted and created again"):
 
 
 class LeaseHeld(Superseded, title="Another holder has the lease"):
-    """The worker `holder` has the consumer's lease, for `expires_in_ms` ms unless it renews it."""
+    """The worker `holder` has the consumer's lease for `expires_in_ms` ms, or longer if renewed."""
 
 
 class LeaseLost(Superseded, title="The lease was lost"):
@@ -617,9 +617,9 @@ class ConnectionLost(
 class NotAGateway(
     QuorumLogError, travels=False, status=502, title="The URL does not lead to a gateway"
 ):
-    """The response does not come from a gateway. It is a redirect, which the client never follows
-    because the request carries credentials, or an error without a problem document. A gateway
-    behind a proxy may have received the request.
+    """The response is not a gateway's. It is a redirect, which the client never follows because the
+    request carries credentials, or an error without a problem document. A gateway behind a proxy
+    may have received the request.
     """
 
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 REQUEST_ID: Final = "X-Request-Id"
-"""On every response: the request's id, which the client or else the service chose."""
+"""On every response: the request's id. The client may choose it; otherwise the service does."""
 RETRY_AFTER: Final = "Retry-After"
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 """Identifies a request that its sender may retry: copies with one key count once (rule 6a)."""
@@ -28,7 +28,7 @@ PRODUCER_SINCE: Final = "Producer-Since"
 PRODUCER_DUPLICATE: Final = "Producer-Duplicate"
 
 APPENDS_PROTOCOL: Final = "quorumlog.appends"
-"""WebSocket subprotocol (`Sec-WebSocket-Protocol`): each message is an append, answered by one."""
+"""WebSocket subprotocol (`Sec-WebSocket-Protocol`): each message is one append with one answer."""
 
 AUDITED: Final = "Quorumlog-Audited"
 """Between processes: identifies the client's audited request that caused this change."""

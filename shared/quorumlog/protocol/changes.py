@@ -91,9 +91,11 @@ def check_ledger(old: LedgerMetadata, new: LedgerMetadata) -> None:
     if new.state not in _NEXT[old.state]:
         problems.append(("/row/state", f"{old.state} does not become {new.state} (I21)"))
     if not set(old.declared_lost) <= set(new.declared_lost):
-        problems.append(("/row/declared_lost", "a member that was declared lost stays so"))
+        problems.append(
+            ("/row/declared_lost", "a member that was declared lost can't be taken off the list")
+        )
     if old.may_lack_entries and not new.may_lack_entries:
-        problems.append(("/row/may_lack_entries", "does not go back"))
+        problems.append(("/row/may_lack_entries", "stays true once it is true"))
     problems += _given_up(old, new)
     if old.state is State.CLOSED:
         problems += [
@@ -127,10 +129,10 @@ def _given_up(old: LedgerMetadata, new: LedgerMetadata) -> _Problems:
     """
     pointer = "/row/lost_entries"
     if old.state is not State.CLOSED and new.lost_entries:
-        return [(pointer, "entries are given up once the ledger is CLOSED")]
+        return [(pointer, "entries can be given up only once the ledger is CLOSED")]
     for first, last in old.lost_entries:
         if not any(low <= first and last <= high for low, high in new.lost_entries):
-            return [(pointer, "an entry that was given up stays so")]
+            return [(pointer, "an entry that was given up can't be taken off the list")]
     return []
 
 
@@ -222,7 +224,7 @@ def check_new_incarnation(name: str, incarnation: int, named: int) -> None:
     """
     if incarnation <= named:
         raise IncarnationUsed(
-            f"ledgers name {name}@{named}, of another directory: register this one as {name}@{named + 1}"
+            f"ledgers name {name}@{named} of another directory: register this directory as {name}@{named + 1}"
             " or higher",
             bookie=name,
             named=named,
@@ -274,7 +276,7 @@ def check_unprotected(log: LogMetadata) -> None:
     """Raise LogProtected if a log must not be deleted, truncated or overwritten."""
     if log.deletion_protection:
         raise LogProtected(
-            f"the log {log.name} has deletion_protection: switch that off first", log=log.name
+            f"the log {log.name} has deletion_protection: switch it off first", log=log.name
         )
 
 
@@ -305,7 +307,7 @@ def published_by(
     elif any(item.last_offset is None for item in new.items[:-1]):
         problem = "an earlier ledger has no end"
     elif len(places) != len(published) or places != sorted(places):
-        problem = "the published ledgers are not the requested ones in their order"
+        problem = "the published ledgers must be requested ones, in the requested order"
     if problem:
         raise InvalidRequest(f"/row: {problem}", log=old.name)
     return published

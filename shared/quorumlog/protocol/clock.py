@@ -16,8 +16,8 @@ STEADY_S: Final = 600.0
 class DatabaseClock:
     """One process's judgement of the database's clock.
 
-    Invariant: while `doubt` is empty, the database's clock has advanced with monotonic time since
-    its previous answer, within `difference_s`.
+    Invariant: while `doubt` is empty, the last two times that the database returned differ by the
+    monotonic time between them, up to `difference_s`.
     """
 
     def __init__(self, difference_s: float = CLOCK_DIFFERENCE_S) -> None:

@@ -44,7 +44,7 @@ class RowSpread(Keyed):
     row: LedgerMetadata
     phase: Spreading = Spreading.MEMBERS
     kept: int = 0
-    """Copies that bookies confirmed, members or not."""
+    """Copies that bookies confirmed, including bookies that are not members."""
     _awaited: frozenset[str] = frozenset()
     _lacking: int = field(init=False)
     """Copies that members of the last fragment still need; Qw - Qa members may lack one."""
@@ -54,7 +54,7 @@ class RowSpread(Keyed):
         self._lacking = quorum.ensemble_size - quorum.write_quorum + quorum.ack_quorum
 
     def begin(self, down: Container[str]) -> Sequence[str]:
-        """Return the members to send a copy to. The machine does not wait for those in `down`."""
+        """Return the members to send a copy to. The machine won't wait for members in `down`."""
         members = self.row.last_fragment.bookies
         self._awaited = frozenset(member for member in members if member not in down)
         self._go_on()

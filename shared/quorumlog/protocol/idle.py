@@ -15,7 +15,7 @@ from collections.abc import Collection
 from typing import Final
 
 TERMS_MAX: Final = 100_000
-"""Bound of a keeper's remembered logs, and of a process's remembered reports (by judgement)."""
+"""Maximum logs in a keeper's memory, and reports in a process's memory. Chosen by judgement."""
 _SLACK_S_MAX: Final = 60.0
 
 

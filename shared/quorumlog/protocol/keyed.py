@@ -1,8 +1,8 @@
 """`copy` and `key` of state machines, generated once for each class from the class's fields.
 
-The explorer treats machines with equal keys as one state; otherwise its search would not be
-complete. So a new field is part of the key unless its annotation says why not (`Out`). A field
-whose type is neither immutable nor `Keyed` raises TypeError.
+The explorer treats machines with equal keys as one state, so a key that lacks a field would hide
+states. So a new field is part of the key, unless its annotation says why not (`Out`). A field whose
+type is neither immutable nor `Keyed` raises TypeError.
 """
 
 from collections.abc import Callable

@@ -39,7 +39,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Entries first..last, with the answers of all possible holders, equal for all of them."""
+    """Entries first..last, and their possible holders' answers, the same for each entry."""
 
     first: int
     last: int
@@ -51,8 +51,8 @@ class Answers:
         return f"entries {self.first} to {self.last} ({said})"
 
     def is_lost(self, declared: Iterable[str] = ()) -> bool:
-        """Whether no member can serve these entries: each denied them, or is in `declared` (lost
-        ever) and does not hold them.
+        """Whether no member can serve these entries: each denied them, or is in `declared`
+        (lost for ever) and does not hold them.
         """
         return all(
             word is Word.ABSENT or (word is not Word.HELD and member in declared)

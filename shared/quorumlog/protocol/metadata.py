@@ -252,8 +252,8 @@ class LedgerMetadata(Value):
         return complement(self.lost_entries, first, last)
 
     def given_up(self, first: int, last: int, members: tuple[str, ...]) -> "LedgerMetadata":
-        """Return metadata in which an operator accepted that entries first..last are lost, and
-        `members` lost for ever (rule 14). Lost ranges only grow.
+        """Return metadata with entries first..last accepted as lost, and `members` declared lost
+        for ever (rule 14). Lost ranges only grow.
         """
         return replace(
             self,

@@ -207,7 +207,7 @@ class RangeReader(Keyed):
         self._go_on()
 
     def _lacks(self, tally: Tally, position: int, entry_id: int) -> bool:
-        """Whether no asked member may still return the position's next missing entry."""
+        """Whether the position's next missing entry is not requested from any member."""
         quorum = self.metadata.quorum
         for wanted in range(entry_id, tally.last + 1):
             if quorum.is_member(position, wanted) and wanted not in tally.found:
@@ -273,7 +273,7 @@ class RangeReader(Keyed):
             self._out.append(self._failure)
 
     def _is_elsewhere(self, row: LedgerMetadata) -> bool:
-        """Whether the current metadata names other members for the next entry. Not so if the ledger
+        """Whether the current metadata names other members for the next entry. False if the ledger
         ends before that entry, because its members were declared lost (rule 14).
         """
         if row.last_entry is not None and row.last_entry < self.next:

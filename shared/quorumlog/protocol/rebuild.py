@@ -1,4 +1,4 @@
-"""Decides which of a lost database's metadata bookies' copies prove (rule 18d). Pure, no IO.
+"""Decides which lost metadata is proven by bookies' copies (rule 18d). Pure, no IO.
 
 Bookies hold copies of metadata (rule 18b) and the ids of deleted ledgers (rule 16a). Only these
 prove metadata. Each copy is of a committed version, so no copy is wrong. The question is whether a

@@ -148,15 +148,13 @@ def decide_log(
         )
     if known is None and found.hides_next(items):
         why = (
-            f"ledger {items[-1].ledger_id} is CLOSED, and the one behind it may be on bookies that do not answer or"
+            f"ledger {items[-1].ledger_id} is CLOSED, and the ledger after it may be on bookies that do not answer or"
             " lost their data: start them, or, if their data is gone, name them as gone"
             " (`quorumlog metadata rebuild --without`)"
         )
         return LogDecision(Action.WAIT, None, why, unplaced)
     if before and not items:
-        problem = (
-            "all ledgers of the log are deleted: so was the log, or its later ledgers are unknown"
-        )
+        problem = "all ledgers of the log are deleted: the log was deleted too, or later ledgers are unknown"
     else:
         problem = (
             found.unexplained(before, deleted, items) or found.misplaced(items) or found.gap(items)
@@ -401,7 +399,7 @@ def _new_log(name: str, created_at: str, ledgers: Sequence[LedgerPlace]) -> LogM
 
 
 def is_opened(known: LogMetadata | None, ledgers: Iterable[LedgerPlace]) -> bool:
-    """Whether a log was opened for one writer, by its or its ledgers' metadata (rule 22a)."""
+    """Whether metadata of a log or its ledgers shows an `open` for one writer (rule 22a)."""
     lineages = (one.lineage for one in ledgers)
     reported = (0 if lineage is None else lineage.writer_token for lineage in lineages)
     return any(reported) or (known is not None and known.writer_token > 0)

@@ -148,7 +148,7 @@ class Run:
                 raise BadRun("a run out of order")
         end = at.payloads + sum(_sizes(body, count, at))
         if end != len(body):
-            raise BadRun(f"a run of {len(body)} bytes whose columns ask for {end}")
+            raise BadRun(f"a run has {len(body)} bytes, but its columns require {end}")
         self._set(body, _KINDS[kind], ledger_id, ids, at)
 
     def _set(

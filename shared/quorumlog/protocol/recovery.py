@@ -397,9 +397,7 @@ class Recovery(Keyed):
             slots.fail(position)
 
     def _needs_spare(self) -> bool:
-        """Whether a run needs another member to reach Qa; without need, recovery goes on (rule
-        12).
-        """
+        """Whether a run needs another member to reach Qa; otherwise recovery continues (rule 12)."""
         quorum, pending = self.metadata.quorum, self._window.unconfirmed
         return pending is not None and not quorum.has_ack_quorum(
             pending.holders & (pending.acked | ~self._slots.down),

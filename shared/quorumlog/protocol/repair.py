@@ -277,7 +277,7 @@ class FragmentRepair(Keyed):
         return is_free and self._position in (None, fragment.bookies.index(self.leaving))
 
     def _is_marked(self, row: LedgerMetadata) -> bool:
-        # Rule 20: unless the metadata names the target, the bookie drops what it got.
+        # Rule 20: unless the metadata names the target, the bookie drops the copied entries.
         return Repair(self.fragment, self.leaving, self.target) in row.repairs
 
     def _is_overtaken(self, row: LedgerMetadata) -> bool:
@@ -564,7 +564,7 @@ class FragmentRepair(Keyed):
         else:
             self._fail(
                 "entry-unavailable",
-                detail=f"{self.target} keeps no copy of the row: {event.status}",
+                detail=f"{self.target} did not store a copy of the metadata: {event.status}",
                 bookie=self.target,
             )
 

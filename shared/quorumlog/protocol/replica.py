@@ -553,7 +553,7 @@ class Replica(Keyed):
     def _lac_asked(self, asked: LacAsked) -> Verdict:
         if self._is_foreign(asked.member):
             return self._refused(Status.NOT_MINE)
-        # After a loss, a lower LAC than before would deny entries.
+        # A LAC below the one reported before a loss would deny entries.
         status = Status.OK if self._may_say_no(asked.member) else Status.NOT_MINE
         return Verdict(status, 0, self.last_add_confirmed)
 
@@ -570,7 +570,7 @@ class Replica(Keyed):
     def _row_reported(self, asked: RowReported) -> Verdict:
         """Store a copy of the metadata, even if fenced or in limbo: a copy proves no entries."""
         if self._is_foreign(asked.member) or self._is_older(asked.member):
-            # Rule 18b: this version counts on an incarnation that may have lost entries.
+            # Rule 18b: this version names an older incarnation, whose entries may be lost.
             return self._refused(Status.NOT_MINE)
         if self._is_wrong_key(asked.ledger_key):
             return self._refused(Status.WRONG_KEY)

@@ -29,7 +29,7 @@ from quorumlog.protocol.record import Run
 from quorumlog.protocol.window import Window, part_of, positions
 
 RANGES_MAX: Final = 64
-"""Missed ranges kept for one member. More become one range, as repair checks before it copies."""
+"""Maximum missed ranges of one member. More are joined to one, since repair checks each entry."""
 
 
 def merged(ranges: Iterable[MissedRange], stride: int = 1) -> tuple[MissedRange, ...]:
@@ -170,8 +170,8 @@ class Slots(Keyed):
     # --- changes of members ------------------------------------------------------------------
 
     def find(self, attempt: int, *, leaving: int = 0, lost: tuple[str, ...] = ()) -> FindBookies:
-        """Make a request for new members. It excludes members in use, suspects and `lost` members.
-        A slot in `leaving` may go to a later incarnation of its own member.
+        """Return a request for new members, without those in use, suspects and `lost` ones. A
+        slot in `leaving` may go to a later incarnation of its own member.
         """
         used = {p: m for p, m in enumerate(self.members) if not self.down & 1 << p}
         staying = tuple(member for position, member in used.items() if not leaving & 1 << position)

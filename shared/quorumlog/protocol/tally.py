@@ -49,7 +49,7 @@ class Tally(Keyed):
     """The positions of members declared lost, as a bit mask."""
     found: dict[int, tuple[Run, int]] = field(default_factory=dict)
     absent: list[Ranges] = field(default_factory=list)
-    what: Annotated[list[str], Out("told to people; nothing is decided by it")] = field(
+    what: Annotated[list[str], Out("only for error texts; decides nothing")] = field(
         default_factory=list
     )
     cursors: list[int | None] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Tally(Keyed):
         return EntryVerdict.UNDECIDED if self.may_decide(entry_id) else EntryVerdict.BLOCKED
 
     def may_decide(self, entry_id: int) -> tuple[int, ...]:
-        """The positions of a write set that have not answered about the entry, in its order."""
+        """The positions that have not answered about an entry, in order of its write set."""
         silent = []
         for position in self.quorum.write_set(entry_id):
             cursor = self.cursors[position]
@@ -120,9 +120,9 @@ class Tally(Keyed):
         return negative, lost
 
     def note(self, answer: ReadAnswered, codec: Codec, ledger_id: int) -> int | None:
-        """Add a position's answer from its cursor on. Returns the entry from which to ask the
-        position again, or None if it can answer no more. An answer that a size limit cut short
-        proves nothing about the rest (rule 1).
+        """Process a position's answer, which begins at its cursor. Returns the entry from which to
+        ask the position again, or None if it can answer no more. An answer that a size limit cut
+        short proves nothing about the rest (rule 1).
         """
         position, cursor = answer.position, self.cursors[answer.position]
         assert cursor is not None, "an answer that is not awaited"

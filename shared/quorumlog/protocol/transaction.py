@@ -34,7 +34,7 @@ class TransactionState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A ledger that a commit publishes, with the end that its writer reported, or None."""
+    """A ledger that a commit publishes. `last_entry`: the end that the client expects, or None."""
 
     ledger_id: LedgerId
     last_entry: IdOrNone | None = None

@@ -310,7 +310,7 @@ async def test_a_lost_log_that_may_go_on_at_silent_bookies_waits_for_them(
         found = await LogClient(service.client).get("events")
 
     assert (waits.ledgers, waits.logs, waits.silent) == ({"write": 2}, {"wait": 1}, ("b2", "b3"))
-    assert "the one behind it may be on bookies" in waits.findings[0].why
+    assert "the ledger after it may be on bookies" in waits.findings[0].why
     assert given_up.logs == {"write": 1}
     assert [item.ledger_id for item in found.items] == [row.ledger_id for row in log.rows]
 

@@ -440,7 +440,7 @@ def test_a_lost_log_whose_next_ledger_may_be_on_silent_bookies_waits() -> None:
     opened = reported(None, ledger(1, 0, 3), last, ledger(3, 20))
 
     assert (decision.action, decision.row) == (Action.WAIT, None)
-    assert "ledger 2 is CLOSED, and the one behind it may be" in decision.why
+    assert "ledger 2 is CLOSED, and the ledger after it may be" in decision.why
     assert opened.action is Action.WRITE
 
 
@@ -581,7 +581,7 @@ def test_a_log_lets_go_again_of_the_first_ledgers_that_are_deleted() -> None:
             LOG,
             [],
             [1, 2],
-            "all ledgers of the log are deleted: so was the log, or its later ledgers are unknown",
+            "all ledgers of the log are deleted: the log was deleted too, or later ledgers are unknown",
         ),
         (LOG, [], [2], "ledger 2 in the middle of the log is deleted"),
         (LOG, [ledger(3, 5)], [], "ledger 1 ends at 10, and ledger 3 begins at 5"),
