@@ -100,8 +100,7 @@ class Bookies:
             for name, incarnation in map(_parts, row.all_members)
             if self.answering.get(name, incarnation) != incarnation
         }
-        # A bookie that is no member may have got a copy of an end, and lost it with its directory
-        # (rule 18b).
+        # A bookie that is no member may have lost an end with its directory (rule 18b).
         named = set(map(member_name, row.all_members))
         emptied = {
             name
@@ -133,8 +132,7 @@ class Bookies:
                     " with a new directory since: stop it, move its DATA_DIR away, start it with"
                     " AUTO_FIX_COOKIES=1, so that it registers as a later incarnation, and rebuild again"
                 )
-            # Denials can't shorten a CLOSED ledger, so a rebuild does not wait to write it (rule
-            # 18d).
+            # Denials can't shorten a CLOSED ledger, so a rebuild writes it at once (rule 18d).
             if is_unproven and name in self.silent and row.state is not State.CLOSED:
                 return (
                     f"the ledger names {name}@{incarnation}, which registered after its creation, and is silent:"
@@ -161,8 +159,7 @@ def decide(known: Known, held: Sequence[Held], bookies: Bookies) -> Decision:
     held = [replace(one, rows=_of_ledger(one)) for one in held]
     rows = _distinct(row for bookie in held for row in bookie.rows)
     if _is_deletion_proven(held):
-        # While bookies have a copy that the database lacks, they keep the ledger (rule 18c): write
-        # the tombstone again.
+        # Bookies keep the ledger while they have a copy that the database lacks (rule 18c).
         lacking = any(row.attempt and row.attempt not in known.attempts for row in rows)
         return Decision(Action.SAME if known.is_deleted and not lacking else Action.TOMBSTONE)
     if known.is_deleted:

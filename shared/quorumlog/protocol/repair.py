@@ -244,8 +244,7 @@ class FragmentRepair(Keyed):
             # This repair placed the target, or an earlier one that ended before its last step.
             self._give_row()
         elif not successors and (self.stage is Stage.RELEASING or not is_there):
-            # This or another repair replaced `leaving`; its change queued a second check (rule
-            # 20a).
+            # This or another repair replaced `leaving`, and queued a second check (rule 20a).
             self.stage = Stage.DONE
             self._out.append(Repaired(row))
         elif not (is_there and self._is_same_place(fragment)):

@@ -172,8 +172,7 @@ class Tally(Keyed):
             self.found.update(zip(ids, zip(repeat(run), range(run.count)), strict=True))
 
     def _invalid(self, run: Run, codec: Codec) -> set[int]:
-        # Overview 1.4: an entry with a wrong digest is read from another member, and counts as no
-        # denial.
+        # Overview 1.4: an entry with a wrong digest is no denial, and is read elsewhere.
         return set(run.invalid(codec))
 
     def _unnamed(

@@ -142,8 +142,7 @@ class Window(Keyed):
 
     def _may_confirm(self, pending: PendingRun, uncounted: int) -> bool:
         # I2, X14: each entry needs Qa acknowledgements from its write set. Rule 6, I19: while a
-        # change is pending, only members of both ensembles count, so positions that it replaces
-        # don't.
+        # change is pending, only positions that it does not replace count.
         run = pending.run
         return self.quorum.has_ack_quorum(pending.acked & ~uncounted, run.first, run.last)
 

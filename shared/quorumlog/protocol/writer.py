@@ -356,8 +356,7 @@ class LedgerWriter(Keyed):
         for position in positions(task.replaced):
             self._refusals.pop(position, None)
             if self.state is WriterState.ENDING and task.first <= last:
-                # These entries were confirmed while the change was pending, and no run is left to
-                # send.
+                # These entries were confirmed while the change was pending; no run is left to send.
                 self._slots.add_missed((MissedRange(members[position], task.first, last),))
         self._slots.row = row
         self._out += self._slots.replace(task.replaced, members, first=task.first)
@@ -438,9 +437,7 @@ class LedgerWriter(Keyed):
         elif self.state is WriterState.ENDED:
             row = self.metadata
             if row.state is State.CLOSED and row.last_entry == self._window.last_confirmed:
-                self.state = (
-                    WriterState.CLOSED
-                )  # another process closed it at this writer's end (I4)
+                self.state = WriterState.CLOSED  # by another process, at this writer's end (I4)
                 self._out.append(Closed(row))
             else:
                 self._out.append(Failed(self._refusal_code()))
