@@ -5,7 +5,7 @@ import os
 import random
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +34,6 @@ class Done:
     kills: int = 0
     engine_restarts: int = 0
     partitions: int = 0
-    never_came_back: list[str] = field(default_factory=list)
 
 
 class Containers:

@@ -14,6 +14,7 @@ from quorumlog.errors import (
     QuorumLogError,
     WriterLost,
 )
+from tests.cluster.e2e.conftest import BOOKIES
 from tests.support.waiting import UNHURRIED, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -37,27 +38,26 @@ async def ensemble(ledger: Ledger) -> list[str]:
     return [member.partition("@")[0] for member in members]
 
 
-async def test_a_ledger_outlives_a_bookie_of_its_ensemble(cluster: Cluster) -> None:
+@pytest.mark.parametrize("is_killed", [True, False], ids=["dies", "hangs"])
+@pytest.mark.parametrize(
+    ("bookies", "batch"), [(3, 10), (5, 7), (BOOKIES, 10)], ids=["plain", "striped", "no spare"]
+)
+async def test_a_ledger_outlives_a_bookie_of_its_ensemble(
+    cluster: Cluster, bookies: int, batch: int, is_killed: bool
+) -> None:
     async with Client(cluster.gateways[0]) as client:
-        ledger = await client.create_ledger()
-        sent = await append(ledger, 50)
+        ledger = await client.create_ledger(ensemble_size=bookies, write_quorum=3, ack_quorum=2)
+        sent = await append(ledger, 53, batch=batch)
 
-        await cluster.kill((await ensemble(ledger))[0])
-        sent += await append(ledger, 50)
+        lost = (await ensemble(ledger))[1]
+        if is_killed:
+            await cluster.kill(lost)
+        else:
+            cluster.pause(lost)
+        sent += await append(ledger, 53, batch=batch)
 
         assert await contents(ledger) == sent
         assert (await ledger.close())["last_entry"] == len(sent) - 1
-
-
-async def test_a_ledger_outlives_a_bookie_that_hangs(cluster: Cluster) -> None:
-    async with Client(cluster.gateways[0]) as client:
-        ledger = await client.create_ledger()
-        sent = await append(ledger, 50)
-
-        cluster.pause((await ensemble(ledger))[0])
-        sent += await append(ledger, 50)
-
-        assert await contents(ledger) == sent
 
 
 async def test_a_gateway_that_stood_still_keeps_its_ledgers_and_all_bookies_their_places(
@@ -100,34 +100,6 @@ async def test_a_gateway_that_stood_still_keeps_its_ledgers_and_all_bookies_thei
         rows = [await ledger.info() for ledger in ledgers]
         assert {row["state"] for row in rows} == {"OPEN"}
         assert {len(row["fragments"]) for row in rows} == {1}
-
-
-async def test_the_bookies_left_suffice_where_none_can_take_the_place_of_a_dead_one(
-    cluster: Cluster,
-) -> None:
-    bookies = sum(name.startswith("bookie") for name in cluster.names)
-    async with Client(cluster.gateways[0]) as client:
-        ledger = await client.create_ledger(ensemble_size=bookies, write_quorum=3, ack_quorum=2)
-        sent = await append(ledger, 20)
-
-        await cluster.kill("bookie-2")
-        sent += await append(ledger, 20)
-        closed = await ledger.close()
-
-        assert closed["last_entry"] == len(sent) - 1
-        assert await contents(ledger) == sent
-
-
-async def test_a_striped_ledger_survives_the_loss_of_a_bookie(cluster: Cluster) -> None:
-    async with Client(cluster.gateways[0]) as client:
-        ledger = await client.create_ledger(ensemble_size=5, write_quorum=3, ack_quorum=2)
-        sent = await append(ledger, 53, batch=7)
-
-        await cluster.kill((await ensemble(ledger))[1])
-        sent += await append(ledger, 53, batch=7)
-
-        assert await contents(ledger) == sent
-        assert (await ledger.recover())["last_entry"] == len(sent) - 1
 
 
 async def test_the_other_gateway_recovers_the_ledger_of_a_dead_writer(cluster: Cluster) -> None:
@@ -218,25 +190,16 @@ async def test_appends_go_on_without_postgres(cluster: Cluster) -> None:
         assert await contents(ledger) == sent
 
 
-async def test_appends_go_on_without_redis(cluster: Cluster) -> None:
+@pytest.mark.parametrize("name", ["redis", "metadata-1"])
+async def test_appends_go_on_without_a_service(cluster: Cluster, name: str) -> None:
     async with Client(cluster.gateways[0]) as client:
         ledger = await client.create_ledger()
         sent = await append(ledger, 10)
 
-        await cluster.kill("redis")
+        await cluster.kill(name)
         sent += await append(ledger, 10)
-
-        assert (await ledger.close())["last_entry"] == len(sent) - 1
-
-
-async def test_appends_go_on_without_the_metadata_service(cluster: Cluster) -> None:
-    async with Client(cluster.gateways[0]) as client:
-        ledger = await client.create_ledger()
-        sent = await append(ledger, 10)
-
-        await cluster.kill("metadata-1")
-        sent += await append(ledger, 10)
-        await cluster.restart("metadata-1")
+        if name == "metadata-1":
+            await cluster.restart(name)
 
         closed = await until(ledger.close, "it is closed", passing=(QuorumLogError,))
         assert closed["last_entry"] == len(sent) - 1

@@ -105,7 +105,6 @@ class Client:
     """Until then its timers run so much slower or faster: its clock jumps, forwards or back."""
     failed: Failed | None = None
     closed: LedgerMetadata | None = None
-    wants_recovery: bool = False
     confirmed: int = -1
     on_output: "Callable[[Client, Effect], None] | None" = None
 
@@ -309,9 +308,7 @@ class World:
                 client.failed = effect
             case Closed():
                 client.closed = effect.metadata
-            case RecoveryNeeded():
-                client.wants_recovery = True
-            case EntriesRead() | Repaired():
+            case RecoveryNeeded() | EntriesRead() | Repaired():
                 pass
             case _:
                 assert_never(effect)

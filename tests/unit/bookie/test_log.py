@@ -149,14 +149,21 @@ async def test_a_damaged_last_batch_that_does_not_look_torn_is_refused(root: Pat
         opened(crashed)
 
 
-async def test_a_file_shorter_than_its_allocation_is_refused(root: Path) -> None:
-    """Whole batches are gone with their proof; no crash does that, since its length was synced."""
+@pytest.mark.parametrize(
+    ("has_checkpoint", "batches", "what"), [(False, 4, "bytes long"), (True, 3, "ends before")]
+)
+async def test_a_log_that_was_cut_is_refused(
+    root: Path, has_checkpoint: bool, batches: int, what: str
+) -> None:
+    """Whole batches are gone with their proof, below a checkpoint too; no crash does that, since the length was synced."""
     store = await filled(root / "d")
+    if has_checkpoint:
+        await store.checkpoint()
     crashed = image(store, root / "c")
     path = last_segment(crashed)
-    path.write_bytes(path.read_bytes()[: batches_of(path)[3].end])
+    path.write_bytes(path.read_bytes()[: batches_of(path)[batches - 1].end])
 
-    with pytest.raises(LogDamaged, match="bytes long"):
+    with pytest.raises(LogDamaged, match=what):
         opened(crashed)
 
 
@@ -181,17 +188,6 @@ async def test_an_index_without_its_log_is_refused(root: Path) -> None:
 
     with pytest.raises(LogDamaged, match="missing"):
         opened(root / "d")
-
-
-async def test_a_log_cut_below_the_checkpoint_is_refused(root: Path) -> None:
-    store = await filled(root / "d")
-    await store.checkpoint()
-    crashed = image(store, root / "c")
-    path = last_segment(crashed)
-    path.write_bytes(path.read_bytes()[: batches_of(path)[2].end])
-
-    with pytest.raises(LogDamaged, match="ends before"):
-        opened(crashed)
 
 
 async def test_a_payload_that_looks_like_a_batch_is_never_parsed_as_one(root: Path) -> None:

@@ -13,8 +13,6 @@ from services.gateway.edge.http.limits import Limits
 from tests.unit.gateway.conftest import Gateway
 from tests.unit.gateway.fake_engine import FakeEngine
 
-HIDDEN = re.compile(r"/internal/")
-
 
 @pytest.fixture
 async def description(gateway: Gateway) -> dict[str, Any]:

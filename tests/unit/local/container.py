@@ -12,8 +12,6 @@ from typing import Final
 
 KEPT: Final = frozenset((0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31))
 """Docker's default: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, and some more."""
-SETPCAP: Final = 8
-DAC_OVERRIDE: Final = 1
 
 _UNSHARE: Final = {"x86_64": 272, "aarch64": 97}
 _CAPABILITY_LAST: Final = 63

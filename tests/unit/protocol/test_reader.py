@@ -213,18 +213,20 @@ def test_entries_of_another_ledger_are_not_taken() -> None:
     assert bench.one(SendRead).member == B2
 
 
+def ended_elsewhere(bench: Bench) -> None:
+    """Metadata answers that the ledger ended at entry 1, with other members."""
+    row = ledger(fragments=((0, (B2, B3, B4)),), state=State.CLOSED, last_entry=1, length=2)
+    attempt = bench.one(ReadMetadata).attempt
+    bench.do(MetadataAnswered(attempt, CasStatus.OK, replace(row, version=2)))
+
+
 def test_a_ledger_that_ended_before_the_entry_has_it_nowhere_else() -> None:
     """An operator declared the members lost: the ledger ended below a LAC that was known."""
     bench = Bench(first=2, last=4)
     for position in range(3):
         bench.gets(position, None, 2, 3, 4)
 
-    elsewhere = ledger(fragments=((0, (B2, B3, B4)),), state=State.CLOSED, last_entry=1, length=2)
-    bench.do(
-        MetadataAnswered(
-            bench.one(ReadMetadata).attempt, CasStatus.OK, replace(elsewhere, version=2)
-        )
-    )
+    ended_elsewhere(bench)
 
     assert bench.one(Failed).code == "entry-unavailable"
     assert bench.reader.is_done
@@ -236,12 +238,7 @@ def test_a_ledger_that_ended_within_the_range_is_read_to_its_end() -> None:
     for position in range(3):
         bench.gets(position, None, 0, 1, 2, 3, 4)
 
-    elsewhere = ledger(fragments=((0, (B2, B3, B4)),), state=State.CLOSED, last_entry=1, length=2)
-    bench.do(
-        MetadataAnswered(
-            bench.one(ReadMetadata).attempt, CasStatus.OK, replace(elsewhere, version=2)
-        )
-    )
+    ended_elsewhere(bench)
     read = bench.one(SendRead)
     bench.gets(read.position, AB)
 

@@ -35,8 +35,6 @@ class Judge:
         """Rows that a database lacks which went back, as they were: of ledgers that no bookie has a copy of."""
         self.forks: dict[int, list[LedgerMetadata | None]] = {}
         """Rows that were answered, and that others took the place of by an older one."""
-        self.undeleted = 0
-        """Deletions that were answered, and that no bookie had heard of."""
         self.acked: dict[int, int] = {}
         self.held: dict[tuple[int, str], dict[int, int]] = {}
         """By ledger, bookie and entry: the last incarnation in which it was durable there."""
@@ -216,8 +214,7 @@ class Judge:
             if ledger_id not in self.ended:
                 raise Violation(f"rule 18d: {ledger_id} has a tombstone, and nobody deleted it")
             return
-        if self.ended.pop(ledger_id, None) is not None:
-            self.undeleted += 1
+        self.ended.pop(ledger_id, None)  # of a deletion that no bookie had heard of
         self.marked.add(ledger_id)
         self._covers(row, self.acked.get(ledger_id, -1))
 

@@ -40,7 +40,7 @@ class Operator:
         self._wants_right = False
         self.waiting: dict[int, str] = {}
         """Ledgers that the last rebuild could not decide, and why."""
-        self.rebuilds = self.acceptances = 0
+        self.rebuilds = 0
 
     @property
     def missing(self) -> set[str]:
@@ -242,7 +242,6 @@ class Operator:
         database, nodes = self._cluster.database, self._cluster.nodes
         tokens = self.missing
         self._net.note("operator", "accepts", len(tokens))
-        self.acceptances += 1
         database.tables.accept(tokens)
         held = (i for node in nodes.values() for i in (node.ledgers | node.deleted))
         database.tables.last_id = max(database.tables.last_id, highest_assigned(held))

@@ -122,11 +122,6 @@ def _with_faults(
     return replace(plan, faults=tuple(both))
 
 
-def draw_cuts(seed: int) -> ServicePlan:
-    """The plan of a seed that cuts gateways off from metadata."""
-    return _with_cuts(_drawn(seed), random.Random(f"cuts-{seed}"))
-
-
 def _with_cuts(plan: ServicePlan, rng: random.Random) -> ServicePlan:
     """Gateways lose metadata and nothing else, for longer than bookies take to drop what is deleted
     meanwhile (rule 16a); clients come back to ledgers after a while.
