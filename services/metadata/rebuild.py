@@ -132,7 +132,7 @@ class _Tally:
             self.buried.add(judged.ledger_id)
             self.freed += judged.is_free
         elif row is not None and row.log is not None:
-            hides_next = row.state is State.CLOSED and bookies.may_hide_later(row)
+            hides_next = bookies.may_hide_later(row)
             place = _place_of(row, has_row=judged.has_row, hides_next=hides_next)
             self.by_log.setdefault(row.log, []).append(place)
         if decision.row is not None:

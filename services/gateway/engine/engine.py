@@ -291,6 +291,17 @@ class Engine:
 
         await asyncio.gather(*map(copy, ledger_ids))
 
+    async def keep_place(self, ledger_id: int) -> None:
+        """Sends members copies of a CLOSED ledger's metadata, which has its place in a log, until an
+        ack quorum has confirmed one (rule 27c). Raises: NoSuchLedger, EntryUnavailable.
+        """
+        row = await self.rows.fresh(ledger_id)
+        copies = await spread(row, self._ports)
+        if row.first_offset is None or copies < row.quorum.ack_quorum:
+            raise errors.EntryUnavailable(
+                f"{copies} bookies confirmed a copy of the ledger's place", ledger_id=ledger_id
+            )
+
     async def _allowed(self, ledger_id: int, password: str | None) -> LedgerMetadata:
         """Reads the metadata from the primary, and checks the caller's password."""
         while True:

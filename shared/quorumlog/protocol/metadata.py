@@ -108,6 +108,10 @@ SHARED_KEPT = 64
 """Shared ledgers in a fork's lineage, chosen by judgement: 16 GiB of a log with default limits."""
 
 
+REPLACED_MAX = 1000
+"""Ledgers that one ledger may replace, chosen by judgement: its copies name all (rule 27c)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lineage:
     """The log that a ledger was placed in, and the ledgers before it there (rule 18f)."""
@@ -130,6 +134,9 @@ class Lineage:
     """Of a fork: the nearest shared ledgers that it names, in the form of `before`."""
     writer_token: Number = 0
     """The log's writer token, if the log was opened for one writer (rule 22a)."""
+    replaced: Annotated[tuple[tuple[LedgerId, EntryId], ...], Bounds(max_length=REPLACED_MAX)] = ()
+    """Of a rewrite (rule 27c): id and first offset of all ledgers whose records it has, ascending,
+    also of those that were replaced by a ledger which it replaced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,8 @@ class LedgerPlace:
     is_packed: bool = False
     """Whether the log compresses its batches."""
     hides_next: bool = False
-    """Whether the ledger is CLOSED, and all bookies with copies of the next may be lost or silent.
-    """
+    """Whether all bookies with copies of another ledger of the log, such as the next one if this one
+    is CLOSED, may be lost or silent."""
 
     @property
     def log_created_at(self) -> str:
@@ -65,6 +65,11 @@ class LedgerPlace:
     def published_ms(self) -> int:
         """When a transaction published the ledger; 0 if the log's owner wrote it, or if unknown."""
         return 0 if self.lineage is None else self.lineage.published_ms
+
+    @property
+    def replaced(self) -> tuple[tuple[int, int], ...]:
+        """The ledgers that this one has replaced, each with its first offset (rule 27c)."""
+        return () if self.lineage is None else self.lineage.replaced
 
     @property
     def shared(self) -> tuple[tuple[int, int], ...]:
@@ -132,8 +137,10 @@ def decide_log(
         return LogDecision(Action.CONFLICT, why=why)
     created_at = created_at if known is None else known.created_at
     start = 0 if known is None else known.first_offset
+    ledgers, replaced = _current(ledgers, created_at, start)
     found = _Found.of([one for one in ledgers if one.log_created_at in {"", created_at}], start)
     before = () if known is None else known.items
+    before = tuple(item for item in before if item.ledger_id not in replaced)
     items = tuple(item for item in before if item.ledger_id not in deleted)
     named = {item.ledger_id for item in before}
     fresh = [item for item in found.items if item.ledger_id not in named]
@@ -146,6 +153,8 @@ def decide_log(
         return LogDecision(
             Action.WAIT, None, "no copy of the log's ledgers has a place in the log", unplaced
         )
+    if hidden := found.hidden(items, deleted):
+        return LogDecision(Action.WAIT, None, hidden, unplaced)
     if known is None and found.hides_next(items):
         why = (
             f"ledger {items[-1].ledger_id} is CLOSED, and the one behind it may be on bookies that do not answer or"
@@ -192,6 +201,39 @@ def _unplaced(ledgers: Iterable[LedgerPlace], placed: Collection[int]) -> tuple[
     return tuple(one.ledger_id for one in ledgers if one.ledger_id not in placed)
 
 
+def _current(
+    ledgers: Sequence[LedgerPlace], created_at: str, start: int
+) -> tuple[list[LedgerPlace], Mapping[int, tuple[int, int]]]:
+    """The ledgers without those that others have replaced (rule 27c), and id and first offset of
+    what has replaced each. Lineages name that ledger where they named a replaced one.
+    """
+    rewrites = [
+        one
+        for one in ledgers
+        if one.replaced and one.log_created_at == created_at and (one.first_offset or 0) >= start
+    ]
+    rewrites.sort(key=lambda one: len(one.replaced))  # later ones have replaced more
+    by = {
+        ledger_id: (one.ledger_id, one.first_offset or 0)
+        for one in rewrites
+        for ledger_id, _ in one.replaced
+    }
+    current = [
+        one
+        if one.lineage is None
+        else replace(
+            one,
+            lineage=replace(
+                one.lineage,
+                before=tuple(by.get(each[0], each) for each in one.before),
+            ),
+        )
+        for one in ledgers
+        if one.ledger_id not in by
+    ]
+    return current, by
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
     """The places that one log's ledgers have, from the offset `start` on."""
@@ -211,7 +253,12 @@ class _Found:
             start,
             {one.ledger_id: one for one in ledgers},
             {before: first for one in ledgers for before, first in (*one.shared, *one.before)},
-            {after: before for chain in chains for before, after in pairwise(chain)},
+            {
+                after: before
+                for chain in chains
+                for before, after in pairwise(chain)
+                if before != after
+            },
         )
 
     def with_place(self, item: LogItem) -> LogItem:
@@ -234,7 +281,14 @@ class _Found:
     def items(self) -> list[LogItem]:
         """The ledgers that a bookie holds and whose place is known."""
         found = (
-            self.with_place(LogItem(ledger_id, None, published_ms=ledger.published_ms))
+            self.with_place(
+                LogItem(
+                    ledger_id,
+                    None,
+                    published_ms=ledger.published_ms,
+                    replaced=len(ledger.replaced),
+                )
+            )
             for ledger_id, ledger in sorted(self.ledgers.items())
         )
         return [
@@ -302,7 +356,22 @@ class _Found:
         offsets the next owner would assign again.
         """
         last = self.ledgers.get(items[-1].ledger_id) if items else None
-        return last is not None and last.hides_next
+        return last is not None and last.last_entry is not None and last.hides_next
+
+    def hidden(self, items: Sequence[LogItem], deleted: Collection[int]) -> str:
+        """Why a ledger of the log's beginning may be unknown, or "". That the ledger before the first
+        one is deleted shows that the log released it, or that another ledger has replaced it
+        (rule 27c).
+        """
+        before = self.follows.get(items[0].ledger_id) if items else None
+        is_cut = before in deleted and (items[0].first_offset or 0) > self.start
+        if not is_cut or not any(one.hides_next for one in self.ledgers.values()):
+            return ""
+        return (
+            f"ledger {before} is deleted, and a ledger that has its records may be on bookies that do"
+            " not answer or lost their data: start them, or, if their data is gone, name them as gone"
+            " (`quorumlog metadata rebuild --without`)"
+        )
 
     def unexplained(
         self, known: Sequence[LogItem], deleted: Collection[int], items: Sequence[LogItem]
