@@ -168,7 +168,10 @@ def decide_log(
         )
     else:
         problem = (
-            found.unexplained(before, deleted, items) or found.misplaced(items) or found.gap(items)
+            found.unexplained(before, deleted, items)
+            or found.contested(items)
+            or found.misplaced(items)
+            or found.gap(items)
         )
     if known is not None and known.state is LogState.CLOSED and fresh:
         problem = f"the log is CLOSED, and ledger {fresh[0].ledger_id} was written later"
@@ -397,6 +400,16 @@ class _Found:
         """Whether an item at or behind `place` has records and a known predecessor."""
         is_behind = item.first_offset is not None and item.first_offset >= place
         return is_behind and item.ledger_id in self.follows and not self._is_empty(item)
+
+    def contested(self, items: Sequence[LogItem]) -> str:
+        """Which ledger was replaced in two histories, or ""."""
+        by: dict[int, int] = {}
+        for item in items:
+            ledger = self.ledgers.get(item.ledger_id)
+            for ledger_id, _ in () if ledger is None else ledger.replaced:
+                if (other := by.setdefault(ledger_id, item.ledger_id)) != item.ledger_id:
+                    return f"ledgers {other} and {item.ledger_id} both replaced ledger {ledger_id}"
+        return ""
 
     def misplaced(self, items: Sequence[LogItem]) -> str:
         """Why these places can't be of one log, or ""."""
