@@ -52,6 +52,8 @@ class LogCreate(Model):
     """The log keeps at least this many of its newest bytes; it drops older ledgers beyond them."""
     retention_seconds: Id = 0
     """Seconds for which the log keeps a closed ledger."""
+    merge_below_bytes: Id = 64 << 20
+    """Size in bytes below which closed ledgers are merged into larger ones; 0: they never are."""
     batch_compression: BatchCompression = "none"
     """`zstd` stores a record batch compressed if it shrinks. Readers get the same records."""
 
@@ -85,6 +87,7 @@ class LogPatch(Model):
     roll_seconds: Id | None = None
     retention_bytes: Id | None = None
     retention_seconds: Id | None = None
+    merge_below_bytes: Id | None = None
     deletion_protection: bool | None = None
     """true: the log can't be deleted, truncated or overwritten; false: it can."""
 
@@ -114,6 +117,7 @@ class LogSettingsModel(Model):
     roll_seconds: Id
     retention_bytes: Id
     retention_seconds: Id
+    merge_below_bytes: Id
     batch_compression: BatchCompression
 
 

@@ -22,6 +22,7 @@ from quorumlog.net.repair_client import RepairClient
 from quorumlog.net.sessions import service_session
 from quorumlog.net.spread import spread
 from quorumlog.net.timers import HeardClock, Tasks, Timers, awake, restarted
+from quorumlog.protocol.ends import End, end_after
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, Writer
@@ -297,7 +298,8 @@ class Engine:
         """
         row = await self.rows.fresh(ledger_id)
         copies = await spread(row, self._ports)
-        if row.first_offset is None or copies < row.quorum.ack_quorum:
+        end = end_after(row, copies, await self.rows.fresh(ledger_id))
+        if row.first_offset is None or end is not End.KEPT:
             raise errors.EntryUnavailable(
                 f"{copies} bookies confirmed a copy of the ledger's place", ledger_id=ledger_id
             )

@@ -5,9 +5,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
+from zlib import crc32
 
-from quorumlog.errors import WriterLost
+from quorumlog.errors import QuorumLogError, WriterLost
 from quorumlog.protocol.log import LogItem, LogMetadata, messages
+from quorumlog.protocol.log.merge import next_merge
 from quorumlog.protocol.log.rewrite import Rewrite
 from quorumlog.wire.log_bodies import REWRITE_TAG
 from services.gateway.logs.driver import SUBMIT_BYTES, Broke, LogDriver, LogOutcome, cut, options_of
@@ -21,6 +23,10 @@ BYTES_PER_S: Final = 16 << 20
 part of a disk's bandwidth."""
 
 
+_SPOILED_MAX: Final = 1000
+"""Logs of which ledgers that can't be rewritten are remembered."""
+
+
 class Rewrites:
     """Rewrites ledgers of logs, and counts."""
 
@@ -31,6 +37,62 @@ class Rewrites:
         """Rewrites that took the place of ledgers."""
         self.bytes = 0
         """Bytes of the ledgers that they wrote."""
+        self._wanted: dict[str, None] = {}
+        """Names of logs with ledgers to merge, in the order of their turns."""
+        self._spoiled: dict[str, set[int]] = {}
+        """Ledgers for which no rewrite can succeed, by log."""
+        self._merging: asyncio.Task[None] | None = None
+
+    def want(self, row: LogMetadata) -> None:
+        """Merge ledgers of a log in the background, if it has ledgers to merge. This process must
+        be the log's owner, unless no ledger of the log is open.
+        """
+        if not self._next(row):
+            return
+        self._wanted[row.name] = None
+        if self._merging is None or self._merging.done():
+            self._merging = self.ownership.task(self._merge())
+
+    def _next(self, row: LogMetadata) -> Sequence[LogItem]:
+        owner = self.ownership.owner(row.name)
+        may_merge = not row.unsealed or (owner is not None and owner.is_mine(row))
+        return next_merge(row, self._spoiled.get(row.name, ())) if may_merge else ()
+
+    async def _merge(self) -> None:
+        """Merge ledgers of the wanted logs in turn, until there are none. The next sweep retries
+        failures.
+        """
+        while self._wanted:
+            name = next(iter(self._wanted))
+            del self._wanted[name]
+            try:
+                row = await self.rows.row(name)
+                items = self._next(row)
+                if items and await self._is_chosen(row):
+                    self._ended(row, await self.rewrite(row, items))
+            except QuorumLogError as error:
+                log.warning("ledgers-not-rewritten", extra={"log": name, "error": repr(error)})
+
+    async def _is_chosen(self, row: LogMetadata) -> bool:
+        """Whether this process merges the ledgers of a log. Of a log without an open ledger, one of
+        the gateways that are known to live does so: if several do, all but one work in vain.
+        """
+        if row.unsealed:
+            return True
+        engine = self.ownership.ports.engine
+        ids = [gateway.id for gateway in await engine.gateways()] or [engine.writer.id]
+        return engine.writer.id == max(ids, key=lambda one: crc32(f"{row.name} {one}".encode()))
+
+    def _ended(self, row: LogMetadata, done: messages.RewriteDone) -> None:
+        if isinstance(done.log, LogMetadata):
+            self.want(done.log)
+        elif isinstance(done.log, QuorumLogError):
+            log.warning("ledgers-not-rewritten", extra={"log": row.name, "error": repr(done.log)})
+        if done.spoiled is not None:
+            if len(self._spoiled) >= _SPOILED_MAX:
+                self._spoiled.clear()
+            named = {item.ledger_id for item in row.items}
+            self._spoiled[row.name] = self._spoiled.get(row.name, set()) & named | {done.spoiled}
 
     async def rewrite(self, row: LogMetadata, items: Sequence[LogItem]) -> messages.RewriteDone:
         """Replace adjacent sealed ledgers of a log, as `row` names them, by one ledger."""

@@ -277,11 +277,9 @@ def rewritten_by(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem,
     replays (rule 27c). Raises: InvalidRequest.
     """
     found: dict[int, tuple[LogItem, ...]] = {}
-    base = old.base
-    begin = 0 if base is None or base.first_offset is None else base.first_offset
     for index, item in enumerate(new.items):
         first, last = item.first_offset, item.last_offset
-        if first is None or first >= begin or old.item_of(item.ledger_id) is not None:
+        if first is None or first >= old.known_end or old.item_of(item.ledger_id) is not None:
             continue
         within = tuple(
             one

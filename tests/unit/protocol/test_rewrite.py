@@ -283,8 +283,9 @@ def test_a_rewrite_is_a_legal_change() -> None:
         (LOG, (LogItem(7, 4, 99),)),
         (replace(LOG, forked_at=6), (LogItem(7, 4, 8), *LOG.items[2:])),
         (LOG, (LogItem(7, 0, 3), *LOG.items)),
+        (replace(LOG, items=ITEMS, next_offset=10), (*ITEMS[:2], LogItem(7, 9, 9))),
     ],
-    ids=["parts", "begins-within", "both", "no-end", "the-last-too", "shared", "before"],
+    ids=["parts", "begins-within", "both", "no-end", "the-last-too", "shared", "before", "base"],
 )
 def test_other_ledgers_below_the_last_one_are_refused(
     old: LogMetadata, items: tuple[LogItem, ...]

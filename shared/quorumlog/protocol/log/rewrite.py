@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final
 
-from quorumlog.errors import EntryUnavailable, QuorumLogError, WriterLost
+from quorumlog.errors import EntryUnavailable, NoSuchLedger, QuorumLogError, WriterLost
 from quorumlog.protocol import batch
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log.clock import Now
@@ -123,6 +123,9 @@ class Rewrite:
         match self.stage:
             case RewriteStage.RELEASING | RewriteStage.DISCARDING:
                 self._done(self._result)  # the sweep deletes ledgers for which this failed
+            case RewriteStage.CHECKING if isinstance(value, NoSuchLedger):
+                # The log changed, or a rebuild has not found the ledger (rule 18f).
+                self._spoil(self._items[len(self._last_entries)].ledger_id, value.detail)
             case _ if isinstance(value, QuorumLogError):
                 self._give_up(value)
             case RewriteStage.CHECKING:

@@ -120,6 +120,7 @@ class LogItem:
 
 LIMITS: Final = (
     "roll_bytes", "roll_entries", "roll_seconds", "retention_bytes", "retention_seconds",
+    "merge_below_bytes",
 )  # fmt: skip
 """The settings of a log that may be changed."""
 
@@ -135,6 +136,8 @@ class LogSettings:
     roll_seconds: Number = 0
     retention_bytes: Number = 0
     retention_seconds: Number = 0
+    merge_below_bytes: Number = 64 * 1024 * 1024
+    """The size below which sealed ledgers are merged into larger ones (rule 27c)."""
     batch_compression: Annotated[str, Bounds(pattern="^(none|zstd)$")] = "none"
     """How the columns of record batches are stored: `none` or `zstd` (`packed.py`)."""
     custom: Pairs = ()
