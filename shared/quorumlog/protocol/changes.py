@@ -286,6 +286,7 @@ def rewritten_by(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem,
             for one in old.items
             if last is not None
             and one.last_offset is not None
+            and new.item_of(one.ledger_id) is None
             and first <= (one.first_offset or 0) <= one.last_offset + 1 <= last + 1
         )
         ends = (within[0].first_offset, within[-1].last_offset) if within else None

@@ -270,6 +270,8 @@ def test_a_rewrite_is_a_legal_change() -> None:
     check_log(LOG, row)
 
     assert rewritten_by(LOG, row) == {7: ITEMS[:2]}
+    closed = replace(LOG, items=(*ITEMS, LogItem(4, 10, 9)), next_offset=10)
+    assert rewritten_by(closed, closed.rewritten(ITEMS, 7, 60)) == {7: ITEMS}, "the last is empty"
     assert rewritten_by(LOG, LOG.truncated(9)) == {}
 
 
