@@ -211,7 +211,7 @@ class _Work:
             next_id = await self._tables.begin_writing(survey.highest, cluster_id, taken, added)
         bookies = await self._bookies(sources, survey, added)
         await self._decide_ledgers(sources, bookies, survey)
-        await self._decide_logs()
+        await self._decide_logs(bookies)
         if writes and self._ask.take_over:
             # Only after the rows: a recovery by older rows would cut off acknowledged entries.
             witnesses = {one for source in sources for one in source.head.witnesses}
@@ -340,7 +340,7 @@ class _Work:
             # One of these ledgers was created just now. The second try sees and locks its row.
             return await self._tables.judge(held, bookies, writes=writes)
 
-    async def _decide_logs(self) -> None:
+    async def _decide_logs(self, bookies: Bookies) -> None:
         tally = self._tally
         placed = [place for places in tally.by_log.values() for place in places]
         shared = {ledger_id for place in placed for ledger_id, _ in place.shared} | tally.forked
@@ -359,6 +359,7 @@ class _Work:
                 writes=not self._ask.dry_run,
                 deleted_through=through,
                 shared=shared,
+                silent=len(bookies.silent),
             )
             tally.logs[decision.action] += 1
             tally.holes += len(decision.holes)

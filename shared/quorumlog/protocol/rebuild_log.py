@@ -126,10 +126,11 @@ def decide_log(
     now_ms: int,
     token: int,
     stored: Collection[int] = (),
+    silent: int = 0,
 ) -> LogDecision:
     """Decide about one log by the metadata of all ledgers created for it. `deleted`: ids with
     tombstones. `stored`: ids of ledgers with metadata in the database. `token`: an unused writer
-    token.
+    token. `silent`: the number of bookies that do not answer, or lost their data.
     """
     created_at = max((one.log_created_at for one in ledgers), default="")
     if known is not None and known.created_at < created_at:
@@ -146,14 +147,17 @@ def decide_log(
     fresh = [item for item in found.items if item.ledger_id not in named]
     missing = [item for item in found.missing if item.ledger_id not in named | set(deleted)]
     items = found.ordered((*map(found.with_place, items), *missing, *fresh))
-    items = found.without_empty(found.not_let_go(items, deleted))
+    items = found.not_let_go(items, deleted)
+    hides = known is not None and silent >= known.settings.quorum.ack_quorum
+    hidden = found.hidden(items, before, deleted, hides=hides)
+    items = found.without_empty(items)
     fresh = [item for item in fresh if item in items]
     unplaced = _unplaced(ledgers, named | {item.ledger_id for item in items})
     if known is None and not fresh:
         return LogDecision(
             Action.WAIT, None, "no copy of the log's ledgers has a place in the log", unplaced
         )
-    if hidden := found.hidden(items, deleted):
+    if hidden:
         return LogDecision(Action.WAIT, None, hidden, unplaced)
     if known is None and found.hides_next(items):
         why = (
@@ -361,17 +365,29 @@ class _Found:
         last = self.ledgers.get(items[-1].ledger_id) if items else None
         return last is not None and last.last_entry is not None and last.hides_next
 
-    def hidden(self, items: Sequence[LogItem], deleted: Collection[int]) -> str:
-        """Why a ledger of the log's beginning may be unknown, or "". That the ledger before the first
+    def hidden(
+        self,
+        items: Sequence[LogItem],
+        known: Sequence[LogItem],
+        deleted: Collection[int],
+        *,
+        hides: bool,
+    ) -> str:
+        """Why a ledger of the log's beginning may be unknown, or "". That a ledger before the first
         one is deleted shows that the log released it, or that another ledger has replaced it
-        (rule 27c).
+        (rule 27c). `hides`: whether bookies with copies of any ledger may be lost or silent.
         """
-        before = self.follows.get(items[0].ledger_id) if items else None
-        is_cut = before in deleted and (items[0].first_offset or 0) > self.start
-        if not is_cut or not any(one.hides_next for one in self.ledgers.values()):
+        hides = hides or any(one.hides_next for one in self.ledgers.values())
+        first = items[0].first_offset if items else None
+        if not hides or first is None or first <= self.start:
+            return ""
+        before = [item.ledger_id for item in known if (item.first_offset or 0) < first]
+        before.append(self.follows.get(items[0].ledger_id, _NOTHING))
+        gone = [ledger_id for ledger_id in before if ledger_id in deleted]
+        if not gone:
             return ""
         return (
-            f"ledger {before} is deleted, and a ledger that has its records may be on bookies that do"
+            f"ledger {gone[-1]} is deleted, and a ledger that has its records may be on bookies that do"
             " not answer or lost their data: start them, or, if their data is gone, name them as gone"
             " (`quorumlog metadata rebuild --without`)"
         )

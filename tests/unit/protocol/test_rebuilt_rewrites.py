@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 
 from quorumlog.protocol import rebuild_log
+from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.metadata import DigestKind, Lineage
 from quorumlog.protocol.quorum import Quorum
@@ -163,6 +164,25 @@ def test_a_rewrite_that_silent_bookies_may_have_is_waited_for(known: LogMetadata
     assert items(given_up) == ONCE[2:]
 
 
+def test_a_rewrite_is_waited_for_where_no_ledger_of_the_log_is_told_of() -> None:
+    """All who hold one are silent; those who answer know only that some are deleted."""
+    waits = decide_log("events", KNOWN, (), {1, 2, 3}, now_ms=5, token=99, silent=2)
+    conflict = decide_log("events", KNOWN, (), {2, 3}, now_ms=5, token=99, silent=2)
+
+    assert (waits.action, waits.row) == (Action.WAIT, None)
+    assert (conflict.action, conflict.row) == (Action.CONFLICT, None)
+
+
+def test_an_empty_ledger_that_was_passed_over_does_not_hide_that_a_rewrite_is_unknown() -> None:
+    """It was placed behind a ledger that was replaced since. The next one tells of the rewrite, which nobody holds."""
+    empty = replace(place(9, 30, (1, 0), (2, 10), (3, 20)), last_entry=NO_ENTRY)
+    behind = place(4, 30, (1, 0), (5, 10), hides=True)
+
+    decision = rebuilt(OLD[0], empty, behind, LAST, deleted=(2, 3))
+
+    assert decision.action is Action.WAIT
+
+
 def test_a_database_that_says_where_its_log_begins_waits_for_nobody() -> None:
     row = KNOWN.truncated(30)
     hiding = [replace(one, hides_next=True) for one in (OLD[3], LAST)]
@@ -212,7 +232,7 @@ GUARDS: Final = (
         "rule 27c",
         test_rewrites_of_two_histories_conflict,
     ),
-    swap(rebuild_log._Found, "hidden", lambda *_given: "").guard(
+    swap(rebuild_log._Found, "hidden", lambda *_given, **_named: "").guard(
         "a deleted ledger shows that its records were released", "rule 27c", waited_for
     ),
 )
