@@ -123,6 +123,8 @@ class LogMetrics(Collector):
             ("requests", "Append requests that were acknowledged here", counts.requests),
             ("records", "Records that were acknowledged here", counts.records),
             ("duplicates", "Retries of producers that got the first response", counts.duplicates),
+            ("rewrites", "Ledgers that replaced others", self._logs.rewrites.done),
+            ("rewritten_bytes", "Bytes of ledgers that replaced others", self._logs.rewrites.bytes),
         ):
             yield CounterMetricFamily(f"quorumlog_log_{name}", text, value)
         text = f"By log: the first {LOGS_COUNTED_MAX} appended to here; others are {OTHER_LOGS}"

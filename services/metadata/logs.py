@@ -4,15 +4,18 @@ A log and the ledgers that it begins to name are locked in one transaction, so t
 never both named by a log and deleted as unnamed (rule 22). A fork names ledgers of other logs too (`forks.py`).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 import asyncpg
+import orjson
 
 from quorumlog.errors import AlreadyDone, InvalidRequest, LogExists, NoSuchLog
-from quorumlog.protocol.changes import check_log, check_unprotected
-from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.changes import check_log, check_unprotected, rewritten_by
+from quorumlog.protocol.log import LogItem, LogMetadata
+from quorumlog.protocol.metadata import REPLACED_MAX
 from quorumlog.protocol.once import Once
 from quorumlog.wire.bodies import RowDelete, document_of, json_of, received
 from quorumlog.wire.log_bodies import (
@@ -269,6 +272,15 @@ _PUBLISHED: Final = (
     " WHERE ledger_id = ANY($1::bigint[]) AND transaction = $2"
 )
 """Selects the ledgers of a transaction that a log begins to name at the commit."""
+_CLOSED: Final = (
+    "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
+)
+"""Selects locked ledgers that may replace others (rule 27c)."""
+_REPLACED: Final = (
+    "SELECT ledger_id, lineage -> 'replaced' AS replaced FROM ledgers"
+    " WHERE ledger_id = ANY($1::bigint[]) AND lineage IS NOT NULL"
+)
+"""Selects which ledgers these have replaced. Their own logs no longer change that."""
 ORPHANS: Final = (
     "SELECT ledger_id FROM unnamed_ledgers WHERE since < now() - make_interval(secs => $1::int)"
     f" AND ledger_id > $2 AND {forks.NOT_SHARED} AND EXISTS (SELECT FROM ledgers l"
@@ -360,6 +372,7 @@ async def change_row(
     `published`: ledgers of `transaction` that the log begins to name. Raises: InvalidRequest.
     """
     check_log(old, new)
+    rewritten = rewritten_by(old, new)
     before = {item.ledger_id for item in old.items}
     after = {item.ledger_id for item in new.items}
     shared = {item.ledger_id for item in old.shared}
@@ -368,8 +381,10 @@ async def change_row(
     await _require_all(connection, new.name, _LOCKED, locked, new.name)
     await _require_all(connection, new.name, _CLAIMED, after - before - set(published))
     await _require_all(connection, new.name, _PUBLISHED, published, transaction)
+    await _require_all(connection, new.name, _CLOSED, rewritten)
+    replaced = {at: await _replaced(connection, items) for at, items in rewritten.items()}
     placing = replace(new, created_at=old.created_at, attempt=attempt)
-    await _place_ledgers(connection, placing, places, attempt)
+    await _place_ledgers(connection, placing, places, attempt, replaced)
     await _release_ledgers(connection, before - after - shared)
     await forks.let_go(connection, new.name, shared - after)
     record = await connection.fetchrow(
@@ -404,8 +419,29 @@ def _places_of(log: LogMetadata) -> set[tuple[int, int]]:
     return {(i.ledger_id, i.first_offset) for i in own if i.first_offset is not None}
 
 
+async def _replaced(
+    connection: Connection, items: Sequence[LogItem]
+) -> tuple[tuple[int, int], ...]:
+    """Ids and first offsets of the ledgers of these items, and of all that they have replaced.
+    Raises: InvalidRequest if these are too many.
+    """
+    records = await connection.fetch(_REPLACED, [item.ledger_id for item in items])
+    earlier = {record["ledger_id"]: orjson.loads(record["replaced"] or "[]") for record in records}
+    found: list[tuple[int, int]] = []
+    for item in items:
+        found += [(ledger_id, first) for ledger_id, first in earlier.get(item.ledger_id, ())]
+        found.append((item.ledger_id, item.first_offset or 0))
+    if len(found) > REPLACED_MAX:
+        raise InvalidRequest(f"a ledger may replace at most {REPLACED_MAX} ledgers")
+    return tuple(found)
+
+
 async def _place_ledgers(
-    connection: Connection, log: LogMetadata, places: Collection[tuple[int, int]], attempt: str
+    connection: Connection,
+    log: LogMetadata,
+    places: Collection[tuple[int, int]],
+    attempt: str,
+    replaced: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType({}),
 ) -> None:
     """Write the first offsets and lineages of locked ledgers, as the log's row (`log`) has them.
 
@@ -415,7 +451,7 @@ async def _place_ledgers(
     """
     if not places:
         return
-    lineages = log.lineages({ledger_id for ledger_id, _ in places})
+    lineages = log.lineages({ledger_id for ledger_id, _ in places}, replaced)
     await connection.execute(
         "UPDATE ledgers l SET first_offset = p.first_offset, lineage = p.lineage::jsonb,"
         " version = CASE WHEN state = 'CLOSED' THEN version + 1 ELSE version END,"

@@ -125,7 +125,7 @@ class _Tally:
             self.buried.add(judged.ledger_id)
             self.freed += judged.is_free
         elif row is not None and row.log is not None:
-            hides_next = row.state is State.CLOSED and bookies.may_hide_later(row)
+            hides_next = bookies.may_hide_later(row)
             place = _place_of(row, has_row=judged.has_row, hides_next=hides_next)
             self.by_log.setdefault(row.log, []).append(place)
         if decision.row is not None:
@@ -208,7 +208,7 @@ class _Work:
             next_id = await self._tables.begin_writing(survey.highest, cluster_id, taken, added)
         bookies = await self._bookies(sources, survey, added)
         await self._decide_ledgers(sources, bookies, survey)
-        await self._decide_logs()
+        await self._decide_logs(bookies)
         if writes and self._ask.take_over:
             # Only after the rows: a recovery by older rows would cut off acknowledged entries.
             witnesses = {one for source in sources for one in source.head.witnesses}
@@ -337,7 +337,7 @@ class _Work:
             # One of these ledgers was created just now. The second try sees and locks its row.
             return await self._tables.judge(held, bookies, writes=writes)
 
-    async def _decide_logs(self) -> None:
+    async def _decide_logs(self, bookies: Bookies) -> None:
         tally = self._tally
         placed = [place for places in tally.by_log.values() for place in places]
         shared = {ledger_id for place in placed for ledger_id, _ in place.shared} | tally.forked
@@ -356,6 +356,7 @@ class _Work:
                 writes=not self._ask.dry_run,
                 deleted_through=through,
                 shared=shared,
+                silent=len(bookies.silent),
             )
             tally.logs[decision.action] += 1
             tally.holes += len(decision.holes)

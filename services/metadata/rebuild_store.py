@@ -382,10 +382,12 @@ class RebuildTables:
         writes: bool,
         deleted_through: int = -1,
         shared: Collection[int] = (),
+        silent: int = 0,
     ) -> LogDecision:
         """Decide on a log by its ledgers, and with `writes` apply the decision. `buried`: ids that
         get tombstones. `deleted_through`: the last ledger that was deleted with a log of this name.
-        `shared`: ledgers that forks name.
+        `shared`: ledgers that forks name. `silent`: how many bookies do not answer or lost their
+        data.
         """
         async with self._transaction(writes=writes):
             record = await self._connection.fetchrow(
@@ -432,6 +434,7 @@ class RebuildTables:
                 ),
                 token=token,
                 stored=stored,
+                silent=silent,
             )
             if writes and decision.row is not None:
                 await self._write_log(known, decision.row)

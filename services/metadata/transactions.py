@@ -8,6 +8,7 @@ Unpublished ledgers become unnamed ledgers, which gateways recover and delete (r
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Final
 
 import asyncpg
@@ -323,17 +324,39 @@ async def commit_placed(connection: Connection, log: LogMetadata) -> None:
     """Commit OPEN transactions with ledgers that a rebuilt log names. The transactions were
     committed in the lost history, and an abort would delete the log's ledgers.
     """
+    items = await _with_replaced(connection, log)
     records = await connection.fetch(
         f"SELECT {_ROW} FROM transactions WHERE state = 'OPEN' AND id IN (SELECT transaction"
         " FROM transaction_ledgers WHERE ledger_id = ANY($1::bigint[]))"
         " ORDER BY app_version FOR UPDATE",
-        [item.ledger_id for item in log.items],
+        [item.ledger_id for item in items],
     )
     for record in records:
         written = {ledger["ledger_id"] for ledger in orjson.loads(record["ledgers"])}
-        published = [item for item in log.items if item.ledger_id in written]
+        published = [item for item in items if item.ledger_id in written]
         ids = [item.ledger_id for item in published]
         await _end_committed(connection, record, ids, published, is_duplicate=False)
+
+
+async def _with_replaced(connection: Connection, log: LogMetadata) -> Sequence[LogItem]:
+    """The log's items, each behind those that its ledger has replaced (rule 27c)."""
+    records = await connection.fetch(
+        "SELECT ledger_id, lineage -> 'replaced' AS replaced FROM ledgers"
+        " WHERE ledger_id = ANY($1::bigint[]) AND lineage -> 'replaced' <> '[]'",
+        [item.ledger_id for item in log.own],
+    )
+    replaced = {record["ledger_id"]: orjson.loads(record["replaced"]) for record in records}
+    found: list[LogItem] = []
+    for item in log.items:
+        places = sorted(replaced.get(item.ledger_id, ()), key=itemgetter(1))
+        firsts = sorted({first for _, first in places})
+        ends = dict(zip(firsts, [first - 1 for first in firsts[1:]], strict=False))
+        found += [
+            LogItem(ledger_id, first, ends.get(first, item.last_offset))
+            for ledger_id, first in places
+        ]
+        found.append(item)
+    return found
 
 
 async def _check_sealed(

@@ -148,7 +148,8 @@ async def test_a_change_of_settings_names_what_changed_before_it(page: Page, tab
 
 
 async def test_ledgers_are_a_time_line_in_pages(page: Page) -> None:
-    await make(page, "rolled", *[[{"text": f"record {n}"}] for n in range(55)], rolls=True)
+    batches = [[{"text": f"record {n}"}] for n in range(55)]
+    await make(page, "rolled", *batches, rolls=True, merge_below_bytes=0)
     ledgers = (await ask(page, "GET", "/v1/logs/rolled"))["ledgers"]
     assert len(ledgers) == 56
     await page.goto("/#/logs/rolled")

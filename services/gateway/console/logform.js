@@ -21,6 +21,8 @@ export const LIMITS = [
     help: "The log keeps at least this many of its newest bytes and drops older ledgers for good. 0: no limit." },
   { name: "retention_seconds", title: "Keep for", unit: "seconds",
     help: "The log drops a closed ledger for good after this time, such as 7 d. 0: no limit." },
+  { name: "merge_below_bytes", title: "Merge ledgers below bytes", unit: "bytes",
+    help: "Closed ledgers below this size are merged into larger ones in the background. 0: never." },
 ];
 
 /** Raise a Problem that a dialog shows. */

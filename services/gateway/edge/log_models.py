@@ -40,6 +40,8 @@ class LogCreate(models.Model):
     """The log keeps at least this many of its newest bytes; it drops older ledgers beyond them."""
     retention_seconds: models.Id = 0
     """Seconds for which the log keeps a closed ledger."""
+    merge_below_bytes: models.Id = 64 << 20
+    """Size in bytes below which closed ledgers are merged into larger ones; 0: they never are."""
     batch_compression: BatchCompression = "none"
     """`zstd` stores a record batch compressed if it shrinks. Readers get the same records."""
 
@@ -73,6 +75,7 @@ class LogPatch(models.Model):
     roll_seconds: models.Id | None = None
     retention_bytes: models.Id | None = None
     retention_seconds: models.Id | None = None
+    merge_below_bytes: models.Id | None = None
     deletion_protection: bool | None = None
     """true: the log can't be deleted, truncated or overwritten; false: it can."""
 
@@ -102,6 +105,7 @@ class LogSettingsModel(models.Model):
     roll_seconds: models.Id
     retention_bytes: models.Id
     retention_seconds: models.Id
+    merge_below_bytes: models.Id
     batch_compression: BatchCompression
 
 

@@ -47,6 +47,7 @@ _EXAMPLE: Final[dict[str, Any]] = {
         "roll_seconds": 0,
         "retention_bytes": 0,
         "retention_seconds": 0,
+        "merge_below_bytes": 67108864,
         "batch_compression": "none",
     },
     "state": "OPEN",

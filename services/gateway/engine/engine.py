@@ -21,6 +21,7 @@ from quorumlog.net.metadata_client import MetadataClient, RepairClient
 from quorumlog.net.ports import Ports
 from quorumlog.net.sessions import service_session
 from quorumlog.net.timers import HeardClock, Tasks, Timers, awake, restarted
+from quorumlog.protocol.ends import End, end_after
 from quorumlog.protocol.ids import member_name
 from quorumlog.protocol.messages import CasStatus
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, Writer
@@ -289,6 +290,18 @@ class Engine:
                     await spread(await self.rows.fresh(ledger_id), self._ports)
 
         await asyncio.gather(*map(copy, ledger_ids))
+
+    async def keep_place(self, ledger_id: int) -> None:
+        """Sends members copies of a CLOSED ledger's metadata, which has its place in a log, until an
+        ack quorum has confirmed one (rule 27c). Raises: NoSuchLedger, EntryUnavailable.
+        """
+        row = await self.rows.fresh(ledger_id)
+        copies = await spread(row, self._ports)
+        end = end_after(row, copies, await self.rows.fresh(ledger_id))
+        if row.first_offset is None or end is not End.KEPT:
+            raise errors.EntryUnavailable(
+                f"{copies} bookies confirmed a copy of the ledger's place", ledger_id=ledger_id
+            )
 
     async def _allowed(self, ledger_id: int, password: str | None) -> LedgerMetadata:
         """Reads the metadata from the primary, and checks the caller's password."""

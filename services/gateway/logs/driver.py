@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from quorumlog import errors
 from quorumlog.protocol.log import LogMetadata, messages
 from quorumlog.protocol.log.clock import Now
-from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.metadata import Deletion, Writer
 from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX, PACKED_TAG
 from services.gateway.engine import Engine
@@ -34,7 +33,7 @@ _REPLAY_BYTES: Final = 4 << 20
 _ROLL_AGAIN_S: Final = 2.0
 """Pause before an automatic roll that failed is retried."""
 
-_SUBMIT_BYTES: Final = 1 << 20
+SUBMIT_BYTES: Final = 1 << 20
 """Bytes submitted and acknowledged as one group: what the ledger's handle sends at once."""
 
 
@@ -50,10 +49,18 @@ LogOutcome = (
     | messages.Relay
     | messages.OwnerEnded
     | messages.TakeoverDone
+    | messages.RewriteDone
     | messages.LogGone
     | Broke
 )
 """Reports of a machine, or of a broken machine's driver, to the log's handle."""
+
+
+class Machine(Protocol):
+    """A machine of a log: `LogRoute`, or a `Rewrite`."""
+
+    def step(self, event: messages.Event, now: Now) -> Sequence[messages.Effect]:
+        """Take an event and return the effects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,7 @@ class LogDriver:
     """
 
     def __init__(
-        self, machine: LogRoute, name: str, ports: LogPorts, report: Callable[[LogOutcome], None]
+        self, machine: Machine, name: str, ports: LogPorts, report: Callable[[LogOutcome], None]
     ) -> None:
         """`name` is the log's name. `report` must not raise."""
         self._machine, self._name, self._ports, self._report = machine, name, ports, report
@@ -138,6 +145,7 @@ class LogDriver:
                 | messages.Relay()
                 | messages.OwnerEnded()
                 | messages.TakeoverDone()
+                | messages.RewriteDone()
                 | messages.LogGone()
             ):
                 self._report(effect)
@@ -148,7 +156,7 @@ class LogDriver:
 
     def _submit(self, effect: messages.Submit) -> None:
         first = effect.first_entry
-        for payloads in _cut(effect.payloads, 0 if effect.one_by_one else _SUBMIT_BYTES):
+        for payloads in cut(effect.payloads, 0 if effect.one_by_one else SUBMIT_BYTES):
             count = len(payloads)
             error = self._send(effect.ledger_id, first, payloads)
             if error is not None:
@@ -253,6 +261,8 @@ class LogDriver:
                 return await asyncio.sleep(
                     _ROLL_AGAIN_S if pause is messages.Pause.ROLL else jitter_s
                 )
+            case messages.WriteBatches() | messages.ReleaseLedgers():
+                raise AssertionError("only a rewrite asks that")
 
     async def _delete(self, row: LogMetadata) -> messages.RowChanged | None:
         """Delete the log's metadata, and send members of its ledgers a copy of the deletion (rule
@@ -318,7 +328,7 @@ async def _read(engine: Engine, asked: messages.ReadBatches) -> messages.Batches
     return messages.BatchesRead(entries, found.next)
 
 
-def _cut(payloads: Sequence[bytes], bytes_max: int) -> list[Sequence[bytes]]:
+def cut(payloads: Sequence[bytes], bytes_max: int) -> list[Sequence[bytes]]:
     """Split payloads, in order, into groups of at most `bytes_max`; with 0, one by one."""
     if sum(map(len, payloads)) <= bytes_max:
         return [payloads]

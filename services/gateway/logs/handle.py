@@ -214,6 +214,8 @@ class LogHandle:
                 log.info("log-taken-over", extra={"log": self.name, "version": row.version})
             case messages.TakeoverDone(QuorumLogError() as error) if not error.retryable:
                 log.warning("takeover-failed", extra={"log": self.name, "error": repr(error)})
+            case messages.RewriteDone():
+                raise AssertionError("no handle runs a rewrite")
             case messages.TakeoverDone():
                 pass  # another gateway won, or the takeover will be retried
             case messages.LogGone():

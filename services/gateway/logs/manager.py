@@ -35,6 +35,7 @@ from services.gateway.logs.ownership import LogTimes, Ownership
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.positions import PositionService
 from services.gateway.logs.reading import LogReader
+from services.gateway.logs.rewrites import Rewrites
 from services.gateway.logs.store import LogRows, MetadataLogs, Orphans
 from services.gateway.logs.views import LogView, LogViews
 
@@ -77,6 +78,7 @@ class LogManager:
         )
         self.orphans = Orphans(engine, store, self.ownership.index)
         self.rows = LogRows(store)
+        self.rewrites = Rewrites(self.ownership, self.orphans, self.rows)
         self.reader = LogReader(engine, self.rows, self.ownership)
 
         async def bookies() -> int:

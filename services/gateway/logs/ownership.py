@@ -73,7 +73,7 @@ class Ownership:
         self.times = times
         self.counts = LogCounts()
         self.index = OffsetIndex()
-        self._ports = LogPorts(
+        self.ports = LogPorts(
             engine,
             store,
             peers,
@@ -95,7 +95,7 @@ class Ownership:
         if handle is None:
             handle = self._handles[name] = LogHandle(
                 name,
-                self._ports,
+                self.ports,
                 settle_s=self.times.settle_s,
                 counts=self.counts,
                 on_gone=self._forget,

@@ -199,7 +199,7 @@ class PositionService:
         quorum, least = row.settings.quorum, Quorum.of(3, 3, 2)
         if quorum.write_quorum < least.write_quorum and await self._bookies() >= 3:
             quorum = least
-        settings = LogSettings(quorum, roll_bytes=_ROLL_BYTES)
+        settings = LogSettings(quorum, roll_bytes=_ROLL_BYTES, merge_below_bytes=0)
         try:
             await self._logs.put(POSITIONS_LOG, settings, deletion_protection=True)
         except errors.QuorumLogError as error:
@@ -411,7 +411,7 @@ class PositionService:
     async def _truncate(self, before: int) -> None:
         try:
             # A rebuild restores the log's metadata without limits (rule 18f).
-            limits = {"roll_bytes": _ROLL_BYTES}
+            limits = {"roll_bytes": _ROLL_BYTES, "merge_below_bytes": 0}
             await self._logs.change(POSITIONS_LOG, limits, deletion_protection=True)
             await self._logs.retain(POSITIONS_LOG, lambda _row: before)
         except errors.QuorumLogError as error:  # the next truncation retries

@@ -9,7 +9,14 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from quorumlog.errors import UNKNOWN, DatabaseWentBack, NoSuchLedger, NoSuchLog, QuorumLogError
+from quorumlog.errors import (
+    UNKNOWN,
+    DatabaseWentBack,
+    NoSuchLedger,
+    NoSuchLog,
+    OwnedByLog,
+    QuorumLogError,
+)
 from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogMetadata
 from quorumlog.protocol.log.messages import Committed, RowChanged
@@ -36,6 +43,10 @@ ORPHANS_PER_ROUND_MAX: Final = 100
 """Orphans deleted per round, chosen by judgement. A deletion may take as long as a timeout."""
 _PAGE: Final = 1000
 """Orphans read per round: enough that two gateways seldom delete the same ones."""
+
+
+_KEPT_MAX: Final = 10_000
+"""Ledgers that have replaced others and whose kept places are remembered."""
 
 
 class MetadataLogs:
@@ -190,6 +201,8 @@ class Orphans:
         self._engine, self._store, self._index = engine, store, index
         self._after: int | None = None
         """The next round reads the orphans after this ledger; None: from the first one on."""
+        self._kept: set[int] = set()
+        """Ledgers that have replaced others and whose places bookies keep."""
 
     async def of_log(self, name: str) -> Sequence[LedgerMetadata]:
         """All orphans that were created for logs of this name."""
@@ -214,14 +227,33 @@ class Orphans:
         writer can't continue (rule 27).
 
         Raises: OwnedByLog; NoSuchLedger if another gateway deletes it meanwhile; the errors of a
-        recovery.
+        recovery; EntryUnavailable if too few bookies know which ledger has replaced it.
         """
         for ledger in await self._engine.existing([ledger_id]):
+            await self._keep_place(ledger)
             is_closed = ledger.state is State.CLOSED
             closed = ledger if is_closed else await self._engine.recover(ledger_id)
             await self._store.delete_unnamed(ledger_id)
             await self._engine.notify_deleted([closed])
             log.info("orphan-deleted", extra={"ledger": ledger_id})
+
+    async def _keep_place(self, ledger: LedgerMetadata) -> None:
+        """Let bookies keep the place of the ledger that has replaced this one: if the database were
+        lost, no other ledger would have its records (rule 27c). Raises: EntryUnavailable, OwnedByLog.
+        """
+        if ledger.log is None or ledger.first_offset is None:
+            return
+        try:
+            item = (await self._store.get(ledger.log)).item_at(ledger.first_offset)
+        except NoSuchLog:
+            return
+        if item is not None and item.ledger_id == ledger.ledger_id:
+            raise OwnedByLog("the log names it", ledger_id=ledger.ledger_id, log=ledger.log)
+        if item is not None and item.replaced and item.ledger_id not in self._kept:
+            await self._engine.keep_place(item.ledger_id)
+            if len(self._kept) >= _KEPT_MAX:
+                self._kept.clear()
+            self._kept.add(item.ledger_id)
 
     async def delete_some(self, *, older_than_s: float) -> bool:
         """Delete some ledgers that have been orphans for this long, or that a transaction did not

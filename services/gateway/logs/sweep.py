@@ -1,4 +1,4 @@
-"""Background work for logs: rolls by time, retention, logs of lost owners, and orphans.
+"""Background work for logs: rolls by time, retention, merges, logs of lost owners, and orphans.
 
 Every gateway watches all logs. A sweep reads the metadata of logs that have changed, and of logs
 for which something is due. Now and then it reads all logs. The owner rolls by time and applies the
@@ -201,6 +201,8 @@ class Sweep:
         begin = partial(retained_from, now_ms=self._now_ms())
         if begin(row) > row.first_offset and (is_owned or not row.unsealed):
             await self._logs.retain(row.name, begin)
+        else:
+            self._logs.rewrites.want(row)
 
 
 @dataclass(slots=True)

@@ -43,6 +43,9 @@ RetentionBytesOption = Annotated[
 RetentionSecondsOption = Annotated[
     int | None, typer.Option(min=0, help="Retain ledgers for this many seconds.")
 ]
+MergeBelowBytesOption = Annotated[
+    int | None, typer.Option(min=0, help="Merge ledgers that are smaller than this in bytes.")
+]
 
 app = typer.Typer(
     no_args_is_help=True, help="Named logs, which survive the failure of any process."
@@ -56,6 +59,7 @@ def create_log(
     roll_seconds: RollSecondsOption = None,
     retention_bytes: RetentionBytesOption = None,
     retention_seconds: RetentionSecondsOption = None,
+    merge_below_bytes: MergeBelowBytesOption = None,
     batch_compression: Annotated[
         BatchCompression | None, typer.Option(help="Store record batches compressed.")
     ] = None,
@@ -72,6 +76,7 @@ def create_log(
             roll_seconds=roll_seconds,
             retention_bytes=retention_bytes,
             retention_seconds=retention_seconds,
+            merge_below_bytes=merge_below_bytes,
             batch_compression=batch_compression,
             deletion_protection=deletion_protection,
         )
@@ -260,6 +265,7 @@ def set_log(
     roll_seconds: RollSecondsOption = None,
     retention_bytes: RetentionBytesOption = None,
     retention_seconds: RetentionSecondsOption = None,
+    merge_below_bytes: MergeBelowBytesOption = None,
     if_version: Annotated[
         int | None,
         typer.Option(min=1, help="Change only if the log has this version (`log show`)."),
@@ -272,6 +278,7 @@ def set_log(
         "roll_seconds": roll_seconds,
         "retention_bytes": retention_bytes,
         "retention_seconds": retention_seconds,
+        "merge_below_bytes": merge_below_bytes,
     }
     if all(value is None for value in limits.values()):
         raise typer.BadParameter("give at least one limit to change")

@@ -127,6 +127,7 @@ class Client:
         roll_seconds: int | None = None,
         retention_bytes: int | None = None,
         retention_seconds: int | None = None,
+        merge_below_bytes: int | None = None,
         batch_compression: str | None = None,
         deletion_protection: bool | None = None,
     ) -> Log:
@@ -147,6 +148,7 @@ class Client:
             "roll_seconds": roll_seconds,
             "retention_bytes": retention_bytes,
             "retention_seconds": retention_seconds,
+            "merge_below_bytes": merge_below_bytes,
             "batch_compression": batch_compression,
             "deletion_protection": deletion_protection,
         }

@@ -373,6 +373,7 @@ class Log:
         roll_seconds: int | None = None,
         retention_bytes: int | None = None,
         retention_seconds: int | None = None,
+        merge_below_bytes: int | None = None,
         if_version: int | None = None,
         created_at: str | None = None,
     ) -> dict[str, Any]:
@@ -387,6 +388,7 @@ class Log:
             "roll_seconds": roll_seconds,
             "retention_bytes": retention_bytes,
             "retention_seconds": retention_seconds,
+            "merge_below_bytes": merge_below_bytes,
         }
         given = {
             name: checks.offset(name, value) for name, value in limits.items() if value is not None

@@ -28,6 +28,7 @@ class LogSettingsInfo(TypedDict):
     roll_seconds: int
     retention_bytes: int
     retention_seconds: int
+    merge_below_bytes: int
     batch_compression: str
 
 

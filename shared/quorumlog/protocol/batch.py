@@ -325,6 +325,13 @@ def placed(
     return b"".join((head, *carried, rest[at:]))
 
 
+def moved(data: bytes, *, records_before: int, append_time_ms: int) -> bytes:
+    """A stored batch, packed or plain, for another place in another ledger (rule 27c)."""
+    version, flags, marks, count, _, _ = _HEAD.unpack_from(data)
+    head = _HEAD.pack(version, flags, marks, count, append_time_ms, records_before)
+    return b"".join((head, memoryview(data)[_HEAD.size :]))
+
+
 def is_marked(data: bytes) -> bool:
     """Whether a request's batch has a mark; most batches have none."""
     return data[2:4] != b"\0\0"

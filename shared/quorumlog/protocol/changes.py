@@ -270,6 +270,33 @@ def check_log(old: LogMetadata, new: LogMetadata) -> None:
             if known is not None and getattr(item, field) != known:
                 problems.append((f"/row/items/{index}/{field}", "once known, never changes"))
     _raise(problems, log=old.name)
+    rewritten_by(old, new)
+
+
+def rewritten_by(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem, ...]]:
+    """The items of `old` that each ledger of `new` replaces: only sealed ledgers of the log, from
+    the first to the last offset of the one that replaces them, and none from which a takeover
+    replays (rule 27c). Raises: InvalidRequest.
+    """
+    found: dict[int, tuple[LogItem, ...]] = {}
+    for index, item in enumerate(new.items):
+        first, last = item.first_offset, item.last_offset
+        if first is None or first >= old.known_end or old.item_of(item.ledger_id) is not None:
+            continue
+        within = tuple(
+            one
+            for one in old.items
+            if last is not None
+            and one.last_offset is not None
+            and new.item_of(one.ledger_id) is None
+            and first <= (one.first_offset or 0) <= one.last_offset + 1 <= last + 1
+        )
+        ends = (within[0].first_offset, within[-1].last_offset) if within else None
+        if ends != (first, last) or not old.names_sealed(within):
+            detail = "replaces no adjacent sealed ledgers of the log (rule 27c)"
+            _raise([(f"/row/items/{index}", detail)], log=old.name)
+        found[item.ledger_id] = within
+    return found
 
 
 def check_unprotected(log: LogMetadata) -> None:

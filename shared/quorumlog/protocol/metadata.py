@@ -108,6 +108,10 @@ SHARED_KEPT = 64
 """Maximum shared ledgers in a fork's lineage: 16 GiB with default limits. Chosen by judgement."""
 
 
+REPLACED_MAX = 1000
+"""Ledgers that one ledger may replace, chosen by judgement: its copies name all (rule 27c)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lineage:
     """The log in which a ledger was placed, and the ledgers before it there (rule 18f)."""
@@ -129,6 +133,9 @@ class Lineage:
     """Of a fork: the nearest ledgers that it shares with other logs, in the form of `before`."""
     writer_token: Number = 0
     """The log's writer token; 0 if the log was never opened for one writer (rule 22a)."""
+    replaced: Annotated[tuple[tuple[LedgerId, EntryId], ...], Bounds(max_length=REPLACED_MAX)] = ()
+    """Of a rewrite (rule 27c): id and first offset of all ledgers whose records it has, ascending,
+    also of those that were replaced by a ledger which it replaced."""
 
 
 @dataclass(frozen=True, slots=True)

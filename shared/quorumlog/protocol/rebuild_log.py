@@ -49,8 +49,8 @@ class LedgerPlace:
     is_packed: bool = False
     """Whether the log's batches are compressed."""
     hides_next: bool = False
-    """Whether the ledger is CLOSED, and all bookies that know the next one may be silent or empty.
-    """
+    """Whether all bookies with copies of another ledger of the log, such as the next one if this one
+    is CLOSED, may be lost or silent."""
 
     @property
     def log_created_at(self) -> str:
@@ -66,6 +66,11 @@ class LedgerPlace:
     def published_ms(self) -> int:
         """When a transaction published the ledger; 0 if the log's owner wrote it, or if unknown."""
         return 0 if self.lineage is None else self.lineage.published_ms
+
+    @property
+    def replaced(self) -> tuple[tuple[int, int], ...]:
+        """The ledgers that this one has replaced, each with its first offset (rule 27c)."""
+        return () if self.lineage is None else self.lineage.replaced
 
     @property
     def shared(self) -> tuple[tuple[int, int], ...]:
@@ -122,9 +127,11 @@ def decide_log(
     now_ms: int,
     token: int,
     stored: Collection[int] = (),
+    silent: int = 0,
 ) -> LogDecision:
     """Decide about one log, by the metadata of all ledgers that were created for it. `deleted`: ids
     with tombstones. `stored`: ids with metadata in the database. `token`: an unused writer token.
+    `silent`: the number of bookies that do not answer, or lost their data.
     """
     created_at = max((one.log_created_at for one in ledgers), default="")
     if known is not None and known.created_at < created_at:
@@ -132,20 +139,27 @@ def decide_log(
         return LogDecision(Action.CONFLICT, why=why)
     created_at = created_at if known is None else known.created_at
     start = 0 if known is None else known.first_offset
+    ledgers, replaced = _current(ledgers, created_at, start)
     found = _Found.of([one for one in ledgers if one.log_created_at in {"", created_at}], start)
     before = () if known is None else known.items
+    before = tuple(item for item in before if item.ledger_id not in replaced)
     items = tuple(item for item in before if item.ledger_id not in deleted)
     named = {item.ledger_id for item in before}
     fresh = [item for item in found.items if item.ledger_id not in named]
     missing = [item for item in found.missing if item.ledger_id not in named | set(deleted)]
     items = found.ordered((*map(found.with_place, items), *missing, *fresh))
-    items = found.without_empty(found.not_let_go(items, deleted))
+    items = found.not_let_go(items, deleted)
+    hides = known is not None and silent >= known.settings.quorum.ack_quorum
+    hidden = found.hidden(items, before, deleted, hides=hides)
+    items = found.without_empty(items)
     fresh = [item for item in fresh if item in items]
     unplaced = _unplaced(ledgers, named | {item.ledger_id for item in items})
     if known is None and not fresh:
         return LogDecision(
             Action.WAIT, None, "no copy of the log's ledgers has a place in the log", unplaced
         )
+    if hidden:
+        return LogDecision(Action.WAIT, None, hidden, unplaced)
     if known is None and found.hides_next(items):
         why = (
             f"ledger {items[-1].ledger_id} is CLOSED, and the ledger after it may be on bookies that do not answer or"
@@ -157,7 +171,10 @@ def decide_log(
         problem = "all ledgers of the log are deleted: the log was deleted too, or later ledgers are unknown"
     else:
         problem = (
-            found.unexplained(before, deleted, items) or found.misplaced(items) or found.gap(items)
+            found.unexplained(before, deleted, items)
+            or found.contested(items)
+            or found.misplaced(items)
+            or found.gap(items)
         )
     if known is not None and known.state is LogState.CLOSED and fresh:
         problem = f"the log is CLOSED, and ledger {fresh[0].ledger_id} was written later"
@@ -190,6 +207,39 @@ def _unplaced(ledgers: Iterable[LedgerPlace], placed: Collection[int]) -> tuple[
     return tuple(one.ledger_id for one in ledgers if one.ledger_id not in placed)
 
 
+def _current(
+    ledgers: Sequence[LedgerPlace], created_at: str, start: int
+) -> tuple[list[LedgerPlace], Mapping[int, tuple[int, int]]]:
+    """The ledgers without those that others have replaced (rule 27c), and id and first offset of
+    what has replaced each. Lineages name that ledger where they named a replaced one.
+    """
+    rewrites = [
+        one
+        for one in ledgers
+        if one.replaced and one.log_created_at == created_at and (one.first_offset or 0) >= start
+    ]
+    rewrites.sort(key=lambda one: len(one.replaced))  # later ones have replaced more
+    by = {
+        ledger_id: (one.ledger_id, one.first_offset or 0)
+        for one in rewrites
+        for ledger_id, _ in one.replaced
+    }
+    current = [
+        one
+        if one.lineage is None
+        else replace(
+            one,
+            lineage=replace(
+                one.lineage,
+                before=tuple(by.get(each[0], each) for each in one.before),
+            ),
+        )
+        for one in ledgers
+        if one.ledger_id not in by
+    ]
+    return current, by
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
     """The places of one log's ledgers, from the offset `start` on."""
@@ -209,7 +259,12 @@ class _Found:
             start,
             {one.ledger_id: one for one in ledgers},
             {before: first for one in ledgers for before, first in (*one.shared, *one.before)},
-            {after: before for chain in chains for before, after in pairwise(chain)},
+            {
+                after: before
+                for chain in chains
+                for before, after in pairwise(chain)
+                if before != after
+            },
         )
 
     def with_place(self, item: LogItem) -> LogItem:
@@ -232,7 +287,14 @@ class _Found:
     def items(self) -> list[LogItem]:
         """The ledgers with a known place that some bookie holds, from `start` on."""
         found = (
-            self.with_place(LogItem(ledger_id, None, published_ms=ledger.published_ms))
+            self.with_place(
+                LogItem(
+                    ledger_id,
+                    None,
+                    published_ms=ledger.published_ms,
+                    replaced=len(ledger.replaced),
+                )
+            )
             for ledger_id, ledger in sorted(self.ledgers.items())
         )
         return [
@@ -300,7 +362,34 @@ class _Found:
         offsets of its acknowledged records again.
         """
         last = self.ledgers.get(items[-1].ledger_id) if items else None
-        return last is not None and last.hides_next
+        return last is not None and last.last_entry is not None and last.hides_next
+
+    def hidden(
+        self,
+        items: Sequence[LogItem],
+        known: Sequence[LogItem],
+        deleted: Collection[int],
+        *,
+        hides: bool,
+    ) -> str:
+        """Why a ledger of the log's beginning may be unknown, or "". That a ledger before the first
+        one is deleted shows that the log released it, or that another ledger has replaced it
+        (rule 27c). `hides`: whether bookies with copies of any ledger may be lost or silent.
+        """
+        hides = hides or any(one.hides_next for one in self.ledgers.values())
+        first = items[0].first_offset if items else None
+        if not hides or first is None or first <= self.start:
+            return ""
+        before = [item.ledger_id for item in known if (item.first_offset or 0) < first]
+        before.append(self.follows.get(items[0].ledger_id, _NOTHING))
+        gone = [ledger_id for ledger_id in before if ledger_id in deleted]
+        if not gone:
+            return ""
+        return (
+            f"ledger {gone[-1]} is deleted, and a ledger that has its records may be on bookies that do"
+            " not answer or lost their data: start them, or, if their data is gone, name them as gone"
+            " (`quorumlog metadata rebuild --without`)"
+        )
 
     def unexplained(
         self, known: Sequence[LogItem], deleted: Collection[int], items: Sequence[LogItem]
@@ -326,6 +415,16 @@ class _Found:
         """Whether an item at or after `place` has records and a known predecessor."""
         is_behind = item.first_offset is not None and item.first_offset >= place
         return is_behind and item.ledger_id in self.follows and not self._is_empty(item)
+
+    def contested(self, items: Sequence[LogItem]) -> str:
+        """Which ledger was replaced in two histories, or ""."""
+        by: dict[int, int] = {}
+        for item in items:
+            ledger = self.ledgers.get(item.ledger_id)
+            for ledger_id, _ in () if ledger is None else ledger.replaced:
+                if (other := by.setdefault(ledger_id, item.ledger_id)) != item.ledger_id:
+                    return f"ledgers {other} and {item.ledger_id} both replaced ledger {ledger_id}"
+        return ""
 
     def misplaced(self, items: Sequence[LogItem]) -> str:
         """Why these places contradict each other, or ""."""

@@ -94,6 +94,7 @@ TRANSACTION_TAG = "transaction"
 PARTITION_TAG = "partition"
 ATTEMPT_TAG = "attempt"
 PACKED_TAG = "packed"
+REWRITE_TAG = "rewrite"
 """Keys in a ledger's `extra`: transaction, partition, task attempt, whether batches are packed."""
 
 

@@ -43,6 +43,10 @@ class _Watch:
     def replaced(self, before: LogMetadata, now: LogMetadata) -> None:
         """Nothing to see."""
 
+    def violated(self, what: str) -> None:
+        """Something happened that must never happen."""
+        self.found.append(what)
+
 
 @dataclass(slots=True)
 class Ending:

@@ -14,6 +14,7 @@ from quorumlog.protocol import batch
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.log.messages import RecordsAppended
 from quorumlog.protocol.metadata import State
+from quorumlog.wire.log_bodies import REWRITE_TAG
 from services.gateway.logs.values import ReadRecord
 from tests.model.logs.model import Cluster, Ledger
 from tests.support.log_history import Checker, Event, LogHistory
@@ -77,7 +78,7 @@ class Judge(LogHistory):
 
     def submitted(self, ledger: Ledger) -> None:
         """An append to an open ledger begins."""
-        if ledger.row.log != self._name:
+        if ledger.row.log != self._name or (REWRITE_TAG, "true") in ledger.row.extra:
             return
         self.written_is_named_last(ledger)
         self.older_ones_are_closed(ledger)
@@ -107,7 +108,9 @@ class Judge(LogHistory):
         for data in stored:
             head = batch.decode_head(data)
             time = item.published_ms or head.append_time_ms
-            self._times |= {first + head.records_before + n: time for n in range(head.count)}
+            for offset in range(first + head.records_before, first + head.records_after):
+                if self._times.setdefault(offset, time) != time:
+                    self.violated(f"rule 27c: offset {offset} is of {time} now")
         entries = tuple((first + n, value.encode()) for n, value in enumerate(values))
         self.stored.update(entries)
         self.fetched(LOG, first, *entries)

@@ -20,6 +20,7 @@ from quorumlog.errors import (
     NOT_DONE,
     UNKNOWN,
     EntryLost,
+    EntryUnavailable,
     InvalidRequest,
     LedgerClosed,
     LedgerFenced,
@@ -34,7 +35,7 @@ from quorumlog.errors import (
     WriterLost,
 )
 from quorumlog.net.gateway_clients import TransactionClient
-from quorumlog.protocol.changes import check_log, check_unprotected, published_by
+from quorumlog.protocol.changes import check_log, check_unprotected, published_by, rewritten_by
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import Expiry, LogItem, LogMetadata
 from quorumlog.protocol.log.messages import (
@@ -139,6 +140,10 @@ class Watch(Protocol):
         """A log's row was changed."""
         ...
 
+    def violated(self, what: str) -> None:
+        """Something happened that must never happen."""
+        ...
+
 
 class Cluster:
     """Bookies and metadata, and the gateways that share them."""
@@ -173,6 +178,10 @@ class Cluster:
         """When a gateway last found that a fork names a ledger which a log has let go of."""
         self.deleted_with: dict[str, set[int]] = {}
         """The ledgers that were deleted together with the last log of a name."""
+        self.replaced_by: dict[int, int] = {}
+        """By ledger, the one that a rewrite put in its place."""
+        self.kept_places: set[int] = set()
+        """Ledgers that have replaced others, where bookies hold copies of their places (rule 27c)."""
         self.told_deleted: set[int] = set()
         """Ledgers of whose deletion members hold copies (rule 18e)."""
         self.told_of_log: set[int] = set()
@@ -229,11 +238,28 @@ class Cluster:
 
     def delete(self, ledger_id: int) -> None:
         """Delete a ledger, which leaves a tombstone. A writer whose stream of changes is cut hears nothing."""
+        self._check_replaced(ledger_id)
         ledger = self.deleted[ledger_id] = self.ledgers.pop(ledger_id)
         ledger.drops_at = self.now() + self.collect_s
         writer = ledger.row.writer
         if writer is not None and writer.id in self.gateways:
             self.gateways[writer.id].missed(ledger_id)
+
+    def _check_replaced(self, ledger_id: int) -> None:
+        """A ledger goes only once bookies know which one has its records, lest a rebuild miss that."""
+        log = self.logs.get(self.ledgers[ledger_id].row.log or "")
+        place = self.places.get(ledger_id)
+        item = None if log is None or place is None else log.item_at(place)
+        if item is None or ledger_id not in self.replaced_by or self.watch is None:
+            return
+        following = ledger_id
+        while following in self.replaced_by:
+            following = self.replaced_by[following]
+            if following in self.deleted or following in self.kept_places:
+                return
+        self.watch.violated(
+            f"rule 27c: ledger {ledger_id} is deleted, and nobody knows {item.ledger_id}"
+        )
 
     def is_named(self, ledger_id: int) -> bool:
         """Whether a log names a ledger, or a transaction that may yet publish it."""
@@ -474,6 +500,7 @@ class Gateway:
             (Fragment(0, bookies),),
             writer=self.writer,
             log=options.log,
+            extra=options.tags,
         )
         self.cluster.ledgers[ledger_id] = Ledger(row, since_s=self.cluster.now())
         await self.hear(UNKNOWN)
@@ -522,6 +549,12 @@ class Gateway:
 
     async def copy_rows(self, _ledger_ids: Sequence[int]) -> None:
         await self.step()
+
+    async def keep_place(self, ledger_id: int) -> None:
+        await self.get(ledger_id)
+        if self.cluster.random.random() < self.cluster.lost_answers:
+            raise EntryUnavailable(ledger_id=ledger_id)
+        self.cluster.kept_places.add(ledger_id)
 
     async def existing(self, ledger_ids: Sequence[int]) -> Sequence[LedgerMetadata]:
         await self.ask()
@@ -832,16 +865,22 @@ class Store(MetadataLogs):
             if item.last_offset is not None:
                 state = self.cluster.ledgers[item.ledger_id].row.state
                 assert state is State.CLOSED, "rules 23 and 28: an end that is none"
+        rewrites = rewritten_by(current, new)
+        self.cluster.replaced_by |= {
+            item.ledger_id: by for by, items in rewrites.items() for item in items
+        }
         now = self.cluster.now()
         self.cluster.places |= {
             item.ledger_id: item.first_offset for item in new.items if item.first_offset is not None
         }
         if current.items and new.item_of(current.items[-1].ledger_id) is not None:
             # Else it is overwritten: copies of the next ledger's row tell that the log begins there.
+            rewritten = {item for each in rewrites.values() for item in each}
             gone = [
                 (item.ledger_id, item.last_offset)
                 for item in current.items
                 if new.item_of(item.ledger_id) is None
+                and item not in rewritten
                 and item.last_offset is not None
                 and not item.is_empty
             ]

@@ -63,6 +63,7 @@ from tests.model.logs.forks import Forks
 from tests.model.logs.judge import LOG, Alarms, Judge, Violation
 from tests.model.logs.model import Cluster, Gateway, Store
 from tests.model.logs.replaced import Replaced
+from tests.model.logs.rewrites import Rewriting
 from tests.support.virtual import Deadlock, run_virtual
 
 NAME = "log"
@@ -152,6 +153,7 @@ class Run:
             stand_still=self.stand_still,
             seed=seed,
         )
+        self.rewriting = Rewriting(NAME, alive=self.alive, seed=seed)
         self.kills = rng.choice((0, 1, 2, 4))
         self.table = rng.choice((PRODUCERS_MAX, PRODUCERS_MAX, 2, 3))
         """Producers that a log remembers; where that is a few, they are forgotten all the time."""
@@ -656,6 +658,7 @@ class Run:
                 background.create_task(self.follow())
             background.create_task(self.hurt())
             background.create_task(self.set_limits())
+            rewriting = background.create_task(self.rewriting.run())
             async with asyncio.TaskGroup() as writers:
                 writers.create_task(self.produce("p1", 12, exactly_once=True))
                 writers.create_task(self.produce("p2", 12, exactly_once=True))
@@ -671,6 +674,7 @@ class Run:
                 if self.forks.count:
                     writers.create_task(self.forks.run())
             self.is_over = True
+            rewriting.cancel()
 
     async def lose_owner(self) -> None:
         """A gateway takes the log over from its owner, and dies."""

@@ -175,12 +175,13 @@ class LogStage:
         act(self, *words)
         await asyncio.sleep(SETTLE_S)
         for alarm in self._alarms.found:
-            self._violated(alarm)
+            self.violated(alarm)
         self._alarms.found.clear()
 
     # --- the judge -------------------------------------------------------------------------------
 
-    def _violated(self, what: object) -> None:
+    def violated(self, what: object) -> None:
+        """Print a violation, once."""
         if str(what) not in self._violations:
             self._violations.append(str(what))
             self._said.append(f"VIOLATION {what}")
@@ -189,7 +190,7 @@ class LogStage:
         try:
             return judge()
         except Violation as violation:
-            self._violated(violation)
+            self.violated(violation)
 
     def submitted(self, ledger: Ledger) -> None:
         """An append to an open ledger begins."""
@@ -212,7 +213,7 @@ class LogStage:
             except QuorumLogError as error:
                 answer = f"{error.code}, {error.outcome}"
             except (AssertionError, Violation) as error:
-                self._violated(str(error) or type(error).__name__)
+                self.violated(str(error) or type(error).__name__)
                 return
             if not self.cluster.gateways[who].is_dead:
                 self._said.append(f"{who}: {what}{answer}")
@@ -257,7 +258,7 @@ class LogStage:
                 done = await self._of(who).logs.append(NAME, call)
             except SequenceGap:
                 if number == self._acknowledged.get(id_, -1) + 1:
-                    self._violated(f"rule 26: {id_}/{number} follows what was acknowledged")
+                    self.violated(f"rule 26: {id_}/{number} follows what was acknowledged")
                 raise
             self._acknowledged[id_] = number
             self._judged(lambda: self.judge.produced(asked, done.first_offset))
@@ -395,7 +396,7 @@ class LogStage:
         for start in range(quorum.ensemble_size):
             live = sum(members[p] in self._live for p in quorum.write_set(start))
             if live < quorum.ack_quorum:
-                self._violated(f"rule 29: {live} live of write set {start}")
+                self.violated(f"rule 29: {live} live of write set {start}")
 
     def _whole(self, who: str) -> None:
         async def judge() -> str:
@@ -403,7 +404,7 @@ class LogStage:
             for record in found:
                 place = (record.ledger_id, record.entry_id)
                 if self._places.get(record.offset, place) != place:
-                    self._violated(f"rule 24: {record.offset} was told to be elsewhere")
+                    self.violated(f"rule 24: {record.offset} was told to be elsewhere")
             self._judged(lambda: self.judge.whole(found))
             return ", ".join(f"{each.offset} {each.record.value.decode()}" for each in found)
 

@@ -14,21 +14,25 @@ from quorumlog.net.directory import Directory
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.ids import NO_ENTRY
-from quorumlog.protocol.log import LogMetadata, job, takeover
+from quorumlog.protocol.log import LogItem, LogMetadata, job, takeover
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import Handover, HandoverNext, HandoverStep
 from quorumlog.protocol.log.job import Empty, Fate, Job, JobEnded, JobKind, JobNext
 from quorumlog.protocol.log.messages import (
     Append,
+    Ask,
+    BatchesRead,
     Committed,
     DeleteLog,
     Resolve,
     RowChanged,
     SubmitRefused,
+    WriteBatches,
 )
 from quorumlog.protocol.log.owner import Owner, OwnerPhase
 from quorumlog.protocol.log.pipeline import Pipeline
 from quorumlog.protocol.log.producers import ProducerTable
+from quorumlog.protocol.log.rewrite import Rewrite
 from quorumlog.protocol.log.route import LogRoute
 from quorumlog.protocol.log.takeover import Takeover
 from quorumlog.protocol.log.tenancy import Tenancy
@@ -70,6 +74,43 @@ from tests.unit.logs.test_manager import a_cluster, call
 
 LOG_SEEDS: Final = range(1, 401)
 """Tried against a mutant: at most about 40 s."""
+
+
+@stand_in
+def over_others(original: Any, self: Rewrite, value: LogMetadata | RowChanged) -> None:
+    """A rewrite swaps the row that it knows, whatever that has become."""
+    if isinstance(value, RowChanged):
+        now = value.current
+        self._swap(replace(self._log, version=now.version, attempt=now.attempt))
+    else:
+        original(self, value)
+
+
+@stand_in
+def one_left_out(original: Any, self: Rewrite, read: BatchesRead) -> None:
+    """Of several batches that were read together, the last one is not written."""
+    original(self, read)
+    asked = self._out[-1]
+    if isinstance(asked, Ask) and isinstance(asked.question, WriteBatches):
+        payloads = asked.question.payloads
+        if len(payloads) > 1:
+            fewer = replace(asked.question, payloads=payloads[:-1])
+            self._out[-1] = replace(asked, question=fewer)
+            self._written -= 1
+
+
+@stand_in
+def as_they_were_written(
+    original: Any, self: Rewrite, item: LogItem, entry_id: int, data: bytes
+) -> bytes:
+    """A batch keeps its own time."""
+    moved: bytes = original(self, replace(item, published_ms=0), entry_id, data)
+    return moved
+
+
+def where_it_was(_original: Any) -> Any:
+    """A batch counts the records before it in its old ledger."""
+    return lambda data, **_place: data
 
 
 @stand_in
@@ -699,6 +740,17 @@ LOG_MUTANTS: Final = (
     ),
     Patch(LogMetadata, "is_sealed_below", always(True)).mutant(
         "a fork within an open ledger needs no roll", "rule 27a"
+    ),
+    Patch(Rewrite, "_swapped", over_others).mutant(
+        "a rewrite puts back what others have changed meanwhile", "rule 27c"
+    ),
+    Patch(Rewrite, "_read", one_left_out).mutant("a rewrite forgets a batch", "rule 27c"),
+    Patch(Rewrite, "_moved", as_they_were_written).mutant(
+        "a rewrite gives published records the times of their writing", "rule 27c"
+    ),
+    Patch(batch, "moved", where_it_was).mutant("a rewrite moves records", "rule 27c"),
+    Patch(Orphans, "_keep_place", lambda _original: _nothing).mutant(
+        "replaced ledgers are deleted before bookies know what has replaced them", "rule 27c"
     ),
     Patch(directory, "_mixed", any_absent).mutant(
         "a degraded ensemble need not reach Qa", "rule 29"

@@ -113,7 +113,7 @@ async def test_a_log_from_its_creation_to_its_end(cluster: Cluster) -> None:
         log = await client.create_log(
             name, ensemble_size=3, write_quorum=3, ack_quorum=2, digest="crc32c",
             metadata={"for": "sdk"}, roll_bytes=1 << 20, roll_entries=0, roll_seconds=0,
-            retention_bytes=0, retention_seconds=0,
+            retention_bytes=0, retention_seconds=0, merge_below_bytes=64 << 20,
         )  # fmt: skip
         with pytest.raises(LogExists):
             await client.create_log(name)
@@ -343,7 +343,7 @@ async def test_a_changed_password_and_a_protected_log(cluster: Cluster) -> None:
         seen = (await log.change(retention_seconds=60, roll_bytes=0))["version"]
         assert (await log.info())["settings"]["retention_seconds"] == 60
         changed = await log.change(
-            roll_entries=5, roll_seconds=6, retention_bytes=7, if_version=seen
+            roll_entries=5, roll_seconds=6, retention_bytes=7, merge_below_bytes=0, if_version=seen
         )
         assert changed["settings"]["retention_seconds"] == 60
         with pytest.raises(VersionConflict):

@@ -425,9 +425,13 @@ async def test_limits_are_changed_one_by_one_and_checked_as_at_creation(log: Htt
 
     one = await log.ask("PATCH", LOG, {"retention_seconds": 60})
     two = await log.ask("PATCH", LOG, {"roll_entries": 5, "retention_seconds": 0})
+    three = await log.ask("PATCH", LOG, {"merge_below_bytes": 0})
+    four = await log.ask("PATCH", LOG, {"merge_below_bytes": before["merge_below_bytes"]})
 
     assert one.json["settings"] == before | {"retention_seconds": 60}
     assert two.json["settings"] == before | {"roll_entries": 5}
+    assert three.json["settings"] == two.json["settings"] | {"merge_below_bytes": 0}
+    assert (four.json["settings"], before["merge_below_bytes"]) == (two.json["settings"], 64 << 20)
     Log.model_validate(two.json)
     assert (await log.ask("GET", LOG)).json["settings"] == two.json["settings"]
     assert code(await log.ask("PUT", LOG, {})) == (409, "log-exists")

@@ -414,6 +414,7 @@ REBUILT_OF_ITEM = {
     "bytes": "",
     "sealed_ms": LOST_SETTINGS,
     "published_ms": "",
+    "replaced": "",
 }
 
 

@@ -40,6 +40,8 @@ class History:
     closed: set[int] = field(default_factory=set)
     published: dict[int, int] = field(default_factory=dict)
     let_go: list[int] = field(default_factory=list)
+    replaced: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    """By ledger, those that it has replaced (rule 27c)."""
     seq_before_last: str | None = None
     seq: int = 0
     next_id: int = 0
@@ -63,7 +65,7 @@ class History:
             for item in row.items
             if item.first_offset is not None and item.ledger_id not in self.places
         }
-        for ledger_id, lineage in row.lineages(fresh.keys()).items():
+        for ledger_id, lineage in row.lineages(fresh.keys(), self.replaced).items():
             self.places[ledger_id] = (fresh[ledger_id], lineage)
         self.row = row
         self.rows.append(row)
@@ -138,12 +140,28 @@ class History:
         if row != self.row:
             self.commit(row)
 
+    def rewrite(self) -> None:
+        """Some adjacent ledgers, which may be rewrites."""
+        may = [item for item in self.row.items if self.row.names_sealed((item,))]
+        first = self.rng.randrange(len(may)) if may else 0
+        items = may[first : first + self.rng.randint(1, 4)]
+        if items:
+            made = self.ledger(sum(self.records[item.ledger_id] for item in items))
+            self.closed.add(made)
+            found: list[tuple[int, int]] = []
+            for item in items:
+                found += self.replaced.get(item.ledger_id, ())
+                found.append((item.ledger_id, item.first_offset or 0))
+            self.replaced[made] = tuple(found)
+            self.commit(self.row.rewritten(items, made, 10))
+
     def live(self) -> None:
         self.commit(self.row)
         steps = (self.append, self.append, self.take_over, self.roll, self.publish, self.truncate)
-        for _ in range(self.rng.randint(1, 14)):
+        is_rewritten = self.rng.random() < 0.5
+        for _ in range(self.rng.randint(1, 30 if is_rewritten else 14)):
             self.now_ms += 10
-            self.rng.choice(steps)()
+            self.rng.choice((*steps, self.rewrite) if is_rewritten else steps)()
 
     def held(self, silent: set[int]) -> list[LedgerPlace]:
         """What the bookies that answer hold: nobody sent a copy of an open ledger before it had its place."""
@@ -157,6 +175,7 @@ class History:
                 DigestKind.CRC32C,
                 self.places[ledger_id][1] if ledger_id in self.places else None,
                 custom=None if ledger_id in self.published else CUSTOM,
+                hides_next=bool(self.replaced) and bool(silent),
             )
             for ledger_id, records in self.records.items()
             if ledger_id not in silent and (ledger_id in self.places or ledger_id in self.closed)
@@ -194,7 +213,13 @@ def judge(history: History, decision: LogDecision, silent: set[int], gone: set[i
             found = row.item_at(offset)
             is_beyond = offset >= row.known_end
             assert found is not None or offset < row.first_offset or is_beyond
-            assert found is None or found.ledger_id == item.ledger_id or is_beyond
+            same = {item.ledger_id}
+            if silent:
+                # Where nobody who answers has it, what it has replaced has the same records.
+                same |= {ledger_id for ledger_id, _ in history.replaced.get(item.ledger_id, ())}
+            assert found is None or found.ledger_id in same - gone or is_beyond
+            is_lost = item.ledger_id in history.replaced and offset < row.first_offset
+            assert not is_lost, f"{offset} is taken for released"
             assert not is_beyond or silent, f"{offset} is beyond {names}"
     if silent or not solid:
         return
@@ -217,7 +242,8 @@ def rebuild(seed: int, *, hides: bool) -> tuple[History, LogDecision]:
     # A log lets go of its first ledgers, and they are deleted in this order.
     gone = set(history.let_go[: rng.randint(0, len(history.let_go))])
     held = [one for one in history.held(silent) if one.ledger_id not in gone]
-    decision = decide_log("events", known, held, gone, now_ms=10_000, token=1_000_000)
+    count = QUORUM.ack_quorum if silent else 0
+    decision = decide_log("events", known, held, gone, now_ms=10_000, token=1_000_000, silent=count)
     judge(history, decision, silent, gone)
     return history, decision
 
@@ -243,6 +269,8 @@ def test_these_histories_have_what_they_are_judged_for() -> None:
 
     assert any(history.published for history in histories)
     assert any(history.let_go for history in histories)
+    assert sum(bool(history.replaced) for history in histories) > 40
+    assert any(len(each) > 4 for history in histories for each in history.replaced.values())
     assert any(history.seq_before_last for history in histories)
     assert any(item.first_offset is None for h in histories for item in h.row.items)
     # Empty ledgers are dropped from logs.

@@ -8,6 +8,7 @@
 | `takeover` | makes this process the owner: recover, measure, replay, create, swap |
 | `owner` | the owner: appends, acknowledges, and settles open requests when it ends |
 | `job` | an owner's change of metadata: a check, a roll, a publication, a release |
+| `rewrite` | copies sealed ledgers' records into one that replaces them |
 | `tenancy` | an owner's state: the log's metadata and the ledger that it writes |
 | `pipeline` | the appends to one ledger: entries, offsets, acknowledgements |
 | `producers` `clock` | deduplicates retries; provides times |

@@ -209,6 +209,26 @@ class ReadBatches:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteBatches:
+    """Append entries to this process's ledger, from the id `first` on, and wait until they are
+    acknowledged. Answer: None.
+    """
+
+    ledger_id: int
+    first: int
+    payloads: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLedgers:
+    """Delete those of these ledgers that no log or fork names, once bookies keep the place of the
+    ledger that replaced them (rule 27c). Answer: None.
+    """
+
+    ledger_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteLedger:
     """Delete a ledger in a transaction that sees no log naming it (rule 22). Answer: None."""
 
@@ -274,6 +294,8 @@ Question = (
     | CloseLedger
     | MeasureLedger
     | ReadBatches
+    | WriteBatches
+    | ReleaseLedgers
     | DeleteLedger
     | CountBookies
     | Forward
@@ -414,11 +436,33 @@ class TakeoverDone:
 
 
 @dataclass(frozen=True, slots=True)
+class RewriteDone:
+    """A rewrite has ended: the metadata after it, None if the log changed meanwhile, or the error.
+    `size`: the bytes that were written. `spoiled`: the ledger for which no rewrite can succeed.
+    """
+
+    log: LogMetadata | QuorumLogError | None
+    size: int
+    spoiled: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LogGone:
     """The log does not exist any longer: forget everything about it."""
 
 
-Effect = Ask | Submit | Resolve | Relay | PlaceKnown | OwnerEnded | Settled | TakeoverDone | LogGone
+Effect = (
+    Ask
+    | Submit
+    | Resolve
+    | Relay
+    | PlaceKnown
+    | OwnerEnded
+    | Settled
+    | TakeoverDone
+    | RewriteDone
+    | LogGone
+)
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -427,6 +471,11 @@ Effect = Ask | Submit | Resolve | Relay | PlaceKnown | OwnerEnded | Settled | Ta
 @dataclass(frozen=True, slots=True)
 class BeginTakeover:
     """Begin the takeover: its first event."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRewrite:
+    """Begin the rewrite: its first event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -577,6 +626,7 @@ class Answered:
 
 Event = (
     BeginTakeover
+    | BeginRewrite
     | AppendsAsked
     | LogRequest
     | ForceAsked

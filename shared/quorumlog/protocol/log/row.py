@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from quorumlog.errors import LogReplaced
@@ -106,6 +107,9 @@ class LogItem:
     published_ms: Number = 0
     """Time of its publication, the append time of all its records; 0: its batches have the times.
     """
+    replaced: Number = 0
+    """How many ledgers this one has replaced, also by way of others (rule 27c); 0: it is no
+    rewrite."""
 
     @property
     def is_empty(self) -> bool:
@@ -116,6 +120,7 @@ class LogItem:
 
 LIMITS: Final = (
     "roll_bytes", "roll_entries", "roll_seconds", "retention_bytes", "retention_seconds",
+    "merge_below_bytes",
 )  # fmt: skip
 """The settings of a log that may be changed."""
 
@@ -131,6 +136,8 @@ class LogSettings:
     roll_seconds: Number = 0
     retention_bytes: Number = 0
     retention_seconds: Number = 0
+    merge_below_bytes: Number = 64 * 1024 * 1024
+    """The size below which sealed ledgers are merged into larger ones (rule 27c)."""
     batch_compression: Annotated[str, Bounds(pattern="^(none|zstd)$")] = "none"
     """How the columns of record batches are stored: `none` or `zstd` (`packed.py`)."""
     custom: Pairs = ()
@@ -302,8 +309,14 @@ class LogMetadata(Value):
         """The item of a ledger, or None if the log does not name it."""
         return next((item for item in self.items if item.ledger_id == ledger_id), None)
 
-    def lineages(self, ledger_ids: Collection[int]) -> dict[int, Lineage]:
-        """The lineages for ledgers that get their places with this version (rule 18f)."""
+    def lineages(
+        self,
+        ledger_ids: Collection[int],
+        replaced: Mapping[int, tuple[tuple[int, int], ...]] = MappingProxyType({}),
+    ) -> dict[int, Lineage]:
+        """The lineages for ledgers that get their places with this version (rule 18f). `replaced`:
+        by ledger, the ledgers that it replaces (rule 27c).
+        """
         found: dict[int, Lineage] = {}
         before: deque[tuple[int, int]] = deque(maxlen=PREDECESSORS_KEPT)
         shared = tuple((i.ledger_id, i.first_offset or 0) for i in self.shared[-SHARED_KEPT:])
@@ -318,6 +331,7 @@ class LogMetadata(Value):
                     self.forked_at,
                     shared,
                     self.writer_token,
+                    replaced.get(item.ledger_id, ()),
                 )
             if item.first_offset is not None and not item.is_empty:
                 before.append((item.ledger_id, item.first_offset))
@@ -455,6 +469,37 @@ class LogMetadata(Value):
         return replace(
             self, items=kept, first_offset=max(self.first_offset, 0 if first is None else first)
         )
+
+    def names_sealed(self, items: Sequence[LogItem]) -> bool:
+        """Whether the log still names these items, unchanged and adjacent, and may replace them by
+        a rewrite (rule 27c): they are sealed, its own, and before the item from which a takeover
+        replays.
+        """
+        at = self.items.index(items[0]) if items and items[0] in self.items else len(self.items)
+        return (
+            self.items[at : at + len(items)] == tuple(items)
+            and bool(items)
+            and all(
+                item.last_offset is not None and not self.is_shared(item) and item != self.base
+                for item in items
+            )
+        )
+
+    def rewritten(self, items: Sequence[LogItem], ledger_id: int, size: int) -> "LogMetadata":
+        """The log in which one ledger of `size` bytes replaces the ledgers of adjacent sealed
+        items, at the same offsets (rule 27c).
+        """
+        assert self.names_sealed(items), "rule 27c"
+        new = LogItem(
+            ledger_id,
+            items[0].first_offset,
+            items[-1].last_offset,
+            bytes=size,
+            sealed_ms=max(item.sealed_ms for item in items),
+            replaced=sum(item.replaced + 1 for item in items),
+        )
+        at = self.items.index(items[0])
+        return replace(self, items=(*self.items[:at], new, *self.items[at + len(items) :]))
 
     def archived(self, through: int) -> "LogMetadata":
         """The log whose records below an offset are archived elsewhere."""

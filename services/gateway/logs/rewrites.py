@@ -1,0 +1,171 @@
+"""Rewrites of logs at one gateway: merges small sealed ledgers into larger ones (rule 27c)."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+from zlib import crc32
+
+from quorumlog.errors import QuorumLogError, WriterLost
+from quorumlog.protocol.log import LogItem, LogMetadata, messages
+from quorumlog.protocol.log.merge import next_merge
+from quorumlog.protocol.log.rewrite import Rewrite
+from quorumlog.wire.log_bodies import REWRITE_TAG
+from services.gateway.logs.driver import SUBMIT_BYTES, Broke, LogDriver, LogOutcome, cut, options_of
+from services.gateway.logs.ownership import Ownership
+from services.gateway.logs.store import LogRows, Orphans
+
+log = logging.getLogger(__name__)
+
+BYTES_PER_S: Final = 16 << 20
+"""Bytes that a gateway's rewrites write per second: chosen by judgement, so that they take a small
+part of a disk's bandwidth."""
+
+
+_SPOILED_MAX: Final = 1000
+"""Logs of which ledgers that can't be rewritten are remembered."""
+
+
+class Rewrites:
+    """Rewrites ledgers of logs, and counts."""
+
+    def __init__(self, ownership: Ownership, orphans: Orphans, rows: LogRows) -> None:
+        """Starts without a rewrite."""
+        self.ownership, self.orphans, self.rows = ownership, orphans, rows
+        self.done = 0
+        """Rewrites that took the place of ledgers."""
+        self.bytes = 0
+        """Bytes of the ledgers that they wrote."""
+        self._wanted: dict[str, None] = {}
+        """Names of logs with ledgers to merge, in the order of their turns."""
+        self._spoiled: dict[str, set[int]] = {}
+        """Ledgers for which no rewrite can succeed, by log."""
+        self._merging: asyncio.Task[None] | None = None
+
+    def want(self, row: LogMetadata) -> None:
+        """Merge ledgers of a log in the background, if it has ledgers to merge. This process must
+        be the log's owner, unless no ledger of the log is open.
+        """
+        if not self._next(row):
+            return
+        self._wanted[row.name] = None
+        if self._merging is None or self._merging.done():
+            self._merging = self.ownership.task(self._merge())
+
+    def _next(self, row: LogMetadata) -> Sequence[LogItem]:
+        owner = self.ownership.owner(row.name)
+        may_merge = not row.unsealed or (owner is not None and owner.is_mine(row))
+        return next_merge(row, self._spoiled.get(row.name, ())) if may_merge else ()
+
+    async def _merge(self) -> None:
+        """Merge ledgers of the wanted logs in turn, until there are none. The next sweep retries
+        failures.
+        """
+        while self._wanted:
+            name = next(iter(self._wanted))
+            del self._wanted[name]
+            try:
+                row = await self.rows.row(name)
+                items = self._next(row)
+                if items and await self._is_chosen(row):
+                    self._ended(row, await self.rewrite(row, items))
+            except QuorumLogError as error:
+                log.warning("ledgers-not-rewritten", extra={"log": name, "error": repr(error)})
+
+    async def _is_chosen(self, row: LogMetadata) -> bool:
+        """Whether this process merges the ledgers of a log. Of a log without an open ledger, one of
+        the gateways that are known to live does so: if several do, all but one work in vain.
+        """
+        if row.unsealed:
+            return True
+        engine = self.ownership.ports.engine
+        ids = [gateway.id for gateway in await engine.gateways()] or [engine.writer.id]
+        return engine.writer.id == max(ids, key=lambda one: crc32(f"{row.name} {one}".encode()))
+
+    def _ended(self, row: LogMetadata, done: messages.RewriteDone) -> None:
+        if isinstance(done.log, LogMetadata):
+            self.want(done.log)
+        elif isinstance(done.log, QuorumLogError):
+            log.warning("ledgers-not-rewritten", extra={"log": row.name, "error": repr(done.log)})
+        if done.spoiled is not None:
+            if len(self._spoiled) >= _SPOILED_MAX:
+                self._spoiled.clear()
+            named = {item.ledger_id for item in row.items}
+            self._spoiled[row.name] = self._spoiled.get(row.name, set()) & named | {done.spoiled}
+
+    async def rewrite(self, row: LogMetadata, items: Sequence[LogItem]) -> messages.RewriteDone:
+        """Replace adjacent sealed ledgers of a log, as `row` names them, by one ledger."""
+        driver = _RewriteDriver(self, Rewrite(row, items), row.name)
+        done = await driver.run()
+        if isinstance(done.log, LogMetadata):
+            self.done += 1
+            self.bytes += done.size
+            log.info("ledgers-rewritten", extra={"log": row.name, "ledgers": len(items)})
+        return done
+
+
+class _RewriteDriver(LogDriver):
+    """The driver of a rewrite."""
+
+    def __init__(self, rewrites: Rewrites, machine: Rewrite, name: str) -> None:
+        self._rewrites = rewrites
+        self._done: asyncio.Future[messages.RewriteDone] = (
+            asyncio.get_running_loop().create_future()
+        )
+        super().__init__(machine, name, rewrites.ownership.ports, self._reported)
+
+    async def run(self) -> messages.RewriteDone:
+        """Run the machine to its end. If the caller is cancelled, the machine stops."""
+        self.post(messages.BeginRewrite())
+        try:
+            return await self._done
+        finally:
+            self.post(messages.Stopped())
+
+    def _reported(self, outcome: LogOutcome) -> None:
+        """Note the end."""
+        if self._done.done():
+            return
+        if isinstance(outcome, messages.RewriteDone):
+            self._done.set_result(outcome)
+        elif isinstance(outcome, Broke):
+            self._done.set_exception(outcome.error)
+
+    async def _ask(self, question: messages.Question) -> Any:
+        match question:
+            case messages.CreateLedger(row):
+                options = options_of(row)
+                options = replace(options, tags=(*options.tags, (REWRITE_TAG, "true")))
+                return await self._ports.engine.create(options)
+            case messages.WriteBatches():
+                return await self._write(question)
+            case messages.SwapLog(row):
+                return await self._swap(row)
+            case messages.ReleaseLedgers(ledger_ids):
+                return await self._rewrites.orphans.drop(ledger_ids)
+            case _:
+                return await super()._ask(question)
+
+    async def _write(self, asked: messages.WriteBatches) -> None:
+        """Append entries, at the pace of rewrites. Raises: the errors of appends."""
+        handle, first = self._ports.engine.handles.get(asked.ledger_id), asked.first
+        for payloads in cut(asked.payloads, SUBMIT_BYTES):
+            done = await handle.append(payloads, first)
+            if done.first != first:
+                raise WriterLost("an entry got another id than the one it was meant for")
+            first += len(payloads)
+            await asyncio.sleep(sum(map(len, payloads)) / BYTES_PER_S)
+
+    async def _swap(self, row: LogMetadata) -> LogMetadata | messages.RowChanged:
+        """Change the metadata. The last ledger's writer keeps the place that it has: copies of one
+        version must not differ (rule 18f).
+        """
+        rewrites = self._rewrites
+        try:
+            new = await self._ports.store.cas(row)
+        finally:
+            rewrites.rows.changed(row.name)
+        if isinstance(new, LogMetadata):
+            rewrites.ownership.notify(row.name, messages.RowTaken(new))
+        return new

@@ -1,0 +1,87 @@
+"""Which ledgers of a log are merged next, so that each byte is rewritten a few times only.
+
+A merge takes at least MERGED_MIN adjacent ledgers, which together have at least GROWTH times the
+bytes of the largest one. So each rewrite of a byte multiplies the size of its ledger by GROWTH or
+more, and a ledger of n bytes was rewritten at most log(n) / log(GROWTH) times. Ledgers that no
+merge may take decrease in size from older to newer by powers of GROWTH, so they are few.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from quorumlog.protocol.log.row import LogItem, LogMetadata
+from quorumlog.protocol.metadata import REPLACED_MAX
+
+MERGED_MIN: Final = 8
+"""The least number of ledgers that a merge takes: chosen by judgement."""
+
+GROWTH: Final = 4
+"""How many times larger than its largest ledger a merge is at least: chosen by judgement."""
+
+MERGE_BYTES_MAX: Final = 1 << 30
+"""The most bytes of one merge, which must end before its ledger counts as an orphan."""
+
+_PART: Final = 8
+"""A ledger holds at most this part of what the retention keeps, as it is released as a whole."""
+
+
+def next_merge(row: LogMetadata, spoiled: Collection[int] = ()) -> tuple[LogItem, ...]:
+    """The adjacent ledgers to merge next, or (). `spoiled`: ledgers for which no rewrite succeeds."""
+    below = row.settings.merge_below_bytes
+    if not below or len(row.items) <= MERGED_MIN:
+        return ()
+    base = row.base
+    small = [
+        item.bytes < below
+        and item.last_offset is not None
+        and not row.is_shared(item)
+        and item is not base
+        and item.ledger_id not in spoiled
+        for item in row.items
+    ]
+    largest = GROWTH
+    while largest < GROWTH * below:
+        for run in _runs(row.items, small, largest):
+            for items in _cut(row, run):
+                total = sum(item.bytes for item in items)
+                if len(items) >= MERGED_MIN and total >= GROWTH * max(one.bytes for one in items):
+                    return items
+        largest *= GROWTH
+    return ()
+
+
+def _runs(
+    items: Sequence[LogItem], small: Sequence[bool], largest: int
+) -> Iterator[tuple[LogItem, ...]]:
+    """The longest runs of adjacent small ledgers of less than `largest` bytes."""
+    begin = 0
+    for at, item in enumerate(items):
+        if not small[at] or item.bytes >= largest:
+            if at - begin >= MERGED_MIN:
+                yield tuple(items[begin:at])
+            begin = at + 1
+    if len(items) - begin >= MERGED_MIN:
+        yield tuple(items[begin:])
+
+
+def _cut(row: LogMetadata, run: Sequence[LogItem]) -> Iterator[tuple[LogItem, ...]]:
+    """Cut a run to parts that one ledger may replace."""
+    settings = row.settings
+    bytes_max = min(2 * settings.merge_below_bytes, MERGE_BYTES_MAX)
+    if settings.retention_bytes:
+        bytes_max = min(bytes_max, settings.retention_bytes // _PART)
+    part: list[LogItem] = []
+    size = replaced = 0
+    for item in run:
+        span_s = (item.sealed_ms - part[0].sealed_ms) / 1000 if part else 0.0
+        is_full = (
+            size + item.bytes > bytes_max
+            or replaced + item.replaced + 1 > REPLACED_MAX
+            or (settings.retention_seconds and span_s > settings.retention_seconds / _PART)
+        )
+        if is_full and part:
+            yield tuple(part)
+            part, size, replaced = [], 0, 0
+        part.append(item)
+        size, replaced = size + item.bytes, replaced + item.replaced + 1
+    yield tuple(part)

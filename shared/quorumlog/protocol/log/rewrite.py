@@ -1,0 +1,259 @@
+"""A rewrite: copies the records of adjacent sealed ledgers of a log, at the same offsets, into a
+new ledger, which then replaces them in the log's metadata (rule 27c).
+
+    IDLE -> CHECKING -> CREATING -> READING <-> WRITING -> CLOSING -> SWAPPING -> RELEASING -> DONE
+
+Until the swap, no log names the new ledger, so the sweep of orphans deletes it if the process ends
+(rule 22). After the swap, the sweep deletes the old ledgers. A rewrite may run in any process: the
+compare-and-swap decides, and the log's owner learns of the change as of a truncation.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Final
+
+from quorumlog.errors import EntryUnavailable, NoSuchLedger, QuorumLogError, WriterLost
+from quorumlog.protocol import batch
+from quorumlog.protocol.ids import NO_ENTRY
+from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.messages import (
+    Answered,
+    Ask,
+    BatchesRead,
+    BeginRewrite,
+    CloseLedger,
+    CreateLedger,
+    Effect,
+    Event,
+    Question,
+    ReadBatches,
+    ReadLedger,
+    ReleaseLedgers,
+    RewriteDone,
+    RowChanged,
+    Stopped,
+    SwapLog,
+    WriteBatches,
+)
+from quorumlog.protocol.log.row import LogItem, LogMetadata
+from quorumlog.protocol.log.takeover import ending
+from quorumlog.protocol.metadata import LedgerMetadata, State
+
+CONFLICTS_MAX: Final = 20
+"""How often one rewrite tries to change the metadata, which others change meanwhile."""
+
+
+class RewriteStage(Enum):
+    """The stage of a rewrite."""
+
+    IDLE = "idle"
+    CHECKING = "checking"
+    """The metadata of each old ledger is read: only a whole CLOSED ledger is rewritten."""
+    CREATING = "creating"
+    READING = "reading"
+    WRITING = "writing"
+    CLOSING = "closing"
+    SWAPPING = "swapping"
+    RELEASING = "releasing"
+    """The old ledgers are deleted, unless a fork names them."""
+    DISCARDING = "discarding"
+    """The new ledger is deleted, because the rewrite failed or the log changed."""
+    DONE = "done"
+
+
+class Rewrite:
+    """Rewrites some ledgers of one log, once; see the module. Ends with RewriteDone."""
+
+    def __init__(self, log: LogMetadata, items: Sequence[LogItem]) -> None:
+        """`log`: the metadata as last read, which must name `items` as adjacent and sealed."""
+        assert log.names_sealed(items), "rule 27c"
+        self.stage = RewriteStage.IDLE
+        self._log = log
+        self._items = tuple(items)
+        self._number = 0
+        self._tries = 0
+        self._last_entries: list[int] = []
+        """The last entries of the old ledgers that were checked."""
+        self._index = 0
+        """The item that is read."""
+        self._entry = 0
+        """The next entry of its ledger."""
+        self._offset = items[0].first_offset or 0
+        """The offset of the next record."""
+        self._new: int | None = None
+        self._written = 0
+        """Entries of the new ledger."""
+        self._size = 0
+        self._result: LogMetadata | QuorumLogError | None = None
+        self._spoiled: int | None = None
+        """The old ledger for which no rewrite can succeed."""
+        self._out: list[Effect] = []
+
+    def step(self, event: Event, now: Now) -> list[Effect]:
+        """Take an event and return the effects."""
+        del now
+        if self.stage is RewriteStage.DONE:
+            return []
+        match event:
+            case BeginRewrite():
+                self._check_next()
+            case Answered(number, value) if number == self._number:
+                self._answered(value)
+            case Stopped():
+                self._done(ending(self._log.name))
+            case _:
+                pass
+        out, self._out = self._out, []
+        return out
+
+    @property
+    def _item(self) -> LogItem:
+        return self._items[self._index]
+
+    @property
+    def _old(self) -> tuple[int, ...]:
+        return tuple(item.ledger_id for item in self._items)
+
+    def _ask(self, stage: RewriteStage, question: Question) -> None:
+        self.stage = stage
+        self._number += 1
+        self._out.append(Ask(self._number, question))
+
+    def _answered(self, value: Any) -> None:
+        match self.stage:
+            case RewriteStage.RELEASING | RewriteStage.DISCARDING:
+                self._done(self._result)  # the sweep deletes ledgers for which this failed
+            case RewriteStage.CHECKING if isinstance(value, NoSuchLedger):
+                # The log changed, or a rebuild has not found the ledger (rule 18f).
+                self._spoil(self._items[len(self._last_entries)].ledger_id, value.detail)
+            case _ if isinstance(value, QuorumLogError):
+                self._give_up(value)
+            case RewriteStage.CHECKING:
+                self._checked(value)
+            case RewriteStage.CREATING:
+                self._new = value.ledger_id
+                self._read_next()
+            case RewriteStage.READING:
+                self._read(value)
+            case RewriteStage.WRITING:
+                self._read_next()
+            case RewriteStage.CLOSING:
+                self._closed(value)
+            case RewriteStage.SWAPPING:
+                self._swapped(value)
+            case _:
+                raise AssertionError(f"nothing was asked in {self.stage}")
+
+    def _spoil(self, ledger_id: int, detail: str) -> None:
+        """Give up, as each rewrite of this ledger would."""
+        self._spoiled = ledger_id
+        self._give_up(EntryUnavailable(detail, ledger_id=ledger_id, log=self._log.name))
+
+    def _give_up(self, result: QuorumLogError | None) -> None:
+        """End without success, and delete the new ledger, unless the log names it: the outcome of
+        the swap may be unknown.
+        """
+        self._result = result
+        if self._new is None:
+            self._done(result)
+        else:
+            self._ask(RewriteStage.DISCARDING, ReleaseLedgers((self._new,)))
+
+    def _done(self, result: LogMetadata | QuorumLogError | None) -> None:
+        self.stage = RewriteStage.DONE
+        self._out.append(RewriteDone(result, self._size, self._spoiled))
+
+    # --- the old ledgers -------------------------------------------------------------------------
+
+    def _check_next(self) -> None:
+        if len(self._last_entries) < len(self._items):
+            item = self._items[len(self._last_entries)]
+            self._ask(RewriteStage.CHECKING, ReadLedger(item.ledger_id))
+        else:
+            self._ask(RewriteStage.CREATING, CreateLedger(self._log))
+
+    def _checked(self, ledger: LedgerMetadata) -> None:
+        """Note a ledger's end. Readers must go on to learn that entries are or may be lost."""
+        if ledger.state is not State.CLOSED or ledger.last_entry is None:
+            self._spoil(ledger.ledger_id, "the ledger is not CLOSED")
+        elif ledger.lost_entries or ledger.may_lack_entries:
+            self._spoil(ledger.ledger_id, "the ledger may lack entries")
+        else:
+            self._last_entries.append(ledger.last_entry)
+            self._check_next()
+
+    def _read_next(self) -> None:
+        """Read the next batches of the old ledgers, or close the new ledger after the last one."""
+        while self._entry > self._last_entries[self._index]:
+            if self._offset != (self._item.last_offset or 0) + 1:
+                self._spoil(self._item.ledger_id, f"the records end at {self._offset}")
+                return
+            if self._index + 1 == len(self._items):
+                assert self._new is not None
+                self._ask(RewriteStage.CLOSING, CloseLedger(self._new))
+                return
+            self._index, self._entry = self._index + 1, 0
+        last = self._last_entries[self._index]
+        self._ask(RewriteStage.READING, ReadBatches(self._item.ledger_id, self._entry, last))
+
+    def _read(self, read: BatchesRead) -> None:
+        item, payloads = self._item, []
+        try:
+            if read.is_lost:
+                raise batch.BadBatch("entries are lost")
+            for entry_id, data in read.entries:
+                payloads.append(self._moved(item, entry_id, data))
+            if self._entry != read.next:
+                raise batch.BadBatch(f"entry {self._entry} is missing")
+        except batch.BadBatch as error:
+            self._spoil(item.ledger_id, str(error))
+            return
+        assert self._new is not None
+        first, self._written = self._written, self._written + len(payloads)
+        self._size += sum(map(len, payloads))
+        self._ask(RewriteStage.WRITING, WriteBatches(self._new, first, tuple(payloads)))
+
+    def _moved(self, item: LogItem, entry_id: int, data: bytes) -> bytes:
+        """A batch as the new ledger stores it. Raises: BadBatch if it is not the next one."""
+        head = batch.decode_head(data)
+        first = (item.first_offset or 0) + head.records_before
+        if entry_id != self._entry or first != self._offset or head.is_end:
+            raise batch.BadBatch(f"entry {entry_id} at offset {first} does not continue the log")
+        self._entry += 1
+        self._offset += head.count
+        begin = self._items[0].first_offset or 0
+        return batch.moved(
+            data,
+            records_before=first - begin,
+            append_time_ms=item.published_ms or head.append_time_ms,
+        )
+
+    # --- the metadata ----------------------------------------------------------------------------
+
+    def _closed(self, closed: LedgerMetadata) -> None:
+        if closed.last_entry != self._written - 1 or closed.last_entry == NO_ENTRY:
+            detail = f"the ledger {closed.ledger_id} ends at {closed.last_entry}"
+            self._give_up(WriterLost(detail, log=self._log.name))
+            return
+        self._size = closed.length or 0
+        self._swap(self._log)
+
+    def _swap(self, log: LogMetadata) -> None:
+        """Replace the items, if the log still names them unchanged."""
+        self._tries += 1
+        is_same = log.created_at == self._log.created_at and log.names_sealed(self._items)
+        if not is_same or self._tries > CONFLICTS_MAX:
+            self._give_up(None)
+            return
+        assert self._new is not None
+        row = log.rewritten(self._items, self._new, self._size)
+        self._ask(RewriteStage.SWAPPING, SwapLog(row))
+
+    def _swapped(self, value: LogMetadata | RowChanged) -> None:
+        if isinstance(value, RowChanged):
+            self._swap(value.current)
+            return
+        # `value` may be later metadata, which has dropped the new ledger again. No metadata names
+        # the old ledgers any longer.
+        self._result = value
+        self._ask(RewriteStage.RELEASING, ReleaseLedgers(self._old))

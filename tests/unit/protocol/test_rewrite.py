@@ -1,0 +1,296 @@
+"""A rewrite as a machine, what it makes of a log's row, and which changes of a row are rewrites (rule 27c)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quorumlog.errors import EntryUnavailable, InvalidRequest, MetadataUnavailable, WriterLost
+from quorumlog.protocol import batch, packed
+from quorumlog.protocol.batch import ProducerSeq, Record
+from quorumlog.protocol.changes import check_log, rewritten_by
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
+from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.messages import (
+    Answered,
+    Ask,
+    BatchesRead,
+    BeginRewrite,
+    CloseLedger,
+    CreateLedger,
+    Question,
+    ReadBatches,
+    ReadLedger,
+    ReleaseLedgers,
+    RewriteDone,
+    RowChanged,
+    Stopped,
+    SwapLog,
+    WriteBatches,
+)
+from quorumlog.protocol.log.rewrite import CONFLICTS_MAX, Rewrite
+from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
+from quorumlog.protocol.quorum import Quorum
+
+NOW = Now(0, 0)
+ITEMS = (
+    LogItem(1, 4, 5, bytes=20, sealed_ms=10),
+    LogItem(2, 6, 8, bytes=30, sealed_ms=11, published_ms=77),
+    LogItem(3, 9, 9, bytes=10, sealed_ms=12),
+)
+LAST = LogItem(4, 10)
+LOG = LogMetadata("log", LogSettings(Quorum(1, 1, 1)), (*ITEMS, LAST), version=9, first_offset=4)
+
+
+def entry(count: int, before: int, time_ms: int, **options: Any) -> bytes:
+    data = batch.encode([Record(b"%d" % n) for n in range(count)], **options)
+    return batch.placed(data, append_time_ms=time_ms, records_before=before, after_producer=True)
+
+
+FIRST = (entry(1, 0, 70), entry(1, 1, 71, producer=ProducerSeq("p", 0, 3)))
+SECOND = (packed.pack(entry(3, 0, 5, producer=ProducerSeq("q", 0, 0), seq="s")),)
+
+
+def ledger(ledger_id: int, last: int, **changes: Any) -> LedgerMetadata:
+    row = LedgerMetadata(
+        ledger_id, LOG.settings.quorum, DigestKind.CRC32C, (Fragment(0, ("b1@1",)),), log="log"
+    )
+    return replace(row.closed(last_entry=last, length=55), **changes)
+
+
+class Hand:
+    """A rewrite, and the question or result that it came to last."""
+
+    def __init__(self, items: Sequence[LogItem] = ITEMS[:2]) -> None:
+        self.machine = Rewrite(LOG, items)
+        (self.last,) = self.machine.step(BeginRewrite(), NOW)
+
+    @property
+    def question(self) -> Question:
+        assert isinstance(self.last, Ask)
+        return self.last.question
+
+    def answer(self, *values: Any) -> Any:
+        """Answer the questions in turn; gives the next one, or the result."""
+        for value in values:
+            assert isinstance(self.last, Ask)
+            (self.last,) = self.machine.step(Answered(self.last.number, value), NOW)
+        return self.last if isinstance(self.last, RewriteDone) else self.question
+
+
+def read(*entries: bytes, first: int = 0) -> BatchesRead:
+    return BatchesRead(tuple(enumerate(entries, first)), first + len(entries))
+
+
+def closing() -> Hand:
+    """A rewrite that has written all and closes its ledger."""
+    hand = Hand()
+    hand.answer(ledger(1, 1), ledger(2, 0), ledger(7, -1), read(*FIRST), None, read(*SECOND))
+    assert hand.answer(None) == CloseLedger(7)
+    return hand
+
+
+def test_the_batches_are_written_at_the_same_offsets_and_times() -> None:
+    hand = Hand()
+
+    assert hand.question == ReadLedger(1)
+    assert hand.answer(ledger(1, 1)) == ReadLedger(2)
+    assert hand.answer(ledger(2, 0)) == CreateLedger(LOG)
+    assert hand.answer(ledger(7, -1)) == ReadBatches(1, 0, 1)
+    assert hand.answer(read(FIRST[0])) == WriteBatches(7, 0, FIRST[:1])
+    assert hand.answer(None) == ReadBatches(1, 1, 1)
+    assert hand.answer(read(FIRST[1], first=1)) == WriteBatches(7, 1, FIRST[1:])
+    assert hand.answer(None) == ReadBatches(2, 0, 0)
+    written = hand.answer(read(*SECOND))
+
+    assert isinstance(written, WriteBatches)
+    (moved,) = written.payloads
+    head, before = batch.decode_head(moved), batch.decode_head(SECOND[0])
+    assert head == replace(before, records_before=2, append_time_ms=77)
+    assert batch.content(moved) == batch.content(SECOND[0])
+    assert batch.decode(packed.unpack(moved))[1] == batch.decode(packed.unpack(SECOND[0]))[1]
+
+
+def test_the_new_ledger_takes_the_items_place_and_the_old_ones_are_released() -> None:
+    hand = closing()
+
+    swap = hand.answer(ledger(7, 2))
+
+    assert isinstance(swap, SwapLog)
+    new = LogItem(7, 4, 8, bytes=55, sealed_ms=11, replaced=2)
+    assert swap.log == replace(LOG, items=(new, *ITEMS[2:], LAST))
+    assert hand.answer(swap.log) == ReleaseLedgers((1, 2))
+    assert hand.answer(MetadataUnavailable()) == RewriteDone(swap.log, 55)
+
+
+def test_a_row_that_changed_elsewhere_is_swapped_again() -> None:
+    hand = closing()
+    hand.answer(ledger(7, 2))
+    rolled = replace(LOG, version=10, items=(*ITEMS, replace(LAST, last_offset=19), LogItem(5, 20)))
+
+    swap = hand.answer(RowChanged(rolled))
+
+    assert isinstance(swap, SwapLog)
+    assert [item.ledger_id for item in swap.log.items] == [7, 3, 4, 5]
+    for _ in range(CONFLICTS_MAX - 2):
+        assert isinstance(hand.answer(RowChanged(rolled)), SwapLog)
+    assert hand.answer(RowChanged(rolled)) == ReleaseLedgers((7,))
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        LOG.truncated(6),
+        replace(LOG, items=(LogItem(6, 4, 8, replaced=2), *LOG.items[2:])),
+        replace(LOG, created_at="another"),
+        replace(LOG, forked_at=6),
+        replace(LOG, items=(ITEMS[0], replace(ITEMS[1], last_offset=None))),
+        replace(LOG, items=ITEMS[:2], next_offset=9),
+    ],
+    ids=["truncated", "rewritten", "replaced", "shared", "unsealed", "base"],
+)
+def test_a_row_that_no_longer_names_the_items_so_is_left(now: LogMetadata) -> None:
+    hand = closing()
+    hand.answer(ledger(7, 2))
+
+    assert hand.answer(RowChanged(replace(now, version=10))) == ReleaseLedgers((7,))
+    assert hand.answer(None) == RewriteDone(None, 55)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        replace(ledger(1, 1), lost_entries=((0, 0),), may_lack_entries=True),
+        replace(ledger(1, 1), may_lack_entries=True),
+        LedgerMetadata(1, Quorum(1, 1, 1), DigestKind.CRC32C, (Fragment(0, ("b1@1",)),)),
+    ],
+    ids=["lost", "may-lack", "open"],
+)
+def test_only_a_whole_closed_ledger_is_rewritten(first: LedgerMetadata) -> None:
+    hand = Hand()
+
+    done = hand.answer(first)
+
+    assert isinstance(done, RewriteDone)
+    assert (type(done.log), done.spoiled) == (EntryUnavailable, 1)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        read(FIRST[1]),
+        read(FIRST[0], FIRST[0]),
+        read(entry(1, 0, 70, is_end=True)),
+        read(b"no batch"),
+        BatchesRead(((1, FIRST[1]),), 2),
+        BatchesRead(((0, FIRST[0]),), 2),
+        BatchesRead((), 2, is_lost=True),
+    ],
+    ids=["gap", "twice", "mark", "damaged", "left-out", "left-out-at-the-end", "lost"],
+)
+def test_a_batch_that_does_not_continue_the_log_is_not_written(found: BatchesRead) -> None:
+    hand = Hand()
+    hand.answer(ledger(1, 1), ledger(2, 0), ledger(7, -1))
+
+    assert hand.answer(found) == ReleaseLedgers((7,))
+    done = hand.answer(None)
+    assert isinstance(done, RewriteDone)
+    assert done.spoiled == 1
+
+
+def test_a_ledger_with_fewer_records_than_the_row_says_is_not_replaced() -> None:
+    hand = Hand()
+    hand.answer(ledger(1, 0), ledger(2, 0), ledger(7, -1), read(FIRST[0]))
+
+    assert hand.answer(None) == ReleaseLedgers((7,))
+
+
+def test_a_new_ledger_that_ends_elsewhere_takes_no_place() -> None:
+    hand = closing()
+
+    assert hand.answer(ledger(7, 1)) == ReleaseLedgers((7,))
+    done = hand.answer(None)
+    assert isinstance(done.log, WriterLost)
+
+
+def test_a_swap_of_an_unknown_outcome_releases_what_no_log_names() -> None:
+    hand = closing()
+    hand.answer(ledger(7, 2))
+    lost = MetadataUnavailable()
+
+    assert hand.answer(lost) == ReleaseLedgers((7,))
+    assert hand.answer(None) == RewriteDone(lost, 55)
+
+
+def test_nothing_follows_the_end_of_the_process() -> None:
+    hand = closing()
+
+    (done,) = hand.machine.step(Stopped(), NOW)
+
+    assert isinstance(done, RewriteDone)
+    assert isinstance(hand.last, Ask)
+    assert hand.machine.step(Answered(hand.last.number, ledger(7, 2)), NOW) == []
+    assert hand.machine.step(Stopped(), NOW) == []
+
+
+# --- the row --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "items",
+    [(), (ITEMS[0], ITEMS[2]), (ITEMS[1], ITEMS[0]), (*ITEMS, LAST), (LAST,), (LogItem(1, 4, 5),)],
+    ids=["none", "apart", "in-another-order", "the-last", "open", "otherwise"],
+)
+def test_only_adjacent_sealed_items_as_they_are_may_be_replaced(items: tuple[LogItem, ...]) -> None:
+    assert not LOG.names_sealed(items)
+
+
+def test_a_second_rewrite_counts_what_the_first_one_replaced() -> None:
+    once = LOG.rewritten(ITEMS[:2], 7, 50)
+
+    twice = once.rewritten(once.items[:2], 8, 60)
+
+    assert twice.items == (LogItem(8, 4, 9, bytes=60, sealed_ms=12, replaced=4), LAST)
+    twice.check()
+
+
+def test_a_lineage_names_all_that_a_ledger_has_replaced() -> None:
+    row = LOG.rewritten(ITEMS[:2], 7, 50)
+
+    lineages = row.lineages({3, 7}, {7: ((1, 4), (2, 6))})
+
+    assert lineages[7].replaced == ((1, 4), (2, 6))
+    assert (lineages[3].replaced, lineages[3].before) == ((), ((7, 4),))
+
+
+def test_a_rewrite_is_a_legal_change() -> None:
+    row = LOG.rewritten(ITEMS[:2], 7, 50)
+
+    check_log(LOG, row)
+
+    assert rewritten_by(LOG, row) == {7: ITEMS[:2]}
+    closed = replace(LOG, items=(*ITEMS, LogItem(4, 10, 9)), next_offset=10)
+    assert rewritten_by(closed, closed.rewritten(ITEMS, 7, 60)) == {7: ITEMS}, "the last is empty"
+    assert rewritten_by(LOG, LOG.truncated(9)) == {}
+
+
+@pytest.mark.parametrize(
+    ("old", "items"),
+    [
+        (LOG, (LogItem(7, 4, 7), LogItem(8, 8, 8), *LOG.items[2:])),
+        (LOG, (LogItem(7, 5, 8), *LOG.items[2:])),
+        (LOG, (LogItem(7, 4, 8), LogItem(2, 9, 8), *LOG.items[2:])),
+        (LOG, (LogItem(7, 4), LAST)),
+        (LOG, (LogItem(7, 4, 99),)),
+        (replace(LOG, forked_at=6), (LogItem(7, 4, 8), *LOG.items[2:])),
+        (LOG, (LogItem(7, 0, 3), *LOG.items)),
+        (replace(LOG, items=ITEMS, next_offset=10), (*ITEMS[:2], LogItem(7, 9, 9))),
+    ],
+    ids=["parts", "begins-within", "both", "no-end", "the-last-too", "shared", "before", "base"],
+)
+def test_other_ledgers_below_the_last_one_are_refused(
+    old: LogMetadata, items: tuple[LogItem, ...]
+) -> None:
+    with pytest.raises(InvalidRequest):
+        check_log(old, replace(old, items=items))
