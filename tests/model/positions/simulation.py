@@ -23,7 +23,7 @@ from quorumlog.errors import (
     QuorumTimeout,
     RequestOutdated,
 )
-from quorumlog.protocol import offset_store, positions
+from quorumlog.protocol import offset_store, positions, rows
 from quorumlog.protocol.offset_store import (
     AppendBatch,
     Appended,
@@ -46,12 +46,10 @@ from quorumlog.protocol.offset_store import (
 from quorumlog.protocol.positions import (
     Acquire,
     Answer,
-    Batch,
     Commit,
     Delete,
     Expire,
     FreeLog,
-    Key,
     List,
     Look,
     Position,
@@ -59,9 +57,9 @@ from quorumlog.protocol.positions import (
     Renew,
     Request,
     Reset,
-    Stamp,
     counts_once,
 )
+from quorumlog.protocol.rows import CHANGES_MAX, Batch, Key, Stamp
 
 LEASE_MS: Final = 3_000
 EXPIRY_MS: Final = 2_000
@@ -92,7 +90,7 @@ class Op:
 class History:
     """Every batch that the log ever had, with its time, and every request."""
 
-    batches: list[tuple[float, Batch]] = field(default_factory=list)
+    batches: list[tuple[float, Batch[Position]]] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
 
 
@@ -130,7 +128,7 @@ class World:
             return self.random.uniform(0, 2 * LEASE_MS / 1000)
         return self.random.uniform(0.001, 0.05)
 
-    def append(self, expect: int, batch: Batch) -> bool:
+    def append(self, expect: int, batch: Batch[Position]) -> bool:
         """Whether the log ended there, and has the batch now."""
         if expect != len(self.history.batches):
             return False
@@ -344,7 +342,7 @@ class Keeper:
         batches = tuple((offset, batch) for offset, (_, batch) in enumerate(found, at))
         self._later(life, BatchesRead(batches, at + len(batches)))
 
-    def _append(self, life: int, expect: int, batch: Batch) -> None:
+    def _append(self, life: int, expect: int, batch: Batch[Position]) -> None:
         world, fate = self.world, self.world.random.random()
         if not world.is_calm and fate < 0.05:
             # The answer is lost: it may be in the log, or come there later, or never.
@@ -355,7 +353,7 @@ class Keeper:
 
         def arrive() -> None:
             if world.append(expect, batch):
-                world.saw(expect * positions.CHANGES_MAX + 1)
+                world.saw(expect * CHANGES_MAX + 1)
                 self._later(life, Appended())
             else:
                 is_owner = world.is_calm or world.random.random() < 0.5
@@ -447,7 +445,8 @@ def run(seed: int) -> History:
     """One history, judged. Raises: Violation."""
     with (
         patch.multiple(offset_store, _SLACK=10, _TRUNCATE_EVERY=5, _CARRIED=2, _KEPT_RECORDS=10),
-        patch.multiple(positions, REMEMBERED_MAX=30, GRACE_S=2.0),
+        patch.object(rows, "REMEMBERED_MAX", 30),
+        patch.object(positions, "GRACE_S", 2.0),
     ):
         world = World(seed)
         for consumer in "ab":
@@ -490,7 +489,7 @@ def _judge_once(history: History) -> None:
         for key in batch.gone:
             old = before.pop(key, None)
             # One that was made in this very record is in no row.
-            end = (offset + 1) * positions.CHANGES_MAX + 1
+            end = (offset + 1) * CHANGES_MAX + 1
             if old is not None and not (old.created in freed or _is_idle(history, old, at_s, end)):
                 _judge_deletion(old, deletions.get(key, []), offset)
         for row in batch.rows:
@@ -530,7 +529,7 @@ def _judge_deletion(before: Position, asked: list[Op], offset: int) -> None:
     for op in asked:
         if isinstance(op.answer, Position):
             is_it = op.answer.version == before.version
-            is_it |= (op.answer.version - 1) // positions.CHANGES_MAX == offset
+            is_it |= (op.answer.version - 1) // CHANGES_MAX == offset
         else:
             is_it = op.answer is None or getattr(op.answer, "outcome", None) == UNKNOWN
         if is_it:
@@ -644,7 +643,7 @@ def _is_said(history: History, row: Position, known: dict[int, Position]) -> boo
     """Whether the log has a row, or one that a later request of the same batch has made of it."""
     if row.version in known:
         return known[row.version] == row
-    at = row.version // positions.CHANGES_MAX
+    at = row.version // CHANGES_MAX
     if at >= len(history.batches):
         return False
     _, batch = history.batches[at]
@@ -676,7 +675,7 @@ def _judge_leases(history: History) -> None:
             gone = before.pop(key, None)
             if gone is None or not gone.holder or _is_freed(history, gone, at_s):
                 continue
-            last = replace(gone, version=(offset + 1) * positions.CHANGES_MAX)
+            last = replace(gone, version=(offset + 1) * CHANGES_MAX)
             if _is_ended(history, gone, last, at_s, (Reset, Release)):
                 continue
             for token, until_s in held.get(key, ()):
