@@ -231,6 +231,7 @@ class QueueService(RowService[Queue]):
         """
         key = (row.name, queue)
         asked = queues.Take(row.name, queue, row.created_at, row.first_offset, end, count)
+        taken = Taken(0, (), 0)
         for _ in range(_TRIES):
             seen = self._seen_keys.get(key)
             if seen is not None and seen.created == row.created_at:

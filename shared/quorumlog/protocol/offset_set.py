@@ -99,7 +99,7 @@ class Offsets:
     @property
     def packed_size(self) -> int:
         """About the most characters that the `packed` form takes."""
-        return 24 + min(14 * self._run_count, self.bits.bit_length() // 4)
+        return 24 + min(14 * self._run_count, 140 + self.bits.bit_length() // 4)
 
     def lowest(self, count: int) -> "Offsets":
         """The `count` lowest offsets, or all if there are fewer."""

@@ -451,11 +451,11 @@ class QueueDraft(RowDraft[Queue]):
     # --- settings --------------------------------------------------------------------------------
 
     def _put_queue(self, request: PutQueue) -> Queue:
-        row, wanted = self._row((request.log, request.queue)), request.settings
-        if row is None or row.created != request.created:
-            if row is None:
+        known, wanted = self._row((request.log, request.queue)), request.settings
+        if known is None or known.created != request.created:
+            if known is None:
                 self._check_room(request.log)
-            row = Queue(
+            new = Queue(
                 request.log,
                 request.queue,
                 request.created,
@@ -465,17 +465,15 @@ class QueueDraft(RowDraft[Queue]):
                 next=request.start,
                 redriven=request.dead_end,
             )
-            return self._put(row)
-        known = row.settings
-        if wanted.order != known.order:
-            raise _differs(row, f"the order is {known.order}")
-        if wanted.dead_letter_log != known.dead_letter_log:
-            if known.dead_letter_log:
-                raise _differs(row, f"the dead-letter log is {known.dead_letter_log}")
+            return self._put(new)
+        row, settings = known, known.settings
+        if wanted.order != settings.order:
+            raise _differs(row, f"the order is {settings.order}")
+        if wanted.dead_letter_log != settings.dead_letter_log:
+            if settings.dead_letter_log:
+                raise _differs(row, f"the dead-letter log is {settings.dead_letter_log}")
             row = replace(row, redriven=request.dead_end)
-        if wanted == known:
-            return row
-        return self._put(replace(row, settings=wanted))
+        return self._put(replace(row, settings=wanted), known)
 
     def _check_room(self, log: str) -> None:
         rows: Iterable[Queue | None] = {**self._state.rows, **self._changed}.values()

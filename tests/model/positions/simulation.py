@@ -59,7 +59,7 @@ from quorumlog.protocol.positions import (
     Reset,
     counts_once,
 )
-from quorumlog.protocol.rows import CHANGES_MAX, Batch, Key, Stamp
+from quorumlog.protocol.rows import CHANGES_MAX, Batch, Key, Rows, Stamp
 
 LEASE_MS: Final = 3_000
 EXPIRY_MS: Final = 2_000
@@ -90,12 +90,15 @@ class Op:
 class History:
     """Every batch that the log ever had, with its time, and every request."""
 
-    batches: list[tuple[float, Batch[Position]]] = field(default_factory=list)
+    batches: list[tuple[float, Batch[Any]]] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
 
 
 class World:
     """The log, and time."""
+
+    kind: type[Rows[Any]] = positions.Positions
+    counts_once: Callable[[Any], bool] = staticmethod(counts_once)
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -128,7 +131,7 @@ class World:
             return self.random.uniform(0, 2 * LEASE_MS / 1000)
         return self.random.uniform(0.001, 0.05)
 
-    def append(self, expect: int, batch: Batch[Position]) -> bool:
+    def append(self, expect: int, batch: Batch[Any]) -> bool:
         """Whether the log ended there, and has the batch now."""
         if expect != len(self.history.batches):
             return False
@@ -140,7 +143,7 @@ class World:
         kept = before - self.random.randrange(3)
         if kept <= self.first:
             return
-        everything, rest = positions.Positions(), positions.Positions()
+        everything, rest = self.kind(), self.kind()
         for offset, (_, batch) in enumerate(self.history.batches):
             everything.fold(offset, batch)
             if offset >= before:
@@ -160,7 +163,7 @@ class World:
         seen = self.random.choice((0, *(reported[-1],) * 6, self.random.choice(reported)))
         return Stamp(f"t{self.unique()}", "", seen)
 
-    def ask(self, request: Request, then: Callable[[Answer], None] | None = None) -> None:
+    def ask(self, request: Any, then: Callable[[Any], None] | None = None) -> None:
         """Ask any gateway, as a client that repeats a request, or as one that does not, whose gateway stamps it."""
         op = Op(request, self.now_s)
         self.history.ops.append(op)
@@ -172,7 +175,7 @@ class World:
                     then(answer)
 
         repeats = self.is_calm or self.random.random() < 0.7
-        stamp = self.stamp() if repeats and counts_once(request) else None
+        stamp = self.stamp() if repeats and self.counts_once(request) else None
         Sender(self, request, stamp, reported, self.keepers, repeats=repeats).send()
 
     def saw(self, version: int) -> None:
@@ -244,7 +247,7 @@ class Keeper:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.machine = OffsetStore(EXPIRY_MS)
+        self.machine = OffsetStore(EXPIRY_MS, world.kind)
         self.life = 0
         self.stands_until_s = 0.0
         self._stood_s = 0.0
@@ -264,7 +267,8 @@ class Keeper:
 
     def die(self) -> None:
         """What it has sent goes on; nobody hears of it."""
-        self.machine, self.life = OffsetStore(EXPIRY_MS), self.life + 1
+        self.machine = OffsetStore(EXPIRY_MS, self.world.kind)
+        self.life += 1
         self.stands_until_s, self._gathered = 0.0, []
 
     def take(self, asked: Asked, *, is_passed_on: bool) -> None:
@@ -282,7 +286,7 @@ class Keeper:
 
     def _pass_on(self, asked: Asked) -> None:
         world, stamp = self.world, asked.stamp
-        is_first = stamp is None and counts_once(asked.request)
+        is_first = stamp is None and world.counts_once(asked.request)
         if is_first:
             stamp = world.stamp()
         to = world.keepers
@@ -342,7 +346,7 @@ class Keeper:
         batches = tuple((offset, batch) for offset, (_, batch) in enumerate(found, at))
         self._later(life, BatchesRead(batches, at + len(batches)))
 
-    def _append(self, life: int, expect: int, batch: Batch[Position]) -> None:
+    def _append(self, life: int, expect: int, batch: Batch[Any]) -> None:
         world, fate = self.world, self.world.random.random()
         if not world.is_calm and fate < 0.05:
             # The answer is lost: it may be in the log, or come there later, or never.

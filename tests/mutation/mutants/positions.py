@@ -35,14 +35,14 @@ def by_positions(mutant: Mutant, seeds: range = POSITION_SEEDS) -> Find | None:
 
 
 @stand_in
-def _told_at_once(original: Any, self: OffsetStore, *args: Any) -> None:
+def told_at_once(original: Any, self: OffsetStore, *args: Any) -> None:
     original(self, *args)
     self._out.extend(Reported(waiting.key, answer) for waiting, answer in self._decided)
     self._decided = []
 
 
 @stand_in
-def _taken_for_done(original: Any, self: OffsetStore, error: Any) -> None:
+def taken_for_done(original: Any, self: OffsetStore, error: Any) -> None:
     if self.phase is Phase.APPENDING:
         self._appended()
     else:
@@ -60,7 +60,7 @@ def _without_a_token(original: Any, self: Draft, row: Position, request: Any) ->
 
 
 @stand_in
-def _by_the_wall(
+def by_the_wall(
     original: Any, self: OffsetStore, event: Any, now_s: float, wall_ms: int, *more: int
 ) -> Any:
     del now_s
@@ -196,17 +196,17 @@ POSITION_MUTANTS: Final = (
         "a fencing token is not compared", "ADR 37"
     ),
     Patch(Draft, "_check_free", always(None)).mutant("a lease that is held is granted", "ADR 37"),
-    Patch(OffsetStore, "_append", _told_at_once).mutant(
+    Patch(OffsetStore, "_append", told_at_once).mutant(
         "an answer is given before it is in the log", "ADR 37"
     ),
-    Patch(OffsetStore, "_failed", _taken_for_done).mutant(
+    Patch(OffsetStore, "_failed", taken_for_done).mutant(
         "an append of an unknown outcome counts as done", "ADR 37"
     ),
     Patch(Draft, "_acquire", _whoever_was_started_later).mutant(
         "the older of two workers with one name takes the lease", "ADR 37"
     ),
     Patch(Draft, "_decide", _without_a_token).mutant("a reset leaves the token", "ADR 37"),
-    Patch(OffsetStore, "step", _by_the_wall).mutant(
+    Patch(OffsetStore, "step", by_the_wall).mutant(
         "a lease ends by the clock on the wall", "ADR 37"
     ),
     Patch(Rows, "begin", _of_the_last_row).mutant("records that count are dropped", "ADR 37"),
