@@ -400,9 +400,9 @@ class QueueDraft(RowDraft[Queue]):
                 case ListQueues(log, after, limit):
                     return self._list(log, after, limit)
                 case FreeQueues(log, created):
-                    for row in self._of_log(log).values():
-                        if row.created == created:
-                            self._changed[row.key] = None
+                    for each in self._of_log(log).values():
+                        if each.created == created:
+                            self._changed[each.key] = None
                     return ()
                 case PutQueue():
                     return self._put_queue(request)
@@ -443,7 +443,7 @@ class QueueDraft(RowDraft[Queue]):
             known = self._of_log(log)
             names = nsmallest(limit, (name for name in known if name > after))
             return tuple(known[name] for name in names)
-        rows = {**self._state.rows, **self._changed}
+        rows: dict[Key, Queue | None] = {**self._state.rows, **self._changed}
         first = tuple(after.split("/"))
         keys = nsmallest(limit, (key for key, row in rows.items() if row and key > first))
         return tuple(row for key in keys if (row := rows[key]))

@@ -80,10 +80,10 @@ class Violation(AssertionError):
 class Op:
     """A request, and its answer where there was one."""
 
-    request: Request
+    request: Any
     asked_s: float
     answered_s: float | None = None
-    answer: Answer | None = None
+    answer: Any = None
 
 
 @dataclass(slots=True)
@@ -579,7 +579,7 @@ def _is_ended(
 ) -> bool:
     """Whether one of these was done, or may have been, between two rows: perhaps in one batch with others."""
     for op in history.ops:
-        request = op.request
+        request: Request = op.request
         if op.asked_s > at_s or isinstance(request, List):
             continue
         if isinstance(request, FreeLog):

@@ -226,9 +226,9 @@ def trouble(world: QueueWorld) -> None:
         keeper.skew_ms = world.random.randrange(-10_000_000, 10_000_000)
     elif draw < 0.75:
         world.ask(LookQueue(LOG, world.random.choice(NAMES)))
-    elif draw < 0.85:
+    elif draw < 0.91:
         world.forget()
-    elif draw < 0.93 and world.keys:
+    elif draw < 0.97 and world.keys:
         before = world.first_record + world.random.randrange(6)
         world.first_record = min(before, len(world.keys))
 

@@ -8,7 +8,8 @@ from quorumlog.protocol.offset_set import NONE, Offsets
 from quorumlog.protocol.offset_store import OffsetStore
 from quorumlog.protocol.queues import Queue, QueueDraft, Queues, Settle, Settlement, Take
 from quorumlog.protocol.rows import Rows
-from tests.model.queues.simulation import Violation, run
+from tests.model.positions.simulation import Violation
+from tests.model.queues.simulation import run
 from tests.mutation.mutants.guards import always
 from tests.mutation.mutants.hunt import Find, Mutant, Patch, applied, stand_in
 from tests.mutation.mutants.positions import by_the_wall, taken_for_done, told_at_once

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from quorumlog.protocol import queues as protocol_queues
 from services.gateway.edge.queue_models import QueueClaimed, QueueList, QueueModel, QueueSettled
+from services.gateway.logs import queues
 from tests.support.waiting import until
 from tests.unit.logs.support import Answer, Http
 from tests.unit.positions.test_http import LOG, append, code, served
@@ -196,6 +198,7 @@ async def test_queues_are_listed_changed_and_deleted(http: Http) -> None:
         {"dead_letter_log": "quorumlog.queues"},
         {"order": "time"},
         {"max_in_flight": 10_001},
+        {"max_attempts": 1001, "dead_letter_log": "dead"},
         {"from": 11},
     ],
 )
@@ -255,3 +258,55 @@ async def test_more_bytes_than_asked_for_are_given_back_without_an_attempt(http:
     rest = await claim(http)
     assert [one["attempt"] for one in rest] == [1] * len(rest)
     assert offsets(some["records"]) + offsets(rest) == list(range(10))
+
+
+async def test_only_the_first_keys_are_looked_at(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol_queues, "KEYS_MAX", 3)
+    await http.done("PUT", "/v1/logs/keyed", {})
+    records = [{"text": str(n), "key": "ab"[n > 3]} for n in range(8)]
+    await http.done("POST", "/v1/logs/keyed/records", {"records": records})
+    queue = "/v1/logs/keyed/queues/mail"
+    await http.done("PUT", queue, {"order": "key"})
+    found: list[list[int]] = []
+    while sum(len(each) for each in found) < 8:
+        claimed = (await http.done("POST", f"{queue}/claim", {}))["records"]
+        await http.done("POST", f"{queue}/ack", {"claims": [{"claim": claimed[0]["claim"]}]})
+        found.append(offsets(claimed))
+    assert found[:2] == [[0], [1]]
+    assert sorted(at for each in found for at in each) == list(range(8))
+
+
+async def test_keys_of_more_queues_than_are_cached_are_read_again(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "_QUEUES_MAX", 1)
+    for queue in ("one", "two"):
+        await http.done("PUT", f"{LOG}/queues/{queue}", {"order": "key"})
+    for count in (4, 6):
+        for queue in ("one", "two"):
+            answer = await http.done("POST", f"{LOG}/queues/{queue}/claim", {"max": count})
+            assert len(answer["records"]) == count
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "json"),
+    [
+        ("POST", f"{MAIL}/claim", {"max": 1001}),
+        ("POST", f"{MAIL}/claim", {"wait_ms": 60_001}),
+        ("POST", f"{MAIL}/claim?max_bytes=8388609", {}),
+        ("POST", f"{MAIL}/ack", {"claims": []}),
+        ("POST", f"{MAIL}/ack", {"claims": [{"claim": 1, "offsets": [0, 300_000]}]}),
+        ("POST", f"{MAIL}/nak", {"claims": [{"claim": 1}], "delay_ms": 3_600_001}),
+        ("POST", f"{MAIL}/nak", {"claims": [{"claim": 1}], "reason": "x" * 501}),
+        ("POST", f"{MAIL}/extend", {"claims": [{"claim": 1}] * 1001}),
+        ("POST", f"{MAIL}/redrive", {"max": 1001}),
+        ("POST", f"{MAIL}/redrive", {}),
+        ("GET", f"{LOG}/queues?limit=101", None),
+    ],
+)
+async def test_bad_requests_are_refused(http: Http, method: str, path: str, json: Any) -> None:
+    await put(http)
+    assert code(await http.ask(method, path, json)) == (422, "invalid")
+    assert len(await claim(http)) == 10

@@ -75,6 +75,8 @@ class Keeper:
                             assert stored == batch
                             self.batches.append(batch)
                         events.append(Appended() if is_end else Overtaken(is_owner=True))
+                    case _:
+                        raise AssertionError(effect)
         return [reported[at] for at in range(len(requests))]
 
     def done(self, kind: type[T], request: Any) -> T:
