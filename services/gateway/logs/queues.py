@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, Final
 
 from quorumlog import errors
@@ -45,6 +46,9 @@ _QUEUES_MAX: Final = 1000
 _TRIES: Final = 3
 """Claims of one round by what the last answer said is not done, with the order `key`."""
 _SCANNED: Final = 1000
+
+QUEUES_SHOWN_MAX: Final = 100
+"""Queues with labels of their own in metrics, whatever names clients choose. By judgement."""
 
 DEAD_LOG: Final = "Dead-Letter-Log"
 DEAD_QUEUE: Final = "Dead-Letter-Queue"
@@ -95,6 +99,8 @@ class QueueService(RowService[Queue]):
         self._watchers: dict[Key, set[asyncio.Future[None]]] = {}
         """Claims that wait for a change of their queue."""
         self._movers: dict[Key, asyncio.Task[None]] = {}
+        self._depths: dict[Key, int] = {}
+        self._measuring: asyncio.Task[None] | None = None
 
     def _counts_once(self, request: Any) -> bool:
         return queues.is_counted_once(request)
@@ -398,6 +404,24 @@ class QueueService(RowService[Queue]):
             if most and any(count >= most for count, _ in row.attempts):
                 asked.append(self.submit(queues.Sweep(*row.key)))
         await asyncio.gather(*asked, return_exceptions=True)
+        if self._measuring is None or self._measuring.done():
+            self._measuring = self._start(self._measure())
+
+    async def _measure(self) -> None:
+        """Measure the depth of the shown queues; after an error a queue keeps its last depth."""
+        depths = {}
+        for row in islice(sorted(self.kept.values(), key=lambda row: row.key), QUEUES_SHOWN_MAX):
+            with contextlib.suppress(errors.QuorumLogError):
+                end = await self._end_of(row, (await self._consumers.recent(row.log)).row)
+                self._depths[row.key] = row.depth(end)
+            depths[row.key] = self._depths.get(row.key, 0)
+        self._depths = depths
+
+    @property
+    def measured(self) -> Sequence[tuple[Queue, int]]:
+        """The first queues by name, each with its depth, if this process owns their log."""
+        rows = self.kept if self.is_here else {}
+        return [(rows[key], depth) for key, depth in self._depths.items() if key in rows]
 
     def _move(self, key: Key) -> None:
         """Carry out the moves of a queue in the background, unless a task does that already."""
