@@ -148,7 +148,7 @@ class LogMetrics(Collector):
 def _queues(measured: Sequence[tuple[Queue, int]]) -> Iterable[Metric]:
     """Yields the progress of work queues, at the gateway that owns the log of queues."""
     which, labels = f"of the first {QUEUES_SHOWN_MAX} queues by name", ("log", "queue")
-    families = [
+    families: list[GaugeMetricFamily | CounterMetricFamily] = [
         *(
             GaugeMetricFamily(f"quorumlog_queue_{name}", f"{text}, {which}", labels=labels)
             for name, text in (

@@ -142,7 +142,13 @@ class QueueRoutes(op.Handlers, tag="Queues"):
             {"usual": {}, "dead letters": {"max_attempts": 5, "dead_letter_log": "mails.dead"}},
         ),
         replies=op.gives("The queue.", *_AS_QUEUE),
-        errors=(*_KEPT, errors.QueueExists, errors.TooManyQueues, errors.RequestOutdated),
+        errors=(
+            *_KEPT,
+            errors.QueueExists,
+            errors.TooManyQueues,
+            errors.LogReplaced,
+            errors.RequestOutdated,
+        ),
         scope=on(Named.LOG, Scope.MANAGE),
         is_audited=True,
     )

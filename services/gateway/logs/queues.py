@@ -37,6 +37,8 @@ _POLL_S: Final = 1.0
 """How often a claim that waits asks another gateway, from which no event comes. By judgement."""
 _RETRY_S: Final = 5.0
 """The pause after a move that failed. By judgement."""
+_MOVES_AT_ONCE: Final = 16
+"""Moves of a queue that are under way: later ones can be joined until they are sent."""
 _MOVE_BYTES: Final = 1 << 20
 """Bytes after which a move's append takes no more records."""
 _KEY_BYTES: Final = 8 << 20
@@ -432,7 +434,7 @@ class QueueService(RowService[Queue]):
     async def _moving(self, key: Key) -> None:
         while self.is_here and (row := self.kept.get(key)) is not None and row.moves:
             failed = 0
-            for move in row.moves:
+            for move in row.moves[:_MOVES_AT_ONCE]:
                 try:
                     await self._carry_out(row, move)
                 except errors.QuorumLogError as error:

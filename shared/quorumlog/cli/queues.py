@@ -152,10 +152,7 @@ async def _work(queue: Queue, words: list[str], wait_s: float | None, delay_s: f
     async for job in queue.jobs(wait_s=wait_s):
         value = job.record.value
         arguments = [os.fsencode(word).replace(b"{}", value) for word in words]
-        about = {"QUORUMLOG_OFFSET": str(job.record.offset), "QUORUMLOG_ATTEMPT": str(job.attempt)}
-        process = await asyncio.create_subprocess_exec(
-            *arguments, stdin=asyncio.subprocess.PIPE, env={**os.environ, **about}
-        )
+        process = await asyncio.create_subprocess_exec(*arguments, stdin=asyncio.subprocess.PIPE)
         await process.communicate(value)
         if process.returncode:
             reason = f"the command ended with status {process.returncode}"

@@ -40,6 +40,9 @@ WINDOW: Final = 100_000
 acknowledged records above the floor."""
 IN_FLIGHT_MAX: Final = 10_000
 """Maximum of `max_in_flight`: a row, which each change writes, stays below a megabyte."""
+MOVES_MAX: Final = 100
+"""Moves of a queue. With so many, further dead letters join one that was not sent yet, and get its
+reason. Chosen by judgement."""
 KEYS_MAX: Final = 2000
 """With the order `key`, how many records that are not done a claim may look at."""
 _BATCH_CHARS: Final = 2 << 20
@@ -155,7 +158,8 @@ class Queue:
         """About the most characters of the row."""
         sets = [offsets.packed_size for _, offsets in self.attempts]
         sets += [64 + claim.offsets.packed_size for claim in self.claims]
-        sets += [64 + len(move.reason) + move.offsets.packed_size for move in self.moves]
+        # JSON takes up to six bytes for a character of a reason.
+        sets += [64 + 6 * len(move.reason) + move.offsets.packed_size for move in self.moves]
         return 1000 + self.acked.packed_size + sum(sets)
 
 
@@ -295,7 +299,7 @@ class Sweep:
 @dataclass(frozen=True, slots=True)
 class Redrive:
     """Send dead letters back: `offsets` of the dead-letter log, all of this queue from `redriven`
-    to `end`. Changes nothing unless `begin` is `redriven`. Answer: the queue.
+    to `end`. Changes nothing unless `begin` is `redriven`, or with too many moves. Answer: the queue.
     """
 
     log: str
@@ -428,7 +432,7 @@ class QueueDraft(RowDraft[Queue]):
             case Sweep():
                 return self._put(self._exhausted(row), row)
             case Redrive(begin=begin, end=end, offsets=offsets):
-                if begin != row.redriven:
+                if begin != row.redriven or len(row.moves) >= MOVES_MAX:
                     return row
                 move = Move(self._version, offsets, is_back=True)
                 moves = (*row.moves, move) if offsets else row.moves
@@ -455,6 +459,13 @@ class QueueDraft(RowDraft[Queue]):
         if known is None or known.created != request.created:
             if known is None:
                 self._check_room(request.log)
+            elif request.created < known.created:
+                # The request may be late, and the queue in use by the later log.
+                raise LogReplaced(
+                    f"the queue is of another log {request.log}: delete the queue first",
+                    log=request.log,
+                    queue=request.queue,
+                )
             new = Queue(
                 request.log,
                 request.queue,
@@ -570,8 +581,16 @@ class QueueDraft(RowDraft[Queue]):
     def _doomed(self, row: Queue, offsets: Offsets, reason: str) -> Queue:
         if not offsets:
             return row
+        row = _without(row, offsets)
+        if len(row.moves) >= MOVES_MAX:
+            for move in row.moves:
+                is_near = abs(offsets.first - move.offsets.first) <= WINDOW
+                if move.since < 0 and not move.is_back and is_near:
+                    joined = replace(move, offsets=move.offsets | offsets)
+                    moves = (joined if each is move else each for each in row.moves)
+                    return replace(row, moves=tuple(moves))
         move = Move(self._version, offsets, reason=reason)
-        return replace(_without(row, offsets), moves=(*row.moves, move))
+        return replace(row, moves=(*row.moves, move))
 
     def _settle(self, before: Queue, request: Settle) -> Settled:
         kind = Settlement(request.kind)

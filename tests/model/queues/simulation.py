@@ -244,7 +244,7 @@ def run(seed: int) -> QueueWorld:
     with (
         patch.multiple(offset_store, _SLACK=10, _TRUNCATE_EVERY=5, _CARRIED=2, _KEPT_RECORDS=10),
         patch.object(rows, "REMEMBERED_MAX", 30),
-        patch.object(queues, "WINDOW", WINDOW),
+        patch.multiple(queues, WINDOW=WINDOW, MOVES_MAX=3),
     ):
         world = QueueWorld(seed)
         if seed % 3 == 0:

@@ -235,6 +235,34 @@ def test_a_record_that_fails_too_often_is_moved_and_then_done() -> None:
     assert keeper.done(Queue, Redrive(*NAME, 0, 9, Offsets.of((5,)))) == row
 
 
+def test_dead_letters_beyond_the_most_moves_join_one_that_was_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queues, "MOVES_MAX", 2)
+    keeper = Keeper()
+    keeper.put(max_attempts=1, dead_letter_log="dead")
+    token = keeper.take().token
+    for at in (0, 1):
+        keeper.settle(Settlement.NAK, token, at, reason=str(at))
+    (first, _) = keeper.look().moves
+    keeper.done(Queue, BeginMove(*NAME, first.id, -1, 7, first.offsets))
+    for at in (2, 3):
+        keeper.settle(Settlement.NAK, token, at, reason=str(at))
+    moves = keeper.look().moves
+    assert [(list(each.offsets), each.reason) for each in moves] == [([0], "0"), ([1, 2, 3], "1")]
+    assert keeper.done(Queue, Redrive(*NAME, 0, 4, Offsets.of((1,)))).redriven == 0
+
+
+def test_a_late_request_does_not_replace_the_queue_of_a_later_log() -> None:
+    keeper = Keeper()
+    keeper.put()
+    later = PutQueue(*NAME, "2", QueueSettings(), 5)
+    row = keeper.done(Queue, later)
+    assert (row.created, row.floor) == ("2", 5)
+    keeper.done(errors.LogReplaced, PutQueue(*NAME, "1", QueueSettings(), 0))
+    assert keeper.done(Queue, later) == row
+
+
 def test_records_that_a_gateway_could_not_send_count_no_attempt() -> None:
     keeper = Keeper()
     keeper.put(max_in_flight=3, max_attempts=1, dead_letter_log="dead")
