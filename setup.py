@@ -16,11 +16,12 @@ from setuptools import find_packages, setup
 CLIENT: Final = Path(__file__).resolve().parent / "shared" / "quorumlog" / "client"
 SYNC: Final = CLIENT / "sync.py"
 
-_MODULES: Final = ("producer", "ledger", "consumer", "log", "transaction", "client")
+_MODULES: Final = ("producer", "ledger", "consumer", "queue", "log", "transaction", "client")
 _CLASSES: Final = (
     "Producer",
     "Ledger",
     "Consumer",
+    "Queue",
     "Log",
     "TransactionLedger",
     "Transaction",

@@ -38,7 +38,7 @@ _READS_ENVIRONMENT = ("config.py", "embedded.py", "cli.py", "ready.py", "serve.p
 _QUORUM = frozenset(
     ("ack_quorum", "write_quorum", "is_covered", "has_ack_quorum", "can_reach", "negatives_needed")
 )
-_SIZES_OF_A_LOG = ("services/gateway/logs/positions.py",)
+_SIZES_OF_A_LOG = ("services/gateway/logs/keeper.py",)
 """Compares the sizes that it gives to a log of its own."""
 
 

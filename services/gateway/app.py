@@ -38,6 +38,7 @@ from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.operations import CONTENT_ENCODING, PublicOperation, checked
 from services.gateway.edge.operators import OperatorRoutes
+from services.gateway.edge.queues import QueueRoutes
 from services.gateway.edge.tokens import TokenRoutes
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.engine import Engine
@@ -63,7 +64,16 @@ _DESCRIPTION = (
 _FORMATS: Final = {"channel": shown(CHANNEL)}
 
 _TAGS: Final = (
-    *("Ledgers", "Entries", "Logs", "Records", "Consumers", "Transactions", "Durable Streams"),
+    *(
+        "Ledgers",
+        "Entries",
+        "Logs",
+        "Records",
+        "Consumers",
+        "Queues",
+        "Transactions",
+        "Durable Streams",
+    ),
     *("Tokens", "Cluster", "Operators", "About"),
 )
 """The resources in the order in which a user needs them; the routes have another order."""
@@ -265,6 +275,7 @@ def _routes(
             *RecordRoutes(logs, room).routes(),
             *LogRoutes(logs, room).routes(),
             *ConsumerRoutes(logs.consumers, room).routes(),
+            *QueueRoutes(logs.queues, room).routes(),
             *StreamRoutes(logs, room).routes(),
         ]
     if transactions is not None:

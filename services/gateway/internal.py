@@ -36,7 +36,8 @@ from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log import Expiry, LogState
 from quorumlog.protocol.log.messages import Append, Consult, Publish
 from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
-from quorumlog.wire.position_bodies import POSITIONS_LOG, BadPositions
+from quorumlog.wire.position_bodies import OWN_LOGS
+from quorumlog.wire.row_bodies import BadRows
 from services.gateway.edge import entries
 from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.http import body
@@ -206,15 +207,15 @@ class _LogRoutes:
                 )
             case "publish":
                 call = parsed(data, Publish)
-            case "consult" if given[NAME] == POSITIONS_LOG:
+            case "consult" if given[NAME] in OWN_LOGS:
                 call = Consult(data)
             case other if other != "roll":
-                raise InvalidRequest("`call=consult` is only for the log of committed offsets")
+                raise InvalidRequest("`call=consult` is only for the logs of the cluster")
             case _:
                 pass
         try:
             return json_value(await self._logs.forwarded(given[NAME], call))
-        except BadPositions as error:
+        except BadRows as error:
             raise BadRequest(str(error)) from error
 
     async def ends(self, request: web.Request, _given: Given) -> web.Response:

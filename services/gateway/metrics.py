@@ -1,12 +1,13 @@
 """Prometheus metrics of a gateway's engine and logs, computed at scrape time."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from quorumlog.protocol.queues import Queue
 from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.http.middleware import Metrics
 from services.gateway.edge.log_records import RecordRoutes
@@ -14,6 +15,7 @@ from services.gateway.engine import Engine
 from services.gateway.logs.handle import LOGS_COUNTED_MAX, OTHER_LOGS
 from services.gateway.logs.lags import CONSUMERS_SHOWN_MAX, OTHER_CONSUMERS, Measured
 from services.gateway.logs.manager import LogManager
+from services.gateway.logs.queues import QUEUES_SHOWN_MAX
 from services.gateway.logs.transactions import Transactions
 from services.gateway.rates import Counts
 from services.gateway.streams.operations import APPEND
@@ -139,9 +141,39 @@ class LogMetrics(Collector):
             text = "Ledgers of transactions that were published onto a log through this gateway"
             count = self._transactions.published_ledgers
             yield CounterMetricFamily("quorumlog_published_ledgers", text, count)
+        yield from _queues(self._logs.queues.measured)
         measured = self._logs.lags.measured
         if measured is not None:
             yield from _lags(measured)
+
+
+def _queues(measured: Sequence[tuple[Queue, int]]) -> Iterable[Metric]:
+    """Yields the progress of work queues, at the gateway that owns the log of queues."""
+    which, labels = f"of the first {QUEUES_SHOWN_MAX} queues by name", ("log", "queue")
+    families: list[GaugeMetricFamily | CounterMetricFamily] = [
+        *(
+            GaugeMetricFamily(f"quorumlog_queue_{name}", f"{text}, {which}", labels=labels)
+            for name, text in (
+                ("depth", "Records that are not done"),
+                ("in_flight", "Records that workers have"),
+                ("unsettled", "Records that were given and are not done"),
+            )
+        ),
+        *(
+            CounterMetricFamily(f"quorumlog_queue_{name}", f"{text}, {which}", labels=labels)
+            for name, text in (
+                ("redeliveries", "Records given again"),
+                ("dead_letters", "Records that went to the dead-letter log"),
+                ("lost_records", "Records that the log dropped before they were done"),
+            )
+        ),
+    ]
+    for row, depth in measured:
+        counts = (row.redelivered, row.dead, row.lost)
+        values = (depth, row.in_flight, len(row.given), *counts)
+        for family, value in zip(families, values, strict=True):
+            family.add_metric(row.key, value)
+    yield from families
 
 
 def _lags(measured: Measured) -> Iterable[Metric]:

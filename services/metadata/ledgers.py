@@ -32,7 +32,7 @@ from quorumlog.wire.bodies import (
     received,
 )
 from quorumlog.wire.log_bodies import ATTEMPT_TAG, PARTITION_TAG, TRANSACTION_TAG, LedgerIds
-from quorumlog.wire.position_bodies import POSITIONS_LOG
+from quorumlog.wire.position_bodies import OWN_LOGS
 from quorumlog.wire.repair_bodies import repairs_of
 from services.metadata.attempts import (
     found_once,
@@ -248,7 +248,8 @@ def list_query(wanted: LedgerFilter, *, after: int | None, limit: int) -> tuple[
     if wanted.shown is not None:
         # Hidden rows must not count towards the page's end, which would reveal that they exist.
         conditions.append(is_shown("l.owner", wanted.shown, value))
-        conditions.append(f"l.log IS DISTINCT FROM '{POSITIONS_LOG}'")
+        names = ", ".join(f"'{name}'" for name in sorted(OWN_LOGS))
+        conditions.append(f"(l.log IS NULL OR l.log NOT IN ({names}))")
     rows = (
         "SELECT ledger_id, version, attempt, first_offset, lineage, body, created_at, body_bytes FROM ledgers l"
         f" WHERE {' AND '.join(conditions)}"

@@ -285,6 +285,10 @@ class NoSuchConsumer(NotFound, title="No such consumer"):
     """The log has no consumer with this name."""
 
 
+class NoSuchQueue(NotFound, title="No such queue"):
+    """The log has no queue with this name."""
+
+
 class NoSuchBookie(NotFound, title="No such bookie"):
     """No bookie with this name is registered: it never registered, or it was decommissioned."""
 
@@ -439,6 +443,18 @@ class RequestOutdated(Superseded, title="The request may be an old retry", outco
 class TooManyConsumers(Superseded, title="There are too many consumers"):
     """The cluster, the log or this access token has reached its limit of consumers. No consumer was
     created. Delete consumers that are no longer used.
+    """
+
+
+class QueueExists(Superseded, title="The queue exists with other settings"):
+    """The queue exists, and the setting that differs can't be changed. Delete the queue to create
+    it with that setting; its progress is then lost.
+    """
+
+
+class TooManyQueues(Superseded, title="There are too many queues"):
+    """The cluster or the log has reached its limit of queues. No queue was created. Delete queues
+    that are no longer used.
     """
 
 

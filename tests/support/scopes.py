@@ -15,6 +15,7 @@ from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.operations import PublicOperation
 from services.gateway.edge.operators import OperatorRoutes
+from services.gateway.edge.queues import QueueRoutes
 from services.gateway.edge.tokens import TokenRoutes
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.streams import operations as stream_operations
@@ -28,6 +29,7 @@ _RESOURCES: Final = (
     EntryRoutes.operations,
     LogRoutes.operations,
     ConsumerRoutes.operations,
+    QueueRoutes.operations,
     RecordRoutes.operations,
     _STREAMS,
     TransactionRoutes.operations,

@@ -8,7 +8,8 @@ from aiohttp import web
 from quorumlog import errors, header
 from quorumlog.net import parameters
 from quorumlog.net.operations import Reply
-from quorumlog.protocol.positions import Position, Stamp
+from quorumlog.protocol.positions import Position
+from quorumlog.protocol.rows import Stamp
 from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge import consumer_models as models
 from services.gateway.edge import operations as op

@@ -12,7 +12,7 @@ from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.values import LOG_NAME, MEMBER_OR_NAME
-from quorumlog.wire.position_bodies import POSITIONS_LOG
+from quorumlog.wire.position_bodies import OWN_LOGS
 from quorumlog.wire.token_bodies import NAMESPACE
 from services.gateway.edge import models
 from services.gateway.edge import operations as op
@@ -166,7 +166,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
             after=given[AFTER],
             shown=scopes.caller_of(request).listed(scopes.Scope.READ),
         )
-        shown = [models.ledger_json(row) for row in rows if row.log != POSITIONS_LOG]
+        shown = [models.ledger_json(row) for row in rows if row.log not in OWN_LOGS]
         return json_value({"ledgers": shown, "next": following})
 
     @op.operation(
@@ -217,8 +217,8 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
         wanted = await body.read_model(request, self._room, models.Recover)
         if scopes.Scope.ADMIN not in (caller := scopes.caller_of(request)).everywhere:
             kind, name = scopes.place_of(await self._engine.rows.row(given[op.LEDGER_ID]))
-            # Recovering a ledger of committed offsets would fence the writer for all consumers.
-            if wanted.declare_lost or name == POSITIONS_LOG:
+            # Recovering a ledger of a log of the cluster's own would fence its writer for all users.
+            if wanted.declare_lost or name in OWN_LOGS:
                 caller.check(scopes.Scope.ADMIN, kind, name)
         ledger = await self._engine.recover(
             given[op.LEDGER_ID], password=given[op.PASSWORD], declare_lost=wanted.declare_lost

@@ -22,7 +22,7 @@ from quorumlog.net.operations import JSON, Content, Errors, Operation, Reply, Ro
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.values import LOG_NAME
-from quorumlog.wire.position_bodies import POSITIONS_LOG
+from quorumlog.wire.position_bodies import OWN_LOGS
 from services.gateway.edge.access import callers
 from services.gateway.edge.access.scopes import OPEN, Access, caller_of
 from services.gateway.edge.http import limits
@@ -95,7 +95,7 @@ LEDGER_ID: Final = parameters.path_id("ledger_id", "The ledger.")
 
 
 def _log_name(text: str, pointer: str) -> str:
-    if parameters.matching(text, pointer, LOG_NAME) == POSITIONS_LOG:
+    if parameters.matching(text, pointer, LOG_NAME) in OWN_LOGS:
         raise parameters.invalid(pointer, "is a name reserved for the cluster")
     return text
 

@@ -369,7 +369,7 @@ class LogPages(Pages[LogBatches]):
 
     def items(self, page: LogBatches, encoding: str) -> Iterable[bytes]:
         """Encode each record of a page as a JSON object."""
-        return chain.from_iterable(_records_json(found, encoding) for found in page.batches)
+        return chain.from_iterable(records_json(found, encoding) for found in page.batches)
 
     def members(self, page: LogBatches) -> dict[str, int | str]:
         """The next offset to read, and the log's first offset, state and creation time."""
@@ -385,7 +385,8 @@ class LogPages(Pages[LogBatches]):
         return {"next_offset": page.next}
 
 
-def _records_json(found: StoredBatch, encoding: str) -> Iterator[bytes]:
+def records_json(found: StoredBatch, encoding: str) -> Iterator[bytes]:
+    """Encode each record of a batch as a JSON object."""
     place = b'"ledger_id":%d,"entry_id":%d' % (found.ledger_id, found.entry_id)
     appended = time_text(found.time_ms).encode()
     rows = enumerate(found.columns.rows, found.first_offset)

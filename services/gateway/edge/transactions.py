@@ -12,7 +12,7 @@ from quorumlog.protocol.log import LOG_LEDGERS_MAX
 from quorumlog.protocol.transaction import APP_CHARS_MAX, TRANSACTION_ID, Sealed, Transaction
 from quorumlog.protocol.values import LogName
 from quorumlog.wire.log_bodies import EXPIRES_IN_S
-from quorumlog.wire.position_bodies import POSITIONS_LOG
+from quorumlog.wire.position_bodies import OWN_LOGS
 from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import Kind, Named, Scope, caller_of, on
 from services.gateway.edge.http import body
@@ -24,7 +24,7 @@ from services.gateway.logs.transactions import Transactions
 
 
 def _a_clients(name: str) -> str:
-    if name == POSITIONS_LOG:
+    if name in OWN_LOGS:
         raise ValueError("is a name reserved for the cluster")
     return name
 

@@ -21,8 +21,8 @@ from quorumlog.protocol.positions import (
     Release,
     Renew,
     Reset,
-    Stamp,
 )
+from quorumlog.protocol.rows import Stamp
 from services.gateway.engine import Engine
 from services.gateway.interface import LedgerView
 from services.gateway.logs.handle import resolve
@@ -91,8 +91,8 @@ class Consumers:
     async def look(self, name: str, consumer: str) -> ConsumerView:
         """One consumer with its lag. Raises: NoSuchLog, NoSuchConsumer."""
         row = await self._reader.rows.row(name)
-        position = await self.positions.ask(Look(name, consumer))
-        return await self._view(position, row, await self._end(row))
+        position: Position = await self.positions.ask(Look(name, consumer))
+        return await self._view(position, row, await self.end(row))
 
     async def page(
         self, name: str, *, after: str, limit: int, prefix: str = ""
@@ -108,7 +108,7 @@ class Consumers:
             for position in await self.positions.page(name, after=first, limit=limit + 1)
             if position.consumer.startswith(prefix)
         ]
-        end, room = await self._end(row), asyncio.Semaphore(_AT_ONCE)
+        end, room = await self.end(row), asyncio.Semaphore(_AT_ONCE)
 
         async def view(position: Position) -> ConsumerView:
             async with room:
@@ -157,12 +157,14 @@ class Consumers:
         row = await self._row_up_to(name, offset, is_fresh=token is None)
         asked = Commit(name, consumer, row.created_at, offset, token, version, is_new, caller)
         try:
-            return await self.positions.ask(asked, row, stamp)
+            done: Position = await self.positions.ask(asked, row, stamp)
+            return done
         except errors.LogReplaced:
             if token is None or not await self._is_replaced(row):
                 raise
         row = await self._row_up_to(name, offset)
-        return await self.positions.ask(replace(asked, created=row.created_at))
+        again: Position = await self.positions.ask(replace(asked, created=row.created_at))
+        return again
 
     def commit_at_hand(
         self, name: str, consumer: str, offset: int, token: int
@@ -222,7 +224,7 @@ class Consumers:
     ) -> Position:
         """Acquire the lease. A consumer without a committed offset begins at `start`."""
         row = await self._reader.rows.row(name)
-        offset = await self._offset(row, start)
+        offset = await self.offset(row, start)
         asked = Acquire(
             name,
             consumer,
@@ -234,19 +236,22 @@ class Consumers:
             caller=caller,
             started=started,
         )
-        return await self.positions.ask(asked, row, stamp)
+        done: Position = await self.positions.ask(asked, row, stamp)
+        return done
 
     async def renew(self, name: str, consumer: str, token: int) -> Position:
         """Extend the lease to its full length from now."""
-        row = (await self._recent(name)).row
+        row = (await self.recent(name)).row
         asked = Renew(name, consumer, row.created_at, token)
         try:
-            return await self.positions.ask(asked)
+            done: Position = await self.positions.ask(asked)
+            return done
         except errors.LogReplaced:
             if not await self._is_replaced(row):
                 raise
-        row = (await self._recent(name)).row
-        return await self.positions.ask(replace(asked, created=row.created_at))
+        row = (await self.recent(name)).row
+        again: Position = await self.positions.ask(replace(asked, created=row.created_at))
+        return again
 
     async def release(
         self, name: str, consumer: str, token: int, stamp: Stamp | None = None
@@ -264,13 +269,12 @@ class Consumers:
     ) -> ConsumerView:
         """Set the committed offset to `start`, forwards or backwards."""
         row = await self._reader.rows.row(name)
-        offset = await self._offset(row, start)
-        if offset < row.first_offset:
-            raise _out_of(row, "/to", f"the log begins at {row.first_offset}")
+        offset = await self.offset(row, start)
+        check_within(row, offset, "/to")
         # The end is read first: an error after the reset would claim that nothing was done.
-        end = max(offset, await self._end(row))
+        end = max(offset, await self.end(row))
         asked = Reset(name, consumer, row.created_at, offset, version)
-        position = await self.positions.ask(asked, stamp=stamp)
+        position: Position = await self.positions.ask(asked, stamp=stamp)
         return await self._view(position, row, end)
 
     async def delete(
@@ -285,7 +289,7 @@ class Consumers:
 
     # --- the log ---------------------------------------------------------------------------------
 
-    async def _recent(self, name: str, *, is_fresh: bool = False) -> _Known:
+    async def recent(self, name: str, *, is_fresh: bool = False) -> _Known:
         """The log's metadata and end, cached for `_ROW_S`. With `is_fresh` the metadata is read
         again, unless the metadata service is unavailable.
         """
@@ -311,31 +315,33 @@ class Consumers:
     async def _is_replaced(self, row: LogMetadata) -> bool:
         """Whether the log was created again since `row` was read, so that `row` is stale."""
         self._known.pop(row.name, None)
-        return (await self._recent(row.name)).row.created_at != row.created_at
+        return (await self.recent(row.name)).row.created_at != row.created_at
 
     async def _row_up_to(self, name: str, offset: int, *, is_fresh: bool = False) -> LogMetadata:
         """The log's metadata. Raises: InvalidRequest if `offset` is beyond the log's end."""
-        known = await self._recent(name, is_fresh=is_fresh)
+        known = await self.recent(name, is_fresh=is_fresh)
         if offset > known.end:
             with contextlib.suppress(errors.LogReplaced):  # the cached metadata is stale
-                known.end = max(known.end, await self._end(known.row))
+                known.end = max(known.end, await self.end(known.row))
         if offset > known.end:
             known.row = await self._reader.rows.row(name)
-            known.end = await self._end(known.row)
+            known.end = await self.end(known.row)
         if offset > known.end:
             raise _out_of(known.row, "/offset", f"the log ends at {known.end}")
         return known.row
 
-    async def _end(self, row: LogMetadata) -> int:
+    async def end(self, row: LogMetadata) -> int:
+        """The log's acknowledged end, asked from its owner."""
         owner = self._ownership.owner(row.name)
         if owner is not None and owner.is_mine(row):
             return owner.acknowledged_offset
         return await self._reader.end(row.name, row)
 
-    async def _offset(self, row: LogMetadata, start: Start) -> int:
+    async def offset(self, row: LogMetadata, start: Start) -> int:
+        """The offset of a start. Raises: InvalidRequest beyond the log's end."""
         if start == "earliest":
             return row.first_offset
-        end = await self._end(row)
+        end = await self.end(row)
         if start == "latest":
             return end
         if not isinstance(start, int):
@@ -423,6 +429,12 @@ async def _resolved(asked: Awaitable[Position], answer: asyncio.Future[Position]
         resolve(answer, await asked)
     except errors.QuorumLogError as error:
         resolve(answer, error)
+
+
+def check_within(row: LogMetadata, offset: int, pointer: str) -> None:
+    """Raise InvalidRequest below the log's beginning."""
+    if offset < row.first_offset:
+        raise _out_of(row, pointer, f"the log begins at {row.first_offset}")
 
 
 def _out_of(row: LogMetadata, pointer: str, detail: str) -> errors.InvalidRequest:

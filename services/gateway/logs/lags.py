@@ -17,7 +17,8 @@ from typing import Final, Literal
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata, LogState
-from quorumlog.protocol.positions import Key, Position
+from quorumlog.protocol.positions import Position
+from quorumlog.protocol.rows import Key
 from quorumlog.wire.position_bodies import POSITIONS_LOG
 from services.gateway.logs.consumers import Consumers, StateOf
 from services.gateway.logs.ownership import Ownership

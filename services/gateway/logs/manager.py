@@ -24,16 +24,19 @@ from quorumlog.protocol.log.handover import same
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Transaction
+from quorumlog.wire.position_bodies import POSITIONS_LOG, QUEUES_LOG
 from services.gateway.engine import Engine
 from services.gateway.engine.ledger_writes import LARGE_BYTES, packed_batch
 from services.gateway.logs.accesses import Accesses
 from services.gateway.logs.consumers import Consumers
 from services.gateway.logs.handle import LogHandle, resolve
+from services.gateway.logs.keeper import RowService
 from services.gateway.logs.lags import Lags
 from services.gateway.logs.offsets import sizes_of
 from services.gateway.logs.ownership import LogTimes, Ownership
 from services.gateway.logs.peers import LogPeers
 from services.gateway.logs.positions import PositionService
+from services.gateway.logs.queues import QueueService
 from services.gateway.logs.reading import LogReader
 from services.gateway.logs.rewrites import Rewrites
 from services.gateway.logs.store import LogRows, MetadataLogs, Orphans
@@ -84,17 +87,21 @@ class LogManager:
         async def bookies() -> int:
             return len((await engine.directory.refresh()).bookies)
 
-        self.positions = PositionService(
-            self,
-            self.reader.read,
-            bookies=bookies,
-            start=self.ownership.task,
-            timeout_s=self.times.append_s,
-            wall_ms=self._wall_ms,
-            database_ms=lambda: store.database_ms() if self.deletes_by_age else None,
-            expiry_s=self.times.consumer_expiry_s,
-        )
+        rows: dict[str, Any] = {
+            "bookies": bookies,
+            "start": self.ownership.task,
+            "timeout_s": self.times.append_s,
+            "wall_ms": self._wall_ms,
+            "database_ms": lambda: store.database_ms() if self.deletes_by_age else None,
+        }
+        expiry_s = self.times.consumer_expiry_s
+        self.positions = PositionService(self, self.reader.read, expiry_s=expiry_s, **rows)
         self.consumers = Consumers(engine, store, self.ownership, self.reader, self.positions)
+        self.queues = QueueService(self, self.reader, self.consumers, **rows)
+        self._services: Mapping[str, RowService[Any]] = {
+            POSITIONS_LOG: self.positions,
+            QUEUES_LOG: self.queues,
+        }
         self.me = engine.writer
         self.accesses = Accesses(
             me=self.me,
@@ -272,7 +279,8 @@ class LogManager:
             row = await self.ownership.handle(name).delete(created_at or found.created_at, term)
         finally:
             self.rows.changed(name)
-        self.positions.log_deleted(name, row.created_at)
+        for service in self._services.values():
+            service.log_deleted(name, row.created_at)
         await self.orphans.drop([item.ledger_id for item in row.items])
 
     async def truncate(
@@ -497,13 +505,13 @@ class LogManager:
     ) -> messages.RecordsAppended | Transaction | dict[str, Any] | None:
         """Perform a request that another gateway forwarded to this process as the log's owner.
 
-        Raises: WriterLost with outcome `not-done` if this is not the owner; BadPositions.
+        Raises: WriterLost with outcome `not-done` if this is not the owner; BadRows.
         """
         match call:
             case messages.Append():
                 return await self.append(name, replace(call, is_forwarded=True))
             case messages.Consult(data):
-                return await self.positions.answer_here(data)
+                return await self._services[name].answer_here(data)
             case _:
                 done: Transaction | None = await self._ask(name, call, is_forwarded=True)
                 return done

@@ -76,11 +76,17 @@ class Sweep:
     async def sweep_logs(self) -> None:
         """Sweep the logs that have changed or are due; all logs if changes may have been missed."""
         heard = self._logs.rows.take_heard()
-        positions = self._logs.positions
-        deleted = positions.take_deleted()
+        positions, queues = self._logs.positions, self._logs.queues
+        deleted, freed = positions.take_deleted(), queues.take_deleted()
         self._alive.clear()
         try:
-            wanted = {*deleted, *(heard or ()), *self._logs.lags.begin(), *await self._due()}
+            wanted = {
+                *deleted,
+                *freed,
+                *(heard or ()),
+                *self._logs.lags.begin(),
+                *await self._due(),
+            }
             is_late = asyncio.get_running_loop().time() >= self._all_at_s
             # To read a log by itself costs about as much as ten logs of a list.
             if heard is None or is_late or 10 * len(wanted) > len(self._watched):
@@ -94,11 +100,11 @@ class Sweep:
             self._logs.rows.gap()
             raise
         self._logs.lags.end()
-        # A new log has the name, so the old log's consumers stay, and get `log-replaced`.
-        await positions.free(
-            {name: at for name, at in deleted.items() if name not in self._watched}
-        )
+        # If a new log has the name, the old log's consumers stay, and get `log-replaced`.
+        for service, gone in ((positions, deleted), (queues, freed)):
+            await service.free({name: at for name, at in gone.items() if name not in self._watched})
         await positions.expire()
+        await queues.tick()
 
     async def _sweep_all(self) -> None:
         """Sweep every log, and forget the logs that no longer exist."""

@@ -15,7 +15,7 @@ from quorumlog.errors import LogReplaced, NoSuchLedger, NoSuchLog, QuorumLogErro
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.metadata import State, Writer
-from quorumlog.wire.position_bodies import POSITIONS_LOG
+from quorumlog.wire.position_bodies import OWN_LOGS
 from services.gateway.engine import Engine
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.peers import LogPeers
@@ -64,10 +64,10 @@ class LogViews:
         """
         list_page = partial(self._store.list, limit=limit, prefix=prefix, shown=shown)
         listed, following = await list_page(after=after)
-        while following is not None and all(row.name == POSITIONS_LOG for row in listed):
+        while following is not None and all(row.name in OWN_LOGS for row in listed):
             listed, following = await list_page(after=following)
-        rows = [row for row in listed if row.name != POSITIONS_LOG]
-        if following == POSITIONS_LOG:
+        rows = [row for row in listed if row.name not in OWN_LOGS]
+        if following in OWN_LOGS:
             following = rows[-1].name
         # Ends read after the metadata include all that was acknowledged before this call.
         found = await self._of_owners(rows)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from quorumlog import __version__
-from quorumlog.cli import bookies, clusters, credentials, ledgers, logs, serve
+from quorumlog.cli import bookies, clusters, credentials, ledgers, logs, queues, serve
 from quorumlog.cli.output import COMMON_OPTIONS, CommonOptions, print_line
 from quorumlog.cli.session import with_common_options
 
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.add_typer(ledgers.app, name="ledger")
 app.add_typer(logs.app, name="log")
+app.add_typer(queues.app, name="queue")
 app.add_typer(clusters.app, name="cluster")
 app.add_typer(bookies.app, name="bookie")
 app.add_typer(bookies.repair_app, name="repair")

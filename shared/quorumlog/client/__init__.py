@@ -16,6 +16,9 @@ async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
             print(record.offset)
             await consumer.commit()
 
+    async for job in log.queue("mail").jobs(concurrency=20):
+        print(job.record.offset)
+
 `quorumlog.client.sync` has the same names for programs without an event loop.
 
 This folder belongs to the base package, so it may use aiohttp, orjson, `errors`, `header` and
@@ -28,6 +31,7 @@ from quorumlog.client.consumer import Consumer
 from quorumlog.client.ledger import Ledger
 from quorumlog.client.log import Log
 from quorumlog.client.producer import Producer, Unsettled
+from quorumlog.client.queue import Job, Queue, RefusedJob
 from quorumlog.client.records import (
     Appended,
     Entry,
@@ -39,7 +43,7 @@ from quorumlog.client.records import (
     Record,
     Start,
 )
-from quorumlog.client.shown import ClusterInfo, ConsumerInfo, LedgerInfo, LogInfo
+from quorumlog.client.shown import ClusterInfo, ConsumerInfo, LedgerInfo, LogInfo, QueueInfo
 from quorumlog.client.transaction import Transaction, TransactionLedger
 from quorumlog.errors import ClientBroke, ClientClosed, ConnectionLost
 
@@ -54,6 +58,7 @@ __all__ = [
     "Consumer",
     "ConsumerInfo",
     "Entry",
+    "Job",
     "Ledger",
     "LedgerInfo",
     "Log",
@@ -64,7 +69,10 @@ __all__ = [
     "Page",
     "Paged",
     "Producer",
+    "Queue",
+    "QueueInfo",
     "Record",
+    "RefusedJob",
     "Start",
     "Transaction",
     "TransactionLedger",

@@ -14,6 +14,7 @@ from quorumlog.client.batching import Batcher, Batching, Call
 from quorumlog.client.consumer import Consumer
 from quorumlog.client.ledger import PAGE, WAIT_MS
 from quorumlog.client.producer import Producer
+from quorumlog.client.queue import Queue
 from quorumlog.client.records import (
     FRAMES,
     LogAppended,
@@ -316,6 +317,15 @@ class Log:
     def _consumer(self, name: str) -> str:
         """The path of a consumer in the API."""
         return f"{self._path}/consumers/{quote(checks.text('a consumer name', name), safe='')}"
+
+    def queue(self, name: str) -> Queue:
+        """The work queue `name` of this log, which `Queue.create` creates."""
+        path = f"{self._path}/queues/{quote(checks.text('a queue name', name), safe='')}"
+        return Queue(self._transport, path, name)
+
+    def queues(self) -> Paged[dict[str, Any]]:
+        """All queues with their progress, by name."""
+        return Paged(self._transport.pages(f"{self._path}/queues", "queues", {}))
 
     async def open(self, owner: str, *, created_at: str | None = None) -> int:
         """Become the log's only writer: fence earlier writers, and send the writer token with this

@@ -122,6 +122,29 @@ class ConsumerInfo(TypedDict):
     lag: LagInfo | None
 
 
+class QueueInfo(TypedDict):
+    """The current state of a work queue. All records below `floor` are done; `depth` are not."""
+
+    log: str
+    queue: str
+    state: Literal["ok", "log-replaced"]
+    log_created_at: str
+    lease_ms: int
+    max_attempts: int | None
+    dead_letter_log: str | None
+    order: Literal["none", "key"]
+    max_in_flight: int
+    floor: int
+    next: int
+    depth: int
+    in_flight: int
+    unsettled: int
+    redelivered: int
+    dead: int
+    dying: int
+    lost: int
+
+
 class BookieInfo(TypedDict):
     """A registered bookie."""
 

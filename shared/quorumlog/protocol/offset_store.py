@@ -1,4 +1,4 @@
-"""The offset store: decides consumers' requests in batches, each one record of the log of offsets.
+"""The offset store: decides requests for consumers or queues in batches, each one record of a log.
 
     IDLE -> READING -> IDLE        read the log at first, or what others appended
     IDLE -> APPENDING -> IDLE      append a batch exactly at the end of what was read
@@ -15,21 +15,14 @@ acknowledged append, so no answer rests on memory alone.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
 from quorumlog.errors import NOT_DONE, EntryUnavailable, NotTheOwner, QuorumLogError
-from quorumlog.protocol.positions import (
-    CHANGES_MAX,
-    Answer,
-    Batch,
-    Draft,
-    Position,
-    Positions,
-    Request,
-    Stamp,
-)
+from quorumlog.protocol.positions import Positions
+from quorumlog.protocol.rows import Batch, Rows, Stamp
 
 _CARRIED: Final = 64
 """The least number of old rows that an append writes again, if the log is long."""
@@ -48,7 +41,7 @@ class Asked:
     """A request has arrived. `key` identifies it to the driver."""
 
     key: Any
-    request: Request
+    request: Any
     stamp: Stamp | None = None
     """The stamp of a change (`counts_once`)."""
 
@@ -84,7 +77,7 @@ class Failed:
 class BatchesRead:
     """Batches of the log up to `next`; more may follow. Without batches, the log ends at `next`."""
 
-    batches: tuple[tuple[int, Batch], ...]
+    batches: tuple[tuple[int, Batch[Any]], ...]
     next: int
 
 
@@ -106,7 +99,7 @@ class AppendBatch:
     """Append a record if the log ends at `expect`. Answered by Appended, Overtaken or Failed."""
 
     expect: int
-    batch: Batch
+    batch: Batch[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +119,7 @@ class Reported:
     """The answer to a request."""
 
     key: Any
-    answer: Answer
+    answer: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,25 +144,27 @@ class Phase(Enum):
 @dataclass(slots=True)
 class _Waiting:
     key: Any
-    request: Request
+    request: Any
     stamp: Stamp | None
     tries: int = 0
 
 
 class OffsetStore:
-    """The offset store of one gateway, for all consumers; see the module."""
+    """The store of one gateway for the rows of one log, of consumers or of queues; see the module."""
 
-    def __init__(self, expiry_ms: int = 0) -> None:
-        """`expiry_ms`: the time without use after which a consumer expires; 0: never."""
-        self._expiry_ms = expiry_ms
+    def __init__(self, expiry_ms: int = 0, kind: Callable[[], Rows[Any]] = Positions) -> None:
+        """`expiry_ms`: the time without use after which a row expires; 0: never. `kind`: creates
+        the state without rows.
+        """
+        self._expiry_ms, self._kind = expiry_ms, kind
         self.phase = Phase.IDLE
-        self.state = Positions()
+        self.state = kind()
         self.end: int | None = None
         """The offset up to which the log was applied; None if nothing was."""
         self._queue: deque[_Waiting] = deque()
-        self._decided: list[tuple[_Waiting, Answer]] = []
-        self._batch = Batch()
-        self._held_until: dict[tuple[str, str], float] = {}
+        self._decided: list[tuple[_Waiting, Any]] = []
+        self._batch: Batch[Any] = Batch()
+        self._held_until: dict[tuple[str, str], Any] = {}
         self._truncated = 0
         self._has_read = False
         """Whether the present reads have returned any batch."""
@@ -193,7 +188,7 @@ class OffsetStore:
             case BatchesRead(batches, following):
                 self._read(batches, following, now_s)
             case Truncated():
-                self.state, self.end = Positions(), None
+                self.state, self.end = self._kind(), None
                 self._ask_read()
             case Paused():
                 self._ask_read()
@@ -211,20 +206,19 @@ class OffsetStore:
         self._out.append(ReadLog(self.end))
 
     def _append(self, end: int, now_s: float, wall_ms: int, database_ms: int) -> None:
-        draft = Draft(
-            self.state,
+        draft = self.state.draft(
             end=end,
             now_s=now_s,
             wall_ms=wall_ms,
             database_ms=database_ms,
             expiry_ms=self._expiry_ms,
         )
-        while self._queue and len(self._decided) < CHANGES_MAX:
+        while self._queue and not draft.is_full:
             waiting = self._queue.popleft()
             self._decided.append((waiting, draft.decide(waiting.request, waiting.stamp)))
         batch = draft.batch
         changed = {row.key for row in batch.rows} | set(batch.gone)
-        carried: list[Position] = [
+        carried = [
             row
             for row in self.state.oldest(_CARRIED + len(changed), slack=_SLACK)
             if row.key not in changed
@@ -256,7 +250,7 @@ class OffsetStore:
             if waiting.tries < _TRIES:
                 self._queue.appendleft(waiting)
             else:
-                busy = EntryUnavailable("other gateways keep changing committed offsets: retry")
+                busy = EntryUnavailable("other gateways keep changing what this one decides: retry")
                 self._out.append(Reported(waiting.key, busy))
         self._decided = []
         self._has_read = False
@@ -265,7 +259,7 @@ class OffsetStore:
     def _hand_back(self) -> None:
         lost = [*(waiting for waiting, _ in self._decided), *self._queue]
         self._decided, self._queue, self.phase = [], deque(), Phase.IDLE
-        away = NotTheOwner("this gateway no longer owns the log of committed offsets")
+        away = NotTheOwner("this gateway no longer owns the log of these rows")
         self._out.extend(Reported(waiting.key, away) for waiting in lost)
 
     def _failed(self, error: QuorumLogError) -> None:
@@ -278,7 +272,9 @@ class OffsetStore:
         self.phase = Phase.IDLE
         self._out.extend(Reported(waiting.key, error) for waiting in lost)
 
-    def _read(self, batches: tuple[tuple[int, Batch], ...], following: int, now_s: float) -> None:
+    def _read(
+        self, batches: tuple[tuple[int, Batch[Any]], ...], following: int, now_s: float
+    ) -> None:
         for offset, batch in batches:
             self.state.fold(offset, batch)
         self.state.reach(following)

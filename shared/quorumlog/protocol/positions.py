@@ -1,9 +1,7 @@
 """Committed offsets of consumers, and their leases: the state, and how requests change it (ADR 37).
 
-The state is a fold over the log of committed offsets, where the last record of a consumer counts. A
-request is decided on a `Draft`; its changes count once the draft's batch is in the log
-(`offset_store.py`). A version is made of its change's offset in the log, so it always grows,
-even over a deletion. The version of the change that granted a lease is the lease's fencing token.
+The consumers are rows of the log of committed offsets (`rows.py`). The version of the change that
+granted a lease is the lease's fencing token.
 
 Invariants (checked by the simulation in tests/model/positions):
   - only a reset, which raises the token, moves a committed offset back;
@@ -12,16 +10,12 @@ Invariants (checked by the simulation in tests/model/positions):
     request of its holder.
 """
 
-from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections import Counter
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import Final
 
 from quorumlog.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    InvalidRequest,
     LeaseHeld,
     LeaseLost,
     LogReplaced,
@@ -29,11 +23,10 @@ from quorumlog.errors import (
     OffsetTruncated,
     PositionBehind,
     QuorumLogError,
-    RequestOutdated,
     TooManyConsumers,
     VersionConflict,
-    by_code,
 )
+from quorumlog.protocol.rows import Key, RowDraft, Rows
 
 CONSUMERS_MAX: Final = 50_000
 """Maximum consumers of all logs, which the owner holds in memory. Chosen by judgement."""
@@ -42,9 +35,6 @@ LOG_CONSUMERS_MAX: Final = 20_000
 CALLER_CONSUMERS_MAX: Final = 20_000
 """Maximum consumers created by one caller, with access tokens. Chosen by judgement."""
 
-CHANGES_MAX: Final = 1024
-"""Maximum requests of one batch. A version is the batch's offset times this, plus an index."""
-
 USE_STEP_MS: Final = 86_400_000
 """A use that changes nothing else is stored only if the stored time of use differs by more than
 this, or by more than a quarter of the time after which consumers expire."""
@@ -52,12 +42,6 @@ this, or by more than a quarter of the time after which consumers expire."""
 GRACE_S: Final = 3600.0
 """No consumer expires until the offset store has known the consumers for so long, or for their
 expiry time if that is shorter: users return after an outage. Chosen by judgement."""
-
-REMEMBERED_MAX: Final = 20_000
-"""Decided changes whose tokens are remembered (rule 32): some megabytes. Chosen by judgement."""
-
-Key = tuple[str, str]
-"""(log, consumer)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,38 +72,6 @@ class Position:
     def key(self) -> Key:
         """The log and the consumer."""
         return self.log, self.consumer
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """Identifies all copies of one change, so that at most one copy is ever performed (rule 32)."""
-
-    token: str
-    """A random token, made by the first sender of the change."""
-    content: str = ""
-    """A digest of the request: the same token with another content is an error of the sender."""
-    seen: int = 0
-    """A version that the sender knew before it sent any copy; 0: it knew none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """The decision about the change with a token: its result, or the code of a refusal."""
-
-    token: str
-    content: str
-    answer: "Position | str"
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One record of the log of committed offsets: changed consumers (`rows`), deleted ones
-    (`gone`), and decided changes.
-    """
-
-    rows: tuple[Position, ...] = ()
-    gone: tuple[Key, ...] = ()
-    decided: tuple[Decided, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,112 +195,47 @@ def counts_once(request: Request) -> bool:
     return isinstance(request, Acquire | Release | Reset | Delete)
 
 
-class Positions:
+class Positions(Rows[Position]):
     """All consumers by the log, and how long their leases are held."""
 
     def __init__(self) -> None:
-        self.rows: OrderedDict[Key, Position] = OrderedDict()
-        """All consumers, ordered by when they were last written, oldest first."""
-        self._logs: dict[str, dict[str, Position]] = {}
+        super().__init__()
         self.callers: Counter[str] = Counter()
         """How many consumers each caller has created."""
-        self._places: dict[Key, tuple[int, int]] = {}
-        """By consumer, its last record's offset, and how many rows and records were before it."""
-        self._held_until: dict[Key, float] = {}
-        """Ends of leases that were granted or renewed here since `since_s`."""
-        self.since_s = 0.0
-        """When records that another gateway may have written were last read."""
-        self._written = 0
-        self._next = 0
-        self._decided: dict[str, Decided] = {}
-        self._tokens: deque[tuple[int, str]] = deque()
-        """Tokens with the offsets of their records, oldest first."""
-        self.known_from = 0
-        """The offset from which on the tokens of all records are remembered."""
 
-    def reach(self, offset: int) -> None:
-        """Continue at this offset. Tokens of skipped records are unknown."""
-        if offset != self._next:
-            self._next = self.known_from = offset
+    def draft(
+        self, *, end: int, now_s: float, wall_ms: int, database_ms: int = 0, expiry_ms: int = 0
+    ) -> "Draft":
+        """A draft of the batch for the offset `end`; the times are those of `Draft`."""
+        return Draft(
+            self,
+            end=end,
+            now_s=now_s,
+            wall_ms=wall_ms,
+            database_ms=database_ms,
+            expiry_ms=expiry_ms,
+        )
 
-    def decided(self, token: str) -> Decided | None:
-        """The decision about the change with a token; None if not remembered."""
-        return self._decided.get(token)
+    def _add(self, row: Position) -> None:
+        super()._add(row)
+        self.callers[row.caller] += 1
 
-    def _remember(self, offset: int, batch: Batch) -> None:
-        for one in batch.decided:
-            self._decided[one.token] = one
-            self._tokens.append((offset, one.token))
-        while len(self._tokens) > REMEMBERED_MAX:
-            oldest, _ = self._tokens[0]
-            self.known_from = max(self.known_from, oldest + 1)
-            while self._tokens and self._tokens[0][0] == oldest:
-                self._decided.pop(self._tokens.popleft()[1], None)
-
-    def fold(self, offset: int, batch: Batch) -> None:
-        """Apply the record at an offset."""
-        self.reach(offset)
-        self._next += 1
-        self._remember(offset, batch)
-        self._written += 1
-        for key in batch.gone:
-            self._drop(key)
-        for row in batch.rows:
-            self._drop(row.key, keeps_lease=True)
-            self.rows[row.key] = row
-            self.callers[row.caller] += 1
-            self._logs.setdefault(row.log, {})[row.consumer] = row
-            self._places[row.key] = (offset, self._written)
-            self._written += 1
-
-    def learned(self, now_s: float) -> None:
-        """Note that records were read: another gateway may have granted whole leases until now."""
-        self._held_until.clear()
-        self.since_s = now_s
-
-    def hold(self, held_until: Mapping[Key, float]) -> None:
-        """Note the ends of leases that were granted or renewed here."""
-        self._held_until.update((key, end) for key, end in held_until.items() if key in self.rows)
-
-    def _drop(self, key: Key, *, keeps_lease: bool = False) -> None:
-        if (row := self.rows.pop(key, None)) is not None:
+    def _drop(self, key: Key, *, keeps_lease: bool = False) -> Position | None:
+        row = super()._drop(key, keeps_lease=keeps_lease)
+        if row is not None:
             self.callers[row.caller] -= 1
             if not self.callers[row.caller]:
                 del self.callers[row.caller]
-            del self._places[key]
-            of_log = self._logs[key[0]]
-            del of_log[key[1]]
-            if not of_log:
-                del self._logs[key[0]]
-        if not keeps_lease:
-            self._held_until.pop(key, None)
+        return row
 
     def held_until(self, row: Position) -> float:
         """When a consumer's lease ends, in seconds of time awake."""
-        return self._held_until.get(row.key, self.since_s + row.lease_ms / 1000)
-
-    def of_log(self, log: str) -> Mapping[str, Position]:
-        """The consumers of a log, by name."""
-        return self._logs.get(log, {})
-
-    def oldest(self, count: int, *, slack: int) -> Iterable[Position]:
-        """The oldest rows, to be written again once the log has grown by over four times the number
-        of rows, plus `slack`, since them.
-        """
-        for row, _ in zip(self.rows.values(), range(count), strict=False):
-            if self._written - self._places[row.key][1] <= 4 * len(self.rows) + slack:
-                return
-            yield row
-
-    def begin(self, end: int) -> int:
-        """The offset below which no record is needed, of a log that ends at `end`."""
-        for key in self.rows:
-            return self._places[key][0]
+        end: float = self._held_until.get(row.key, self.since_s + row.lease_ms / 1000)
         return end
 
 
-class Draft:
-    """The state with the changes of some requests, which count once they are in the log."""
+class Draft(RowDraft[Position]):
+    """The consumers with the changes of some requests, which count once they are in the log."""
 
     def __init__(
         self,
@@ -363,52 +250,11 @@ class Draft:
         """The batch is for the offset `end`. `database_ms`: 0 if the database's time is unknown or
         in doubt. `expiry_ms`: the time without use after which a consumer expires; 0: never.
         """
+        super().__init__(state, end=end, now_s=now_s)
+        self._state, self._wall_ms = state, wall_ms
         self._database_ms, self._expiry_ms = database_ms, expiry_ms
-        self._state, self._end, self._now_s, self._wall_ms = state, end, now_s, wall_ms
-        self._changed: dict[Key, Position | None] = {}
-        self._decided: dict[str, Decided] = {}
-        self._asked = 0
         self._more: Counter[str] = Counter()
         """Consumers created minus deleted by the requests: of all logs, of a log, of a caller."""
-        self.held_until: dict[Key, float] = {}
-
-    @property
-    def batch(self) -> Batch:
-        """The changes of the requests."""
-        return Batch(
-            tuple(row for row in self._changed.values() if row is not None),
-            tuple(key for key, row in self._changed.items() if row is None),
-            tuple(self._decided.values()),
-        )
-
-    def _row(self, key: Key) -> Position | None:
-        return self._changed[key] if key in self._changed else self._state.rows.get(key)
-
-    def decide(self, request: Request, stamp: Stamp | None = None) -> Answer:
-        """Decide a request; the answer counts once the batch is in the log. A copy of a decided
-        change gets the first answer, or is rejected if that may be forgotten (rule 32).
-        """
-        assert self._asked < CHANGES_MAX, "versions are unique"
-        self._asked += 1
-        if stamp is None:
-            return self._answer(request)
-        first = self._decided.get(stamp.token) or self._state.decided(stamp.token)
-        if first is not None:
-            return _again(first, stamp)
-        if not self._is_remembered(stamp):
-            return _outdated(stamp, self._end)
-        answer = self._answer(request)
-        assert not isinstance(answer, tuple), "lists are not changes"
-        kept = answer.code if isinstance(answer, QuorumLogError) else answer
-        self._decided[stamp.token] = Decided(stamp.token, stamp.content, kept)
-        return answer
-
-    def _is_remembered(self, stamp: Stamp) -> bool:
-        """Whether a decision about another copy would be remembered: it would be in a record after
-        the version that the first sender knew.
-        """
-        earliest = (stamp.seen - 1) // CHANGES_MAX + 1
-        return stamp.seen > 0 and self._state.known_from <= earliest <= self._end
 
     def _answer(self, request: Request) -> Answer:
         try:
@@ -488,15 +334,6 @@ class Draft:
         keys = nsmallest(limit, (key for key, row in rows.items() if row and key > first))
         return tuple(row for key in keys if (row := rows[key]))
 
-    def _of_log(self, log: str) -> Mapping[str, Position]:
-        known = dict(self._state.of_log(log))
-        for (name, consumer), row in self._changed.items():
-            if name == log:
-                known.pop(consumer, None)
-                if row is not None:
-                    known[consumer] = row
-        return known
-
     def _commit(self, request: Commit) -> Position:
         row = self._row((request.log, request.consumer))
         if row is None:
@@ -574,10 +411,6 @@ class Draft:
             if count >= bound:
                 raise TooManyConsumers(f"{whose} {bound} consumers: delete some", log=row.log)
 
-    @property
-    def _version(self) -> int:
-        return self._end * CHANGES_MAX + self._asked
-
     def _put(self, row: Position) -> Position:
         row = replace(row, version=self._version, used_ms=self._database_ms)
         self._changed[row.key] = row
@@ -589,7 +422,8 @@ class Draft:
         return self._put(row) if abs(self._database_ms - row.used_ms) > step_ms else row
 
     def _held_until(self, row: Position) -> float:
-        return self.held_until.get(row.key, self._state.held_until(row))
+        end: float = self.held_until.get(row.key, self._state.held_until(row))
+        return end
 
     def _hold(self, row: Position) -> Position:
         self.held_until[row.key] = self._now_s + row.lease_ms / 1000
@@ -607,30 +441,6 @@ class Draft:
                 holder=row.holder,
                 expires_in_ms=left_ms,
             )
-
-
-def _again(first: Decided, stamp: Stamp) -> Position | QuorumLogError:
-    """The answer to a copy of a decided change."""
-    if first.content != stamp.content:
-        detail = "is the key of another request: give each request its own key"
-        return InvalidRequest(
-            detail, errors=[{"pointer": "/header/Idempotency-Key", "detail": detail}]
-        )
-    if isinstance(first.answer, str):
-        return by_code(first.answer)("the request was rejected, like its first copy")
-    return first.answer
-
-
-def _outdated(stamp: Stamp, end: int) -> RequestOutdated:
-    """The rejection of a change of which a copy may have been decided; none was if `seen` is 0."""
-    version = end * CHANGES_MAX + 1
-    if not stamp.seen:
-        detail = (
-            f"send this request again with Consumers-Version: {version}, the same in all retries"
-        )
-        return RequestOutdated(detail, outcome=NOT_DONE, version=version)
-    detail = "too many changes were made since to know whether this one was: read the consumer to find out"
-    return RequestOutdated(detail, outcome=UNKNOWN, version=version)
 
 
 def _check_log(row: Position, created: str) -> None:

@@ -19,7 +19,7 @@ EXPIRES_IN_S_MAX: Final = 10 * 365 * 24 * 3600
 
 TOKEN_ID: Final = "[0-9a-f]{16}"  # noqa: S105
 _NAME: Final = "[A-Za-z0-9._-]{1,200}"
-GRANT: Final = rf"(read|append|manage|admin):(\*|cluster|(logs|ledgers)/(\*|{_NAME}\*?))"
+GRANT: Final = rf"(read|append|work|manage|admin):(\*|cluster|(logs|ledgers)/(\*|{_NAME}\*?))"
 """A scope, and what it applies to: logs by name, ledgers by namespace, the cluster as a whole, or
 everything. A `*` at the end stands for any rest."""
 

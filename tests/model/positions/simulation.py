@@ -23,7 +23,7 @@ from quorumlog.errors import (
     QuorumTimeout,
     RequestOutdated,
 )
-from quorumlog.protocol import offset_store, positions
+from quorumlog.protocol import offset_store, positions, rows
 from quorumlog.protocol.offset_store import (
     AppendBatch,
     Appended,
@@ -46,12 +46,10 @@ from quorumlog.protocol.offset_store import (
 from quorumlog.protocol.positions import (
     Acquire,
     Answer,
-    Batch,
     Commit,
     Delete,
     Expire,
     FreeLog,
-    Key,
     List,
     Look,
     Position,
@@ -59,9 +57,9 @@ from quorumlog.protocol.positions import (
     Renew,
     Request,
     Reset,
-    Stamp,
     counts_once,
 )
+from quorumlog.protocol.rows import CHANGES_MAX, Batch, Key, Rows, Stamp
 
 LEASE_MS: Final = 3_000
 EXPIRY_MS: Final = 2_000
@@ -82,22 +80,25 @@ class Violation(AssertionError):
 class Op:
     """A request, and its answer where there was one."""
 
-    request: Request
+    request: Any
     asked_s: float
     answered_s: float | None = None
-    answer: Answer | None = None
+    answer: Any = None
 
 
 @dataclass(slots=True)
 class History:
     """Every batch that the log ever had, with its time, and every request."""
 
-    batches: list[tuple[float, Batch]] = field(default_factory=list)
+    batches: list[tuple[float, Batch[Any]]] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
 
 
 class World:
     """The log, and time."""
+
+    kind: type[Rows[Any]] = positions.Positions
+    counts_once: Callable[[Any], bool] = staticmethod(counts_once)
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -130,7 +131,7 @@ class World:
             return self.random.uniform(0, 2 * LEASE_MS / 1000)
         return self.random.uniform(0.001, 0.05)
 
-    def append(self, expect: int, batch: Batch) -> bool:
+    def append(self, expect: int, batch: Batch[Any]) -> bool:
         """Whether the log ended there, and has the batch now."""
         if expect != len(self.history.batches):
             return False
@@ -142,7 +143,7 @@ class World:
         kept = before - self.random.randrange(3)
         if kept <= self.first:
             return
-        everything, rest = positions.Positions(), positions.Positions()
+        everything, rest = self.kind(), self.kind()
         for offset, (_, batch) in enumerate(self.history.batches):
             everything.fold(offset, batch)
             if offset >= before:
@@ -162,7 +163,7 @@ class World:
         seen = self.random.choice((0, *(reported[-1],) * 6, self.random.choice(reported)))
         return Stamp(f"t{self.unique()}", "", seen)
 
-    def ask(self, request: Request, then: Callable[[Answer], None] | None = None) -> None:
+    def ask(self, request: Any, then: Callable[[Any], None] | None = None) -> None:
         """Ask any gateway, as a client that repeats a request, or as one that does not, whose gateway stamps it."""
         op = Op(request, self.now_s)
         self.history.ops.append(op)
@@ -174,7 +175,7 @@ class World:
                     then(answer)
 
         repeats = self.is_calm or self.random.random() < 0.7
-        stamp = self.stamp() if repeats and counts_once(request) else None
+        stamp = self.stamp() if repeats and self.counts_once(request) else None
         Sender(self, request, stamp, reported, self.keepers, repeats=repeats).send()
 
     def saw(self, version: int) -> None:
@@ -246,7 +247,7 @@ class Keeper:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.machine = OffsetStore(EXPIRY_MS)
+        self.machine = OffsetStore(EXPIRY_MS, world.kind)
         self.life = 0
         self.stands_until_s = 0.0
         self._stood_s = 0.0
@@ -266,7 +267,8 @@ class Keeper:
 
     def die(self) -> None:
         """What it has sent goes on; nobody hears of it."""
-        self.machine, self.life = OffsetStore(EXPIRY_MS), self.life + 1
+        self.machine = OffsetStore(EXPIRY_MS, self.world.kind)
+        self.life += 1
         self.stands_until_s, self._gathered = 0.0, []
 
     def take(self, asked: Asked, *, is_passed_on: bool) -> None:
@@ -284,7 +286,7 @@ class Keeper:
 
     def _pass_on(self, asked: Asked) -> None:
         world, stamp = self.world, asked.stamp
-        is_first = stamp is None and counts_once(asked.request)
+        is_first = stamp is None and world.counts_once(asked.request)
         if is_first:
             stamp = world.stamp()
         to = world.keepers
@@ -344,7 +346,7 @@ class Keeper:
         batches = tuple((offset, batch) for offset, (_, batch) in enumerate(found, at))
         self._later(life, BatchesRead(batches, at + len(batches)))
 
-    def _append(self, life: int, expect: int, batch: Batch) -> None:
+    def _append(self, life: int, expect: int, batch: Batch[Any]) -> None:
         world, fate = self.world, self.world.random.random()
         if not world.is_calm and fate < 0.05:
             # The answer is lost: it may be in the log, or come there later, or never.
@@ -355,7 +357,7 @@ class Keeper:
 
         def arrive() -> None:
             if world.append(expect, batch):
-                world.saw(expect * positions.CHANGES_MAX + 1)
+                world.saw(expect * CHANGES_MAX + 1)
                 self._later(life, Appended())
             else:
                 is_owner = world.is_calm or world.random.random() < 0.5
@@ -447,7 +449,8 @@ def run(seed: int) -> History:
     """One history, judged. Raises: Violation."""
     with (
         patch.multiple(offset_store, _SLACK=10, _TRUNCATE_EVERY=5, _CARRIED=2, _KEPT_RECORDS=10),
-        patch.multiple(positions, REMEMBERED_MAX=30, GRACE_S=2.0),
+        patch.object(rows, "REMEMBERED_MAX", 30),
+        patch.object(positions, "GRACE_S", 2.0),
     ):
         world = World(seed)
         for consumer in "ab":
@@ -490,7 +493,7 @@ def _judge_once(history: History) -> None:
         for key in batch.gone:
             old = before.pop(key, None)
             # One that was made in this very record is in no row.
-            end = (offset + 1) * positions.CHANGES_MAX + 1
+            end = (offset + 1) * CHANGES_MAX + 1
             if old is not None and not (old.created in freed or _is_idle(history, old, at_s, end)):
                 _judge_deletion(old, deletions.get(key, []), offset)
         for row in batch.rows:
@@ -530,7 +533,7 @@ def _judge_deletion(before: Position, asked: list[Op], offset: int) -> None:
     for op in asked:
         if isinstance(op.answer, Position):
             is_it = op.answer.version == before.version
-            is_it |= (op.answer.version - 1) // positions.CHANGES_MAX == offset
+            is_it |= (op.answer.version - 1) // CHANGES_MAX == offset
         else:
             is_it = op.answer is None or getattr(op.answer, "outcome", None) == UNKNOWN
         if is_it:
@@ -576,7 +579,7 @@ def _is_ended(
 ) -> bool:
     """Whether one of these was done, or may have been, between two rows: perhaps in one batch with others."""
     for op in history.ops:
-        request = op.request
+        request: Request = op.request
         if op.asked_s > at_s or isinstance(request, List):
             continue
         if isinstance(request, FreeLog):
@@ -644,7 +647,7 @@ def _is_said(history: History, row: Position, known: dict[int, Position]) -> boo
     """Whether the log has a row, or one that a later request of the same batch has made of it."""
     if row.version in known:
         return known[row.version] == row
-    at = row.version // positions.CHANGES_MAX
+    at = row.version // CHANGES_MAX
     if at >= len(history.batches):
         return False
     _, batch = history.batches[at]
@@ -676,7 +679,7 @@ def _judge_leases(history: History) -> None:
             gone = before.pop(key, None)
             if gone is None or not gone.holder or _is_freed(history, gone, at_s):
                 continue
-            last = replace(gone, version=(offset + 1) * positions.CHANGES_MAX)
+            last = replace(gone, version=(offset + 1) * CHANGES_MAX)
             if _is_ended(history, gone, last, at_s, (Reset, Release)):
                 continue
             for token, until_s in held.get(key, ()):

@@ -17,6 +17,7 @@ from tests.mutation.mutants.idle import IDLE_MUTANTS, by_idle
 from tests.mutation.mutants.list import MUTANTS
 from tests.mutation.mutants.logs import LOG_MUTANTS, by_logs
 from tests.mutation.mutants.positions import POSITION_MUTANTS, by_positions
+from tests.mutation.mutants.queues import QUEUE_MUTANTS, by_queues
 from tests.support.spread import interruptible, progress, spread
 from tests.unit.bookie.mutants import STORAGE_MUTANTS, is_found
 
@@ -24,7 +25,7 @@ ALARM_SEEDS = 500
 LOG_ALARM_SEEDS = 100
 SERVICE_ALARM_SEEDS = 60
 
-ALL = (*MUTANTS, *END_MUTANTS, *LOG_MUTANTS, *POSITION_MUTANTS, *IDLE_MUTANTS)
+ALL = (*MUTANTS, *END_MUTANTS, *LOG_MUTANTS, *POSITION_MUTANTS, *QUEUE_MUTANTS, *IDLE_MUTANTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ def _seeds_for(mutant: Mutant) -> Callable[[Mutant], Find | None]:
         return lambda _mutant: None  # a search sees each
     if mutant in POSITION_MUTANTS:
         return by_positions
+    if mutant in QUEUE_MUTANTS:
+        return by_queues
     if mutant in IDLE_MUTANTS:
         return by_idle
     return by_logs if mutant in LOG_MUTANTS else by_swarm

@@ -11,7 +11,8 @@ from quorumlog.protocol.offset_store import (
     Reported,
     Truncated,
 )
-from quorumlog.protocol.positions import Batch, Draft, Position, Positions
+from quorumlog.protocol.positions import Draft, Position, Positions
+from quorumlog.protocol.rows import Batch, RowDraft, Rows
 from tests.model.positions.simulation import Violation, run
 from tests.mutation.mutants.guards import always
 from tests.mutation.mutants.hunt import Find, Mutant, Patch, applied, stand_in
@@ -34,14 +35,14 @@ def by_positions(mutant: Mutant, seeds: range = POSITION_SEEDS) -> Find | None:
 
 
 @stand_in
-def _told_at_once(original: Any, self: OffsetStore, *args: Any) -> None:
+def told_at_once(original: Any, self: OffsetStore, *args: Any) -> None:
     original(self, *args)
     self._out.extend(Reported(waiting.key, answer) for waiting, answer in self._decided)
     self._decided = []
 
 
 @stand_in
-def _taken_for_done(original: Any, self: OffsetStore, error: Any) -> None:
+def taken_for_done(original: Any, self: OffsetStore, error: Any) -> None:
     if self.phase is Phase.APPENDING:
         self._appended()
     else:
@@ -59,7 +60,7 @@ def _without_a_token(original: Any, self: Draft, row: Position, request: Any) ->
 
 
 @stand_in
-def _by_the_wall(
+def by_the_wall(
     original: Any, self: OffsetStore, event: Any, now_s: float, wall_ms: int, *more: int
 ) -> Any:
     del now_s
@@ -107,13 +108,13 @@ def _any_offset(original: Any, self: Draft, request: Any) -> Position:
 
 
 @stand_in
-def _of_what_was_done(original: Any, self: Positions, offset: int, batch: Batch) -> None:
+def _of_what_was_done(original: Any, self: Positions, offset: int, batch: Batch[Position]) -> None:
     done = tuple(one for one in batch.decided if isinstance(one.answer, Position))
     original(self, offset, replace(batch, decided=done))
 
 
 @stand_in
-def _of_all_time(original: Any, self: Positions, offset: int, batch: Batch) -> None:
+def _of_all_time(original: Any, self: Positions, offset: int, batch: Batch[Position]) -> None:
     known_from = self.known_from
     original(self, offset, batch)
     self.known_from = known_from
@@ -161,19 +162,19 @@ def _of_any_creation(_original: Any, self: Draft, log: str, created: str) -> Non
 
 
 POSITION_MUTANTS: Final = (
-    Patch(Positions, "decided", always(None)).mutant(
+    Patch(Rows, "decided", always(None)).mutant(
         "a copy of a change that was decided is decided once more", "32"
     ),
-    Patch(Draft, "_is_remembered", always(True)).mutant(
+    Patch(RowDraft, "_is_remembered", always(True)).mutant(
         "a change is done that would be forgotten if a copy had been done", "32"
     ),
-    Patch(Positions, "_remember", _of_what_was_done).mutant(
+    Patch(Rows, "_remember", _of_what_was_done).mutant(
         "a change that was refused is not remembered", "32"
     ),
-    Patch(Positions, "_remember", _of_all_time).mutant(
+    Patch(Rows, "_remember", _of_all_time).mutant(
         "tokens that were forgotten count as remembered", "32"
     ),
-    Patch(Positions, "reach", _from_the_beginning).mutant(
+    Patch(Rows, "reach", _from_the_beginning).mutant(
         "tokens of records that were never read count as remembered", "32"
     ),
     Patch(OffsetStore, "_overtaken", _for_ever_the_owner).mutant(
@@ -188,29 +189,29 @@ POSITION_MUTANTS: Final = (
     Patch(Draft, "_free", _of_any_creation).mutant(
         "consumers are freed with a namesake of their log", "32a"
     ),
-    Patch(Positions, "learned", always(None)).mutant(
+    Patch(Rows, "learned", always(None)).mutant(
         "a new keeper grants at once what may be held", "ADR 37"
     ),
     Patch(positions, "_check_token", always(None)).mutant(
         "a fencing token is not compared", "ADR 37"
     ),
     Patch(Draft, "_check_free", always(None)).mutant("a lease that is held is granted", "ADR 37"),
-    Patch(OffsetStore, "_append", _told_at_once).mutant(
+    Patch(OffsetStore, "_append", told_at_once).mutant(
         "an answer is given before it is in the log", "ADR 37"
     ),
-    Patch(OffsetStore, "_failed", _taken_for_done).mutant(
+    Patch(OffsetStore, "_failed", taken_for_done).mutant(
         "an append of an unknown outcome counts as done", "ADR 37"
     ),
     Patch(Draft, "_acquire", _whoever_was_started_later).mutant(
         "the older of two workers with one name takes the lease", "ADR 37"
     ),
     Patch(Draft, "_decide", _without_a_token).mutant("a reset leaves the token", "ADR 37"),
-    Patch(OffsetStore, "step", _by_the_wall).mutant(
+    Patch(OffsetStore, "step", by_the_wall).mutant(
         "a lease ends by the clock on the wall", "ADR 37"
     ),
-    Patch(Positions, "begin", _of_the_last_row).mutant("records that count are dropped", "ADR 37"),
+    Patch(Rows, "begin", _of_the_last_row).mutant("records that count are dropped", "ADR 37"),
     Patch(OffsetStore, "step", _with_what_it_had).mutant("rows outlive a truncation", "ADR 37"),
     Patch(OffsetStore, "step", _unread).mutant("who was overtaken does not read", "ADR 37"),
-    Patch(Draft, "_version", _from_one).mutant("versions begin anew after a deletion", "ADR 37"),
+    Patch(RowDraft, "_version", _from_one).mutant("versions begin anew after a deletion", "ADR 37"),
     Patch(Draft, "_commit", _any_offset).mutant("a commit moves a position back", "ADR 37"),
 )

@@ -444,7 +444,7 @@ async def test_a_reset_that_is_refused_as_not_done_moves_nothing(
     async def away(*_: Any) -> int:
         raise EntryUnavailable("the log's end can't be read now")
 
-    monkeypatch.setattr(consumers.Consumers, "_end", away)
+    monkeypatch.setattr(consumers.Consumers, "end", away)
     refused = await http.ask("POST", f"{ME}/reset", {"to": "earliest"})
     monkeypatch.undo()
     assert refused.json["outcome"] == "not-done"

@@ -13,8 +13,7 @@ from quorumlog.protocol import positions
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log.messages import Append
 from quorumlog.wire.position_bodies import POSITIONS_LOG
-from services.gateway.logs import lags
-from services.gateway.logs import positions as position_service
+from services.gateway.logs import keeper, lags
 from services.gateway.logs.lags import Measured
 from services.gateway.logs.sweep import Sweep
 from tests.model.logs.attempts import write
@@ -298,7 +297,7 @@ async def test_a_consumer_that_nobody_has_used_for_30_days_is_freed_and_a_used_o
 async def test_consumers_of_more_deleted_logs_than_are_remembered_stay_until_they_expire(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(position_service, "_DELETED_MAX", 1)
+    monkeypatch.setattr(keeper, "_DELETED_MAX", 1)
     async with gateways("first", "second") as (_, (one, two)):
         for log in ("first", "second"):
             await place(one, log, "me", 5)

@@ -8,7 +8,7 @@ import pytest
 
 from quorumlog import errors
 from quorumlog.errors import UNKNOWN, QuorumLogError, QuorumTimeout
-from quorumlog.protocol import offset_store, positions
+from quorumlog.protocol import offset_store, positions, rows
 from quorumlog.protocol.offset_store import (
     AppendBatch,
     Appended,
@@ -25,9 +25,7 @@ from quorumlog.protocol.offset_store import (
 from quorumlog.protocol.positions import (
     Acquire,
     Answer,
-    Batch,
     Commit,
-    Decided,
     Delete,
     Look,
     Position,
@@ -35,17 +33,10 @@ from quorumlog.protocol.positions import (
     Renew,
     Request,
     Reset,
-    Stamp,
 )
-from quorumlog.wire.position_bodies import (
-    BadPositions,
-    decode_answers,
-    decode_batch,
-    decode_requests,
-    encode_answers,
-    encode_batch,
-    encode_requests,
-)
+from quorumlog.protocol.rows import CHANGES_MAX, Batch, Decided, Stamp
+from quorumlog.wire.position_bodies import POSITION_BODIES
+from quorumlog.wire.row_bodies import BadRows
 
 E = TypeVar("E", bound=QuorumLogError)
 LEASE_S = 10.0
@@ -55,7 +46,7 @@ EXPIRY_MS = 30 * positions.USE_STEP_MS
 class Log:
     """One keeper whose appends are acknowledged at once, and its clock."""
 
-    def __init__(self, batches: list[Batch] | None = None, now_s: float = 100.0) -> None:
+    def __init__(self, batches: list[Batch[Position]] | None = None, now_s: float = 100.0) -> None:
         self.batches = batches or []
         self.now_s = now_s
         self.machine = OffsetStore(EXPIRY_MS)
@@ -88,7 +79,7 @@ class Log:
 
     def stamp(self, token: str) -> Stamp:
         """Of a change that is sent now for the first time."""
-        return Stamp(token, "", len(self.batches) * positions.CHANGES_MAX)
+        return Stamp(token, "", len(self.batches) * CHANGES_MAX)
 
     def done(self, request: Request, stamp: Stamp | None = None) -> Position:
         (answer,) = self.ask(request, stamp=stamp)
@@ -462,7 +453,7 @@ def test_more_requests_than_a_batch_has_go_into_the_next_one() -> None:
     log = Log()
     log.done(commit(0, is_new=True))
     (_,) = log.machine.step(Asked("x", Look("log", "c")), log.now_s, 0)
-    count = positions.CHANGES_MAX + 1
+    count = CHANGES_MAX + 1
     for at in range(count):
         request = Commit("log", f"c{at}", "1", 0, is_new=True)
         assert log.machine.step(Asked(at, request), log.now_s, 0) == []
@@ -499,14 +490,14 @@ def test_a_log_of_many_commits_is_kept_short_and_says_the_same(
 
 def test_batches_requests_and_answers_come_back_as_they_were() -> None:
     row = Position("log", "c", "2026", 5, 7, 6, "w", 1000, 99)
-    decided = (
+    decided: tuple[Decided[Position], ...] = (
         Decided("t1", "c", row),
         Decided("t2", "c", replace(row, version=6)),
         Decided("t3", "c", "lease-held"),
     )
     batch = Batch((row,), (("log", "d"),), decided)
-    assert decode_batch(encode_batch(batch)) == batch
-    assert decode_batch(encode_batch(Batch())) == Batch()
+    assert POSITION_BODIES.decode_batch(POSITION_BODIES.encode_batch(batch)) == batch
+    assert POSITION_BODIES.decode_batch(POSITION_BODIES.encode_batch(Batch())) == Batch()
     requests: list[Request] = [
         Look("log", "c"),
         positions.List("log", "", 9),
@@ -518,12 +509,12 @@ def test_batches_requests_and_answers_come_back_as_they_were() -> None:
         Delete("log", "c", 1),
     ]
     stamped = [(request, Stamp("t", "c", 5)) for request in requests]
-    assert decode_requests(encode_requests(stamped)) == stamped
+    assert POSITION_BODIES.decode_requests(POSITION_BODIES.encode_requests(stamped)) == stamped
     plain = [(request, None) for request in requests]
-    assert decode_requests(encode_requests(plain)) == plain
+    assert POSITION_BODIES.decode_requests(POSITION_BODIES.encode_requests(plain)) == plain
     refusal = errors.LeaseHeld("no", log="log", expires_in_ms=5)
-    document = encode_answers([row, (row,), (), refusal], 17)
-    (one, some, none, error), version = decode_answers(orjson.dumps(document))
+    document = POSITION_BODIES.encode_answers([row, (row,), (), refusal], 17)
+    (one, some, none, error), version = POSITION_BODIES.decode_answers(orjson.dumps(document))
     assert version == 17
     assert (one, some, none) == (row, (row,), ())
     assert isinstance(error, errors.LeaseHeld)
@@ -534,8 +525,8 @@ def test_batches_requests_and_answers_come_back_as_they_were() -> None:
     "data", [b"", b"1", b"{}", b'{"v":2}', b'{"v":1,"rows":[[1]]}', b'{"v":1,"gone":[1]}']
 )
 def test_a_record_that_is_none_of_ours_is_told(data: bytes) -> None:
-    with pytest.raises(BadPositions):
-        decode_batch(data)
+    with pytest.raises(BadRows):
+        POSITION_BODIES.decode_batch(data)
 
 
 # --- changes that count once (rule 32) ------------------------------------------------------------
@@ -599,7 +590,7 @@ def test_a_change_whose_sender_knows_no_version_is_refused_with_one_and_was_neve
 def test_a_change_older_than_what_is_remembered_is_refused_and_a_newer_one_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(positions, "REMEMBERED_MAX", 2)
+    monkeypatch.setattr(rows, "REMEMBERED_MAX", 2)
     log = Log()
     log.done(commit(0, is_new=True))
     stamp = log.stamp("old")

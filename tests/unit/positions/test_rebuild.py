@@ -11,7 +11,7 @@ from loadtest.cluster import Cluster, running
 from loadtest.stores import Stores, scratch
 from quorumlog.protocol import offset_store
 from quorumlog.wire.position_bodies import POSITIONS_LOG
-from services.gateway.logs import positions
+from services.gateway.logs import keeper
 from tests.cluster.restore.operator import Operator
 from tests.support.waiting import SETTLED_S, UNHURRIED, until
 from tests.unit.logs.support import Http
@@ -134,7 +134,7 @@ async def test_a_log_of_positions_that_was_rebuilt_gets_small_ledgers_again(
     async with served() as (http, cluster):
         made = await commit(http, 0, If_None_Match="*")
         row = cluster.logs[POSITIONS_LOG]
-        assert row.settings.roll_bytes == positions._ROLL_BYTES
+        assert row.settings.roll_bytes == keeper._ROLL_BYTES
         cluster.logs[POSITIONS_LOG] = row.with_limits({"roll_bytes": 256 << 20}).protected(
             is_on=False
         )
@@ -144,6 +144,6 @@ async def test_a_log_of_positions_that_was_rebuilt_gets_small_ledgers_again(
 
         def is_small() -> bool:
             row = cluster.logs[POSITIONS_LOG]
-            return row.settings.roll_bytes == positions._ROLL_BYTES and row.deletion_protection
+            return row.settings.roll_bytes == keeper._ROLL_BYTES and row.deletion_protection
 
         await until(is_small, "the limit is set")

@@ -16,7 +16,7 @@ API_TABLE = {
     401: "unauthenticated",
     403: "forbidden caller-refused wrong-password stale-producer",
     404: "not-found no-such-ledger no-such-entry not-yet-confirmed no-such-log no-such-transaction "
-    "no-such-bookie no-such-repair no-such-token no-such-consumer",
+    "no-such-bookie no-such-repair no-such-token no-such-consumer no-such-queue",
     405: "method-not-allowed",
     406: "not-acceptable",
     408: "request-timeout",
@@ -27,7 +27,8 @@ API_TABLE = {
     409: "ledger-closed ledger-fenced ledger-exists owned-by-log writer-lost entry-conflict log-exists "
     "log-closed log-fenced sequence-gap stream-seq-regression stream-conflict expired-producer transaction-committed "
     "transaction-aborted loss-not-proven not-the-owner copy-lost log-protected log-replaced lease-held lease-lost "
-    "position-behind too-many-consumers log-full request-outdated stale-member incarnation-used already-done",
+    "position-behind too-many-consumers log-full request-outdated stale-member incarnation-used already-done "
+    "queue-exists too-many-queues",
     410: "offset-truncated entry-lost log-deleted",
     416: "offset-beyond-end",
     412: "version-conflict unexpected-entry-id unexpected-offset",

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from quorumlog.errors import Forbidden, NoSuchTransaction, QuorumLogError
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.wire.position_bodies import POSITIONS_LOG
+from quorumlog.wire.position_bodies import OWN_LOGS
 from quorumlog.wire.token_bodies import NAMESPACE, IssuedToken
 from services.gateway.edge.access.quotas import Usage
 
@@ -25,6 +25,8 @@ class Scope(StrEnum):
 
     READ = "read"
     APPEND = "append"
+    WORK = "work"
+    """Claiming and settling records of a log's queues."""
     MANAGE = "manage"
     ADMIN = "admin"
     """All other scopes, and accepting the loss of entries and bookies."""
@@ -150,9 +152,9 @@ class Caller:
 
     def scopes(self, kind: Kind, name: str) -> frozenset[Scope]:
         """The caller's scopes on a log, a namespace, or the cluster. Only grants on everything
-        apply to the cluster's log of committed offsets.
+        apply to the cluster's own logs.
         """
-        if kind is Kind.LOGS and name == POSITIONS_LOG:
+        if kind is Kind.LOGS and name in OWN_LOGS:
             return self.everywhere
         return _union(grant for grant in self.grants if grant.covers(kind, name))
 

@@ -54,6 +54,7 @@ async def places(
                 "code": "invalid",
                 "file": "app.js",
                 "consumer": "me",
+                "queue": "mail",
                 "path": "chat/42",
                 "id": "0" * 16,
                 "bookie": "bookie-9",

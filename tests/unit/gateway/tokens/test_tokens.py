@@ -185,6 +185,34 @@ async def test_the_list_of_all_consumers_shows_those_of_logs_that_the_token_may_
     assert (await gateways.ask(elsewhere, "GET", "/v1/consumers")).json["consumers"] == []
 
 
+async def test_a_worker_of_a_queue_claims_and_settles_and_may_nothing_else(
+    gateways: Guarded,
+) -> None:
+    queue, dead = f"/v1/logs/{LOG}/queues/mail", {"max_attempts": 1, "dead_letter_log": OTHER_LOG}
+    manager, _ = await gateways.token(f"manage:logs/{LOG}")
+    assert code(await gateways.ask(manager, "PUT", queue, dead)) == FORBIDDEN
+    manager, _ = await gateways.token(f"manage:logs/{LOG}", f"append:logs/{OTHER_LOG}")
+    assert (await gateways.ask(manager, "PUT", queue, dead)).status == 200
+    assert code(await gateways.ask(manager, "POST", f"{queue}/claim", {})) == FORBIDDEN
+
+    worker, _ = await gateways.token(f"work:logs/{LOG}")
+    claimed = await gateways.ask(worker, "POST", f"{queue}/claim", {"max": 1})
+    (record,) = claimed.json["records"]
+    settled = await gateways.ask(
+        worker, "POST", f"{queue}/ack", {"claims": [{"claim": record["claim"]}]}
+    )
+    assert settled.json == {"done": 1, "refused": []}
+    assert (await gateways.ask(worker, "GET", queue)).status == 200
+    for method, path, body in (
+        ("GET", f"/v1/logs/{LOG}/records", None),
+        ("DELETE", queue, None),
+        ("PUT", queue, {}),
+        ("POST", f"{queue}/redrive", {}),
+        ("POST", f"/v1/logs/{OTHER_LOG}/queues/mail/claim", {}),
+    ):
+        assert code(await gateways.ask(worker, method, path, body)) == FORBIDDEN, path
+
+
 async def test_a_log_is_not_reached_by_the_ids_of_its_ledgers(gateways: Guarded) -> None:
     log = await gateways.done("GET", f"/v1/logs/{OTHER_LOG}")
     ledger = f"/v1/ledgers/{log['ledgers'][-1]['ledger_id']}"

@@ -1,0 +1,320 @@
+"""The resource /v1/logs/{name}/queues: work queues, which give a log's records to many workers."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from quorumlog import errors
+from quorumlog.net import parameters
+from quorumlog.net.operations import Reply
+from quorumlog.protocol.queues import Settle, Settlement
+from quorumlog.protocol.values import LOG_NAME
+from services.gateway.edge import operations as op
+from services.gateway.edge import queue_models as models
+from services.gateway.edge.access.scopes import LOOK, Kind, Named, Scope, caller_of, on
+from services.gateway.edge.http import body
+from services.gateway.edge.http.limits import Room
+from services.gateway.edge.http.media import json_bytes, json_value, no_content
+from services.gateway.edge.logs import TAKING_OVER
+from services.gateway.edge.pages import records_json
+from services.gateway.edge.starts import start_of_json
+from services.gateway.logs.queues import Claimed, QueueService
+
+PAGE_MAX: Final = 100
+"""Maximum queues of a page. A log has at most as many."""
+CLAIM_BYTES_MAX: Final = 8 << 20
+"""Maximum `max_bytes` of a claim. Chosen by judgement."""
+
+QUEUE: Final = parameters.path_text("queue", LOG_NAME, "The queue.", "mail")
+LIMIT: Final = parameters.query_integer("limit", 1, PAGE_MAX, "Maximum queues of a page.", 100)
+AFTER: Final = parameters.query_text("after", LOG_NAME, "List queues after this name.")
+MAX_BYTES: Final = parameters.query_integer(
+    "max_bytes",
+    1,
+    CLAIM_BYTES_MAX,
+    "Approximate maximum of bytes. One record is always returned.",
+    op.PAGE_BYTES,
+)
+
+_ONE: Final = "/v1/logs/{name}/queues/{queue}"
+_EXAMPLE: Final[dict[str, Any]] = {
+    "log": "mails",
+    "queue": "mail",
+    "state": "ok",
+    "log_created_at": "2026-01-02T03:04:05.678901Z",
+    "lease_ms": 30000,
+    "max_attempts": 5,
+    "dead_letter_log": "mails.dead",
+    "order": "none",
+    "max_in_flight": 1000,
+    "floor": 8,
+    "next": 12,
+    "depth": 5,
+    "in_flight": 2,
+    "unsettled": 2,
+    "redelivered": 1,
+    "dead": 0,
+    "dying": 0,
+    "lost": 0,
+}
+_RECORD: Final[dict[str, Any]] = {
+    "offset": 9,
+    "timestamp": "2026-01-02T03:04:05.678Z",
+    "ledger_id": 1,
+    "entry_id": 4,
+    "key": None,
+    "headers": {},
+    "data": "aGVsbG8=",
+    "attempt": 1,
+    "claim": 9217,
+}
+_CLAIMED: Final = {
+    "log": "mails",
+    "queue": "mail",
+    "records": [_RECORD],
+    "lease_ms": 30000,
+    "limit": None,
+}
+_SETTLED: Final = {
+    "done": 1,
+    "refused": [{"claim": 9218, "offsets": [10], "reason": "claim-ended"}],
+}
+_PARTS: Final = {"claims": [{"claim": 9217, "offsets": [9]}, {"claim": 9218}]}
+_KEPT: Final = (
+    *TAKING_OVER,
+    errors.QuorumTimeout,
+    errors.NotTheOwner,
+    errors.WriterLost,
+    errors.NoSuchQueue,
+)
+"""Errors of the log that stores queues, which this gateway may have to take over."""
+_AS_QUEUE: Final = (models.QueueModel, {"a queue": _EXAMPLE})
+_AS_SETTLED: Final = (models.QueueSettled, {"one is refused": _SETTLED})
+_WORK: Final = on(Named.LOG, Scope.WORK)
+
+
+class QueueRoutes(op.Handlers, tag="Queues"):
+    """HTTP handlers for work queues."""
+
+    def __init__(self, queues: QueueService, room: Room) -> None:
+        self._queues, self._room = queues, room
+
+    @op.operation(
+        "GET /v1/logs/{name}/queues",
+        (op.NAME, LIMIT, AFTER),
+        replies=op.gives(
+            "A page of queues.",
+            models.QueueList,
+            {"last page": {"queues": [_EXAMPLE], "next": None}},
+        ),
+        errors=_KEPT,
+        scope=on(Named.LOG, *LOOK, Scope.WORK),
+    )
+    async def list_queues(self, _request: web.Request, given: parameters.Given) -> web.Response:
+        """List a log's queues.
+
+        Sorted by name.
+        """
+        limit = given[LIMIT]
+        found = await self._queues.views(given[op.NAME], after=given[AFTER] or "", limit=limit + 1)
+        shown = [models.queue_json(row, end) for row, end in found[:limit]]
+        following = shown[-1]["queue"] if len(found) > limit else None
+        return json_value({"queues": shown, "next": following})
+
+    @op.operation(
+        f"GET {_ONE}",
+        (op.NAME, QUEUE),
+        replies=op.gives("The queue.", *_AS_QUEUE),
+        errors=_KEPT,
+        scope=on(Named.LOG, *LOOK, Scope.WORK),
+    )
+    async def get_queue(self, _request: web.Request, given: parameters.Given) -> web.Response:
+        """Get a queue."""
+        return json_value(models.queue_json(*await self._queues.look(given[op.NAME], given[QUEUE])))
+
+    @op.operation(
+        f"PUT {_ONE}",
+        (op.NAME, QUEUE),
+        body=op.takes(
+            models.QueuePut,
+            {"usual": {}, "dead letters": {"max_attempts": 5, "dead_letter_log": "mails.dead"}},
+        ),
+        replies=op.gives("The queue.", *_AS_QUEUE),
+        errors=(
+            *_KEPT,
+            errors.QueueExists,
+            errors.TooManyQueues,
+            errors.LogReplaced,
+            errors.RequestOutdated,
+        ),
+        scope=on(Named.LOG, Scope.MANAGE),
+        is_audited=True,
+    )
+    async def put_queue(self, request: web.Request, given: parameters.Given) -> web.Response:
+        """Create a queue, or change its settings.
+
+        A queue gives each record of the log from `from` on to one worker at a time, until a worker
+        acknowledges it. If the log was deleted and created again, its queue begins anew. A token
+        also needs `append` on the dead-letter log, which must exist.
+        """
+        wanted = await body.read_model(request, self._room, models.QueuePut)
+        name, dead = given[op.NAME], wanted.dead_letter_log
+        if dead is not None:
+            if dead == name:
+                raise parameters.invalid("/dead_letter_log", "must be another log")
+            op.NAME.parse(dead, "/dead_letter_log")  # refuses reserved names
+            caller_of(request).check(Scope.APPEND, Kind.LOGS, dead)
+        start = start_of_json(wanted.start, "/from")
+        view = await self._queues.put(name, given[QUEUE], wanted.settings, start)
+        return json_value(models.queue_json(*view))
+
+    @op.operation(
+        f"DELETE {_ONE}",
+        (op.NAME, QUEUE),
+        replies={204: Reply("The queue is deleted.")},
+        errors=(*_KEPT, errors.RequestOutdated),
+        scope=on(Named.LOG, Scope.MANAGE),
+        is_audited=True,
+    )
+    async def delete_queue(self, _request: web.Request, given: parameters.Given) -> web.Response:
+        """Delete a queue.
+
+        Its claims end, and its progress is lost. The log and the dead letters stay.
+        """
+        await self._queues.delete(given[op.NAME], given[QUEUE])
+        return no_content()
+
+    @op.operation(
+        f"POST {_ONE}/claim",
+        (op.NAME, QUEUE, MAX_BYTES, op.ENCODING),
+        body=op.takes(models.QueueClaim, {"usual": {"max": 100, "wait_ms": 30000}}),
+        replies=op.gives("The records.", models.QueueClaimed, {"one": _CLAIMED}),
+        errors=(
+            *_KEPT,
+            errors.LogReplaced,
+            errors.EntryUnavailable,
+            errors.RecoveryBlocked,
+        ),
+        scope=_WORK,
+    )
+    async def claim_records(self, request: web.Request, given: parameters.Given) -> web.Response:
+        """Claim records.
+
+        The worker has the records until it settles them, or until `lease_ms` have passed since its
+        request without an extension. Records that another worker did not acknowledge come first.
+        """
+        wanted = await body.read_model(request, self._room, models.QueueClaim)
+        name, queue = given[op.NAME], given[QUEUE]
+        claiming = self._queues.claim(
+            name, queue, wanted.max, wait_s=wanted.wait_ms / 1000, max_bytes=given[MAX_BYTES]
+        )
+        claimed = await (self._room.wait(claiming) if wanted.wait_ms else claiming)
+        if claimed is None:  # the client has gone, or this gateway ends
+            claimed = Claimed(0, (), {}, 0, "")
+        try:
+            size = sum(found.columns.size for page in claimed.pages for found in page.batches)
+            self._room.keep(request, size)
+        except errors.Overloaded:
+            await self._queues.give_back(name, queue, claimed)
+            raise
+        head = {"log": name, "queue": queue, "lease_ms": claimed.lease_ms}
+        head["limit"] = claimed.limit or None
+        items = b",".join(_records(claimed, given[op.ENCODING]))
+        return json_bytes(b'%b,"records":[%b]}' % (orjson.dumps(head)[:-1], items))
+
+    @op.operation(
+        f"POST {_ONE}/ack",
+        (op.NAME, QUEUE),
+        body=op.takes(models.QueueSettle, {"two claims": _PARTS}),
+        replies=op.gives("What was acknowledged.", *_AS_SETTLED),
+        errors=_KEPT,
+        scope=_WORK,
+        needs_body=True,
+    )
+    async def ack_records(self, request: web.Request, given: parameters.Given) -> web.Response:
+        """Acknowledge records.
+
+        No worker gets them again. A token whose claim ended is refused, with the reason. After a
+        retry, `acknowledged` may mean the first copy of the request.
+        """
+        wanted = await body.read_model(request, self._room, models.QueueSettle)
+        return await self._settled(given, Settlement.ACK, wanted)
+
+    @op.operation(
+        f"POST {_ONE}/nak",
+        (op.NAME, QUEUE),
+        body=op.takes(models.QueueNak, {"in a minute": _PARTS | {"delay_ms": 60000}}),
+        replies=op.gives("What was given back.", *_AS_SETTLED),
+        errors=_KEPT,
+        scope=_WORK,
+        needs_body=True,
+    )
+    async def nak_records(self, request: web.Request, given: parameters.Given) -> web.Response:
+        """Give records back.
+
+        After `delay_ms` any worker may get them. A record that was given `max_attempts` times goes
+        to the dead-letter log instead.
+        """
+        wanted = await body.read_model(request, self._room, models.QueueNak)
+        return await self._settled(given, Settlement.NAK, wanted, wanted.delay_ms, wanted.reason)
+
+    @op.operation(
+        f"POST {_ONE}/extend",
+        (op.NAME, QUEUE),
+        body=op.takes(models.QueueSettle, {"two claims": _PARTS}),
+        replies=op.gives("What was extended.", *_AS_SETTLED),
+        errors=_KEPT,
+        scope=_WORK,
+        needs_body=True,
+    )
+    async def extend_claims(self, request: web.Request, given: parameters.Given) -> web.Response:
+        """Extend claims.
+
+        Each claim that still has one of the records lasts for another whole lease from now on.
+        """
+        wanted = await body.read_model(request, self._room, models.QueueSettle)
+        return await self._settled(given, Settlement.EXTEND, wanted)
+
+    @op.operation(
+        f"POST {_ONE}/redrive",
+        (op.NAME, QUEUE),
+        body=op.takes(models.QueueRedrive, {"usual": {"max": 100}}),
+        replies=op.gives("What was sent.", models.QueueRedriven, {"three": {"redriven": 3}}),
+        errors=(*_KEPT, errors.LogClosed, errors.LogFenced, errors.EntryUnavailable),
+        scope=on(Named.LOG, Scope.MANAGE),
+        is_audited=True,
+    )
+    async def redrive_queue(self, request: web.Request, given: parameters.Given) -> web.Response:
+        """Send dead letters back.
+
+        Appends the queue's oldest dead letters that were not sent back yet to its log, each once,
+        as new records. If the request fails, the cluster still finishes what it began.
+        """
+        wanted = await body.read_model(request, self._room, models.QueueRedrive)
+        sent = await self._queues.redrive(given[op.NAME], given[QUEUE], wanted.max)
+        return json_value({"redriven": sent})
+
+    async def _settled(
+        self,
+        given: parameters.Given,
+        kind: Settlement,
+        wanted: models.QueueSettle,
+        delay_ms: int = 0,
+        reason: str = "",
+    ) -> web.Response:
+        asked = Settle(given[op.NAME], given[QUEUE], kind, wanted.items, delay_ms, reason)
+        return json_value(models.settled_json(await self._queues.settle(asked)))
+
+
+def _records(claimed: Claimed, encoding: str) -> Iterator[bytes]:
+    """Encode claimed records, each with its attempt and its claim."""
+    for page in claimed.pages:
+        for found in page.batches:
+            for offset, item in enumerate(records_json(found, encoding), found.first_offset):
+                yield b'%b,"attempt":%d,"claim":%d}' % (
+                    item[:-1],
+                    claimed.attempts[offset],
+                    claimed.token,
+                )

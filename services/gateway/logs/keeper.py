@@ -1,0 +1,428 @@
+"""Rows of one of the cluster's own logs, at one gateway. The log's owner decides requests (ADR 37).
+
+A request is sent to the owner as a `Consult`, like any other request to a log: it is decided here
+or forwarded. The store (`protocol/offset_store.py`) is correct in any process, but only at the
+owner can it append without conflicts. A change without a client's token gets a token here, because
+gateways retry requests by themselves (rule 32).
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Generic, Protocol, TypeVar
+from uuid import uuid4
+
+from quorumlog import errors
+from quorumlog.net.timers import awake
+from quorumlog.protocol import offset_store
+from quorumlog.protocol.batch import Record
+from quorumlog.protocol.log import LogMetadata, LogSettings
+from quorumlog.protocol.log.messages import HERE, Append, Consult, Here, RecordsAppended
+from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.rows import CHANGES_MAX, Batch, Key, Row, Rows, Stamp
+from quorumlog.wire.row_bodies import BadRows, RowBodies
+from services.gateway.logs.handle import resolve
+from services.gateway.logs.values import LogBatches
+
+log = logging.getLogger(__name__)
+
+_READ_BYTES: Final = 4 << 20
+_READ_RECORDS: Final = 1000
+_PAUSE_S: Final = 0.05
+_ROLL_BYTES: Final = 16 << 20
+"""Bytes of a ledger of rows: few, because only whole ledgers are truncated."""
+_TOGETHER_MAX: Final = 1000
+"""Requests forwarded to the owner in one message."""
+
+_DELETED_MAX: Final = 10_000
+"""Deleted logs kept for the next sweep, which deletes their rows; chosen by judgement. Consumers of
+further logs expire."""
+_SEEN_S: Final = 5.0
+"""How long changes may name the last seen version; owners remember tokens for much longer."""
+
+
+R = TypeVar("R", bound=Row)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ask:
+    """A request, and the future of its answer."""
+
+    future: asyncio.Future[Any]
+    request: Any
+    stamp: Stamp | None
+    is_forwarded: bool = False
+
+
+class RowLogs(Protocol):
+    """The operations on this gateway's logs that a log of rows needs."""
+
+    def submit(self, name: str, call: Append) -> asyncio.Future[RecordsAppended]:
+        """Begin an append through the log's owner."""
+
+    async def append(self, name: str, call: Append) -> RecordsAppended:
+        """Append through the log's owner."""
+
+    async def consult(self, name: str, call: Consult, *, is_forwarded: bool) -> Here | bytes:
+        """Send a request to the log's owner."""
+
+    def is_owned(self, name: str) -> bool:
+        """Whether this process owns the log."""
+
+    async def retain(self, name: str, begin: Callable[[LogMetadata], int]) -> Any:
+        """Release whole ledgers below the offset that `begin` returns."""
+
+    async def put(
+        self, name: str, settings: LogSettings, *, deletion_protection: bool | None = None
+    ) -> Any:
+        """Create a log."""
+
+    async def change(
+        self, name: str, limits: Mapping[str, int], *, deletion_protection: bool | None = None
+    ) -> Any:
+        """Change some of a log's limits, and its protection, unless they are already so."""
+
+
+class RowService(Generic[R]):
+    """Serves this gateway's requests for the rows of one log."""
+
+    _list: Callable[[str, str, int], Any]
+    """Makes the request for a page: (log, after, limit)."""
+    _free: Callable[[str, str], Any]
+    """Makes the request that deletes the rows of a log: (log, creation time)."""
+
+    def __init__(
+        self,
+        logs: RowLogs,
+        read: Callable[..., Awaitable[LogBatches]],
+        bodies: RowBodies[R],
+        kind: Callable[[], Rows[R]],
+        *,
+        bookies: Callable[[], Awaitable[int]],
+        start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        timeout_s: float,
+        wall_ms: Callable[[], int],
+        database_ms: Callable[[], int | None],
+        expiry_s: float = 0.0,
+        monotonic_s: Callable[[], float] | None = None,
+    ) -> None:
+        """`bodies`: the log's name and formats. `kind`: creates the state without rows. `start` runs
+        a task until the gateway stops. `bookies` counts the bookies. `monotonic_s` returns the time
+        for which the process was awake. `database_ms` returns the database's time, or None if that
+        time is unknown or must not decide deletions. Rows expire after `expiry_s` without use; 0:
+        never.
+        """
+        self._database_ms, self._expiry_ms = database_ms, int(expiry_s * 1000)
+        self._logs, self._read_log, self._bookies = logs, read, bookies
+        self._bodies, self._name, self._kind = bodies, bodies.log, kind
+        self._start, self._timeout_s, self._wall_ms = start, timeout_s, wall_ms
+        self._monotonic_s = monotonic_s or (lambda: awake().time())
+        self._loop = asyncio.get_running_loop()
+        self._gathered: list[_Ask] = []
+        self._deleted: dict[str, str] = {}
+        """Logs that this gateway has deleted, each with its creation time."""
+        self._keeper = self._new_keeper()
+        self._waiting: set[_Ask] = set()
+        """Requests that the store has not answered yet."""
+        self.seen = 0
+        """The highest version of the log of rows that this process has seen."""
+        self._seen_s = 0.0
+        self._inbox: deque[offset_store.Event] = deque()
+        self._is_stepping = False
+
+    def _new_keeper(self) -> offset_store.OffsetStore:
+        return offset_store.OffsetStore(self._expiry_ms, self._kind)
+
+    @property
+    def kept(self) -> Mapping[Key, R]:
+        """The rows in memory: all of them if this gateway owns their log."""
+        return self._keeper.state.rows
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def _counts_once(self, request: Any) -> bool:
+        """Whether a request needs a `Stamp`."""
+        raise NotImplementedError
+
+    def _makes(self, request: Any) -> bool:
+        """Whether a request may create a row."""
+        raise NotImplementedError
+
+    def _absent(self, request: Any) -> errors.QuorumLogError:
+        """The error of a request about a row while there is no log of rows."""
+        raise NotImplementedError
+
+    async def ask(
+        self, request: Any, row: LogMetadata | None = None, stamp: Stamp | None = None
+    ) -> Any:
+        """Decide a request about one row. The log of rows is created if there is none and the
+        request may create a row, with the quorum of the log in `row`. `stamp` marks a change, if
+        its sender provides one.
+
+        Raises: the reason why the request is rejected; RequestOutdated.
+        """
+        try:
+            return await self._ask(request, stamp)
+        except errors.NoSuchLog as error:
+            if error.log != self._name:
+                raise
+            if row is None or not self._makes(request):
+                raise self._absent(request) from None
+            await self._make(row)
+            return await self._ask(request, stamp)
+
+    async def page(self, name: str, *, after: str, limit: int) -> tuple[R, ...]:
+        """A page of a log's rows, sorted by name."""
+        try:
+            answer: tuple[R, ...] = await self._ask(self._list(name, after, limit))
+        except errors.NoSuchLog as error:
+            if error.log != self._name:
+                raise
+            return ()
+        return answer
+
+    def log_deleted(self, name: str, created: str) -> None:
+        """Note that this gateway deleted a log, so that the log's rows are deleted too."""
+        if len(self._deleted) < _DELETED_MAX:
+            self._deleted[name] = created
+
+    def take_deleted(self) -> dict[str, str]:
+        """Return and forget the noted deleted logs, each with its creation time."""
+        taken, self._deleted = self._deleted, {}
+        return taken
+
+    async def free(self, deleted: Mapping[str, str]) -> None:
+        """Delete the rows of logs that were deleted (`take_deleted`)."""
+        asked = [self.submit(self._free(name, created)) for name, created in deleted.items()]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for (name, created), answer in zip(deleted.items(), answers, strict=True):
+            if isinstance(answer, errors.QuorumLogError) and not isinstance(
+                answer, errors.NoSuchLog
+            ):
+                self.log_deleted(name, created)  # the next sweep tries again
+
+    async def _make(self, row: LogMetadata) -> None:
+        quorum, least = row.settings.quorum, Quorum.of(3, 3, 2)
+        if quorum.write_quorum < least.write_quorum and await self._bookies() >= 3:
+            quorum = least
+        settings = LogSettings(quorum, roll_bytes=_ROLL_BYTES, merge_below_bytes=0)
+        try:
+            await self._logs.put(self._name, settings, deletion_protection=True)
+        except errors.QuorumLogError as error:
+            if error.code != "log-exists":  # another gateway created it, with another log's quorum
+                raise
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process owns the log of rows."""
+        return self._logs.is_owned(self._name)
+
+    async def _ask(self, request: Any, stamp: Stamp | None = None) -> Any:
+        if not self._counts_once(request):
+            return await self.submit(request)
+        if stamp is not None:
+            return await self.submit(request, stamp)
+        is_fresh = self._loop.time() < self._seen_s + _SEEN_S
+        stamp = Stamp(uuid4().hex, seen=self.seen if is_fresh else 0)
+        try:
+            return await self.submit(request, stamp)
+        except errors.RequestOutdated as error:
+            if stamp.seen:
+                raise
+            # No owner has performed the request, because it named no version.
+            return await self.submit(request, replace(stamp, seen=error.members["version"]))
+
+    def submit(self, request: Any, stamp: Stamp | None = None) -> asyncio.Future[Any]:
+        """Begin a request. The future gets its answer or its refusal, or QuorumTimeout."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        timer = self._loop.call_later(self._timeout_s, self._late, future, request.log)
+        future.add_done_callback(lambda _future: timer.cancel())
+        self._gather(_Ask(future, request, stamp))
+        return future
+
+    def _gather(self, one: _Ask) -> None:
+        if not self._gathered:
+            self._loop.call_soon(self._flush)
+        self._gathered.append(one)
+
+    def _late(self, future: asyncio.Future[Any], log_name: str) -> None:
+        late = f"the owner of {self._name} did not answer within {self._timeout_s:g} s"
+        resolve(future, errors.QuorumTimeout(late, log=log_name))
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        if self.is_here:
+            # The store is correct anywhere, but only the owner's has no append conflicts.
+            self._keep(gathered)
+            return
+        for at in range(0, len(gathered), _TOGETHER_MAX):
+            _ = self._start(self._consult(gathered[at : at + _TOGETHER_MAX]))
+
+    async def _consult(self, gathered: Sequence[_Ask]) -> None:
+        data = self._bodies.encode_requests([(one.request, one.stamp) for one in gathered])
+        try:
+            reported = await self._logs.consult(self._name, Consult(data), is_forwarded=False)
+            if reported is HERE:
+                self._keep(gathered)
+                return
+            assert isinstance(reported, bytes)
+            answers, version = self._bodies.decode_answers(reported)
+            self._saw(version)
+            assert len(answers) == len(gathered), "each request has its answer"
+            for one, answer in zip(gathered, answers, strict=True):
+                resolve(one.future, answer)
+        except errors.QuorumLogError as error:
+            for one in gathered:
+                resolve(one.future, error)
+        except Exception as error:
+            log.exception("rows-broke", extra={"log": self._name})
+            for one in gathered:
+                resolve(one.future, errors.QuorumLogError(repr(error)))
+
+    def _saw(self, version: int) -> None:
+        self.seen, self._seen_s = max(self.seen, version), self._loop.time()
+
+    async def answer_here(self, data: bytes) -> dict[str, Any]:
+        """Decide another gateway's requests. Raises: NotTheOwner (`not-done`), BadRows."""
+        requests = self._bodies.decode_requests(data)
+        await self._logs.consult(self._name, Consult(data), is_forwarded=True)
+        gathered = [_Ask(self._loop.create_future(), *one, is_forwarded=True) for one in requests]
+        self._keep(gathered)
+        futures = [one.future for one in gathered]
+        answers: Sequence[Any] = await asyncio.gather(*futures, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, errors.NotTheOwner):
+                raise answer  # for all requests: the sender retries at the owner
+        return self._bodies.encode_answers(answers, self.seen)
+
+    # --- the store -------------------------------------------------------------------------------
+
+    def _keep(self, gathered: Sequence[_Ask]) -> None:
+        self._waiting.update(gathered)
+        self._post(
+            offset_store.Gathered(
+                tuple(offset_store.Asked(one, one.request, one.stamp) for one in gathered)
+            )
+        )
+
+    def _post(self, event: offset_store.Event) -> None:
+        """Step the offset store with an event: now, or after the queued events."""
+        self._inbox.append(event)
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while self._inbox:
+                event = self._inbox.popleft()
+                now_s, database_ms = self._monotonic_s(), self._database_ms() or 0
+                for effect in self._keeper.step(event, now_s, self._wall_ms(), database_ms):
+                    self._perform(effect)
+        except Exception:
+            # A defect in the offset store: a new one reads its state from the log.
+            log.exception("row-keeper-broke", extra={"log": self._name})
+            self._keeper = self._new_keeper()
+            self._inbox.clear()
+            lost, self._waiting = self._waiting, set()
+            broke = errors.QuorumLogError("the store of rows failed", outcome=errors.UNKNOWN)
+            for one in lost:
+                resolve(one.future, broke)
+        finally:
+            self._is_stepping = False
+
+    def _perform(self, effect: offset_store.Effect) -> None:
+        match effect:
+            case offset_store.Reported(one, errors.NotTheOwner()) if not one.is_forwarded:
+                self._waiting.discard(one)
+                self._gather(one)
+            case offset_store.Reported(one, answer):
+                self._waiting.discard(one)
+                resolve(one.future, answer)
+            case offset_store.Truncate(before):
+                _ = self._start(self._truncate(before))
+            case offset_store.AppendBatch(expect, batch):
+                call = Append.of([Record(self._bodies.encode_batch(batch))], expect=expect)
+                done = partial(self._appended, self._keeper, batch)
+                self._logs.submit(self._name, call).add_done_callback(done)
+            case offset_store.ReadLog() | offset_store.Pause():
+                _ = self._start(self._answer(self._keeper, effect))
+
+    def _changed(self, batch: Batch[R]) -> None:
+        """Called with each batch that this process has appended, once it counts."""
+
+    def _appended(
+        self,
+        keeper: offset_store.OffsetStore,
+        batch: Batch[R],
+        done: asyncio.Future[RecordsAppended],
+    ) -> None:
+        error = None if done.cancelled() else done.exception()
+        if done.cancelled() or keeper is not self._keeper:
+            return
+        match error:
+            case None:
+                self._saw(done.result().first_offset * CHANGES_MAX + 1)
+                self._post(offset_store.Appended())
+                self._changed(batch)
+            case errors.UnexpectedOffset():
+                self._post(offset_store.Overtaken(self.is_here))
+            case errors.QuorumLogError():
+                self._post(offset_store.Failed(error))
+            case _:
+                self._post(offset_store.Failed(errors.QuorumLogError(repr(error), log=self._name)))
+
+    async def _answer(
+        self,
+        keeper: offset_store.OffsetStore,
+        effect: offset_store.ReadLog | offset_store.Pause,
+    ) -> None:
+        event: offset_store.Event
+        try:
+            match effect:
+                case offset_store.ReadLog(start):
+                    event = await self._read("earliest" if start is None else start)
+                case offset_store.Pause():
+                    await asyncio.sleep(_PAUSE_S)
+                    event = offset_store.Paused()
+        except errors.QuorumLogError as error:
+            event = offset_store.Failed(error)
+        except Exception as error:
+            log.exception("row-question-broke", extra={"log": self._name})
+            event = offset_store.Failed(errors.QuorumLogError(repr(error), log=self._name))
+        if keeper is self._keeper:
+            self._post(event)
+
+    async def _read(self, start: Any) -> offset_store.Event:
+        while True:
+            try:
+                page = await self._read_log(
+                    self._name, start, limit=_READ_RECORDS, max_bytes=_READ_BYTES
+                )
+            except errors.OffsetTruncated:
+                return offset_store.Truncated()
+            except errors.EntryLost as error:
+                # An operator has accepted the loss: lost records count as never written.
+                start = error.members["next_offset"]
+                continue
+            try:
+                batches = tuple(
+                    (found.offset, self._bodies.decode_batch(found.record.value))
+                    for found in page.records
+                )
+            except BadRows as error:
+                detail = f"a record of {self._name} can't be read: {error}"
+                raise errors.EntryUnavailable(
+                    detail, log=self._name, outcome=errors.NOT_DONE
+                ) from error
+            return offset_store.BatchesRead(batches, page.next)
+
+    async def _truncate(self, before: int) -> None:
+        try:
+            # A rebuild restores the log's metadata without limits (rule 18f).
+            limits = {"roll_bytes": _ROLL_BYTES, "merge_below_bytes": 0}
+            await self._logs.change(self._name, limits, deletion_protection=True)
+            await self._logs.retain(self._name, lambda _row: before)
+        except errors.QuorumLogError as error:  # the next truncation retries
+            log.warning("rows-not-truncated", extra={"log": self._name, "error": repr(error)})

@@ -1,0 +1,212 @@
+"""Work queues: workers that share a log's records, each record for one worker at a time."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from quorumlog import errors
+from quorumlog.client import checks
+from quorumlog.client.records import LogRecord, Paged, record_of
+from quorumlog.client.shown import QueueInfo
+from quorumlog.client.transport import Transport
+
+_WAIT_S: Final = 30.0
+"""How long one request of a loop over jobs waits for records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A record that this worker has claimed."""
+
+    record: LogRecord
+    attempt: int
+    """How often the record was given to a worker, with this time."""
+    claim: int
+    """The token that settles the record."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedJob:
+    """A job that was not settled. `reason`: `acknowledged` if the record is done, perhaps by an
+    earlier copy of the request; `claim-ended` if another worker may have it.
+    """
+
+    offset: int
+    claim: int
+    reason: str
+
+
+class Queue:
+    """A handle of a work queue of a log."""
+
+    name: str
+
+    def __init__(self, transport: Transport, path: str, name: str) -> None:
+        """Use `Log.queue`. `path`: the queue's path in the API."""
+        self.name = checks.text("a queue's name", name)
+        self._transport, self._path = transport, path
+
+    def __repr__(self) -> str:
+        """The class and the name, for log lines."""
+        return f"Queue({self.name!r})"
+
+    async def create(
+        self,
+        *,
+        lease_s: float = 30.0,
+        max_attempts: int | None = None,
+        dead_letter_log: str | None = None,
+        order: str = "none",
+        max_in_flight: int = 1000,
+        start: int | str = "earliest",
+    ) -> QueueInfo:
+        """Create the queue, or change its settings. A new queue gives the records from `start` on.
+
+        `max_attempts`: how often a record is given before it goes to `dead_letter_log`, which must
+        exist. `order`: `key` gives the records of a key in order, one at a time. Raises:
+        QueueExists if a setting that differs can't be changed; NoSuchLog.
+        """
+        wanted = {
+            "lease_ms": round(checks.seconds("lease_s", lease_s) * 1000),
+            "max_attempts": checks.maybe_offset("max_attempts", max_attempts),
+            "dead_letter_log": checks.maybe_text("dead_letter_log", dead_letter_log),
+            "order": checks.text("order", order),
+            "max_in_flight": checks.offset("max_in_flight", max_in_flight),
+            "from": start,
+        }
+        given = {name: value for name, value in wanted.items() if value is not None}
+        return cast("QueueInfo", await self._transport.call("PUT", self._path, given))
+
+    async def info(self) -> QueueInfo:
+        """The queue as the API shows it: settings and progress. Raises: NoSuchQueue."""
+        return cast("QueueInfo", await self._transport.call("GET", self._path))
+
+    async def delete(self) -> None:
+        """Delete the queue and its progress. Raises: NoSuchQueue."""
+        await self._transport.call("DELETE", self._path, is_repeatable=False)
+
+    async def claim(self, count: int = 1, *, wait_s: float = 0.0) -> list[Job]:
+        """Claim up to `count` records; wait up to `wait_s` while there are none.
+
+        If the response is lost, the records are given again after the lease. Raises: NoSuchQueue.
+        """
+        wait_ms = round(wait_s * 1000)
+        body = checks.json_of({"max": checks.offset("count", count), "wait_ms": wait_ms})
+        answer = await self._transport.request(
+            "POST", f"{self._path}/claim", body=body, is_repeatable=True, wait_s=wait_s
+        )
+        return [
+            Job(record_of(one), int(one["attempt"]), int(one["claim"]))
+            for one in answer.json()["records"]
+        ]
+
+    async def ack(self, *jobs: Job) -> list[RefusedJob]:
+        """Acknowledge jobs: no worker gets their records again. Returns those that were refused."""
+        return await self._settle("ack", jobs, {})
+
+    async def nak(self, *jobs: Job, delay_s: float = 0.0, reason: str = "") -> list[RefusedJob]:
+        """Give jobs back. Workers may get the records again after `delay_s`. `reason` goes to the
+        dead letter, if the record was given too often. Returns those that were refused.
+        """
+        more = {"delay_ms": round(delay_s * 1000), "reason": reason[:500].replace("\0", "")}
+        return await self._settle("nak", jobs, more)
+
+    async def extend(self, *jobs: Job) -> list[RefusedJob]:
+        """Extend the claims of jobs by a whole lease from now on. Returns those that ended."""
+        return await self._settle("extend", jobs, {})
+
+    async def redrive(self, count: int = 100) -> int:
+        """Append up to `count` dead letters to the log again, oldest first. Returns how many."""
+        wanted = {"max": checks.offset("count", count)}
+        shown = await self._transport.call("POST", f"{self._path}/redrive", wanted)
+        return int(shown["redriven"])
+
+    async def _settle(
+        self, how: str, jobs: Iterable[Job], more: Mapping[str, Any]
+    ) -> list[RefusedJob]:
+        parts: dict[int, list[int]] = {}
+        for job in jobs:
+            parts.setdefault(job.claim, []).append(job.record.offset)
+        if not parts:
+            return []
+        claims = [{"claim": claim, "offsets": offsets} for claim, offsets in parts.items()]
+        shown = await self._transport.call(
+            "POST", f"{self._path}/{how}", {"claims": claims, **more}
+        )
+        return [
+            RefusedJob(int(at), int(one["claim"]), str(one["reason"]))
+            for one in shown["refused"]
+            for at in one["offsets"]
+        ]
+
+    def jobs(self, concurrency: int = 1, *, wait_s: float | None = None) -> Paged[Job]:
+        """Jobs for ever, or until there was none for `wait_s`. When the loop asks for the next job,
+        the one before is acknowledged, unless the loop has settled it. If the loop is left, by an
+        exception or by `break`, its job and those that it has claimed ahead are given back. Claims
+        are extended meanwhile.
+
+        `concurrency`: how many records are claimed at a time. Several tasks or threads may have a
+        loop each.
+        """
+        return Paged(self._jobs(Worker(self, concurrency, wait_s)))
+
+    async def _jobs(self, worker: "Worker") -> AsyncGenerator[Sequence[Job], None]:
+        try:
+            while (job := await worker.next()) is not None:
+                yield (job,)
+        finally:
+            await worker.close()
+
+
+class Worker:
+    """The jobs of one loop: claims them, extends them, and acknowledges each when the next one is
+    asked for.
+    """
+
+    def __init__(self, queue: Queue, concurrency: int, wait_s: float | None) -> None:
+        """`wait_s`: how long to wait for a job; None: for ever."""
+        self._queue, self._count = queue, checks.offset("concurrency", concurrency)
+        self._wait_s = wait_s
+        self._ahead: deque[Job] = deque()
+        self._job: Job | None = None
+        self._extending: asyncio.Task[None] | None = None
+
+    async def next(self) -> Job | None:
+        """Acknowledge the job that was returned last, and return another one; None after `wait_s`."""
+        done, self._job = self._job, None
+        if done is not None:
+            await self._queue.ack(done)
+        loop = asyncio.get_running_loop()
+        end = None if self._wait_s is None else loop.time() + self._wait_s
+        while not self._ahead:
+            left_s = _WAIT_S if end is None else min(_WAIT_S, end - loop.time())
+            self._ahead.extend(await self._queue.claim(self._count, wait_s=max(left_s, 0.0)))
+            if not self._ahead and end is not None and loop.time() >= end:
+                return None
+        if self._extending is None:
+            lease_s = (await self._queue.info())["lease_ms"] / 1000
+            self._extending = loop.create_task(self._extend(lease_s / 3))
+        self._job = self._ahead.popleft()
+        return self._job
+
+    async def _extend(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            jobs = [*self._ahead, *(() if self._job is None else (self._job,))]
+            with contextlib.suppress(errors.QuorumLogError):  # the next round tries again
+                lost = {one.offset for one in await self._queue.extend(*jobs)}
+                for job in [each for each in self._ahead if each.record.offset in lost]:
+                    self._ahead.remove(job)
+
+    async def close(self) -> None:
+        """Give back all jobs that are not settled."""
+        if self._extending is not None:
+            self._extending.cancel()
+            await asyncio.gather(self._extending, return_exceptions=True)
+        left = [*(() if self._job is None else (self._job,)), *self._ahead]
+        self._job, self._ahead = None, deque()
+        with contextlib.suppress(errors.QuorumLogError):  # their leases end by themselves
+            await self._queue.nak(*left, reason="the worker has left its loop")

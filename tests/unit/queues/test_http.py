@@ -1,0 +1,312 @@
+"""Work queues over HTTP: claims, settlements, dead letters. The ledgers behind are the model's."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from quorumlog.protocol import queues as protocol_queues
+from services.gateway.edge.queue_models import QueueClaimed, QueueList, QueueModel, QueueSettled
+from services.gateway.logs import queues
+from tests.support.waiting import until
+from tests.unit.logs.support import Answer, Http
+from tests.unit.positions.test_http import LOG, append, code, served
+
+MAIL = f"{LOG}/queues/mail"
+DEAD = "/v1/logs/dead"
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[Http]:
+    async with served() as (found, _):
+        yield found
+
+
+async def put(http: Http, **settings: Any) -> Any:
+    return await http.done("PUT", MAIL, settings)
+
+
+async def claim(http: Http, count: int = 100, *, at: int = 0, wait_ms: int = 0) -> list[Any]:
+    body = {"max": count, "wait_ms": wait_ms}
+    answer = await http.done("POST", f"{MAIL}/claim?encoding=text", body, at=at)
+    QueueClaimed.model_validate(answer)
+    records: list[Any] = answer["records"]
+    return records
+
+
+async def settle(http: Http, how: str, records: list[Any], *, at: int = 0, **more: Any) -> Any:
+    parts: dict[int, list[int]] = {}
+    for record in records:
+        parts.setdefault(record["claim"], []).append(record["offset"])
+    claims = [{"claim": token, "offsets": offsets} for token, offsets in parts.items()]
+    answer = await http.done("POST", f"{MAIL}/{how}", {"claims": claims, **more}, at=at)
+    QueueSettled.model_validate(answer)
+    return answer
+
+
+def offsets(records: list[Any]) -> list[int]:
+    return [record["offset"] for record in records]
+
+
+async def test_records_are_claimed_acknowledged_and_not_given_again(http: Http) -> None:
+    shown = await put(http)
+    QueueModel.model_validate(shown)
+    first = await claim(http, 4)
+    second = await claim(http, 100, at=1)
+    assert (offsets(first), offsets(second)) == ([0, 1, 2, 3], [4, 5, 6, 7, 8, 9])
+    assert [(one["text"], one["attempt"]) for one in first] == [(str(n), 1) for n in range(4)]
+    assert len({one["claim"] for one in first}) == 1
+    assert await settle(http, "ack", first + second[1:], at=1) == {"done": 9, "refused": []}
+    shown = await http.done("GET", MAIL, at=1)
+    assert (shown["floor"], shown["depth"], shown["in_flight"]) == (4, 1, 1)
+    assert await claim(http) == []
+    assert await settle(http, "nak", second[:1]) == {"done": 1, "refused": []}
+    (again,) = await claim(http, at=1)
+    assert (again["offset"], again["attempt"]) == (4, 2)
+    stale = await settle(http, "ack", second[:2])
+    assert [(one["offsets"], one["reason"]) for one in stale["refused"]] == [
+        ([5], "acknowledged"),
+        ([4], "claim-ended"),
+    ]
+    assert (await settle(http, "ack", [again]))["done"] == 1
+    shown = await http.done("GET", MAIL)
+    assert (shown["floor"], shown["depth"], shown["redelivered"]) == (10, 0, 1)
+
+
+async def test_a_claim_waits_for_records_and_for_one_that_is_given_back(http: Http) -> None:
+    await put(http)
+    first = await claim(http)
+    waiting = asyncio.create_task(claim(http, wait_ms=20_000, at=1))
+    await asyncio.sleep(0.2)
+    await append(http, 1)
+    assert offsets(await asyncio.wait_for(waiting, 5)) == [10]
+    waiting = asyncio.create_task(claim(http, wait_ms=20_000))
+    await asyncio.sleep(0.2)
+    await settle(http, "nak", first[:2])
+    assert offsets(await asyncio.wait_for(waiting, 5)) == [0, 1]
+    assert await claim(http, wait_ms=100) == []
+
+
+async def test_a_lease_that_ends_gives_the_record_again(http: Http) -> None:
+    await put(http, lease_ms=1000)
+    first = await claim(http)
+    await asyncio.sleep(0.6)
+    await settle(http, "extend", first)
+    await asyncio.sleep(0.6)
+    assert await claim(http) == []
+    again = await claim(http, wait_ms=5000)
+    assert [(one["offset"], one["attempt"]) for one in again] == [(n, 2) for n in range(10)]
+    stale = await settle(http, "ack", first)
+    assert stale["done"] == 0
+    assert stale["refused"][0]["reason"] == "claim-ended"
+
+
+async def test_a_record_is_a_dead_letter_after_its_attempts_and_is_sent_back_once(
+    http: Http,
+) -> None:
+    await http.done("PUT", DEAD, {})
+    await put(http, max_attempts=2, dead_letter_log="dead")
+    records = await claim(http)
+    await settle(http, "ack", [one for one in records if one["offset"] not in (3, 5)])
+    bad = [one for one in records if one["offset"] in (3, 5)]
+    await settle(http, "nak", bad)
+    await settle(http, "nak", await claim(http, at=1), reason="no such address")
+
+    async def dead() -> Any:
+        return (await http.done("GET", MAIL))["dead"] == 2
+
+    await until(dead, "two dead letters", 10)
+    assert await claim(http) == []
+    letters = (await http.done("GET", f"{DEAD}/records?encoding=text"))["records"]
+    assert [one["text"] for one in letters] == ["3", "5"]
+    headers = letters[1]["headers"]
+    for added in ("Queue-Move", "Dead-Letter-Timestamp-Ms"):
+        headers.pop(added)
+    assert headers == {
+        "Dead-Letter-Log": "log",
+        "Dead-Letter-Queue": "mail",
+        "Dead-Letter-Offset": "5",
+        "Dead-Letter-Attempts": "2",
+        "Dead-Letter-Reason": "no such address",
+    }
+    assert (await http.done("GET", MAIL))["floor"] == 10
+    assert await http.done("POST", f"{MAIL}/redrive", {"max": 1}, at=1) == {"redriven": 1}
+    assert await http.done("POST", f"{MAIL}/redrive", {}) == {"redriven": 1}
+    assert await http.done("POST", f"{MAIL}/redrive", {}) == {"redriven": 0}
+    again = await claim(http)
+    assert [(one["text"], one["offset"], one["attempt"]) for one in again] == [
+        ("3", 10, 1),
+        ("5", 11, 1),
+    ]
+    assert again[0]["headers"]["Redriven-From"] == "dead/0"
+
+
+async def test_records_of_a_key_are_given_one_after_the_other(http: Http) -> None:
+    await http.done("PUT", "/v1/logs/keyed", {})
+    records = [{"text": str(n), "key": f"k{n % 3}" if n % 4 else None} for n in range(12)]
+    records = [{name: value for name, value in one.items() if value} for one in records]
+    await http.done("POST", "/v1/logs/keyed/records", {"records": records})
+    queue = "/v1/logs/keyed/queues/mail"
+    await http.done("PUT", queue, {"order": "key"})
+
+    async def claimed(at: int = 0) -> list[Any]:
+        body = {"max": 100}
+        answer = await http.done("POST", f"{queue}/claim?encoding=text", body, at=at)
+        return list(answer["records"])
+
+    first = await claimed()
+    assert offsets(first) == [0, 1, 2, 3, 4, 8]
+    assert await claimed(1) == []
+    nak = {"claims": [{"claim": first[0]["claim"], "offsets": [1]}]}
+    await http.done("POST", f"{queue}/nak", nak)
+    (again,) = await claimed(1)
+    assert again["offset"] == 1
+    rest = {"claims": [{"claim": first[0]["claim"]}, {"claim": again["claim"]}]}
+    assert (await http.done("POST", f"{queue}/ack", rest))["done"] == 6
+    assert offsets(await claimed()) == [5, 6, 7]
+
+
+async def test_queues_are_listed_changed_and_deleted(http: Http) -> None:
+    assert await http.done("GET", f"{LOG}/queues") == {"queues": [], "next": None}
+    await put(http, max_in_flight=3)
+    await http.done("PUT", f"{LOG}/queues/other", {"from": "latest"})
+    assert offsets(await claim(http)) == [0, 1, 2]
+    full = await http.done("POST", f"{MAIL}/claim", {})
+    assert (full["records"], full["limit"]) == ([], "max-in-flight")
+    await put(http, max_in_flight=5)
+    assert offsets(await claim(http)) == [3, 4]
+    page = await http.done("GET", f"{LOG}/queues?limit=1", at=1)
+    QueueList.model_validate(page)
+    assert ([one["queue"] for one in page["queues"]], page["next"]) == (["mail"], "mail")
+    page = await http.done("GET", f"{LOG}/queues?after=mail")
+    assert [(one["queue"], one["floor"]) for one in page["queues"]] == [("other", 10)]
+    assert (await http.ask("DELETE", MAIL, at=1)).status == 204
+    assert code(await http.ask("GET", MAIL)) == (404, "no-such-queue")
+    assert code(await http.ask("POST", f"{MAIL}/claim", {})) == (404, "no-such-queue")
+    assert [one["queue"] for one in (await http.done("GET", f"{LOG}/queues"))["queues"]] == [
+        "other"
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lease_ms": 999},
+        {"max_attempts": 3},
+        {"max_attempts": 3, "dead_letter_log": "log"},
+        {"dead_letter_log": "quorumlog.queues"},
+        {"order": "time"},
+        {"max_in_flight": 10_001},
+        {"max_attempts": 1001, "dead_letter_log": "dead"},
+        {"from": 11},
+    ],
+)
+async def test_bad_settings_are_refused(http: Http, settings: Any) -> None:
+    refused: Answer = await http.ask("PUT", MAIL, settings)
+    assert code(refused) == (422, "invalid")
+    assert (await http.done("GET", f"{LOG}/queues"))["queues"] == []
+
+
+async def test_settings_that_cannot_change_are_told(http: Http) -> None:
+    for name in ("dead", "dead2"):
+        await http.done("PUT", f"/v1/logs/{name}", {})
+    await put(http, dead_letter_log="dead")
+    for settings in ({"order": "key", "dead_letter_log": "dead"}, {"dead_letter_log": "dead2"}, {}):
+        assert code(await http.ask("PUT", MAIL, settings)) == (409, "queue-exists")
+    missing = {"max_attempts": 1, "dead_letter_log": "nowhere"}
+    assert code(await http.ask("PUT", f"{LOG}/queues/q", missing)) == (404, "no-such-log")
+
+
+async def test_what_truncation_takes_is_counted(http: Http) -> None:
+    await put(http)
+    records = await claim(http, 4)
+    await settle(http, "ack", records[1:2])
+    assert (await http.ask("POST", f"{LOG}/roll")).status == 200
+    await append(http, 5)
+    await http.done("POST", f"{LOG}/truncate", {"before": 10})
+    found: list[int] = []
+
+    async def rest() -> bool:
+        found.extend(offsets(await claim(http)))
+        return len(found) == 5
+
+    await until(rest, "the rest is given", 10)
+    assert found == [10, 11, 12, 13, 14]
+    shown = await http.done("GET", MAIL)
+    assert (shown["lost"], shown["floor"], shown["in_flight"]) == (9, 10, 5)
+
+
+async def test_a_queue_of_a_log_that_was_made_again_begins_anew(http: Http) -> None:
+    await put(http)
+    await claim(http, 4)
+    await http.ask("DELETE", LOG)
+    await http.done("PUT", LOG, {})
+    await append(http, 2)
+    shown = await http.done("GET", MAIL)
+    assert shown["state"] == "log-replaced"
+    assert code(await http.ask("POST", f"{MAIL}/claim", {})) == (409, "log-replaced")
+    await put(http)
+    assert offsets(await claim(http)) == [0, 1]
+
+
+async def test_more_bytes_than_asked_for_are_given_back_without_an_attempt(http: Http) -> None:
+    await put(http)
+    body = {"max": 10}
+    some = await http.done("POST", f"{MAIL}/claim?max_bytes=2", body)
+    assert 1 <= len(some["records"]) < 10
+    rest = await claim(http)
+    assert [one["attempt"] for one in rest] == [1] * len(rest)
+    assert offsets(some["records"]) + offsets(rest) == list(range(10))
+
+
+async def test_only_the_first_keys_are_looked_at(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol_queues, "KEYS_MAX", 3)
+    await http.done("PUT", "/v1/logs/keyed", {})
+    records = [{"text": str(n), "key": "ab"[n > 3]} for n in range(8)]
+    await http.done("POST", "/v1/logs/keyed/records", {"records": records})
+    queue = "/v1/logs/keyed/queues/mail"
+    await http.done("PUT", queue, {"order": "key"})
+    found: list[list[int]] = []
+    while sum(len(each) for each in found) < 8:
+        claimed = (await http.done("POST", f"{queue}/claim", {}))["records"]
+        await http.done("POST", f"{queue}/ack", {"claims": [{"claim": claimed[0]["claim"]}]})
+        found.append(offsets(claimed))
+    assert found[:2] == [[0], [1]]
+    assert sorted(at for each in found for at in each) == list(range(8))
+
+
+async def test_keys_of_more_queues_than_are_cached_are_read_again(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "_QUEUES_MAX", 1)
+    for queue in ("one", "two"):
+        await http.done("PUT", f"{LOG}/queues/{queue}", {"order": "key"})
+    for count in (4, 6):
+        for queue in ("one", "two"):
+            answer = await http.done("POST", f"{LOG}/queues/{queue}/claim", {"max": count})
+            assert len(answer["records"]) == count
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "json"),
+    [
+        ("POST", f"{MAIL}/claim", {"max": 1001}),
+        ("POST", f"{MAIL}/claim", {"wait_ms": 60_001}),
+        ("POST", f"{MAIL}/claim?max_bytes=8388609", {}),
+        ("POST", f"{MAIL}/ack", {"claims": []}),
+        ("POST", f"{MAIL}/ack", {"claims": [{"claim": 1, "offsets": [0, 300_000]}]}),
+        ("POST", f"{MAIL}/nak", {"claims": [{"claim": 1}], "delay_ms": 3_600_001}),
+        ("POST", f"{MAIL}/nak", {"claims": [{"claim": 1}], "reason": "x" * 501}),
+        ("POST", f"{MAIL}/extend", {"claims": [{"claim": 1}] * 1001}),
+        ("POST", f"{MAIL}/redrive", {"max": 1001}),
+        ("POST", f"{MAIL}/redrive", {}),
+        ("GET", f"{LOG}/queues?limit=101", None),
+    ],
+)
+async def test_bad_requests_are_refused(http: Http, method: str, path: str, json: Any) -> None:
+    await put(http)
+    assert code(await http.ask(method, path, json)) == (422, "invalid")
+    assert len(await claim(http)) == 10
