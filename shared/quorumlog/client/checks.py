@@ -74,6 +74,15 @@ def maybe_text(name: str, value: object) -> str | None:
     return None if value is None else text(name, value)
 
 
+def conditions(headers: object) -> dict[str, str]:
+    """Check for None or a mapping of texts, and return it as parameters of a query."""
+    if headers is None:
+        return {}
+    if not isinstance(headers, Mapping):
+        raise TypeError(f"headers is a mapping of str, not {type(headers).__name__}")
+    return {f"header[{text('a name', n)}]": text("a value", v) for n, v in headers.items()}
+
+
 def seconds(name: str, value: object) -> float:
     """Check for a number of seconds above 0, and return it."""
     if not isinstance(value, int | float) or isinstance(value, bool):

@@ -199,7 +199,7 @@ class Log:
             "limit": checks.maybe_offset("limit", limit),
             "key": checks.maybe_text("key", key),
             "key_prefix": checks.maybe_text("key_prefix", key_prefix),
-            **{f"header[{name}]": value for name, value in (headers or {}).items()},
+            **checks.conditions(headers),
             **_meant(created_at),
         }
         answer = await self._transport.request(
@@ -229,6 +229,8 @@ class Log:
         """The records that are confirmed when the iteration begins, in order. `key`, `key_prefix`,
         `headers`, and raises: as `read`.
         """
+        checks.maybe_text("key", key), checks.maybe_text("key_prefix", key_prefix)
+        checks.conditions(headers)
         read = partial(self.read, limit=PAGE, key=key, key_prefix=key_prefix, headers=headers)
         return Paged(ahead(self._records(read, checked_start(start))))
 
@@ -258,6 +260,8 @@ class Log:
         log is closed. Never fences. `key`, `key_prefix`, `headers`: as in `read`. Raises: as
         `read`; LogReplaced before any record of a log created later.
         """
+        checks.maybe_text("key", key), checks.maybe_text("key_prefix", key_prefix)
+        checks.conditions(headers)
         read = partial(self.read, limit=PAGE, key=key, key_prefix=key_prefix, headers=headers)
         return Paged(self._tail(read, checked_start(start)))
 

@@ -89,6 +89,7 @@ class Maker:
             "id": "1",
             "code": "invalid",
             "consumer": "attack",
+            "queue": "attack",
             "path": "attack-stream",
             "file": "app.js",
         }

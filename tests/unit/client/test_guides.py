@@ -34,6 +34,7 @@ PAGES = {
     "logs-python": ("docs/guides/logs.md", "python"),
     "consumers": ("docs/guides/consumers.md", "sh"),
     "consumers-python": ("docs/guides/consumers.md", "python"),
+    "queues-python": ("docs/guides/queues.md", "python"),
     "transactions-python": ("docs/guides/transactions.md", "python"),
     "javascript": ("docs/guides/javascript.md", "js"),
     "go": ("docs/guides/go.md", "go"),

@@ -393,7 +393,12 @@ async def test_a_log_without_an_event_loop(cluster: Cluster) -> None:
 
 def text_of_the_tests() -> str:
     here = Path(__file__)
-    others = (here.with_name("test_transactions.py"), here.parents[1] / "positions" / "test_sdk.py")
+    unit = here.parents[1]
+    others = (
+        here.with_name("test_transactions.py"),
+        unit / "positions" / "test_sdk.py",
+        unit / "queues" / "test_sdk.py",
+    )
     return "".join(file.read_text() for file in (here, *others))
 
 

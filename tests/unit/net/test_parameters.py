@@ -43,7 +43,7 @@ GATEWAY: Final = (
 )
 WEAKER: Final = {"Producer-Id", "X-Ledger-Key", "since", "from"}
 """JSON schemas can't count bytes, and a format is a note."""
-LENIENT: Final = {"/path/code", "/path/bookie", "/query/metadata"}
+LENIENT: Final = {"/path/code", "/path/bookie", "/query/metadata", "/query/header"}
 """Another code or bookie is 404, and pairs have no text of their own."""
 
 

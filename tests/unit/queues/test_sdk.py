@@ -112,6 +112,7 @@ async def test_the_sync_sdk_has_the_same_loop(cluster: Cluster) -> None:
             queue = log.queue("mail")
             queue.create()
             found = [job.record.value for job in queue.jobs(concurrency=2, wait_s=0.2)]
+            assert [one["queue"] for one in log.queues()] == ["mail"]
             return found, queue.info()["depth"]
 
     assert await asyncio.to_thread(work) == ([b"a", b"b", b"c"], 0)
