@@ -13,7 +13,7 @@ import asyncpg
 import orjson
 
 from quorumlog.errors import AlreadyDone, InvalidRequest, LogExists, NoSuchLog
-from quorumlog.protocol.changes import check_log, check_unprotected, rewritten_by
+from quorumlog.protocol.changes import check_log, check_unprotected
 from quorumlog.protocol.log import LogItem, LogMetadata
 from quorumlog.protocol.metadata import REPLACED_MAX
 from quorumlog.protocol.once import Once
@@ -395,8 +395,7 @@ async def change_row(
 
     `published`: ledgers of `transaction` that the log begins to name. Raises: InvalidRequest.
     """
-    check_log(old, new)
-    rewritten = rewritten_by(old, new)
+    rewritten = check_log(old, new)
     before = {item.ledger_id for item in old.items}
     after = {item.ledger_id for item in new.items}
     shared = {item.ledger_id for item in old.shared}

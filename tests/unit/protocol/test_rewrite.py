@@ -1,8 +1,8 @@
 """A rewrite as a machine, what it makes of a log's row, and which changes of a row are rewrites (rule 27c)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -273,6 +273,42 @@ def test_a_rewrite_is_a_legal_change() -> None:
     closed = replace(LOG, items=(*ITEMS, LogItem(4, 10, 9)), next_offset=10)
     assert rewritten_by(closed, closed.rewritten(ITEMS, 7, 60)) == {7: ITEMS}, "the last is empty"
     assert rewritten_by(LOG, LOG.truncated(9)) == {}
+
+
+class Counted(tuple[LogItem, ...]):
+    """Items that count how often someone passes over them."""
+
+    __slots__ = ()
+    passes: ClassVar[int] = 0
+
+    def __iter__(self) -> Iterator[LogItem]:
+        Counted.passes += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("kind", ["roll", "merge", "truncation", "many merges"])
+def test_the_cost_of_a_change_grows_with_the_log_and_not_with_its_square(kind: str) -> None:
+    """The metadata service checks it on its event loop: 9,000 ledgers took half a minute."""
+    passes = []
+    for count in (80, 800):
+        items = tuple(LogItem(at, 10 * at, 10 * at + 9) for at in range(count))
+        old = replace(LOG, items=(*items, LogItem(count, 10 * count)), first_offset=0)
+        match kind:
+            case "roll":
+                new = old.with_ledger(count + 1)
+            case "truncation":
+                new = old.truncated(300)
+            case "merge":
+                new = old.rewritten(items[8:40], 9000, 9)
+            case _:
+                new = old.rewritten(items[8:24], 9000, 9).rewritten(items[40:70], 9001, 9)
+        old, new = (replace(row, items=Counted(row.items)) for row in (old, new))
+        Counted.passes = 0
+
+        check_log(old, new)
+
+        passes.append(Counted.passes)
+    assert passes[0] == passes[1] < 20
 
 
 @pytest.mark.parametrize(
