@@ -43,9 +43,13 @@ LAST = LogItem(4, 10)
 LOG = LogMetadata("log", LogSettings(Quorum(1, 1, 1)), (*ITEMS, LAST), version=9, first_offset=4)
 
 
-def entry(count: int, before: int, time_ms: int, **options: Any) -> bytes:
+def entry(
+    count: int, before: int, time_ms: int, *, after_producer: bool = True, **options: Any
+) -> bytes:
     data = batch.encode([Record(b"%d" % n) for n in range(count)], **options)
-    return batch.placed(data, append_time_ms=time_ms, records_before=before, after_producer=True)
+    return batch.placed(
+        data, append_time_ms=time_ms, records_before=before, after_producer=after_producer
+    )
 
 
 FIRST = (entry(1, 0, 70), entry(1, 1, 71, producer=ProducerSeq("p", 0, 3)))
@@ -110,6 +114,28 @@ def test_the_batches_are_written_at_the_same_offsets_and_times() -> None:
     assert head == replace(before, records_before=2, append_time_ms=77)
     assert batch.content(moved) == batch.content(SECOND[0])
     assert batch.decode(packed.unpack(moved))[1] == batch.decode(packed.unpack(SECOND[0]))[1]
+
+
+@pytest.mark.parametrize("flags", [(0, 0, 1), (0, 1, 1), (1, 1, 1), (0, 0, 0)])
+def test_the_last_batch_tells_whether_any_before_it_is_of_a_producer(
+    flags: tuple[int, int, int],
+) -> None:
+    """A takeover that would replay the new ledger looks at its last batch alone."""
+    has_producer = any(flags)
+    producer = ProducerSeq("p", 0, 3) if has_producer and not flags[0] else None
+    old = (
+        entry(1, 0, 70, after_producer=bool(flags[0]), producer=producer if flags[1] else None),
+        entry(1, 1, 71, after_producer=bool(flags[1]), producer=None if flags[1] else producer),
+    )
+    hand = Hand()
+    hand.answer(ledger(1, 1), ledger(2, 0), ledger(7, -1))
+
+    first = hand.answer(read(*old))
+    hand.answer(None)
+    second = hand.answer(read(entry(3, 0, 5, after_producer=False)))
+
+    written = [*first.payloads, *second.payloads]
+    assert [batch.decode_head(each).after_producer for each in written] == [*map(bool, flags)]
 
 
 def test_the_new_ledger_takes_the_items_place_and_the_old_ones_are_released() -> None:
