@@ -14,7 +14,7 @@ import orjson
 
 from quorumlog.errors import AlreadyDone, InvalidRequest, LogExists, NoSuchLog
 from quorumlog.protocol.changes import check_log, check_unprotected
-from quorumlog.protocol.log import LogItem, LogMetadata
+from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogItem, LogMetadata
 from quorumlog.protocol.metadata import REPLACED_MAX
 from quorumlog.protocol.once import Once
 from quorumlog.wire.bodies import RowDelete, document_of, json_of, received
@@ -270,9 +270,15 @@ async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[in
     )
     await release_unpublished(connection, [record["id"] for record in ended])
     await connection.execute("DELETE FROM app_versions WHERE log = $1", row.name)
-    ledgers = [item.ledger_id for item in row.own]
-    deleted = await leave_tombstones(connection, {*ledgers[-DELETED_WITH_LOG_MAX:]} - {*kept})
-    await _release_ledgers(connection, set(ledgers) - deleted)
+    ledgers = {item.ledger_id for item in row.own}
+    # A reader with an older row may know the ledgers that others have replaced since (rule 27c).
+    replaced = await ids_of(connection, ORPHANS_OF_LOG, 0, -1, LOG_LEDGERS_MAX, row.name)
+    latest = sorted({*ledgers, *replaced} - {*kept})[-DELETED_WITH_LOG_MAX:]
+    deleted = await leave_tombstones(connection, latest)
+    await connection.execute(
+        "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])", sorted(deleted)
+    )
+    await _release_ledgers(connection, ledgers - deleted)
     await let_go(connection, row.name, {item.ledger_id for item in row.shared})
     await forget_source(connection, row.name)
     await connection.execute(

@@ -911,6 +911,13 @@ class Store(MetadataLogs):
                 gone.add(item.ledger_id)
             elif ledger is not None:
                 ledger.since_s = self.cluster.now()
+        # Others have replaced them (rule 27c).
+        for number, ledger in list(self.cluster.ledgers.items()):
+            is_placed = ledger.row.log == log.name and number in self.cluster.places
+            is_closed = ledger.row.state is State.CLOSED
+            if is_placed and is_closed and not self.cluster.is_named(number):
+                self.cluster.delete(number)
+                gone.add(number)
         for found in list(self.cluster.transactions.values()):
             if found.log == log.name and found.is_open:
                 self.cluster.abort(found.id)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quorumlog.errors import EntryUnavailable, OwnedByLog, QuorumLogError
+from quorumlog.errors import EntryUnavailable, OwnedByLog, QuorumLogError, WriterLost
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.messages import RewriteDone
 from quorumlog.protocol.log.rewrite import Rewrite
@@ -167,6 +167,78 @@ async def test_a_replaced_ledger_stays_until_bookies_know_what_replaced_it(
 
         assert old in cluster.deleted
         assert cluster.kept_places == two.logs.orphans._kept, "beyond the bound one is forgotten"
+
+
+async def undeleted(gateway: Gateway, values: list[str]) -> tuple[LogMetadata, set[int]]:
+    """The log after a rewrite of all but its last two ledgers, whose process ended before it
+    deleted the old ones; and these.
+    """
+    row = await filled(gateway, values)
+    items = row.items[:-2]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gateway.logs.orphans, "drop", _nothing)
+        done = await gateway.logs.rewrites.rewrite(row, items)
+    assert isinstance(done.log, LogMetadata)
+    return done.log, {item.ledger_id for item in items}
+
+
+async def _nothing(*_args: Any) -> None:
+    """What a process that has ended does."""
+
+
+async def test_a_truncation_releases_the_replaced_ledgers_too() -> None:
+    """Else a rebuild would name them again, with the records that were truncated."""
+    async with a_cluster() as (cluster, (one, two)):
+        row, old = await undeleted(one, ["a", "b", "c", "d"])
+        assert old <= cluster.ledgers.keys()
+
+        await two.logs.truncate("log", 3)
+
+        assert cluster.logs["log"].first_offset == 3
+        assert {row.items[0].ledger_id} | old <= cluster.told_deleted
+        assert {row.items[0].ledger_id} | old <= cluster.deleted.keys()
+        assert await contents(one, 3) == ["d"]
+
+
+async def test_a_truncation_that_releases_nothing_leaves_replaced_ledgers() -> None:
+    """No bookie may know yet what has replaced them."""
+    async with a_cluster() as (cluster, (one, two)):
+        _, old = await undeleted(one, ["a", "b", "c", "d"])
+
+        await two.logs.truncate("log", 0)
+
+        assert not old & cluster.told_deleted
+        assert old <= cluster.ledgers.keys()
+        assert await contents(one) == ["a", "b", "c", "d"]
+
+
+async def test_bookies_know_of_the_deletion_of_a_replaced_ledger_before_the_database(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a truncation finds no ledger to tell them of, and a rebuild finds this one."""
+    async with a_cluster() as (cluster, (one, two)):
+        _, old = await undeleted(one, ["a", "b", "c", "d"])
+
+        async def ends(_ledger_id: int) -> None:
+            raise WriterLost
+
+        monkeypatch.setattr(two.logs.orphans._store, "delete_unnamed", ends)
+        await two.logs.orphans.delete_some(older_than_s=0)
+
+        assert old <= cluster.told_deleted
+        assert old <= cluster.ledgers.keys()
+        assert not cluster.wrong_tombstones
+
+
+async def test_a_deleted_log_takes_the_replaced_ledgers_along() -> None:
+    """Else a reader with older metadata finds the deleted log's records in them."""
+    async with a_cluster() as (cluster, (one, two)):
+        _, old = await undeleted(one, ["a", "b", "c", "d"])
+
+        await two.logs.delete("log")
+
+        assert old <= cluster.told_deleted
+        assert not cluster.ledgers
 
 
 async def test_a_ledger_that_the_log_names_is_no_orphan_whoever_asks() -> None:
