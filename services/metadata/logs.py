@@ -306,6 +306,11 @@ _CLOSED: Final = (
     "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
 )
 """Selects locked ledgers that may replace others (rule 27c)."""
+_WHOLE: Final = (
+    "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
+    " AND NOT coalesce((body ->> 'may_lack_entries')::boolean, false)"
+)
+"""Selects ledgers that a rewrite may replace: readers of others must learn of a loss."""
 _REPLACED: Final = (
     "SELECT ledger_id, lineage -> 'replaced' AS replaced FROM ledgers"
     " WHERE ledger_id = ANY($1::bigint[]) AND lineage IS NOT NULL"
@@ -411,6 +416,8 @@ async def change_row(
     await _require_all(connection, new.name, _CLAIMED, after - before - set(published))
     await _require_all(connection, new.name, _PUBLISHED, published, transaction)
     await _require_all(connection, new.name, _CLOSED, rewritten)
+    for items in rewritten.values():
+        await _require_all(connection, new.name, _WHOLE, [item.ledger_id for item in items])
     replaced = {at: await _replaced(connection, items) for at, items in rewritten.items()}
     placing = replace(new, created_at=old.created_at, attempt=attempt)
     await _place_ledgers(connection, placing, places, attempt, replaced)

@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 
-from quorumlog.errors import EntryUnavailable, OwnedByLog, QuorumLogError, WriterLost
+from quorumlog.errors import (
+    EntryUnavailable,
+    NotEnoughBookies,
+    OwnedByLog,
+    QuorumLogError,
+    WriterLost,
+)
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.messages import RewriteDone
 from quorumlog.protocol.log.rewrite import Rewrite
 from quorumlog.protocol.metadata import State
+from services.gateway.interface import LedgerOptions
 from services.gateway.logs import rewrites, store
 from services.gateway.logs.store import RECENT_S
 from services.gateway.logs.sweep import Sweep
@@ -239,6 +246,26 @@ async def test_a_deleted_log_takes_the_replaced_ledgers_along() -> None:
 
         assert old <= cluster.told_deleted
         assert not cluster.ledgers
+
+
+async def test_the_ledger_of_a_rewrite_has_all_its_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that it replaces had them, and are deleted."""
+    async with a_cluster() as (cluster, (one, _)):
+        row = await filled(one, ["a", "b"])
+        asked: list[bool] = []
+
+        async def too_few(options: LedgerOptions) -> Any:
+            asked.append(options.allow_degraded)
+            raise NotEnoughBookies
+
+        monkeypatch.setattr(one, "create", too_few)
+        done = await one.logs.rewrites.rewrite(row, row.items[:2])
+
+        assert isinstance(done.log, NotEnoughBookies)
+        assert asked == [False]
+        assert cluster.logs["log"] == row
 
 
 async def test_a_ledger_that_the_log_names_is_no_orphan_whoever_asks() -> None:

@@ -12,6 +12,7 @@ from quorumlog.protocol.metadata import REPLACED_MAX, Deletion, LedgerMetadata
 from quorumlog.protocol.transaction import Sealed
 from quorumlog.wire.log_bodies import TRANSACTION_TAG
 from services.metadata import logs as stored
+from tests.support.database import sql
 from tests.support.waiting import until
 from tests.unit.metadata.restores import dump, restore
 from tests.unit.metadata.support import Service, serving
@@ -95,6 +96,23 @@ async def test_only_a_closed_ledger_of_the_log_takes_the_place_of_sealed_ones(
         still_open.ledger_id,
         elsewhere.ledger_id,
     )
+
+
+async def test_a_ledger_that_may_lack_entries_since_a_rewrite_began_is_not_replaced(
+    service: Service, stores: Stores
+) -> None:
+    log, logs = await Written.of(service, 3), LogClient(service.client)
+    new = await closed(service, await create(service, log="events"))
+    await sql(
+        stores,
+        "UPDATE ledgers SET body = jsonb_set(body, '{may_lack_entries}', 'true')"
+        f" WHERE ledger_id = {log.rows[1].ledger_id}",
+    )
+
+    with pytest.raises(InvalidRequest):
+        await logs.cas(log.row.rewritten(log.row.items[:2], new.ledger_id, 9))
+
+    assert (await logs.get("events")).items == log.row.items
 
 
 async def test_a_ledger_that_a_fork_names_outlives_its_rewrite(service: Service) -> None:
