@@ -12,6 +12,7 @@ from typing import Final
 from quorumlog.errors import (
     UNKNOWN,
     DatabaseWentBack,
+    EntryUnavailable,
     NoSuchLedger,
     NoSuchLog,
     OwnedByLog,
@@ -236,51 +237,73 @@ class Orphans:
         """Delete those ledgers that no log or fork names. A later round retries failures."""
         for ledger_id in ledger_ids:
             self._index.drop(ledger_id)
+        unkept = set[int]()
         with contextlib.suppress(QuorumLogError):
-            for ledger in await self._store.unshared(await self._engine.existing(ledger_ids)):
+            ledgers = await self._engine.existing(ledger_ids)
+            rows = {name: await self._row(name) for name in {ledger.log for ledger in ledgers}}
+            for ledger in await self._store.unshared(ledgers):
                 with contextlib.suppress(QuorumLogError):
-                    await self.delete(ledger.ledger_id)
+                    await self._delete(ledger, rows[ledger.log], unkept)
 
     async def delete(self, ledger_id: int) -> None:
         """Delete a ledger if it exists (rule 22). An open ledger is recovered first, so that its
         writer can't continue (rule 27).
 
         Raises: OwnedByLog; NoSuchLedger if another gateway deletes it meanwhile; the errors of a
-        recovery; EntryUnavailable if too few bookies know which ledger has replaced it.
+        recovery; EntryUnavailable if not all members of the ledger that has replaced it know that.
         """
         for ledger in await self._engine.existing([ledger_id]):
-            await self._keep_place(ledger)
-            is_closed = ledger.state is State.CLOSED
-            closed = ledger if is_closed else await self._engine.recover(ledger_id)
-            if ledger.first_offset is not None:
-                # Before a later truncation is answered, which finds only existing ledgers (rule
-                # 18e). No log or fork can name the ledger again.
-                await self._engine.notify_deleted(await self._store.unshared([closed]))
-            await self._store.delete_unnamed(ledger_id)
-            if ledger.first_offset is None:
-                await self._engine.notify_deleted([closed])
-            log.info("orphan-deleted", extra={"ledger": ledger_id})
+            row = await self._row(ledger.log)
+            if not await self._store.unshared([ledger]):
+                raise OwnedByLog("a fork names it", ledger_id=ledger_id, log=ledger.log)
+            await self._delete(ledger, row, set())
 
-    async def _keep_place(self, ledger: LedgerMetadata) -> None:
+    async def _row(self, name: str | None) -> LogMetadata | None:
+        """The metadata of the log of this name, if there is one."""
+        with contextlib.suppress(NoSuchLog):
+            return None if name is None else await self._store.get(name)
+        return None
+
+    async def _delete(
+        self, ledger: LedgerMetadata, row: LogMetadata | None, unkept: set[int]
+    ) -> None:
+        """Delete a ledger. The log's metadata was read after the ledger's, and only then the names
+        of forks: so no log or fork can name the ledger again if it had a place. `unkept` collects
+        ledgers whose places could not be kept.
+        """
+        ledger_id = ledger.ledger_id
+        await self._keep_place(ledger, row, unkept)
+        is_closed = ledger.state is State.CLOSED
+        closed = ledger if is_closed else await self._engine.recover(ledger_id)
+        if ledger.first_offset is not None:
+            # Before a later truncation is answered, which finds only existing ledgers (rule 18e).
+            await self._engine.notify_deleted([closed])
+        await self._store.delete_unnamed(ledger_id)
+        if ledger.first_offset is None:
+            await self._engine.notify_deleted([closed])
+        log.info("orphan-deleted", extra={"ledger": ledger_id})
+
+    async def _keep_place(
+        self, ledger: LedgerMetadata, row: LogMetadata | None, unkept: set[int]
+    ) -> None:
         """Let bookies keep the place of the ledger that has replaced this one: if the database were
         lost, no other ledger would have its records (rule 27c). Raises: EntryUnavailable, OwnedByLog.
         """
-        if ledger.log is None or ledger.first_offset is None:
-            return
-        try:
-            row = await self._store.get(ledger.log)
-        except NoSuchLog:
+        if row is None or ledger.first_offset is None:
             return
         if row.item_of(ledger.ledger_id) is not None:
             raise OwnedByLog("the log names it", ledger_id=ledger.ledger_id, log=ledger.log)
-        if not _has_records_of(row, ledger):
+        item = row.item_at(ledger.first_offset) if _has_records_of(row, ledger) else None
+        if item is None or not item.replaced or item.ledger_id in self._kept:
             return
-        item = row.item_at(ledger.first_offset)
-        if item is not None and item.replaced and item.ledger_id not in self._kept:
-            await self._engine.keep_place(item.ledger_id)
-            if len(self._kept) >= _KEPT_MAX:
-                self._kept.clear()
-            self._kept.add(item.ledger_id)
+        if item.ledger_id in unkept:
+            raise EntryUnavailable("its place is not kept", ledger_id=item.ledger_id)
+        unkept.add(item.ledger_id)
+        await self._engine.keep_place(item.ledger_id)
+        unkept.discard(item.ledger_id)
+        if len(self._kept) >= _KEPT_MAX:
+            self._kept.clear()
+        self._kept.add(item.ledger_id)
 
     async def delete_some(self, *, older_than_s: float) -> bool:
         """Delete some ledgers that have been orphans for this long, or that a transaction did not

@@ -20,7 +20,7 @@ from quorumlog.protocol.log.messages import RewriteDone
 from quorumlog.protocol.log.rewrite import Rewrite
 from quorumlog.protocol.metadata import State
 from services.gateway.interface import LedgerOptions
-from services.gateway.logs import rewrites, store
+from services.gateway.logs import rewrites, store, sweep
 from services.gateway.logs.store import RECENT_S
 from services.gateway.logs.sweep import Sweep
 from tests.model.logs.model import Cluster, Gateway, Store
@@ -65,6 +65,57 @@ async def test_the_sweep_of_the_owner_merges_small_ledgers() -> None:
         assert (one.logs.rewrites.done, one.logs.rewrites.bytes) == (1, merged.bytes)
         await one.logs.append("log", call("more"))
         assert one.logs.ownership.owned == ["log"], "without a takeover"
+
+
+async def test_a_log_whose_retention_always_has_something_to_release_is_merged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sweep, "retained_from", lambda _row, **_: 1)
+    async with a_cluster() as (cluster, (one, _)):
+        await filled(one)
+
+        await swept(one)
+
+        assert cluster.logs["log"].first_offset == 1, "the retention released something"
+        await until(lambda: len(ids(cluster)) == 2, "the ledgers are merged")
+
+
+async def test_a_merge_reads_the_logs_metadata_once_to_delete_the_old_ledgers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_cluster() as (cluster, (one, _)):
+        done, old = await undeleted(one, VALUES)
+        reads: list[str] = []
+        get = one.logs.orphans._store.get
+
+        async def count(name: str) -> LogMetadata:
+            reads.append(name)
+            return await get(name)
+
+        monkeypatch.setattr(one.logs.orphans._store, "get", count)
+        await one.logs.orphans.drop([*old])
+
+        assert reads == [done.name]
+        assert old <= cluster.deleted.keys()
+
+
+async def test_a_place_that_cant_be_kept_is_asked_for_once_for_all_old_ledgers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each time may take as long as a timeout."""
+    async with a_cluster() as (cluster, (one, _)):
+        _, old = await undeleted(one, VALUES)
+        asked: list[int] = []
+
+        async def unkept(ledger_id: int) -> None:
+            asked.append(ledger_id)
+            raise EntryUnavailable(ledger_id=ledger_id)
+
+        monkeypatch.setattr(one, "keep_place", unkept)
+        await one.logs.orphans.drop([*old])
+
+        assert len(asked) == 1
+        assert old <= cluster.ledgers.keys()
 
 
 async def test_a_log_whose_merges_are_off_stays_as_it_is() -> None:
