@@ -13,8 +13,8 @@ import asyncpg
 import orjson
 
 from quorumlog.errors import AlreadyDone, InvalidRequest, LogExists, NoSuchLog
-from quorumlog.protocol.changes import check_log, check_unprotected, rewritten_by
-from quorumlog.protocol.log import LogItem, LogMetadata
+from quorumlog.protocol.changes import check_log, check_unprotected
+from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogItem, LogMetadata
 from quorumlog.protocol.metadata import REPLACED_MAX
 from quorumlog.protocol.once import Once
 from quorumlog.wire.bodies import RowDelete, document_of, json_of, received
@@ -246,9 +246,15 @@ async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[in
     )
     await release_unpublished(connection, [record["id"] for record in ended])
     await connection.execute("DELETE FROM app_versions WHERE log = $1", row.name)
-    ledgers = [item.ledger_id for item in row.own]
-    deleted = await leave_tombstones(connection, {*ledgers[-DELETED_WITH_LOG_MAX:]} - {*kept})
-    await _release_ledgers(connection, set(ledgers) - deleted)
+    ledgers = {item.ledger_id for item in row.own}
+    # A reader with an older row may know the ledgers that others have replaced since (rule 27c).
+    replaced = await sql.ids_of(connection, ORPHANS_OF_LOG, 0, -1, LOG_LEDGERS_MAX, row.name)
+    latest = sorted({*ledgers, *replaced} - {*kept})[-DELETED_WITH_LOG_MAX:]
+    deleted = await leave_tombstones(connection, latest)
+    await connection.execute(
+        "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])", sorted(deleted)
+    )
+    await _release_ledgers(connection, ledgers - deleted)
     await forks.let_go(connection, row.name, {item.ledger_id for item in row.shared})
     await forks.forget_source(connection, row.name)
     await connection.execute(
@@ -276,6 +282,11 @@ _CLOSED: Final = (
     "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
 )
 """Selects locked ledgers that may replace others (rule 27c)."""
+_WHOLE: Final = (
+    "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
+    " AND NOT coalesce((body ->> 'may_lack_entries')::boolean, false)"
+)
+"""Selects ledgers that a rewrite may replace: readers of others must learn of a loss."""
 _REPLACED: Final = (
     "SELECT ledger_id, lineage -> 'replaced' AS replaced FROM ledgers"
     " WHERE ledger_id = ANY($1::bigint[]) AND lineage IS NOT NULL"
@@ -371,8 +382,7 @@ async def change_row(
 
     `published`: ledgers of `transaction` that the log begins to name. Raises: InvalidRequest.
     """
-    check_log(old, new)
-    rewritten = rewritten_by(old, new)
+    rewritten = check_log(old, new)
     before = {item.ledger_id for item in old.items}
     after = {item.ledger_id for item in new.items}
     shared = {item.ledger_id for item in old.shared}
@@ -382,6 +392,8 @@ async def change_row(
     await _require_all(connection, new.name, _CLAIMED, after - before - set(published))
     await _require_all(connection, new.name, _PUBLISHED, published, transaction)
     await _require_all(connection, new.name, _CLOSED, rewritten)
+    for items in rewritten.values():
+        await _require_all(connection, new.name, _WHOLE, [item.ledger_id for item in items])
     replaced = {at: await _replaced(connection, items) for at, items in rewritten.items()}
     placing = replace(new, created_at=old.created_at, attempt=attempt)
     await _place_ledgers(connection, placing, places, attempt, replaced)

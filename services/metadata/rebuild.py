@@ -92,6 +92,9 @@ class _Tally:
     by_log: dict[str, list[LedgerPlace]] = field(default_factory=dict)
     deleted_logs: dict[str, int] = field(default_factory=dict)
     """The highest ledger id of the deleted logs of each name."""
+    deleted_at: dict[str, set[str]] = field(default_factory=dict)
+    """The creation times of the deleted logs of each name. A log's ledgers need not have ascending
+    ids, as some replaced others (rule 27c)."""
     forked: set[int] = field(default_factory=set)
     """Ledgers that were kept when their log was deleted, since forks named them."""
 
@@ -108,6 +111,8 @@ class _Tally:
             if row.deletion in {Deletion.WITH_LOG, Deletion.OF_LOG} and row.log is not None:
                 known = self.deleted_logs.get(row.log, -1)
                 self.deleted_logs[row.log] = max(known, row.ledger_id)
+                if row.lineage is not None and row.lineage.log_created_at:
+                    self.deleted_at.setdefault(row.log, set()).add(row.lineage.log_created_at)
                 if row.deletion is Deletion.OF_LOG:
                     self.forked.add(row.ledger_id)
 
@@ -344,9 +349,13 @@ class _Work:
         existing = await self._tables.log_names()
         unsure: list[rebuild_bodies.RebuildFinding] = []
         for name in sorted(existing | tally.by_log.keys()):
-            through = tally.deleted_logs.get(name, -1)
+            through, deleted_at = tally.deleted_logs.get(name, -1), tally.deleted_at.get(name, ())
             found = tally.by_log.get(name, [])
-            ledgers = [one for one in found if one.ledger_id > through]
+            ledgers = [
+                one
+                for one in found
+                if one.ledger_id > through and one.log_created_at not in deleted_at
+            ]
             if name not in existing and not ledgers and shared >= {one.ledger_id for one in found}:
                 continue  # the log is deleted, and only its forks have these ledgers
             decision = await self._tables.judge_log(
@@ -355,6 +364,7 @@ class _Work:
                 tally.buried,
                 writes=not self._ask.dry_run,
                 deleted_through=through,
+                deleted_at=deleted_at,
                 shared=shared,
                 silent=len(bookies.silent),
             )

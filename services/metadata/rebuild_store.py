@@ -381,11 +381,13 @@ class RebuildTables:
         *,
         writes: bool,
         deleted_through: int = -1,
+        deleted_at: Collection[str] = (),
         shared: Collection[int] = (),
         silent: int = 0,
     ) -> LogDecision:
         """Decide on a log by its ledgers, and with `writes` apply the decision. `buried`: ids that
         get tombstones. `deleted_through`: the last ledger that was deleted with a log of this name.
+        `deleted_at`: the creation times of deleted logs of this name, as far as they are known.
         `shared`: ledgers that forks name. `silent`: how many bookies do not answer or lost their
         data.
         """
@@ -409,7 +411,8 @@ class RebuildTables:
             known = None if record is None or record["body"] is None else log_row_of(record)
             # A log of this name that was created after the deletion names only later ledgers.
             ids = [] if known is None else [item.ledger_id for item in known.own]
-            if known is not None and ids and max(ids) <= deleted_through:
+            is_older = bool(ids) and max(ids) <= deleted_through
+            if known is not None and (is_older or known.created_at in deleted_at):
                 if writes:
                     await bury_log(self._connection, known, kept=shared)
                     # Keep the ledgers from the sweep: forks that name them may not be rebuilt yet.

@@ -23,7 +23,7 @@ from quorumlog.net.sessions import service_session
 from quorumlog.net.timers import HeardClock, Tasks, Timers, awake, restarted
 from quorumlog.protocol.ends import End, end_after
 from quorumlog.protocol.ids import member_name
-from quorumlog.protocol.messages import CasStatus
+from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import Deletion, LedgerMetadata, Writer
 from quorumlog.protocol.once import Once
 from quorumlog.wire.bodies import ServiceHeartbeat
@@ -292,16 +292,32 @@ class Engine:
         await asyncio.gather(*map(copy, ledger_ids))
 
     async def keep_place(self, ledger_id: int) -> None:
-        """Sends members copies of a CLOSED ledger's metadata, which has its place in a log, until an
-        ack quorum has confirmed one (rule 27c). Raises: NoSuchLedger, EntryUnavailable.
+        """Has every member store a copy of a CLOSED ledger's metadata, which has its place in a log
+        (rule 27c). A member confirms its copy once its entries of the ledger are on disk too, also
+        if it defers syncs. Raises: NoSuchLedger, EntryUnavailable.
         """
         row = await self.rows.fresh(ledger_id)
-        copies = await spread(row, self._ports)
-        end = end_after(row, copies, await self.rows.fresh(ledger_id))
-        if row.first_offset is None or end is not End.KEPT:
+        members = {member for fragment in row.fragments for member in fragment.bookies}
+        kept = await asyncio.gather(*[self._keeps_copy(row, member) for member in members])
+        end = end_after(row, sum(kept), await self.rows.fresh(ledger_id))
+        if row.first_offset is None or end is not End.KEPT or not all(kept):
             raise errors.EntryUnavailable(
-                f"{copies} bookies confirmed a copy of the ledger's place", ledger_id=ledger_id
+                f"{sum(kept)} of {len(kept)} members confirmed a copy of the ledger's place",
+                ledger_id=ledger_id,
             )
+
+    async def _keeps_copy(self, row: LedgerMetadata, member: str) -> bool:
+        """Whether a member confirms a copy of the metadata, within the deadline of an add."""
+        answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+
+        def answered(status: Status) -> None:
+            if not answer.done():
+                answer.set_result(status)
+
+        self._ports.bookies.keep_row(member, row.ledger_key, row, answered)
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(answer, self._ports.times.add_s) is Status.OK
+        return False
 
     async def _allowed(self, ledger_id: int, password: str | None) -> LedgerMetadata:
         """Reads the metadata from the primary, and checks the caller's password."""

@@ -270,8 +270,8 @@ class LogDriver:
         the members or the database can't confirm the deletion, the outcome is unknown.
         """
         engine, store = self._ports.engine, self._ports.store
-        deleted = [item.ledger_id for item in row.own[-DELETED_WITH_LOG_MAX:]]
-        ledgers = await engine.existing(deleted)
+        deleted = {*(i.ledger_id for i in row.own), *(await store.placed_orphans(row.name))}
+        ledgers = await engine.existing(sorted(deleted)[-DELETED_WITH_LOG_MAX:])
         other = await store.delete(row)
         if other is None:
             gone = await store.unshared(ledgers)

@@ -281,7 +281,10 @@ class LogManager:
             self.rows.changed(name)
         for service in self._services.values():
             service.log_deleted(name, row.created_at)
-        await self.orphans.drop([item.ledger_id for item in row.items])
+        replaced: Sequence[int] = ()
+        with contextlib.suppress(errors.QuorumLogError):  # the sweep deletes them later
+            replaced = await self._store.placed_orphans(name)
+        await self.orphans.drop([*(item.ledger_id for item in row.items), *replaced])
 
     async def truncate(
         self,
@@ -309,9 +312,9 @@ class LogManager:
         once: Once | None = None,
     ) -> LogView:
         """Release whole ledgers that end below the offset that `begin` returns for the current
-        metadata. If nothing is released, `reports_again` informs the members of ledgers that were
-        released earlier (rule 18e, clause 7): the attempt that released a ledger may have ended
-        before it informed members.
+        metadata. Also releases the ledgers that released ones had replaced, as far as they still
+        exist (rule 27c). `reports_again` informs the members of ledgers that were released earlier
+        too (rule 18e, clause 7): the attempt that released a ledger may have ended before that.
         """
         dropped: Sequence[LedgerMetadata] = ()
 
@@ -322,15 +325,19 @@ class LogManager:
             return changed
 
         row, new = await self._change(name, truncated, once)
+        named = {item.ledger_id for item in new.items}
+        gone = [item for item in row.items if item.ledger_id not in named]
         # Late copies inform members too: they don't know what the first copy released.
-        if reports_again and not dropped:
-            dropped = await self.orphans.of_log(name)
+        if reports_again or any(item.replaced for item in gone):
+            by_id = {ledger.ledger_id: ledger for ledger in dropped}
+            by_id |= {ledger.ledger_id: ledger for ledger in await self.orphans.released(new)}
+            dropped = list(by_id.values())
         # The release of these ledgers is final, even if the sweep deletes them later (rule 18e).
         await self._engine.notify_deleted(await self._store.unshared(dropped))
         if dropped:
             await self._store.require(name, lambda now: now is None or _is_past(now, new))
-        named = {item.ledger_id for item in new.items}
-        await self.orphans.drop([i.ledger_id for i in row.items if i.ledger_id not in named])
+        ids = dict.fromkeys(item.ledger_id for item in gone)
+        await self.orphans.drop([*(ids | dict.fromkeys(one.ledger_id for one in dropped))])
         return await self.views.view(new)
 
     async def change(

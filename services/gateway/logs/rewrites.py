@@ -136,8 +136,11 @@ class _RewriteDriver(LogDriver):
         match question:
             case messages.CreateLedger(row):
                 options = options_of(row)
-                options = replace(options, tags=(*options.tags, (REWRITE_TAG, "true")))
-                return await self._ports.engine.create(options)
+                tags = (*options.tags, (REWRITE_TAG, "true"))
+                # The old ledgers, which have all their copies, are deleted (rule 29).
+                return await self._ports.engine.create(
+                    replace(options, tags=tags, allow_degraded=False)
+                )
             case messages.WriteBatches():
                 return await self._write(question)
             case messages.SwapLog(row):

@@ -12,6 +12,7 @@ from typing import Final
 from quorumlog.errors import (
     UNKNOWN,
     DatabaseWentBack,
+    EntryUnavailable,
     NoSuchLedger,
     NoSuchLog,
     OwnedByLog,
@@ -83,6 +84,15 @@ class MetadataLogs:
             raise error.with_outcome(UNKNOWN) from error
         return [row for row in let_go if row.ledger_id not in shared]
 
+    async def placed_orphans(self, name: str) -> Sequence[int]:
+        """The ledgers that had a place in a log of this name, and that no log or fork names."""
+        found: list[int] = []
+        while page := await self.orphans(
+            older_than_s=0, after=found[-1] if found else None, limit=_PAGE, log=name
+        ):
+            found += page
+        return found
+
     async def require(self, name: str, has: Callable[[LogMetadata | None], bool]) -> None:
         """Check that the database still has a change that bookies know of, before the client learns
         of it. The response to the change may have come from a database that was lost since (rule
@@ -127,6 +137,13 @@ class MetadataLogs:
             assert row is not None, "a refused compare-and-swap carries the row"
             return RowChanged(row)
         return Committed(done, row)
+
+
+def _has_records_of(row: LogMetadata, ledger: LedgerMetadata) -> bool:
+    """Whether a ledger had a place in this log at which the log still has records."""
+    created_at = "" if ledger.lineage is None else ledger.lineage.log_created_at
+    is_of_log = created_at in {"", row.created_at}
+    return is_of_log and (ledger.first_offset or 0) >= row.first_offset
 
 
 class LogRows:
@@ -204,56 +221,89 @@ class Orphans:
         self._kept: set[int] = set()
         """Ledgers that have replaced others and whose places bookies keep."""
 
-    async def of_log(self, name: str) -> Sequence[LedgerMetadata]:
-        """All orphans that were created for logs of this name."""
-        found: list[LedgerMetadata] = []
-        after: int | None = None
-        while ids := await self._store.orphans(older_than_s=0, after=after, log=name):
-            after = ids[-1]
-            found += await self._engine.existing(ids)
-        return found
+    async def released(self, row: LogMetadata) -> Sequence[LedgerMetadata]:
+        """The existing ledgers that the log, or earlier logs of its name, have released. Those with
+        records that the log still has are left out: another ledger has replaced them (rule 27c).
+
+        Raises: the error of the request, with outcome `unknown`, as `unshared` does.
+        """
+        try:
+            found = await self._engine.existing(await self._store.placed_orphans(row.name))
+        except QuorumLogError as error:
+            raise error.with_outcome(UNKNOWN) from error
+        return [ledger for ledger in found if not _has_records_of(row, ledger)]
 
     async def drop(self, ledger_ids: Sequence[int]) -> None:
         """Delete those ledgers that no log or fork names. A later round retries failures."""
         for ledger_id in ledger_ids:
             self._index.drop(ledger_id)
+        unkept = set[int]()
         with contextlib.suppress(QuorumLogError):
-            for ledger in await self._store.unshared(await self._engine.existing(ledger_ids)):
+            ledgers = await self._engine.existing(ledger_ids)
+            rows = {name: await self._row(name) for name in {ledger.log for ledger in ledgers}}
+            for ledger in await self._store.unshared(ledgers):
                 with contextlib.suppress(QuorumLogError):
-                    await self.delete(ledger.ledger_id)
+                    await self._delete(ledger, rows[ledger.log], unkept)
 
     async def delete(self, ledger_id: int) -> None:
         """Delete a ledger if it exists (rule 22). An open ledger is recovered first, so that its
         writer can't continue (rule 27).
 
         Raises: OwnedByLog; NoSuchLedger if another gateway deletes it meanwhile; the errors of a
-        recovery; EntryUnavailable if too few bookies know which ledger has replaced it.
+        recovery; EntryUnavailable if not all members of the ledger that has replaced it know that.
         """
         for ledger in await self._engine.existing([ledger_id]):
-            await self._keep_place(ledger)
-            is_closed = ledger.state is State.CLOSED
-            closed = ledger if is_closed else await self._engine.recover(ledger_id)
-            await self._store.delete_unnamed(ledger_id)
-            await self._engine.notify_deleted([closed])
-            log.info("orphan-deleted", extra={"ledger": ledger_id})
+            row = await self._row(ledger.log)
+            if not await self._store.unshared([ledger]):
+                raise OwnedByLog("a fork names it", ledger_id=ledger_id, log=ledger.log)
+            await self._delete(ledger, row, set())
 
-    async def _keep_place(self, ledger: LedgerMetadata) -> None:
+    async def _row(self, name: str | None) -> LogMetadata | None:
+        """The metadata of the log of this name, if there is one."""
+        with contextlib.suppress(NoSuchLog):
+            return None if name is None else await self._store.get(name)
+        return None
+
+    async def _delete(
+        self, ledger: LedgerMetadata, row: LogMetadata | None, unkept: set[int]
+    ) -> None:
+        """Delete a ledger. The log's metadata was read after the ledger's, and only then the names
+        of forks: so no log or fork can name the ledger again if it had a place. `unkept` collects
+        ledgers whose places could not be kept.
+        """
+        ledger_id = ledger.ledger_id
+        await self._keep_place(ledger, row, unkept)
+        is_closed = ledger.state is State.CLOSED
+        closed = ledger if is_closed else await self._engine.recover(ledger_id)
+        if ledger.first_offset is not None:
+            # Before a later truncation is answered, which finds only existing ledgers (rule 18e).
+            await self._engine.notify_deleted([closed])
+        await self._store.delete_unnamed(ledger_id)
+        if ledger.first_offset is None:
+            await self._engine.notify_deleted([closed])
+        log.info("orphan-deleted", extra={"ledger": ledger_id})
+
+    async def _keep_place(
+        self, ledger: LedgerMetadata, row: LogMetadata | None, unkept: set[int]
+    ) -> None:
         """Let bookies keep the place of the ledger that has replaced this one: if the database were
         lost, no other ledger would have its records (rule 27c). Raises: EntryUnavailable, OwnedByLog.
         """
-        if ledger.log is None or ledger.first_offset is None:
+        if row is None or ledger.first_offset is None:
             return
-        try:
-            item = (await self._store.get(ledger.log)).item_at(ledger.first_offset)
-        except NoSuchLog:
-            return
-        if item is not None and item.ledger_id == ledger.ledger_id:
+        if row.item_of(ledger.ledger_id) is not None:
             raise OwnedByLog("the log names it", ledger_id=ledger.ledger_id, log=ledger.log)
-        if item is not None and item.replaced and item.ledger_id not in self._kept:
-            await self._engine.keep_place(item.ledger_id)
-            if len(self._kept) >= _KEPT_MAX:
-                self._kept.clear()
-            self._kept.add(item.ledger_id)
+        item = row.item_at(ledger.first_offset) if _has_records_of(row, ledger) else None
+        if item is None or not item.replaced or item.ledger_id in self._kept:
+            return
+        if item.ledger_id in unkept:
+            raise EntryUnavailable("its place is not kept", ledger_id=item.ledger_id)
+        unkept.add(item.ledger_id)
+        await self._engine.keep_place(item.ledger_id)
+        unkept.discard(item.ledger_id)
+        if len(self._kept) >= _KEPT_MAX:
+            self._kept.clear()
+        self._kept.add(item.ledger_id)
 
     async def delete_some(self, *, older_than_s: float) -> bool:
         """Delete some ledgers that have been orphans for this long, or that a transaction did not

@@ -207,8 +207,7 @@ class Sweep:
         begin = partial(retained_from, now_ms=self._now_ms())
         if begin(row) > row.first_offset and (is_owned or not row.unsealed):
             await self._logs.retain(row.name, begin)
-        else:
-            self._logs.rewrites.want(row)
+        self._logs.rewrites.want(row)
 
 
 @dataclass(slots=True)

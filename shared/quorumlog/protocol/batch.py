@@ -325,9 +325,14 @@ def placed(
     return b"".join((head, *carried, rest[at:]))
 
 
-def moved(data: bytes, *, records_before: int, append_time_ms: int) -> bytes:
-    """A stored batch, packed or plain, for another place in another ledger (rule 27c)."""
+def moved(
+    data: bytes, *, records_before: int, append_time_ms: int, after_producer: bool = False
+) -> bytes:
+    """A stored batch, packed or plain, for another place in another ledger (rule 27c).
+    `after_producer`: whether a producer's batch precedes it there.
+    """
     version, flags, marks, count, _, _ = _HEAD.unpack_from(data)
+    flags = flags & ~_AFTER_PRODUCER | (_AFTER_PRODUCER if after_producer else 0)
     head = _HEAD.pack(version, flags, marks, count, append_time_ms, records_before)
     return b"".join((head, memoryview(data)[_HEAD.size :]))
 

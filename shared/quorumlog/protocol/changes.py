@@ -5,8 +5,10 @@ too. The checks compare two versions of metadata. Parsing checks each single ver
 (`LedgerMetadata.check`, `LogMetadata.check`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice, takewhile
 from typing import Final
 
 from quorumlog.errors import IncarnationUsed, InvalidRequest, LogProtected, StaleMember
@@ -234,8 +236,10 @@ def check_new_incarnation(name: str, incarnation: int, named: int) -> None:
 # --- logs -----------------------------------------------------------------------------------------
 
 
-def check_log(old: LogMetadata, new: LogMetadata) -> None:
-    """Raise InvalidRequest unless one change may turn the log `old` into `new`."""
+def check_log(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem, ...]]:
+    """Raise InvalidRequest unless one change may turn the log `old` into `new`. Returns what
+    `rewritten_by` does.
+    """
     problems: _Problems = []
     if new.settings != old.settings.with_limits(new.settings.limits):
         problems.append(("/row/settings", "only the limits may change"))
@@ -270,7 +274,7 @@ def check_log(old: LogMetadata, new: LogMetadata) -> None:
             if known is not None and getattr(item, field) != known:
                 problems.append((f"/row/items/{index}/{field}", "once known, never changes"))
     _raise(problems, log=old.name)
-    rewritten_by(old, new)
+    return rewritten_by(old, new)
 
 
 def rewritten_by(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem, ...]]:
@@ -278,25 +282,33 @@ def rewritten_by(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem,
     the first to the last offset of the one that replaces them, and none from which a takeover
     replays (rule 27c). Raises: InvalidRequest.
     """
-    found: dict[int, tuple[LogItem, ...]] = {}
+    known_end, found = old.known_end, dict[int, tuple[LogItem, ...]]()
+    before = {item.ledger_id for item in old.items}
+    after = {item.ledger_id for item in new.items}
+    starts: dict[int | None, int] = {}
+    for at, item in enumerate(old.items):
+        starts.setdefault(item.first_offset, at)  # an empty ledger follows
     for index, item in enumerate(new.items):
         first, last = item.first_offset, item.last_offset
-        if first is None or first >= old.known_end or old.item_of(item.ledger_id) is not None:
+        if first is None or first >= known_end or item.ledger_id in before:
             continue
-        within = tuple(
-            one
-            for one in old.items
-            if last is not None
-            and one.last_offset is not None
-            and new.item_of(one.ledger_id) is None
-            and first <= (one.first_offset or 0) <= one.last_offset + 1 <= last + 1
-        )
-        ends = (within[0].first_offset, within[-1].last_offset) if within else None
-        if ends != (first, last) or not old.names_sealed(within):
+        begin = starts.get(first, len(old.items))
+        within = tuple(takewhile(partial(_is_within, last, after), islice(old.items, begin, None)))
+        if not within or within[-1].last_offset != last or not old.may_rewrite(within):
             detail = "replaces no adjacent sealed ledgers of the log (rule 27c)"
             _raise([(f"/row/items/{index}", detail)], log=old.name)
         found[item.ledger_id] = within
     return found
+
+
+def _is_within(last: int | None, after: Collection[int], item: LogItem) -> bool:
+    """Whether a ledger is sealed at or below the offset `last`, and not one of `after`."""
+    return (
+        last is not None
+        and item.last_offset is not None
+        and item.last_offset <= last
+        and item.ledger_id not in after
+    )
 
 
 def check_unprotected(log: LogMetadata) -> None:

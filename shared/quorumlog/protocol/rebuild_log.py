@@ -176,8 +176,10 @@ def decide_log(
             or found.misplaced(items)
             or found.gap(items)
         )
-    if known is not None and known.state is LogState.CLOSED and fresh:
-        problem = f"the log is CLOSED, and ledger {fresh[0].ledger_id} was written later"
+    # A rewrite has records of the log, and never takes the place of its last ledger (rule 27c).
+    later = [item for item in fresh if not item.replaced or item.ledger_id == items[-1].ledger_id]
+    if known is not None and known.state is LogState.CLOSED and later:
+        problem = f"the log is CLOSED, and ledger {later[0].ledger_id} was written later"
     if problem:
         return LogDecision(Action.CONFLICT, None, problem, unplaced)
     items = found.with_ends(items, now_ms=now_ms)

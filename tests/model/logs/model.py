@@ -35,7 +35,7 @@ from quorumlog.errors import (
     WriterLost,
 )
 from quorumlog.net.gateway_clients import TransactionClient
-from quorumlog.protocol.changes import check_log, check_unprotected, published_by, rewritten_by
+from quorumlog.protocol.changes import check_log, check_unprotected, published_by
 from quorumlog.protocol.heads import LogHead
 from quorumlog.protocol.log import Expiry, LogItem, LogMetadata
 from quorumlog.protocol.log.messages import (
@@ -858,14 +858,13 @@ class Store(MetadataLogs):
     def _replace(self, current: LogMetadata, log: LogMetadata) -> LogMetadata:
         new = replace(log, version=log.version + 1)
         new.check()
-        check_log(current, new)
+        rewrites = check_log(current, new)
         for item in new.items:
             if item.ledger_id in self.cluster.deleted:
                 raise InvalidRequest(f"ledger {item.ledger_id} does not exist")
             if item.last_offset is not None:
                 state = self.cluster.ledgers[item.ledger_id].row.state
                 assert state is State.CLOSED, "rules 23 and 28: an end that is none"
-        rewrites = rewritten_by(current, new)
         self.cluster.replaced_by |= {
             item.ledger_id: by for by, items in rewrites.items() for item in items
         }
@@ -912,6 +911,13 @@ class Store(MetadataLogs):
                 gone.add(item.ledger_id)
             elif ledger is not None:
                 ledger.since_s = self.cluster.now()
+        # Others have replaced them (rule 27c).
+        for number, ledger in list(self.cluster.ledgers.items()):
+            is_placed = ledger.row.log == log.name and number in self.cluster.places
+            is_closed = ledger.row.state is State.CLOSED
+            if is_placed and is_closed and not self.cluster.is_named(number):
+                self.cluster.delete(number)
+                gone.add(number)
         for found in list(self.cluster.transactions.values()):
             if found.log == log.name and found.is_open:
                 self.cluster.abort(found.id)

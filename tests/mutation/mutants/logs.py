@@ -600,7 +600,7 @@ LOG_MUTANTS: Final = (
     Patch(LogDriver, "_delete", told_untold).mutant(
         "a log's deletion is told though its members were not", "rule 18e"
     ),
-    Patch(Orphans, "of_log", lambda _original: _none).mutant(
+    Patch(Orphans, "released", lambda _original: _none).mutant(
         "a repeated truncation tells no member", "rule 18e"
     ),
     Patch(Owner, "_must_wait", while_it_lives).mutant(

@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 
-from quorumlog.errors import EntryUnavailable, OwnedByLog, QuorumLogError
+from quorumlog.errors import (
+    EntryUnavailable,
+    NotEnoughBookies,
+    OwnedByLog,
+    QuorumLogError,
+    WriterLost,
+)
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.messages import RewriteDone
 from quorumlog.protocol.log.rewrite import Rewrite
 from quorumlog.protocol.metadata import State
-from services.gateway.logs import rewrites, store
+from services.gateway.interface import LedgerOptions
+from services.gateway.logs import rewrites, store, sweep
 from services.gateway.logs.store import RECENT_S
 from services.gateway.logs.sweep import Sweep
 from tests.model.logs.model import Cluster, Gateway, Store
@@ -58,6 +65,57 @@ async def test_the_sweep_of_the_owner_merges_small_ledgers() -> None:
         assert (one.logs.rewrites.done, one.logs.rewrites.bytes) == (1, merged.bytes)
         await one.logs.append("log", call("more"))
         assert one.logs.ownership.owned == ["log"], "without a takeover"
+
+
+async def test_a_log_whose_retention_always_has_something_to_release_is_merged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sweep, "retained_from", lambda _row, **_: 1)
+    async with a_cluster() as (cluster, (one, _)):
+        await filled(one)
+
+        await swept(one)
+
+        assert cluster.logs["log"].first_offset == 1, "the retention released something"
+        await until(lambda: len(ids(cluster)) == 2, "the ledgers are merged")
+
+
+async def test_a_merge_reads_the_logs_metadata_once_to_delete_the_old_ledgers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_cluster() as (cluster, (one, _)):
+        done, old = await undeleted(one, VALUES)
+        reads: list[str] = []
+        get = one.logs.orphans._store.get
+
+        async def count(name: str) -> LogMetadata:
+            reads.append(name)
+            return await get(name)
+
+        monkeypatch.setattr(one.logs.orphans._store, "get", count)
+        await one.logs.orphans.drop([*old])
+
+        assert reads == [done.name]
+        assert old <= cluster.deleted.keys()
+
+
+async def test_a_place_that_cant_be_kept_is_asked_for_once_for_all_old_ledgers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each time may take as long as a timeout."""
+    async with a_cluster() as (cluster, (one, _)):
+        _, old = await undeleted(one, VALUES)
+        asked: list[int] = []
+
+        async def unkept(ledger_id: int) -> None:
+            asked.append(ledger_id)
+            raise EntryUnavailable(ledger_id=ledger_id)
+
+        monkeypatch.setattr(one, "keep_place", unkept)
+        await one.logs.orphans.drop([*old])
+
+        assert len(asked) == 1
+        assert old <= cluster.ledgers.keys()
 
 
 async def test_a_log_whose_merges_are_off_stays_as_it_is() -> None:
@@ -167,6 +225,98 @@ async def test_a_replaced_ledger_stays_until_bookies_know_what_replaced_it(
 
         assert old in cluster.deleted
         assert cluster.kept_places == two.logs.orphans._kept, "beyond the bound one is forgotten"
+
+
+async def undeleted(gateway: Gateway, values: list[str]) -> tuple[LogMetadata, set[int]]:
+    """The log after a rewrite of all but its last two ledgers, whose process ended before it
+    deleted the old ones; and these.
+    """
+    row = await filled(gateway, values)
+    items = row.items[:-2]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gateway.logs.orphans, "drop", _nothing)
+        done = await gateway.logs.rewrites.rewrite(row, items)
+    assert isinstance(done.log, LogMetadata)
+    return done.log, {item.ledger_id for item in items}
+
+
+async def _nothing(*_args: Any) -> None:
+    """What a process that has ended does."""
+
+
+async def test_a_truncation_releases_the_replaced_ledgers_too() -> None:
+    """Else a rebuild would name them again, with the records that were truncated."""
+    async with a_cluster() as (cluster, (one, two)):
+        row, old = await undeleted(one, ["a", "b", "c", "d"])
+        assert old <= cluster.ledgers.keys()
+
+        await two.logs.truncate("log", 3)
+
+        assert cluster.logs["log"].first_offset == 3
+        assert {row.items[0].ledger_id} | old <= cluster.told_deleted
+        assert {row.items[0].ledger_id} | old <= cluster.deleted.keys()
+        assert await contents(one, 3) == ["d"]
+
+
+async def test_a_truncation_that_releases_nothing_leaves_replaced_ledgers() -> None:
+    """No bookie may know yet what has replaced them."""
+    async with a_cluster() as (cluster, (one, two)):
+        _, old = await undeleted(one, ["a", "b", "c", "d"])
+
+        await two.logs.truncate("log", 0)
+
+        assert not old & cluster.told_deleted
+        assert old <= cluster.ledgers.keys()
+        assert await contents(one) == ["a", "b", "c", "d"]
+
+
+async def test_bookies_know_of_the_deletion_of_a_replaced_ledger_before_the_database(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a truncation finds no ledger to tell them of, and a rebuild finds this one."""
+    async with a_cluster() as (cluster, (one, two)):
+        _, old = await undeleted(one, ["a", "b", "c", "d"])
+
+        async def ends(_ledger_id: int) -> None:
+            raise WriterLost
+
+        monkeypatch.setattr(two.logs.orphans._store, "delete_unnamed", ends)
+        await two.logs.orphans.delete_some(older_than_s=0)
+
+        assert old <= cluster.told_deleted
+        assert old <= cluster.ledgers.keys()
+        assert not cluster.wrong_tombstones
+
+
+async def test_a_deleted_log_takes_the_replaced_ledgers_along() -> None:
+    """Else a reader with older metadata finds the deleted log's records in them."""
+    async with a_cluster() as (cluster, (one, two)):
+        _, old = await undeleted(one, ["a", "b", "c", "d"])
+
+        await two.logs.delete("log")
+
+        assert old <= cluster.told_deleted
+        assert not cluster.ledgers
+
+
+async def test_the_ledger_of_a_rewrite_has_all_its_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that it replaces had them, and are deleted."""
+    async with a_cluster() as (cluster, (one, _)):
+        row = await filled(one, ["a", "b"])
+        asked: list[bool] = []
+
+        async def too_few(options: LedgerOptions) -> Any:
+            asked.append(options.allow_degraded)
+            raise NotEnoughBookies
+
+        monkeypatch.setattr(one, "create", too_few)
+        done = await one.logs.rewrites.rewrite(row, row.items[:2])
+
+        assert isinstance(done.log, NotEnoughBookies)
+        assert asked == [False]
+        assert cluster.logs["log"] == row
 
 
 async def test_a_ledger_that_the_log_names_is_no_orphan_whoever_asks() -> None:

@@ -450,6 +450,10 @@ async def test_a_log_that_was_deleted_in_the_lost_history_is_deleted_again(
             await keep(running["b1"], first)
             # `new` is another log than the one that had its name, and had an earlier ledger.
             deleted = replace(first, ledger_id=first.ledger_id + (100 if name == "old" else -1))
+            if name == "new":
+                assert deleted.lineage is not None
+                earlier = "2020-01-02T03:04:05.000001Z"
+                deleted = replace(deleted, lineage=replace(deleted.lineage, log_created_at=earlier))
             tombstone = deleted.closed(last_entry=4, length=50).deleted(deletion=Deletion.WITH_LOG)
             await keep(running["b1"], tombstone)
 

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from loadtest.stores import Stores
-from quorumlog.errors import InvalidRequest, OwnedByLog
+from quorumlog.errors import InvalidRequest, NoSuchLedger, OwnedByLog
 from quorumlog.net.gateway_clients import LogClient, TransactionClient
 from quorumlog.protocol.log import LogMetadata
-from quorumlog.protocol.metadata import REPLACED_MAX, LedgerMetadata
+from quorumlog.protocol.metadata import REPLACED_MAX, Deletion, LedgerMetadata
 from quorumlog.protocol.transaction import Sealed
 from quorumlog.wire.log_bodies import TRANSACTION_TAG
 from services.metadata import logs as stored
+from tests.support.database import sql
 from tests.support.waiting import until
 from tests.unit.metadata.restores import dump, restore
 from tests.unit.metadata.support import Service, serving
@@ -97,6 +98,23 @@ async def test_only_a_closed_ledger_of_the_log_takes_the_place_of_sealed_ones(
     )
 
 
+async def test_a_ledger_that_may_lack_entries_since_a_rewrite_began_is_not_replaced(
+    service: Service, stores: Stores
+) -> None:
+    log, logs = await Written.of(service, 3), LogClient(service.client)
+    new = await closed(service, await create(service, log="events"))
+    await sql(
+        stores,
+        "UPDATE ledgers SET body = jsonb_set(body, '{may_lack_entries}', 'true')"
+        f" WHERE ledger_id = {log.rows[1].ledger_id}",
+    )
+
+    with pytest.raises(InvalidRequest):
+        await logs.cas(log.row.rewritten(log.row.items[:2], new.ledger_id, 9))
+
+    assert (await logs.get("events")).items == log.row.items
+
+
 async def test_a_ledger_that_a_fork_names_outlives_its_rewrite(service: Service) -> None:
     log, logs = await Written.of(service, 4), LogClient(service.client)
     ids = [one.ledger_id for one in log.rows]
@@ -113,6 +131,48 @@ async def test_a_ledger_that_a_fork_names_outlives_its_rewrite(service: Service)
     await logs.delete(fork)
     assert await logs.orphans(older_than_s=0) == (*ids[:3],)
     await logs.delete_unnamed(ids[0])
+
+
+async def test_a_deleted_log_takes_the_replaced_ledgers_along(service: Service) -> None:
+    log, logs = await Written.of(service, 4), LogClient(service.client)
+    fork, _ = await logs.fork(replace(LOG, name="fork"), log.row, 5)
+    row, new = await rewrite(service, log.row, 0, 3)
+    shared, *old = (one.ledger_id for one in log.rows[:3])
+
+    await logs.delete(row)
+
+    for ledger_id in (*old, new.ledger_id, log.rows[3].ledger_id):
+        with pytest.raises(NoSuchLedger):
+            await service.client.get(ledger_id)
+    assert (await service.client.get(shared)).ledger_id == shared, "a fork names it"
+    assert await logs.orphans(older_than_s=0) == ()
+    await logs.delete(fork)
+    assert await logs.orphans(older_than_s=0) == (shared,)
+
+
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "restored"])
+async def test_a_deleted_log_stays_deleted_whatever_the_ids_of_its_ledgers(
+    stores: Stores, bookies: Bookies, *, is_lost: bool
+) -> None:
+    """The ledger of a rewrite has a higher id than the log's later ledgers."""
+    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
+        await until_ready(running["b1"])
+        log = await Written.of(service, 4)
+        row, new = await rewrite(service, log.row, 0, 3)
+        file = await dump(stores, bookies.folder / "dump")
+        last = log.rows[3].deleted(deletion=Deletion.WITH_LOG)
+        await keep(running["b1"], *log.rows[:3], new, last)
+        await LogClient(service.client).delete(row)
+    if is_lost:
+        await lose_database(stores)
+    else:
+        await restore(stores, file)
+
+    async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
+        await rebuilt(service, bookies, running)
+        found, _ = await LogClient(service.client).list()
+
+    assert found == []
 
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "restored"])

@@ -1,12 +1,13 @@
 """Which ledgers a log merges: few stay, and each byte is rewritten a few times (rule 27c)."""
 
-import math
+import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
-from quorumlog.protocol.log.merge import GROWTH, MERGED_MIN, next_merge
+from quorumlog.protocol.log.merge import MERGED_MIN, next_merge
 from quorumlog.protocol.metadata import REPLACED_MAX
 from quorumlog.protocol.quorum import Quorum
 
@@ -64,12 +65,39 @@ def test_a_merge_is_as_large_as_the_settings_allow() -> None:
     assert ids(replace(many, items=(*full, many.items[-1]))) == [*range(9)]
 
 
-@pytest.mark.parametrize("size", [300, 40_000])
-def test_a_log_that_gets_a_ledger_each_second_has_few_after_a_day(size: int) -> None:
-    row, written, most, following = log(size), 0, 0, 10**6
-    for second in range(1, 86_400):
-        item = replace(row.items[-1], last_offset=10 * second + 9, bytes=size, sealed_ms=second)
+def test_a_gap_between_larger_ones_is_merged_once() -> None:
+    gap = [1000, 9000, *[1000] * (MERGED_MIN - 2)]
+
+    assert ids(log(MIB, *gap, MIB)) == [*range(1, MERGED_MIN + 1)]
+    assert ids(log(MIB, *gap[1:], MIB)) == []
+    assert ids(log(MIB, *gap)) == [], "others may join them"
+    assert ids(log(MIB, 9000 + 1000 * (MERGED_MIN - 1), MIB)) == []
+
+
+def alike(_: random.Random) -> int:
+    return 300
+
+
+def spread(sizes: random.Random) -> int:
+    """A few ledgers have most of the bytes."""
+    return int(1000 * sizes.paretovariate(0.8))
+
+
+def mixed(sizes: random.Random) -> int:
+    return 4 * MIB if sizes.random() < 0.02 else 2000
+
+
+@pytest.mark.parametrize("size", [alike, spread, mixed])
+def test_a_log_that_gets_a_ledger_each_second_has_few_after_a_day(
+    size: Callable[[random.Random], int],
+) -> None:
+    sizes = random.Random(7)
+    row, written, got, most, following = log(), 0, 0, 0, 10**6
+    for second in range(86_400):
+        new = size(sizes)
+        item = replace(row.items[-1], last_offset=10 * second + 9, bytes=new, sealed_ms=second)
         row = replace(row, items=(*row.items[:-1], item, LogItem(second + 1, 10 * second + 10)))
+        got += new if new < row.settings.merge_below_bytes else 0
         if second % 30 == 0:
             while items := next_merge(row):
                 following += 1
@@ -81,4 +109,4 @@ def test_a_log_that_gets_a_ledger_each_second_has_few_after_a_day(size: int) -> 
     row.check()
     assert most < 500
     assert max(item.replaced for item in row.items) <= REPLACED_MAX
-    assert written < 86_400 * size * math.log(2 * 64 * MIB / size, GROWTH)
+    assert written < 6 * got

@@ -8,7 +8,7 @@ import pytest
 
 from quorumlog.protocol import rebuild_log
 from quorumlog.protocol.ids import NO_ENTRY
-from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, LogState
 from quorumlog.protocol.metadata import DigestKind, Lineage
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rebuild import Action
@@ -98,6 +98,36 @@ def test_the_last_of_two_rewrites_is_in_the_log(
     ledgers = [one for one in (*OLD, MERGED) if one.ledger_id not in gone]
 
     assert items(rebuilt(*ledgers, AGAIN, LAST, known=known, deleted=gone)) == TWICE
+
+
+CLOSED: Final = replace(
+    KNOWN,
+    items=(*KNOWN.items[:-1], replace(KNOWN.items[-1], last_offset=49, bytes=9, sealed_ms=1)),
+).closed()
+ENDED: Final = replace(LAST, last_entry=3)
+
+
+@pytest.mark.parametrize("gone", [(), (2,), (2, 3)], ids=["none", "one", "all"])
+def test_a_restored_closed_log_gets_its_rewrite_and_stays_closed(gone: tuple[int, ...]) -> None:
+    """Else it would name the old ledgers, which are deleted."""
+    kept = [one for one in OLD if one.ledger_id not in gone]
+
+    decision = rebuilt(*kept, MERGED, ENDED, known=CLOSED, deleted=gone)
+
+    assert items(decision) == [*ONCE[:3], (6, 40, 49)]
+    assert decision.row is not None
+    assert (decision.row.state, decision.row.end_offset) == (LogState.CLOSED, 50)
+    assert decision.row.known_end == CLOSED.known_end
+
+
+@pytest.mark.parametrize("replaced", [(), ((6, 40),)], ids=["ledger", "rewrite"])
+def test_a_closed_log_gets_no_ledger_behind_its_end(replaced: Places) -> None:
+    before = ((2, 10), (3, 20), (4, 30), (6, 40))
+    later = place(8, 50, *before, replaced=()) if not replaced else place(8, 40, replaced=replaced)
+
+    decision = rebuilt(*OLD, ENDED, later, known=CLOSED)
+
+    assert decision.action is Action.CONFLICT
 
 
 def test_a_restored_database_of_between_two_rewrites_gets_the_last_one() -> None:

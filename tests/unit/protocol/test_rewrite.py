@@ -1,8 +1,8 @@
 """A rewrite as a machine, what it makes of a log's row, and which changes of a row are rewrites (rule 27c)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -43,9 +43,13 @@ LAST = LogItem(4, 10)
 LOG = LogMetadata("log", LogSettings(Quorum(1, 1, 1)), (*ITEMS, LAST), version=9, first_offset=4)
 
 
-def entry(count: int, before: int, time_ms: int, **options: Any) -> bytes:
+def entry(
+    count: int, before: int, time_ms: int, *, after_producer: bool = True, **options: Any
+) -> bytes:
     data = batch.encode([Record(b"%d" % n) for n in range(count)], **options)
-    return batch.placed(data, append_time_ms=time_ms, records_before=before, after_producer=True)
+    return batch.placed(
+        data, append_time_ms=time_ms, records_before=before, after_producer=after_producer
+    )
 
 
 FIRST = (entry(1, 0, 70), entry(1, 1, 71, producer=ProducerSeq("p", 0, 3)))
@@ -110,6 +114,28 @@ def test_the_batches_are_written_at_the_same_offsets_and_times() -> None:
     assert head == replace(before, records_before=2, append_time_ms=77)
     assert batch.content(moved) == batch.content(SECOND[0])
     assert batch.decode(packed.unpack(moved))[1] == batch.decode(packed.unpack(SECOND[0]))[1]
+
+
+@pytest.mark.parametrize("flags", [(0, 0, 1), (0, 1, 1), (1, 1, 1), (0, 0, 0)])
+def test_the_last_batch_tells_whether_any_before_it_is_of_a_producer(
+    flags: tuple[int, int, int],
+) -> None:
+    """A takeover that would replay the new ledger looks at its last batch alone."""
+    has_producer = any(flags)
+    producer = ProducerSeq("p", 0, 3) if has_producer and not flags[0] else None
+    old = (
+        entry(1, 0, 70, after_producer=bool(flags[0]), producer=producer if flags[1] else None),
+        entry(1, 1, 71, after_producer=bool(flags[1]), producer=None if flags[1] else producer),
+    )
+    hand = Hand()
+    hand.answer(ledger(1, 1), ledger(2, 0), ledger(7, -1))
+
+    first = hand.answer(read(*old))
+    hand.answer(None)
+    second = hand.answer(read(entry(3, 0, 5, after_producer=False)))
+
+    written = [*first.payloads, *second.payloads]
+    assert [batch.decode_head(each).after_producer for each in written] == [*map(bool, flags)]
 
 
 def test_the_new_ledger_takes_the_items_place_and_the_old_ones_are_released() -> None:
@@ -273,6 +299,42 @@ def test_a_rewrite_is_a_legal_change() -> None:
     closed = replace(LOG, items=(*ITEMS, LogItem(4, 10, 9)), next_offset=10)
     assert rewritten_by(closed, closed.rewritten(ITEMS, 7, 60)) == {7: ITEMS}, "the last is empty"
     assert rewritten_by(LOG, LOG.truncated(9)) == {}
+
+
+class Counted(tuple[LogItem, ...]):
+    """Items that count how often someone passes over them."""
+
+    __slots__ = ()
+    passes: ClassVar[int] = 0
+
+    def __iter__(self) -> Iterator[LogItem]:
+        Counted.passes += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("kind", ["roll", "merge", "truncation", "many merges"])
+def test_the_cost_of_a_change_grows_with_the_log_and_not_with_its_square(kind: str) -> None:
+    """The metadata service checks it on its event loop: 9,000 ledgers took half a minute."""
+    passes = []
+    for count in (80, 800):
+        items = tuple(LogItem(at, 10 * at, 10 * at + 9) for at in range(count))
+        old = replace(LOG, items=(*items, LogItem(count, 10 * count)), first_offset=0)
+        match kind:
+            case "roll":
+                new = old.with_ledger(count + 1)
+            case "truncation":
+                new = old.truncated(300)
+            case "merge":
+                new = old.rewritten(items[8:40], 9000, 9)
+            case _:
+                new = old.rewritten(items[8:24], 9000, 9).rewritten(items[40:70], 9001, 9)
+        old, new = (replace(row, items=Counted(row.items)) for row in (old, new))
+        Counted.passes = 0
+
+        check_log(old, new)
+
+        passes.append(Counted.passes)
+    assert passes[0] == passes[1] < 20
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,14 @@
 """Which ledgers of a log are merged next, so that each byte is rewritten a few times only.
 
-A merge takes at least MERGED_MIN adjacent ledgers, which together have at least GROWTH times the
-bytes of the largest one. So each rewrite of a byte multiplies the size of its ledger by GROWTH or
-more, and a ledger of n bytes was rewritten at most log(n) / log(GROWTH) times. Ledgers that no
-merge may take decrease in size from older to newer by powers of GROWTH, so they are few.
+A merge takes at least MERGED_MIN adjacent ledgers of less than a size, a power of GROWTH. Either
+
+- together they have at least GROWTH times the bytes of the largest one: each such rewrite of a byte
+  multiplies the size of its ledger by GROWTH or more; or
+- they are a gap, with larger ledgers on both sides, so no ledger will join them. A gap of less than
+  one size is merged once. Every second power of GROWTH counts.
+
+So a byte in a ledger of n bytes was rewritten at most 1.5 * log(n) / log(GROWTH) times, and of the
+ledgers below a size, fewer than MERGED_MIN stay between two larger ones.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -39,29 +44,37 @@ def next_merge(row: LogMetadata, spoiled: Collection[int] = ()) -> tuple[LogItem
         and item.ledger_id not in spoiled
         for item in row.items
     ]
-    largest = GROWTH
+    last = len(row.items) if base is None else row.items.index(base)
+    largest, takes_gaps = GROWTH, False
     while largest < GROWTH * below:
-        for run in _runs(row.items, small, largest):
-            for items in _cut(row, run):
-                total = sum(item.bytes for item in items)
-                if len(items) >= MERGED_MIN and total >= GROWTH * max(one.bytes for one in items):
+        for begin, end in _runs(row.items, small, largest):
+            # Ledgers can still join the last run, which ends at what a takeover replays.
+            is_gap = end < last and (takes_gaps or largest >= below)
+            for items in _cut(row, row.items[begin:end]):
+                if len(items) >= MERGED_MIN and (is_gap or _grow(items)):
                     return items
-        largest *= GROWTH
+        largest, takes_gaps = largest * GROWTH, not takes_gaps
     return ()
+
+
+def _grow(items: Sequence[LogItem]) -> bool:
+    """Whether a merge multiplies the size of the largest ledger by GROWTH."""
+    total = sum(item.bytes for item in items)
+    return total >= GROWTH * max(item.bytes for item in items)
 
 
 def _runs(
     items: Sequence[LogItem], small: Sequence[bool], largest: int
-) -> Iterator[tuple[LogItem, ...]]:
-    """The longest runs of adjacent small ledgers of less than `largest` bytes."""
+) -> Iterator[tuple[int, int]]:
+    """Begin and end of the longest runs of adjacent small ledgers of less than `largest` bytes."""
     begin = 0
     for at, item in enumerate(items):
         if not small[at] or item.bytes >= largest:
             if at - begin >= MERGED_MIN:
-                yield tuple(items[begin:at])
+                yield begin, at
             begin = at + 1
     if len(items) - begin >= MERGED_MIN:
-        yield tuple(items[begin:])
+        yield begin, len(items)
 
 
 def _cut(row: LogMetadata, run: Sequence[LogItem]) -> Iterator[tuple[LogItem, ...]]:

@@ -84,6 +84,9 @@ class Rewrite:
         self._written = 0
         """Entries of the new ledger."""
         self._size = 0
+        self._has_producers = False
+        """Whether a producer's batch was copied. A takeover that would replay the new ledger learns
+        from its last entry whether it has any."""
         self._result: LogMetadata | QuorumLogError | None = None
         self._spoiled: int | None = None
         """The old ledger for which no rewrite can succeed."""
@@ -219,6 +222,8 @@ class Rewrite:
         first = (item.first_offset or 0) + head.records_before
         if entry_id != self._entry or first != self._offset or head.is_end:
             raise batch.BadBatch(f"entry {entry_id} at offset {first} does not continue the log")
+        after_producer = self._has_producers
+        self._has_producers |= head.producer is not None or head.after_producer
         self._entry += 1
         self._offset += head.count
         begin = self._items[0].first_offset or 0
@@ -226,6 +231,7 @@ class Rewrite:
             data,
             records_before=first - begin,
             append_time_ms=item.published_ms or head.append_time_ms,
+            after_producer=after_producer or head.after_producer,
         )
 
     # --- the metadata ----------------------------------------------------------------------------

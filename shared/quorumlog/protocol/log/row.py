@@ -477,12 +477,17 @@ class LogMetadata(Value):
         """
         at = self.items.index(items[0]) if items and items[0] in self.items else len(self.items)
         return (
-            self.items[at : at + len(items)] == tuple(items)
-            and bool(items)
-            and all(
-                item.last_offset is not None and not self.is_shared(item) and item != self.base
-                for item in items
-            )
+            bool(items)
+            and self.items[at : at + len(items)] == tuple(items)
+            and self.may_rewrite(items)
+        )
+
+    def may_rewrite(self, items: Sequence[LogItem]) -> bool:
+        """Whether none of these adjacent items is open, shared, or what a takeover replays."""
+        base = -1 if self.base is None else self.base.ledger_id
+        return all(
+            item.last_offset is not None and not self.is_shared(item) and item.ledger_id != base
+            for item in items
         )
 
     def rewritten(self, items: Sequence[LogItem], ledger_id: int, size: int) -> "LogMetadata":

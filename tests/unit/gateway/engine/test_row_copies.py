@@ -8,7 +8,13 @@ from typing import cast
 import pytest
 
 from loadtest.stores import Stores
-from quorumlog.errors import UNKNOWN, DatabaseWentBack, MetadataUnavailable, NoSuchLedger
+from quorumlog.errors import (
+    UNKNOWN,
+    DatabaseWentBack,
+    EntryUnavailable,
+    MetadataUnavailable,
+    NoSuchLedger,
+)
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogSettings
 from quorumlog.protocol.log.messages import Append
@@ -96,6 +102,28 @@ async def test_an_answered_end_is_kept_by_the_members(stores: Stores, end: End) 
         done = await end(world, row.ledger_id)
 
         assert keepers(world, done) == world.of(done)
+
+
+async def test_a_place_is_kept_once_every_member_has_confirmed_it(stores: Stores) -> None:
+    """A member confirms when its entries are on disk too (rule 31): so an ack quorum has each."""
+    async with world_of(stores) as world:
+        row = await ledger(world.engine, b"one", ensemble_size=3, write_quorum=3, ack_quorum=2)
+        await world.engine.close(row.ledger_id)
+        with pytest.raises(EntryUnavailable):
+            await world.other.keep_place(row.ledger_id)  # it has no place yet
+        await sql(
+            stores,
+            f"UPDATE ledgers SET first_offset = 7, version = 9 WHERE ledger_id = {row.ledger_id}",
+        )
+        silent = world.of(row)[2]
+        silent.is_silent = True
+
+        with pytest.raises(EntryUnavailable):
+            await world.other.keep_place(row.ledger_id)
+        silent.is_silent = False
+        await world.other.keep_place(row.ledger_id)
+
+        assert len(keepers(world, await world.metadata.get(row.ledger_id))) == 3
 
 
 @ENDS
