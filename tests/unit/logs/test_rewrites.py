@@ -21,6 +21,7 @@ from quorumlog.protocol.log.rewrite import Rewrite
 from quorumlog.protocol.metadata import State
 from services.gateway.interface import LedgerOptions
 from services.gateway.logs import rewrites, store, sweep
+from services.gateway.logs.driver import options_of
 from services.gateway.logs.store import RECENT_S
 from services.gateway.logs.sweep import Sweep
 from tests.model.logs.model import Cluster, Gateway, Store
@@ -97,6 +98,23 @@ async def test_a_merge_reads_the_logs_metadata_once_to_delete_the_old_ledgers(
 
         assert reads == [done.name]
         assert old <= cluster.deleted.keys()
+
+
+async def test_an_orphan_that_never_had_a_place_is_deleted_without_the_logs_metadata(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Transactions leave thousands of them."""
+    async with a_cluster() as (cluster, (one, two)):
+        row = await filled(one, ["a"])
+        orphan = await one.create(options_of(row))
+
+        async def read(_name: str) -> LogMetadata:
+            raise AssertionError
+
+        monkeypatch.setattr(two.logs.orphans._store, "get", read)
+        await two.logs.orphans.delete(orphan.ledger_id)
+
+        assert orphan.ledger_id in cluster.deleted
 
 
 async def test_a_place_that_cant_be_kept_is_asked_for_once_for_all_old_ledgers(
