@@ -18,7 +18,7 @@ from quorumlog.errors import (
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.messages import RewriteDone
 from quorumlog.protocol.log.rewrite import Rewrite
-from quorumlog.protocol.metadata import State
+from quorumlog.protocol.metadata import Lineage, State
 from services.gateway.interface import LedgerOptions
 from services.gateway.logs import rewrites, store, sweep
 from services.gateway.logs.driver import options_of
@@ -274,6 +274,27 @@ async def test_a_truncation_releases_the_replaced_ledgers_too() -> None:
         assert {row.items[0].ledger_id} | old <= cluster.told_deleted
         assert {row.items[0].ledger_id} | old <= cluster.deleted.keys()
         assert await contents(one, 3) == ["d"]
+
+
+async def test_a_truncation_releases_replaced_ledgers_that_a_rebuild_has_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sweep leaves them to an operator, so no list of orphans has them."""
+    async with a_cluster() as (cluster, (one, two)):
+        row, old = await undeleted(one, ["a", "b", "c", "d"])
+        merged = cluster.ledgers[row.items[0].ledger_id]
+        places = tuple((ledger_id, at) for at, ledger_id in enumerate(sorted(old)))
+        merged.row = replace(merged.row, lineage=Lineage("", (), replaced=places))
+
+        async def none(_name: str) -> list[int]:
+            return []
+
+        monkeypatch.setattr(two.logs._store, "placed_orphans", none)
+        await two.logs.truncate("log", 3)
+
+        assert {merged.row.ledger_id} | old <= cluster.told_deleted
+        assert {merged.row.ledger_id} | old <= cluster.deleted.keys()
+        assert not cluster.wrong_tombstones
 
 
 async def test_a_truncation_that_releases_nothing_leaves_replaced_ledgers() -> None:
