@@ -321,7 +321,8 @@ class LogManager:
         async def truncated(row: LogMetadata) -> LogMetadata:
             nonlocal dropped
             changed = row.truncated(begin(row))
-            dropped = await self._engine.existing(_let_go(row, changed))
+            named = await self._engine.existing(_let_go(row, changed))
+            dropped = [*named, *await self._engine.existing(_replaced(named))]
             return changed
 
         row, new = await self._change(name, truncated, once)
@@ -610,6 +611,12 @@ def _wall_ms() -> int:
 def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
     """Whether `now` begins no earlier than `new`, or is the metadata of another log."""
     return now.created_at != new.created_at or now.first_offset >= new.first_offset
+
+
+def _replaced(ledgers: Sequence[LedgerMetadata]) -> list[int]:
+    """The ledgers that these have replaced. No list of orphans has those that a rebuild found."""
+    lineages = [ledger.lineage for ledger in ledgers if ledger.lineage is not None]
+    return sorted({ledger_id for lineage in lineages for ledger_id, _ in lineage.replaced})
 
 
 def _let_go(before: LogMetadata, after: LogMetadata) -> list[int]:

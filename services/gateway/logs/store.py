@@ -240,10 +240,11 @@ class Orphans:
         unkept = set[int]()
         with contextlib.suppress(QuorumLogError):
             ledgers = await self._engine.existing(ledger_ids)
-            rows = {name: await self._row(name) for name in {ledger.log for ledger in ledgers}}
+            names = {ledger.log for ledger in ledgers if ledger.first_offset is not None}
+            rows = {name: await self._row(name) for name in names}
             for ledger in await self._store.unshared(ledgers):
                 with contextlib.suppress(QuorumLogError):
-                    await self._delete(ledger, rows[ledger.log], unkept)
+                    await self._delete(ledger, rows.get(ledger.log), unkept)
 
     async def delete(self, ledger_id: int) -> None:
         """Delete a ledger if it exists (rule 22). An open ledger is recovered first, so that its
@@ -253,7 +254,7 @@ class Orphans:
         recovery; EntryUnavailable if not all members of the ledger that has replaced it know that.
         """
         for ledger in await self._engine.existing([ledger_id]):
-            row = await self._row(ledger.log)
+            row = None if ledger.first_offset is None else await self._row(ledger.log)
             if not await self._store.unshared([ledger]):
                 raise OwnedByLog("a fork names it", ledger_id=ledger_id, log=ledger.log)
             await self._delete(ledger, row, set())
@@ -267,8 +268,8 @@ class Orphans:
     async def _delete(
         self, ledger: LedgerMetadata, row: LogMetadata | None, unkept: set[int]
     ) -> None:
-        """Delete a ledger. The log's metadata was read after the ledger's, and only then the names
-        of forks: so no log or fork can name the ledger again if it had a place. `unkept` collects
+        """Delete a ledger. If it had a place, its log's metadata was read after the ledger's, and
+        only then the names of forks: so no log or fork can name the ledger again. `unkept` collects
         ledgers whose places could not be kept.
         """
         ledger_id = ledger.ledger_id

@@ -117,16 +117,23 @@ class Judge(LogHistory):
 
     def members_know_of_truncation(self, log: LogMetadata, began: float) -> None:
         """Rule 18e: a truncation is told once members have copies that say so of the last ledger that the log let go of; a
-        rebuild leaves out those before that one, too. Source: issue 16, a log that is made again from its bookies. A ledger
+        rebuild leaves out those before that one, too; and of those that this one had replaced (rule 27c). Source: issue 16, a log that is made again from its bookies. A ledger
         that a fork named when the truncation, which `began` then, looked for forks is told of once that fork is deleted.
         """
         cluster = self._cluster
         below = [at for at, end in cluster.let_go.get(log.name, ()) if end < log.first_offset]
-        last = below[-1] if below else None
-        if last is None or last in cluster.told_deleted or last in cluster.deleted:
-            return
-        if not cluster.is_named(last) and cluster.shared_at.get(last, -1.0) < began:
-            self.violated(f"rule 18e: nobody was told that the log let go of ledger {last}")
+        replaced = [
+            ledger_id
+            for ledger_id in cluster.replaced_by
+            if ledger_id in cluster.ledgers
+            and cluster.ledgers[ledger_id].row.log == log.name
+            and cluster.places[ledger_id] < log.first_offset
+        ]
+        for ledger_id in (*below[-1:], *replaced):
+            if ledger_id in cluster.told_deleted or ledger_id in cluster.deleted:
+                continue
+            if not cluster.is_named(ledger_id) and cluster.shared_at.get(ledger_id, -1.0) < began:
+                self.violated(f"rule 18e: nobody was told that the log let go of {ledger_id}")
 
     # --- events of clients -------------------------------------------------------------------------
 

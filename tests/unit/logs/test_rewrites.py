@@ -18,9 +18,10 @@ from quorumlog.errors import (
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.messages import RewriteDone
 from quorumlog.protocol.log.rewrite import Rewrite
-from quorumlog.protocol.metadata import State
+from quorumlog.protocol.metadata import Lineage, State
 from services.gateway.interface import LedgerOptions
 from services.gateway.logs import rewrites, store, sweep
+from services.gateway.logs.driver import options_of
 from services.gateway.logs.store import RECENT_S
 from services.gateway.logs.sweep import Sweep
 from tests.model.logs.model import Cluster, Gateway, Store
@@ -97,6 +98,23 @@ async def test_a_merge_reads_the_logs_metadata_once_to_delete_the_old_ledgers(
 
         assert reads == [done.name]
         assert old <= cluster.deleted.keys()
+
+
+async def test_an_orphan_that_never_had_a_place_is_deleted_without_the_logs_metadata(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Transactions leave thousands of them."""
+    async with a_cluster() as (cluster, (one, two)):
+        row = await filled(one, ["a"])
+        orphan = await one.create(options_of(row))
+
+        async def read(_name: str) -> LogMetadata:
+            raise AssertionError
+
+        monkeypatch.setattr(two.logs.orphans._store, "get", read)
+        await two.logs.orphans.delete(orphan.ledger_id)
+
+        assert orphan.ledger_id in cluster.deleted
 
 
 async def test_a_place_that_cant_be_kept_is_asked_for_once_for_all_old_ledgers(
@@ -256,6 +274,27 @@ async def test_a_truncation_releases_the_replaced_ledgers_too() -> None:
         assert {row.items[0].ledger_id} | old <= cluster.told_deleted
         assert {row.items[0].ledger_id} | old <= cluster.deleted.keys()
         assert await contents(one, 3) == ["d"]
+
+
+async def test_a_truncation_releases_replaced_ledgers_that_a_rebuild_has_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sweep leaves them to an operator, so no list of orphans has them."""
+    async with a_cluster() as (cluster, (one, two)):
+        row, old = await undeleted(one, ["a", "b", "c", "d"])
+        merged = cluster.ledgers[row.items[0].ledger_id]
+        places = tuple((ledger_id, at) for at, ledger_id in enumerate(sorted(old)))
+        merged.row = replace(merged.row, lineage=Lineage("", (), replaced=places))
+
+        async def none(_name: str) -> list[int]:
+            return []
+
+        monkeypatch.setattr(two.logs._store, "placed_orphans", none)
+        await two.logs.truncate("log", 3)
+
+        assert {merged.row.ledger_id} | old <= cluster.told_deleted
+        assert {merged.row.ledger_id} | old <= cluster.deleted.keys()
+        assert not cluster.wrong_tombstones
 
 
 async def test_a_truncation_that_releases_nothing_leaves_replaced_ledgers() -> None:
