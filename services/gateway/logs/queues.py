@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final
@@ -26,7 +26,6 @@ from quorumlog.protocol.queues import Move, Order, Queue, QueueSettings, Settlem
 from quorumlog.protocol.rows import Batch, Key
 from quorumlog.wire.position_bodies import QUEUE_BODIES
 from services.gateway.logs.consumers import Consumers, check_within
-from services.gateway.logs.handle import resolve
 from services.gateway.logs.keeper import RowService
 from services.gateway.logs.reading import LogReader
 from services.gateway.logs.values import LogBatches, ReadRecord, Start
@@ -98,8 +97,8 @@ class QueueService(RowService[Queue]):
         super().__init__(logs, reader.read, QUEUE_BODIES, queues.Queues, **ports)
         self._reader, self._consumers = reader, consumers
         self._seen_keys: OrderedDict[Key, _Seen] = OrderedDict()
-        self._watchers: dict[Key, set[asyncio.Future[None]]] = {}
-        """Claims that wait for a change of their queue."""
+        self._watchers: dict[Key, dict[asyncio.Future[None], None]] = {}
+        """Claims that wait for a change of their queue, in order."""
         self._movers: dict[Key, asyncio.Task[None]] = {}
         self._depths: dict[Key, int] = {}
         self._measuring: asyncio.Task[None] | None = None
@@ -165,26 +164,32 @@ class QueueService(RowService[Queue]):
         deadline, end, is_fresh = self._loop.time() + wait_s, 0, False
         while True:
             # Watched before the owner is asked, so that no change is missed.
-            changed = self._watch((name, queue))
+            changed, is_over = self._watch((name, queue)), True
             try:
                 row = (await self._consumers.recent(name, is_fresh=is_fresh)).row
                 end = max(end, await self._consumers.end(row))
                 taken = await self._take(row, queue, end, count)
                 claimed = await self._with_records(row, queue, taken, max_bytes)
                 left_s = deadline - self._loop.time()
+                if claimed.pages:
+                    self._wake_here((name, queue))
                 if claimed.pages or left_s <= 0:
                     return claimed
                 # Records that could not be read were dropped from the log: its metadata says so.
                 is_fresh = bool(taken.records)
                 if not is_fresh:
                     end = await self._news(row, end, taken, changed, left_s)
+                is_over = False
             except errors.LogReplaced:
                 if is_fresh:
                     raise
                 is_fresh, end = True, 0  # the cached metadata may be of the old log
+                is_over = False
             finally:
-                changed.cancel()
                 self._unwatch((name, queue), changed)
+                if is_over and changed.done():
+                    self._wake((name, queue))
+                changed.cancel()
 
     async def _news(
         self, row: LogMetadata, end: int, taken: Taken, changed: asyncio.Future[None], left_s: float
@@ -214,18 +219,28 @@ class QueueService(RowService[Queue]):
 
     def _watch(self, key: Key) -> asyncio.Future[None]:
         future: asyncio.Future[None] = self._loop.create_future()
-        self._watchers.setdefault(key, set()).add(future)
+        self._watchers.setdefault(key, {})[future] = None
         return future
 
     def _unwatch(self, key: Key, future: asyncio.Future[None]) -> None:
-        watchers = self._watchers.get(key, set())
-        watchers.discard(future)
+        watchers = self._watchers.get(key, {})
+        watchers.pop(future, None)
         if not watchers:
             self._watchers.pop(key, None)
 
     def _wake(self, key: Key) -> None:
+        """Let the claim that waits longest ask again. If it gets records, that is a change, which
+        wakes the next one; if it ends without asking again, it wakes the next one itself.
+        """
         for future in self._watchers.get(key, ()):
-            resolve(future, None)
+            if not future.done():
+                future.set_result(None)
+                return
+
+    def _wake_here(self, key: Key) -> None:
+        """Wake a claim after a change that this gateway asked for. The owner does that for all."""
+        if not self.is_here:
+            self._wake(key)
 
     def _changed(self, batch: Batch[Queue]) -> None:
         for row in batch.rows:
@@ -254,8 +269,8 @@ class QueueService(RowService[Queue]):
                 )
             taken = await self._asked(asked)
             if taken.order != Order.KEY or not self._saw_keys(key, row, taken) or taken.records:
-                break
-        return taken
+                return taken
+        return replace(taken, wait_ms=50)  # the queue keeps changing: it may have records
 
     async def _asked(self, asked: queues.Take) -> Taken:
         """Claim records. If the client goes away meanwhile, they are given back."""
@@ -346,7 +361,7 @@ class QueueService(RowService[Queue]):
         """Settle records; if that fails, they are given again after the lease."""
         with contextlib.suppress(errors.QuorumLogError):
             await self.ask(request)
-            self._wake((request.log, request.queue))
+            self._wake_here((request.log, request.queue))
 
     async def _read_claim(
         self, row: LogMetadata, offsets: Offsets, max_bytes: int
@@ -387,7 +402,7 @@ class QueueService(RowService[Queue]):
     async def settle(self, request: queues.Settle) -> queues.Settled:
         """Settle records of claims. Raises: NoSuchQueue."""
         settled: queues.Settled = await self.ask(request)
-        self._wake((request.log, request.queue))
+        self._wake_here((request.log, request.queue))
         return settled
 
     # --- dead letters ----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import nsmallest
-from math import ceil
+from math import ceil, inf
 from typing import Any, Final
 
 from quorumlog.errors import (
@@ -48,6 +48,9 @@ KEYS_MAX: Final = 2000
 _BATCH_CHARS: Final = 2 << 20
 """Characters of changed rows after which a batch takes no more requests: an entry has room for
 them, for one more row, and for the old rows that are written again."""
+_BATCH_CLAIMS: Final = 20_000
+"""Claims looked at after which a batch takes no more requests, so that the event loop does not
+stand still: some 0.1 s. Chosen by judgement."""
 
 
 class Order(StrEnum):
@@ -136,13 +139,13 @@ class Queue:
     @property
     def given(self) -> Offsets:
         """The records that were given and are not done."""
-        return _union(offsets for _, offsets in self.attempts)
+        return Offsets.union(offsets for _, offsets in self.attempts)
 
     @property
     def moving(self) -> Offsets:
         """The records above the floor on their way to the dead-letter log."""
         moving = (move.offsets for move in self.moves if not move.is_back)
-        return _union(each - each.below(self.floor) for each in moving)
+        return Offsets.union(each - each.below(self.floor) for each in moving)
 
     @property
     def in_flight(self) -> int:
@@ -385,11 +388,18 @@ class QueueDraft(RowDraft[Queue]):
         self._state = state
         self._size = 0
         """Characters of changed rows, and of rows that are answers of stamped requests."""
+        self._sizes: dict[Key, int] = {}
+        """Characters of each changed row."""
+        self._work = 0
+        """Claims of changed rows, and of rows whose held records were collected."""
+        self._held_by: dict[Key, tuple[Queue, Offsets, float]] = {}
+        """By key a row, its held records, and when the first of their leases or delays ends."""
 
     @property
     def is_full(self) -> bool:
         """Whether the batch takes no more requests."""
-        return super().is_full or self._size > _BATCH_CHARS
+        is_large = self._size > _BATCH_CHARS or self._work >= _BATCH_CLAIMS
+        return super().is_full or is_large
 
     def decide(self, request: Any, stamp: Stamp | None = None) -> Any:
         """Decide a request; the answer counts once the batch is in the log (`RowDraft.decide`)."""
@@ -500,8 +510,10 @@ class QueueDraft(RowDraft[Queue]):
         if row == before:
             return row
         row = replace(row, version=self._version)
-        known = self._changed.get(row.key)
-        self._size += row.size - (0 if known is None else known.size)
+        size = row.size
+        self._size += size - self._sizes.get(row.key, 0)
+        self._sizes[row.key] = size
+        self._work += len(row.claims)
         self._changed[row.key] = row
         return row
 
@@ -513,13 +525,26 @@ class QueueDraft(RowDraft[Queue]):
         return end
 
     def _hold(self, row: Queue, token: int, hold_ms: int) -> None:
+        self._held_by.pop(row.key, None)
         self.held_until.setdefault(row.key, {})[token] = self._now_s + hold_ms / 1000
 
     def _held(self, row: Queue) -> Offsets:
         """The records that are not to be given now: their lease or delay has not ended."""
-        return _union(
-            claim.offsets for claim in row.claims if self._now_s < self._until(row, claim)
-        )
+        return self._holds(row)[0]
+
+    def _holds(self, row: Queue) -> tuple[Offsets, float]:
+        """The held records, and when the first of their leases or delays ends. Collected once for
+        each state of a row.
+        """
+        known = self._held_by.get(row.key)
+        if known is None or known[0] is not row:
+            ends = [(self._until(row, claim), claim.offsets) for claim in row.claims]
+            held = [(end, offsets) for end, offsets in ends if self._now_s < end]
+            first = min((end for end, _ in held), default=inf)
+            known = row, Offsets.union(offsets for _, offsets in held), first
+            self._held_by[row.key] = known
+            self._work += len(row.claims)
+        return known[1], known[2]
 
     def _take(self, before: Queue, request: Take) -> Taken:
         _check_log(before, request.created)
@@ -565,16 +590,15 @@ class QueueDraft(RowDraft[Queue]):
         )
 
     def _wait_ms(self, row: Queue) -> int:
-        ends = [self._until(row, claim) for claim in row.claims]
-        left = [end - self._now_s for end in ends if end > self._now_s]
-        return max(1, ceil(min(left) * 1000)) if left else -1
+        _, first = self._holds(row)
+        return max(1, ceil((first - self._now_s) * 1000)) if first < inf else -1
 
     def _exhausted(self, row: Queue) -> Queue:
         """The queue with records that were given too often on their way to the dead-letter log."""
         most = row.settings.max_attempts
         if not most:
             return row
-        over = _union(offsets for count, offsets in row.attempts if count >= most)
+        over = Offsets.union(offsets for count, offsets in row.attempts if count >= most)
         over = over - self._held(row) - row.moving
         return self._doomed(row, over, "the lease ended without an acknowledgement")
 
@@ -624,7 +648,7 @@ class QueueDraft(RowDraft[Queue]):
     def _given_back(self, row: Queue, offsets: Offsets, request: Settle) -> Queue:
         most, over = row.settings.max_attempts, NONE
         if most:
-            over = offsets & _union(each for count, each in row.attempts if count >= most)
+            over = offsets & Offsets.union(each for count, each in row.attempts if count >= most)
             row = self._doomed(row, over, request.reason or "a worker gave the record back")
         later = offsets - over
         if not (later and request.delay_ms):
@@ -647,13 +671,6 @@ class QueueDraft(RowDraft[Queue]):
             if rest := move.offsets - kept:
                 moves.append(replace(move, id=self._version, offsets=rest))
         return replace(row, moves=tuple(moves))
-
-
-def _union(sets: Iterable[Offsets]) -> Offsets:
-    union = NONE
-    for each in sets:
-        union |= each
-    return union
 
 
 def _bound(row: Queue) -> str:
@@ -683,8 +700,14 @@ def _in_order(row: Queue, request: Take, busy: Offsets, limit: int, room: int) -
 
 def _without(row: Queue, offsets: Offsets) -> Queue:
     """The queue without these records in any claim."""
-    parts = (replace(claim, offsets=claim.offsets - offsets) for claim in row.claims)
-    return replace(row, claims=tuple(claim for claim in parts if claim.offsets))
+    begin, end = offsets.first, offsets.end
+    kept: list[Claim] = []
+    for claim in row.claims:
+        if claim.offsets.first >= end or claim.offsets.end <= begin:
+            kept.append(claim)
+        elif left := claim.offsets - offsets:
+            kept.append(claim if left == claim.offsets else replace(claim, offsets=left))
+    return replace(row, claims=tuple(kept))
 
 
 def _counted(

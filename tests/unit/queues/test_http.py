@@ -88,6 +88,43 @@ async def test_a_claim_waits_for_records_and_for_one_that_is_given_back(http: Ht
     assert await claim(http, wait_ms=100) == []
 
 
+async def test_a_change_wakes_one_waiting_claim_and_each_that_gets_records_the_next(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes: list[str] = []
+    original = queues.QueueService._asked
+
+    async def counted(self: Any, asked: Any) -> Any:
+        takes.append(asked.queue)
+        return await original(self, asked)
+
+    await put(http)
+    first = await claim(http)
+    monkeypatch.setattr(queues.QueueService, "_asked", counted)
+    waiting = [asyncio.create_task(claim(http, 1, wait_ms=20_000)) for _ in range(8)]
+    await asyncio.sleep(0.5)
+    assert len(takes) == 8
+    for record in first[8:]:
+        await settle(http, "ack", [record])
+    await asyncio.sleep(0.2)
+    assert len(takes) == 8 + 2
+    await settle(http, "nak", first[:8])
+    found = await asyncio.wait_for(asyncio.gather(*waiting), 10)
+    assert sorted(offsets([one for each in found for one in each])) == list(range(8))
+
+
+async def test_a_waiting_claim_that_ends_wakes_the_next_one(http: Http) -> None:
+    await put(http)
+    first = await claim(http)
+    gone = asyncio.create_task(claim(http, 1, wait_ms=20_000))
+    await asyncio.sleep(0.2)
+    waiting = asyncio.create_task(claim(http, 1, wait_ms=20_000))
+    await asyncio.sleep(0.2)
+    gone.cancel()
+    await settle(http, "nak", first[:1])
+    assert offsets(await asyncio.wait_for(waiting, 5)) == [0]
+
+
 async def test_a_lease_that_ends_gives_the_record_again(http: Http) -> None:
     await put(http, lease_ms=1000)
     first = await claim(http)

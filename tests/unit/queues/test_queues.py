@@ -335,6 +335,38 @@ def test_large_queues_do_not_make_a_batch_too_large(monkeypatch: pytest.MonkeyPa
     assert len(keeper.batches) - before == 1 + 3
 
 
+def test_claims_in_vain_look_at_the_held_records_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Keeper()
+    keeper.put()
+    token = [keeper.take(1).token for _ in range(100)][-1]
+    looked: list[int] = []
+    original = Queues.held_until
+
+    def counted(self: Queues, row: Queue, claim: Any) -> float:
+        looked.append(claim.token)
+        return original(self, row, claim)
+
+    monkeypatch.setattr(Queues, "held_until", counted)
+    in_vain = Take(*NAME, "1", 0, 100, 1)
+    ack = Settle(*NAME, Settlement.ACK, ((token, NONE),))
+    answers = keeper.ask(ack, *[in_vain] * 500)
+    assert not any(answer.records for answer in answers[1:])
+    assert len(looked) == 99
+
+
+def test_requests_for_a_queue_of_many_claims_are_more_than_one_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeper = Keeper()
+    keeper.put()
+    tokens = [keeper.take(1).token for _ in range(50)]
+    monkeypatch.setattr(queues, "_BATCH_CLAIMS", 100)
+    before = len(keeper.batches)
+    acks = [Settle(*NAME, Settlement.ACK, ((token, NONE),)) for token in tokens[:9]]
+    assert [answer.done for answer in keeper.ask(*acks)] == [1] * 9
+    assert len(keeper.batches) - before == 4
+
+
 def test_a_claim_of_many_records_is_one_short_row() -> None:
     keeper = Keeper()
     keeper.put(max_in_flight=10_000)
@@ -373,8 +405,9 @@ def test_sets_of_offsets_are_sets(one: set[int], two: set[int], number: int) -> 
     assert (set(first), len(first), list(first)) == (one, len(one), sorted(one))
     assert first & second == Offsets.of(one & two)
     assert first - second == Offsets.of(one - two)
+    assert Offsets.union((first, NONE)) == first
     if not one or not two or max(one | two) - min(one | two) < 1000:
-        assert first | second == Offsets.of(one | two)
+        assert first | second == Offsets.union((first, second)) == Offsets.of(one | two)
     assert list(first.lowest(number)) == sorted(one)[:number]
     assert set(first.below(number)) == {at for at in one if at < number}
     assert (number in first) == (number in one)
