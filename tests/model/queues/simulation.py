@@ -243,6 +243,7 @@ def run(seed: int) -> QueueWorld:
     """One history, judged. Raises: Violation."""
     with (
         patch.multiple(offset_store, _SLACK=10, _TRUNCATE_EVERY=5, _CARRIED=2, _KEPT_RECORDS=10),
+        patch.multiple(offset_store, _SLACK_CHARS=9000, _TRUNCATE_CHARS=4000, _KEPT_CHARS=9000),
         patch.object(rows, "REMEMBERED_MAX", 30),
         patch.multiple(queues, WINDOW=WINDOW, MOVES_MAX=3),
     ):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorumlog import errors
-from quorumlog.protocol import queues
+from quorumlog.protocol import offset_store, queues
 from quorumlog.protocol.offset_set import NONE, Offsets
 from quorumlog.protocol.offset_store import (
     AppendBatch,
@@ -19,6 +19,7 @@ from quorumlog.protocol.offset_store import (
     Overtaken,
     ReadLog,
     Reported,
+    Truncate,
 )
 from quorumlog.protocol.queues import (
     BeginMove,
@@ -54,6 +55,7 @@ class Keeper:
     def __init__(self, batches: list[Batch[Queue]] | None = None, now_s: float = 100.0) -> None:
         self.batches = [] if batches is None else batches
         self.now_s, self.end, self.first = now_s, 100, 0
+        self.truncated = 0
         self.machine = OffsetStore(kind=Queues)
 
     def ask(self, *requests: Any) -> list[Any]:
@@ -75,6 +77,8 @@ class Keeper:
                             assert stored == batch
                             self.batches.append(batch)
                         events.append(Appended() if is_end else Overtaken(is_owner=True))
+                    case Truncate(before):
+                        self.truncated = before
                     case _:
                         raise AssertionError(effect)
         return [reported[at] for at in range(len(requests))]
@@ -365,6 +369,31 @@ def test_requests_for_a_queue_of_many_claims_are_more_than_one_batch(
     acks = [Settle(*NAME, Settlement.ACK, ((token, NONE),)) for token in tokens[:9]]
     assert [answer.done for answer in keeper.ask(*acks)] == [1] * 9
     assert len(keeper.batches) - before == 4
+
+
+def test_a_log_of_few_large_rows_is_kept_short_in_bytes_and_says_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bounds = (("_SLACK", 200_000), ("_KEPT", 200_000), ("_TRUNCATE", 50_000))
+    for name, chars in bounds:
+        monkeypatch.setattr(offset_store, f"{name}_CHARS", chars)
+    keeper = Keeper()
+    for number in range(20):
+        keeper.done(Queue, PutQueue("log", f"idle{number}", "1", QueueSettings(), 0))
+    keeper.put(max_in_flight=200)
+    keeper.end = 10_000
+    tokens = [keeper.take(1).token for _ in range(200)]
+    for token in tokens * 2:
+        keeper.settle(Settlement.NAK, token)
+        keeper.take(1)
+    kept = keeper.batches[keeper.truncated :]
+    assert sum(len(QUEUE_BODIES.encode_batch(batch)) for batch in kept) < 500_000
+    assert len(kept) < len(keeper.batches) / 2
+    fresh = Queues()
+    for offset, batch in enumerate(kept, keeper.truncated):
+        fresh.fold(offset, batch)
+    assert dict(fresh.rows) == dict(keeper.machine.state.rows)
+    assert fresh.known_from == keeper.truncated
 
 
 def test_a_claim_of_many_records_is_one_short_row() -> None:
