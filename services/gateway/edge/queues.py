@@ -282,7 +282,13 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         (op.NAME, QUEUE),
         body=op.takes(models.QueueRedrive, {"usual": {"max": 100}}),
         replies=op.gives("What was sent.", models.QueueRedriven, {"three": {"redriven": 3}}),
-        errors=(*_KEPT, errors.LogClosed, errors.LogFenced, errors.EntryUnavailable),
+        errors=(
+            *_KEPT,
+            errors.LogReplaced,
+            errors.LogClosed,
+            errors.LogFenced,
+            errors.EntryUnavailable,
+        ),
         scope=on(Named.LOG, Scope.MANAGE),
         is_audited=True,
     )

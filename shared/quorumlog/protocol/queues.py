@@ -99,6 +99,9 @@ class Move:
     since: int = -1
     """The end of the other log before the first append was sent; -1: none was."""
     reason: str = ""
+    created: str = ""
+    """The creation time of the log that the append is sent to; if `is_back`, of the dead-letter
+    log that the records are read from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,8 @@ class Queue:
     redriven: int = 0
     """The offset in the dead-letter log below which dead letters were sent back, or are not this
     queue's."""
+    dead_created: str = ""
+    """The creation time of the dead-letter log that `redriven` is about."""
     redelivered: int = 0
     """How often records were given again."""
     dead: int = 0
@@ -178,6 +183,7 @@ class PutQueue:
     """The first record of a new queue."""
     dead_end: int = 0
     """The end of the dead-letter log: earlier dead letters are not a new queue's."""
+    dead_created: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +309,15 @@ class Sweep:
 class Redrive:
     """Send dead letters back: `offsets` of the dead-letter log, all of this queue from `redriven`
     to `end`. Changes nothing unless `begin` is `redriven`, or with too many moves. Answer: the queue.
+
+    `created`: of the queue's log. `dead_created`: of the dead-letter log; `begin` is `redriven` of
+    the log before, if that was another one.
     """
 
     log: str
     queue: str
+    created: str
+    dead_created: str
     begin: int
     end: int
     offsets: Offsets
@@ -314,17 +325,19 @@ class Redrive:
 
 @dataclass(frozen=True, slots=True)
 class BeginMove:
-    """Allow the append of a move, unless its `since` is not `seen` any more. Answer: the queue.
+    """Allow the append of a move, unless its `since` and `created` are not those of `seen` any
+    more. Answer: the queue.
 
-    `offsets`: what the append will have; the rest becomes another move.
+    `offsets`: what the append will have; the rest becomes another move. `created`: as a move's.
     """
 
     log: str
     queue: str
     id: int
-    seen: int
+    seen: tuple[int, str]
     since: int
     offsets: Offsets
+    created: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,12 +454,8 @@ class QueueDraft(RowDraft[Queue]):
                 return self._settle(row, request)
             case Sweep():
                 return self._put(self._exhausted(row), row)
-            case Redrive(begin=begin, end=end, offsets=offsets):
-                if begin != row.redriven or len(row.moves) >= MOVES_MAX:
-                    return row
-                move = Move(self._version, offsets, is_back=True)
-                moves = (*row.moves, move) if offsets else row.moves
-                return self._put(replace(row, redriven=end, moves=moves), row)
+            case Redrive():
+                return self._redriven(row, request)
             case BeginMove():
                 return self._put(self._begun(row, request), row)
             case EndMove(id=number, lost=lost):
@@ -485,6 +494,7 @@ class QueueDraft(RowDraft[Queue]):
                 floor=request.start,
                 next=request.start,
                 redriven=request.dead_end,
+                dead_created=request.dead_created,
             )
             return self._put(new)
         row, settings = known, known.settings
@@ -493,7 +503,7 @@ class QueueDraft(RowDraft[Queue]):
         if wanted.dead_letter_log != settings.dead_letter_log:
             if settings.dead_letter_log:
                 raise _differs(row, f"the dead-letter log is {settings.dead_letter_log}")
-            row = replace(row, redriven=request.dead_end)
+            row = replace(row, redriven=request.dead_end, dead_created=request.dead_created)
         return self._put(replace(row, settings=wanted), known)
 
     def _check_room(self, log: str) -> None:
@@ -662,15 +672,25 @@ class QueueDraft(RowDraft[Queue]):
     def _begun(self, row: Queue, request: BeginMove) -> Queue:
         moves: list[Move] = []
         for move in row.moves:
-            if move.id != request.id or move.since != request.seen:
+            if move.id != request.id or (move.since, move.created) != request.seen:
                 moves.append(move)
                 continue
             # What was sent once stays as it is: a copy may be in the other log.
             kept = move.offsets & request.offsets if move.since < 0 else move.offsets
-            moves.append(replace(move, offsets=kept, since=request.since))
+            begun = replace(move, offsets=kept, since=request.since, created=request.created)
+            moves.append(begun)
             if rest := move.offsets - kept:
                 moves.append(replace(move, id=self._version, offsets=rest))
         return replace(row, moves=tuple(moves))
+
+    def _redriven(self, row: Queue, request: Redrive) -> Queue:
+        _check_log(row, request.created)
+        if request.begin != row.redriven or len(row.moves) >= MOVES_MAX:
+            return row
+        move = Move(self._version, request.offsets, is_back=True, created=request.dead_created)
+        moves = (*row.moves, move) if request.offsets else row.moves
+        sent = replace(row, redriven=request.end, dead_created=request.dead_created, moves=moves)
+        return self._put(sent, row)
 
 
 def _bound(row: Queue) -> str:

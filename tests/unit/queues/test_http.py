@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quorumlog.protocol import queues as protocol_queues
+from quorumlog.protocol.batch import BATCH_BYTES_MAX
 from services.gateway.edge.queue_models import QueueClaimed, QueueList, QueueModel, QueueSettled
 from services.gateway.logs import queues
 from tests.support.waiting import until
@@ -177,6 +178,75 @@ async def test_a_record_is_a_dead_letter_after_its_attempts_and_is_sent_back_onc
         ("5", 11, 1),
     ]
     assert again[0]["headers"]["Redriven-From"] == "dead/0"
+
+
+async def dead_letters(http: Http, count: int) -> Any:
+    async def dead() -> Any:
+        return (await http.done("GET", MAIL))["dead"] == count
+
+    await until(dead, f"{count} dead letters", 20)
+    return (await http.done("GET", f"{DEAD}/records?encoding=text"))["records"]
+
+
+async def test_many_dead_letters_with_long_reasons_are_sent_in_appends_that_are_not_too_large(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "_MOVE_BYTES", 10_000)
+    await http.done("PUT", DEAD, {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    await settle(http, "nak", await claim(http), reason="\N{GRINNING FACE}" * 500)
+    letters = await dead_letters(http, 10)
+    assert [one["headers"]["Dead-Letter-Offset"] for one in letters] == [str(n) for n in range(10)]
+    assert len({one["headers"]["Queue-Move"] for one in letters}) == 3  # 4 x 2,300 bytes in each
+
+
+@pytest.mark.parametrize(("room", "headers"), [(600, 6), (150, 1), (95, 0)])
+async def test_a_record_that_is_almost_too_large_is_moved_with_fewer_headers(
+    http: Http, room: int, headers: int
+) -> None:
+    await http.done("PUT", DEAD, {})
+    await http.done("PUT", MAIL, {"from": "latest"})
+    value = "x" * (BATCH_BYTES_MAX - room)
+    await http.done("POST", f"{LOG}/records", {"records": [{"text": value}]})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    (one,) = await claim(http)
+    await settle(http, "nak", [one], reason="x" * 500)
+    (letter,) = await dead_letters(http, 1)
+    assert (len(letter["text"]), len(letter.get("headers") or {})) == (len(value), headers)
+    assert (await http.done("GET", MAIL))["depth"] == 0
+
+
+async def test_a_record_that_no_move_has_room_for_is_counted_as_lost(http: Http) -> None:
+    await http.done("PUT", DEAD, {})
+    value = "x" * (BATCH_BYTES_MAX - 50)
+    await http.done("POST", f"{LOG}/records", {"records": [{"text": value}]})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    await settle(http, "nak", await claim(http))
+    await dead_letters(http, 10)
+
+    async def lost() -> Any:
+        return (await http.done("GET", MAIL))["lost"] == 1
+
+    await until(lost, "the record is counted", 10)
+    assert (await http.done("GET", MAIL))["depth"] == 0
+
+
+async def test_dead_letters_go_to_a_log_that_was_made_again_and_back_to_none(http: Http) -> None:
+    await http.done("PUT", DEAD, {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    await settle(http, "nak", await claim(http, 2))
+    await dead_letters(http, 2)
+    assert await http.done("POST", f"{MAIL}/redrive", {}) == {"redriven": 2}
+    await http.ask("DELETE", DEAD)
+    await http.done("PUT", DEAD, {})
+    await settle(http, "nak", await claim(http, 3))
+    assert len(await dead_letters(http, 5)) == 3
+    # What was sent back of the log before says nothing about this one.
+    assert await http.done("POST", f"{MAIL}/redrive", {}) == {"redriven": 3}
+    await http.ask("DELETE", LOG)
+    await http.done("PUT", LOG, {})
+    assert code(await http.ask("POST", f"{MAIL}/redrive", {})) == (409, "log-replaced")
+    assert (await http.done("GET", f"{LOG}/records"))["records"] == []
 
 
 async def test_records_of_a_key_are_given_one_after_the_other(http: Http) -> None:

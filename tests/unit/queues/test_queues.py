@@ -222,8 +222,8 @@ def test_a_record_that_fails_too_often_is_moved_and_then_done() -> None:
     (one, two) = row.moves
     assert (list(two.offsets), two.reason) == ([0, 2], "the lease ended without an acknowledgement")
     # Of two keepers that begin, one does.
-    keeper.done(Queue, BeginMove(*NAME, two.id, -1, 7, Offsets.of((0,))))
-    row = keeper.done(Queue, BeginMove(*NAME, two.id, -1, 9, Offsets.of((0, 2))))
+    keeper.done(Queue, BeginMove(*NAME, two.id, (-1, ""), 7, Offsets.of((0,)), "d"))
+    row = keeper.done(Queue, BeginMove(*NAME, two.id, (-1, ""), 9, Offsets.of((0, 2)), "d"))
     assert [(list(each.offsets), each.since) for each in row.moves] == [
         ([1], -1),
         ([0], 7),
@@ -234,9 +234,9 @@ def test_a_record_that_fails_too_often_is_moved_and_then_done() -> None:
     assert (row.floor, row.dead) == (1, 1)
     row = keeper.done(Queue, EndMove(*NAME, one.id, 1))
     assert (row.floor, row.dead, row.lost) == (2, 1, 1)
-    row = keeper.done(Queue, Redrive(*NAME, 0, 4, Offsets.of((1, 3))))
+    row = keeper.done(Queue, Redrive(*NAME, "1", "d", 0, 4, Offsets.of((1, 3))))
     assert (row.redriven, row.moves[-1].is_back) == (4, True)
-    assert keeper.done(Queue, Redrive(*NAME, 0, 9, Offsets.of((5,)))) == row
+    assert keeper.done(Queue, Redrive(*NAME, "1", "d", 0, 9, Offsets.of((5,)))) == row
 
 
 def test_dead_letters_beyond_the_most_moves_join_one_that_was_not_sent(
@@ -249,12 +249,12 @@ def test_dead_letters_beyond_the_most_moves_join_one_that_was_not_sent(
     for at in (0, 1):
         keeper.settle(Settlement.NAK, token, at, reason=str(at))
     (first, _) = keeper.look().moves
-    keeper.done(Queue, BeginMove(*NAME, first.id, -1, 7, first.offsets))
+    keeper.done(Queue, BeginMove(*NAME, first.id, (-1, ""), 7, first.offsets, "d"))
     for at in (2, 3):
         keeper.settle(Settlement.NAK, token, at, reason=str(at))
     moves = keeper.look().moves
     assert [(list(each.offsets), each.reason) for each in moves] == [([0], "0"), ([1, 2, 3], "1")]
-    assert keeper.done(Queue, Redrive(*NAME, 0, 4, Offsets.of((1,)))).redriven == 0
+    assert keeper.done(Queue, Redrive(*NAME, "1", "d", 0, 4, Offsets.of((1,)))).redriven == 0
 
 
 def test_a_late_request_does_not_replace_the_queue_of_a_later_log() -> None:
@@ -265,6 +265,24 @@ def test_a_late_request_does_not_replace_the_queue_of_a_later_log() -> None:
     assert (row.created, row.floor) == ("2", 5)
     keeper.done(errors.LogReplaced, PutQueue(*NAME, "1", QueueSettings(), 0))
     assert keeper.done(Queue, later) == row
+
+
+def test_a_move_begins_anew_for_a_log_that_was_made_again_also_at_the_same_end() -> None:
+    keeper = Keeper()
+    keeper.put(max_attempts=1, dead_letter_log="dead")
+    keeper.settle(Settlement.NAK, keeper.take(1).token)
+    (move,) = keeper.look().moves
+    keeper.done(Queue, BeginMove(*NAME, move.id, (-1, ""), 7, move.offsets, "d"))
+    keeper.done(Queue, BeginMove(*NAME, move.id, (7, "d"), 7, move.offsets, "e"))
+    late = keeper.done(Queue, BeginMove(*NAME, move.id, (7, "d"), 9, move.offsets, "d"))
+    assert [(each.since, each.created) for each in late.moves] == [(7, "e")]
+
+
+def test_dead_letters_go_back_to_no_later_log() -> None:
+    keeper = Keeper()
+    keeper.put(dead_letter_log="dead")
+    keeper.done(errors.LogReplaced, Redrive(*NAME, "2", "d", 0, 4, Offsets.of((1,))))
+    assert keeper.look().moves == ()
 
 
 def test_records_that_a_gateway_could_not_send_count_no_attempt() -> None:
