@@ -19,7 +19,7 @@ from typing import Any, Final
 from quorumlog import errors
 from quorumlog.protocol import queues
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record, encode
-from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.log import LogMetadata, LogState
 from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.offset_set import NONE, Offsets
 from quorumlog.protocol.queues import Move, Order, Queue, QueueSettings, Settlement, Taken
@@ -179,6 +179,8 @@ class QueueService(RowService[Queue]):
                 if claimed.pages or left_s <= 0:
                     return claimed
                 # Records that could not be read were dropped from the log: its metadata says so.
+                if is_fresh and taken.records:
+                    await asyncio.sleep(min(left_s, _POLL_S))  # or can't be read for now
                 is_fresh = bool(taken.records)
                 if not is_fresh:
                     end = await self._news(row, end, taken, changed, left_s)
@@ -457,12 +459,20 @@ class QueueService(RowService[Queue]):
                     await self._carry_out(row, move)
                 except errors.QuorumLogError as error:
                     failed += 1
+                    await self._note_failure(key, move, error)
                     log.warning("move-failed", extra={"queue": key, "error": repr(error)})
                 except Exception:
                     failed += 1
                     log.exception("move-broke", extra={"queue": key})
             if failed:
                 await asyncio.sleep(_RETRY_S)
+
+    async def _note_failure(self, key: Key, move: Move, error: errors.QuorumLogError) -> None:
+        """Let the queue say why its dead letters are not sent."""
+        row = self.kept.get(key)
+        if row is not None and row.failed != error.code and not move.is_back:
+            with contextlib.suppress(errors.QuorumLogError):
+                await self.ask(queues.FailMove(*key, error.code))
 
     async def _carry_out(self, row: Queue, move: Move) -> Queue:
         """Do the next step of a move. Returns the queue after it."""
@@ -504,6 +514,11 @@ class QueueService(RowService[Queue]):
         log_row = await self._reader.rows.row(target)
         if move.is_back and log_row.created_at != row.created:
             return await self._ended(row, move, 0)
+        # Once a move has begun, the dead-letter log can't be changed any more.
+        if log_row.writer_token and move.since < 0:
+            raise errors.LogFenced("the log takes appends of its writer only", log=target)
+        if log_row.state is LogState.CLOSED and move.since < 0:
+            raise errors.LogClosed("the log takes no more records", log=target)
         end = await self._reader.end(target, log_row)
         created = move.created if move.is_back else log_row.created_at
         seen = (move.since, move.created)

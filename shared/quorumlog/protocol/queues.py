@@ -135,6 +135,8 @@ class Queue:
     """How many records went to the dead-letter log."""
     lost: int = 0
     """How many records were gone before they were done: by truncation, retention or a loss."""
+    failed: str = ""
+    """The code of the error for which records can't be sent to the dead-letter log now."""
 
     @property
     def key(self) -> Key:
@@ -350,7 +352,19 @@ class EndMove:
     lost: int = 0
 
 
-_OfOne = LookQueue | DeleteQueue | Take | Settle | Sweep | Redrive | BeginMove | EndMove
+@dataclass(frozen=True, slots=True)
+class FailMove:
+    """Note why records can't be sent to the dead-letter log, by the code of the error. Answer: the
+    queue.
+    """
+
+    log: str
+    queue: str
+    code: str
+
+
+_OfMoves = Sweep | Redrive | BeginMove | EndMove | FailMove
+_OfOne = LookQueue | DeleteQueue | Take | Settle | _OfMoves
 QueueRequest = PutQueue | ListQueues | FreeQueues | _OfOne
 QueueAnswer = Queue | Taken | Settled | tuple[Queue, ...] | QuorumLogError
 
@@ -458,6 +472,8 @@ class QueueDraft(RowDraft[Queue]):
                 return self._redriven(row, request)
             case BeginMove():
                 return self._put(self._begun(row, request), row)
+            case FailMove(code=code):
+                return self._put(replace(row, failed=code if row.moves else ""), row)
             case EndMove(id=number, lost=lost):
                 return self._put(_moved(row, number, lost), row)
 
@@ -501,9 +517,17 @@ class QueueDraft(RowDraft[Queue]):
         if wanted.order != settings.order:
             raise _differs(row, f"the order is {settings.order}")
         if wanted.dead_letter_log != settings.dead_letter_log:
-            if settings.dead_letter_log:
-                raise _differs(row, f"the dead-letter log is {settings.dead_letter_log}")
-            row = replace(row, redriven=request.dead_end, dead_created=request.dead_created)
+            # What was sent may be in that log, so no other log may get it.
+            is_sent = any(move.since >= 0 or move.is_back for move in row.moves)
+            if is_sent or (row.moves and not wanted.dead_letter_log):
+                raise QueueExists(
+                    f"records are on their way to or from {settings.dead_letter_log}: retry later",
+                    log=row.log,
+                    queue=row.queue,
+                )
+            row = replace(
+                row, redriven=request.dead_end, dead_created=request.dead_created, failed=""
+            )
         return self._put(replace(row, settings=wanted), known)
 
     def _check_room(self, log: str) -> None:
@@ -788,6 +812,7 @@ def _moved(row: Queue, number: int, lost: int) -> Queue:
             if not move.is_back:
                 dead = row.dead + len(move.offsets) - lost
                 row = replace(_acknowledged(row, move.offsets), dead=dead, lost=row.lost + lost)
+                row = replace(row, failed="")
     return row
 
 

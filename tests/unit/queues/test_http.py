@@ -319,10 +319,34 @@ async def test_settings_that_cannot_change_are_told(http: Http) -> None:
     for name in ("dead", "dead2"):
         await http.done("PUT", f"/v1/logs/{name}", {})
     await put(http, dead_letter_log="dead")
-    for settings in ({"order": "key", "dead_letter_log": "dead"}, {"dead_letter_log": "dead2"}, {}):
-        assert code(await http.ask("PUT", MAIL, settings)) == (409, "queue-exists")
+    ordered = {"order": "key", "dead_letter_log": "dead"}
+    assert code(await http.ask("PUT", MAIL, ordered)) == (409, "queue-exists")
     missing = {"max_attempts": 1, "dead_letter_log": "nowhere"}
     assert code(await http.ask("PUT", f"{LOG}/queues/q", missing)) == (404, "no-such-log")
+
+
+async def test_a_dead_letter_log_that_takes_nothing_is_shown_and_can_be_changed(http: Http) -> None:
+    for name in ("dead", "dead2"):
+        await http.done("PUT", f"/v1/logs/{name}", {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    await http.done("POST", f"{DEAD}/close")
+    await settle(http, "nak", await claim(http))
+
+    async def told() -> Any:
+        return (await http.done("GET", MAIL))["dead_letter_error"] == "log-closed"
+
+    await until(told, "the error is shown", 10)
+    none = await http.ask("PUT", MAIL, {})
+    assert code(none) == (409, "queue-exists")
+    await put(http, max_attempts=1, dead_letter_log="dead2")
+
+    async def dead() -> Any:
+        return (await http.done("GET", MAIL))["dead"] == 10
+
+    await until(dead, "the records are in the other log", 20)
+    shown = await http.done("GET", MAIL)
+    assert (shown["dead_letter_error"], shown["floor"]) == (None, 10)
+    assert len((await http.done("GET", "/v1/logs/dead2/records"))["records"]) == 10
 
 
 async def test_what_truncation_takes_is_counted(http: Http) -> None:

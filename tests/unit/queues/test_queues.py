@@ -25,6 +25,7 @@ from quorumlog.protocol.queues import (
     BeginMove,
     DeleteQueue,
     EndMove,
+    FailMove,
     FreeQueues,
     ListQueues,
     LookQueue,
@@ -276,6 +277,23 @@ def test_a_move_begins_anew_for_a_log_that_was_made_again_also_at_the_same_end()
     keeper.done(Queue, BeginMove(*NAME, move.id, (7, "d"), 7, move.offsets, "e"))
     late = keeper.done(Queue, BeginMove(*NAME, move.id, (7, "d"), 9, move.offsets, "d"))
     assert [(each.since, each.created) for each in late.moves] == [(7, "e")]
+
+
+def test_the_dead_letter_log_stays_while_records_may_be_in_it() -> None:
+    keeper = Keeper()
+    keeper.put(max_attempts=1, dead_letter_log="dead")
+    keeper.settle(Settlement.NAK, keeper.take(1).token)
+    (move,) = keeper.look().moves
+    keeper.done(Queue, FailMove(*NAME, "log-fenced"))
+    row = keeper.put(max_attempts=1, dead_letter_log="other")
+    assert (row.settings.dead_letter_log, row.failed) == ("other", "")
+    keeper.done(Queue, BeginMove(*NAME, move.id, (-1, ""), 7, move.offsets, "d"))
+    wanted = QueueSettings(max_attempts=1, dead_letter_log="dead")
+    keeper.done(errors.QueueExists, PutQueue(*NAME, "1", wanted, 0))
+    assert keeper.done(Queue, FailMove(*NAME, "log-fenced")).failed == "log-fenced"
+    assert keeper.done(Queue, EndMove(*NAME, move.id)).failed == ""
+    assert keeper.done(Queue, FailMove(*NAME, "log-fenced")).failed == ""
+    assert keeper.done(Queue, PutQueue(*NAME, "1", wanted, 0)).settings == wanted
 
 
 def test_dead_letters_go_back_to_no_later_log() -> None:
