@@ -305,7 +305,10 @@ class QueueService(RowService[Queue]):
         is_news = (taken.floor, taken.acked) != (seen.floor, seen.acked)
         seen.floor, seen.acked = taken.floor, taken.acked
         if len(seen.keys) > 2 * queues.KEYS_MAX:
-            seen.keys = {at: number for at, number in seen.keys.items() if at >= seen.floor}
+            # What is left are the first records that are not done: KEYS_MAX at most.
+            done = seen.acked
+            known = seen.keys.items()
+            seen.keys = {at: number for at, number in known if at >= seen.floor and at not in done}
         return is_news
 
     async def _keys(self, row: LogMetadata, seen: _Seen, end: int) -> tuple[tuple[int, int], ...]:

@@ -198,11 +198,10 @@ class LookQueue:
 
 @dataclass(frozen=True, slots=True)
 class ListQueues:
-    """List queues of one log, or of all logs if `log` is empty, by name. Answer: a tuple."""
+    """List queues of one log, by name. Answer: a tuple."""
 
     log: str
     after: str
-    """A queue; `log/queue` for all logs."""
     limit: int
 
 
@@ -478,14 +477,9 @@ class QueueDraft(RowDraft[Queue]):
                 return self._put(_moved(row, number, lost), row)
 
     def _list(self, log: str, after: str, limit: int) -> tuple[Queue, ...]:
-        if log:
-            known = self._of_log(log)
-            names = nsmallest(limit, (name for name in known if name > after))
-            return tuple(known[name] for name in names)
-        rows: dict[Key, Queue | None] = {**self._state.rows, **self._changed}
-        first = tuple(after.split("/"))
-        keys = nsmallest(limit, (key for key, row in rows.items() if row and key > first))
-        return tuple(row for key in keys if (row := rows[key]))
+        known = self._of_log(log)
+        names = nsmallest(limit, (name for name in known if name > after))
+        return tuple(known[name] for name in names)
 
     # --- settings --------------------------------------------------------------------------------
 

@@ -421,6 +421,30 @@ async def test_keys_of_more_queues_than_are_cached_are_read_again(
             assert len(answer["records"]) == count
 
 
+async def test_keys_of_done_records_above_the_floor_are_forgotten(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol_queues, "KEYS_MAX", 3)
+    known: list[int] = []
+    original = queues.QueueService._saw_keys
+
+    def noted(self: Any, key: Any, row: Any, taken: Any) -> bool:
+        is_news = original(self, key, row, taken)
+        known.append(len(self._seen_keys[key].keys))
+        return is_news
+
+    monkeypatch.setattr(queues.QueueService, "_saw_keys", noted)
+    await put(http, order="key")
+    await append(http, 20)
+    stuck, *rest = await claim(http)
+    while rest:
+        await settle(http, "ack", rest)
+        rest = await claim(http)
+    shown = await http.done("GET", MAIL)
+    assert (shown["floor"], shown["depth"], stuck["offset"]) == (0, 1, 0)
+    assert max(known) <= 2 * 3
+
+
 @pytest.mark.parametrize(
     ("method", "path", "json"),
     [
