@@ -89,6 +89,8 @@ class QueueModel(Model):
     """How many records went to the dead-letter log."""
     dying: Id
     """How many records are on their way there."""
+    dead_letter_error: str | None
+    """The code of the error for which records can't be sent there now, such as `log-fenced`."""
     lost: Id
     """How many records truncation, retention or a loss took before they were done."""
 
@@ -222,6 +224,7 @@ def queue_json(row: Queue, end: int) -> dict[str, Any]:
         "redelivered": row.redelivered,
         "dead": row.dead,
         "dying": len(row.moving),
+        "dead_letter_error": row.failed or None,
         "lost": row.lost,
     }
 

@@ -57,6 +57,7 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "redelivered": 1,
     "dead": 0,
     "dying": 0,
+    "dead_letter_error": None,
     "lost": 0,
 }
 _RECORD: Final[dict[str, Any]] = {
@@ -157,7 +158,7 @@ class QueueRoutes(op.Handlers, tag="Queues"):
 
         A queue gives each record of the log from `from` on to one worker at a time, until a worker
         acknowledges it. If the log was deleted and created again, its queue begins anew. A token
-        also needs `append` on the dead-letter log, which must exist.
+        also needs `append` on the dead-letter log, which must exist, and `read` on the log.
         """
         wanted = await body.read_model(request, self._room, models.QueuePut)
         name, dead = given[op.NAME], wanted.dead_letter_log
@@ -166,6 +167,7 @@ class QueueRoutes(op.Handlers, tag="Queues"):
                 raise parameters.invalid("/dead_letter_log", "must be another log")
             op.NAME.parse(dead, "/dead_letter_log")  # refuses reserved names
             caller_of(request).check(Scope.APPEND, Kind.LOGS, dead)
+            caller_of(request).check(Scope.READ, Kind.LOGS, name)
         start = start_of_json(wanted.start, "/from")
         view = await self._queues.put(name, given[QUEUE], wanted.settings, start)
         return json_value(models.queue_json(*view))
@@ -282,7 +284,13 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         (op.NAME, QUEUE),
         body=op.takes(models.QueueRedrive, {"usual": {"max": 100}}),
         replies=op.gives("What was sent.", models.QueueRedriven, {"three": {"redriven": 3}}),
-        errors=(*_KEPT, errors.LogClosed, errors.LogFenced, errors.EntryUnavailable),
+        errors=(
+            *_KEPT,
+            errors.LogReplaced,
+            errors.LogClosed,
+            errors.LogFenced,
+            errors.EntryUnavailable,
+        ),
         scope=on(Named.LOG, Scope.MANAGE),
         is_audited=True,
     )
@@ -290,9 +298,11 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         """Send dead letters back.
 
         Appends the queue's oldest dead letters that were not sent back yet to its log, each once,
-        as new records. If the request fails, the cluster still finishes what it began.
+        as new records. If the request fails, the cluster still finishes what it began. A token also
+        needs `append` on the log.
         """
         wanted = await body.read_model(request, self._room, models.QueueRedrive)
+        caller_of(request).check(Scope.APPEND, Kind.LOGS, given[op.NAME])
         sent = await self._queues.redrive(given[op.NAME], given[QUEUE], wanted.max)
         return json_value({"redriven": sent})
 

@@ -11,22 +11,21 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final
 
 from quorumlog import errors
 from quorumlog.protocol import queues
-from quorumlog.protocol.batch import ProducerSeq, Record
-from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record, encode
+from quorumlog.protocol.log import LogMetadata, LogState
 from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.offset_set import NONE, Offsets
 from quorumlog.protocol.queues import Move, Order, Queue, QueueSettings, Settlement, Taken
 from quorumlog.protocol.rows import Batch, Key
 from quorumlog.wire.position_bodies import QUEUE_BODIES
 from services.gateway.logs.consumers import Consumers, check_within
-from services.gateway.logs.handle import resolve
 from services.gateway.logs.keeper import RowService
 from services.gateway.logs.reading import LogReader
 from services.gateway.logs.values import LogBatches, ReadRecord, Start
@@ -40,7 +39,7 @@ _RETRY_S: Final = 5.0
 _MOVES_AT_ONCE: Final = 16
 """Moves of a queue that are under way: later ones can be joined until they are sent."""
 _MOVE_BYTES: Final = 1 << 20
-"""Bytes after which a move's append takes no more records."""
+"""The most bytes of a move's append, unless it is a single record."""
 _KEY_BYTES: Final = 8 << 20
 """Bytes that one claim reads at most to learn records' keys."""
 _QUEUES_MAX: Final = 1000
@@ -98,8 +97,8 @@ class QueueService(RowService[Queue]):
         super().__init__(logs, reader.read, QUEUE_BODIES, queues.Queues, **ports)
         self._reader, self._consumers = reader, consumers
         self._seen_keys: OrderedDict[Key, _Seen] = OrderedDict()
-        self._watchers: dict[Key, set[asyncio.Future[None]]] = {}
-        """Claims that wait for a change of their queue."""
+        self._watchers: dict[Key, dict[asyncio.Future[None], None]] = {}
+        """Claims that wait for a change of their queue, in order."""
         self._movers: dict[Key, asyncio.Task[None]] = {}
         self._depths: dict[Key, int] = {}
         self._measuring: asyncio.Task[None] | None = None
@@ -125,10 +124,13 @@ class QueueService(RowService[Queue]):
         row = await self._reader.rows.row(name)
         offset = await self._consumers.offset(row, start)
         check_within(row, offset, "/from")
-        dead_end = 0
+        dead_end, dead_created = 0, ""
         if settings.dead_letter_log:
-            dead_end = await self._reader.end(settings.dead_letter_log)
-        asked = queues.PutQueue(name, queue, row.created_at, settings, offset, dead_end)
+            dead = await self._reader.rows.row(settings.dead_letter_log)
+            dead_end, dead_created = await self._reader.end(dead.name, dead), dead.created_at
+        asked = queues.PutQueue(
+            name, queue, row.created_at, settings, offset, dead_end, dead_created
+        )
         end = await self._consumers.end(row)  # an error after the change would deny it
         put: Queue = await self.ask(asked, row)
         return put, max(end, put.next)
@@ -165,26 +167,34 @@ class QueueService(RowService[Queue]):
         deadline, end, is_fresh = self._loop.time() + wait_s, 0, False
         while True:
             # Watched before the owner is asked, so that no change is missed.
-            changed = self._watch((name, queue))
+            changed, is_over = self._watch((name, queue)), True
             try:
                 row = (await self._consumers.recent(name, is_fresh=is_fresh)).row
                 end = max(end, await self._consumers.end(row))
                 taken = await self._take(row, queue, end, count)
                 claimed = await self._with_records(row, queue, taken, max_bytes)
                 left_s = deadline - self._loop.time()
+                if claimed.pages:
+                    self._wake_here((name, queue))
                 if claimed.pages or left_s <= 0:
                     return claimed
                 # Records that could not be read were dropped from the log: its metadata says so.
+                if is_fresh and taken.records:
+                    await asyncio.sleep(min(left_s, _POLL_S))  # or can't be read for now
                 is_fresh = bool(taken.records)
                 if not is_fresh:
                     end = await self._news(row, end, taken, changed, left_s)
+                is_over = False
             except errors.LogReplaced:
                 if is_fresh:
                     raise
                 is_fresh, end = True, 0  # the cached metadata may be of the old log
+                is_over = False
             finally:
-                changed.cancel()
                 self._unwatch((name, queue), changed)
+                if is_over and changed.done():
+                    self._wake((name, queue))
+                changed.cancel()
 
     async def _news(
         self, row: LogMetadata, end: int, taken: Taken, changed: asyncio.Future[None], left_s: float
@@ -214,18 +224,28 @@ class QueueService(RowService[Queue]):
 
     def _watch(self, key: Key) -> asyncio.Future[None]:
         future: asyncio.Future[None] = self._loop.create_future()
-        self._watchers.setdefault(key, set()).add(future)
+        self._watchers.setdefault(key, {})[future] = None
         return future
 
     def _unwatch(self, key: Key, future: asyncio.Future[None]) -> None:
-        watchers = self._watchers.get(key, set())
-        watchers.discard(future)
+        watchers = self._watchers.get(key, {})
+        watchers.pop(future, None)
         if not watchers:
             self._watchers.pop(key, None)
 
     def _wake(self, key: Key) -> None:
+        """Let the claim that waits longest ask again. If it gets records, that is a change, which
+        wakes the next one; if it ends without asking again, it wakes the next one itself.
+        """
         for future in self._watchers.get(key, ()):
-            resolve(future, None)
+            if not future.done():
+                future.set_result(None)
+                return
+
+    def _wake_here(self, key: Key) -> None:
+        """Wake a claim after a change that this gateway asked for. The owner does that for all."""
+        if not self.is_here:
+            self._wake(key)
 
     def _changed(self, batch: Batch[Queue]) -> None:
         for row in batch.rows:
@@ -254,8 +274,8 @@ class QueueService(RowService[Queue]):
                 )
             taken = await self._asked(asked)
             if taken.order != Order.KEY or not self._saw_keys(key, row, taken) or taken.records:
-                break
-        return taken
+                return taken
+        return replace(taken, wait_ms=50)  # the queue keeps changing: it may have records
 
     async def _asked(self, asked: queues.Take) -> Taken:
         """Claim records. If the client goes away meanwhile, they are given back."""
@@ -285,7 +305,10 @@ class QueueService(RowService[Queue]):
         is_news = (taken.floor, taken.acked) != (seen.floor, seen.acked)
         seen.floor, seen.acked = taken.floor, taken.acked
         if len(seen.keys) > 2 * queues.KEYS_MAX:
-            seen.keys = {at: number for at, number in seen.keys.items() if at >= seen.floor}
+            # What is left are the first records that are not done: KEYS_MAX at most.
+            done = seen.acked
+            known = seen.keys.items()
+            seen.keys = {at: number for at, number in known if at >= seen.floor and at not in done}
         return is_news
 
     async def _keys(self, row: LogMetadata, seen: _Seen, end: int) -> tuple[tuple[int, int], ...]:
@@ -346,7 +369,7 @@ class QueueService(RowService[Queue]):
         """Settle records; if that fails, they are given again after the lease."""
         with contextlib.suppress(errors.QuorumLogError):
             await self.ask(request)
-            self._wake((request.log, request.queue))
+            self._wake_here((request.log, request.queue))
 
     async def _read_claim(
         self, row: LogMetadata, offsets: Offsets, max_bytes: int
@@ -387,7 +410,7 @@ class QueueService(RowService[Queue]):
     async def settle(self, request: queues.Settle) -> queues.Settled:
         """Settle records of claims. Raises: NoSuchQueue."""
         settled: queues.Settled = await self.ask(request)
-        self._wake((request.log, request.queue))
+        self._wake_here((request.log, request.queue))
         return settled
 
     # --- dead letters ----------------------------------------------------------------------------
@@ -439,6 +462,7 @@ class QueueService(RowService[Queue]):
                     await self._carry_out(row, move)
                 except errors.QuorumLogError as error:
                     failed += 1
+                    await self._note_failure(key, move, error)
                     log.warning("move-failed", extra={"queue": key, "error": repr(error)})
                 except Exception:
                     failed += 1
@@ -446,48 +470,78 @@ class QueueService(RowService[Queue]):
             if failed:
                 await asyncio.sleep(_RETRY_S)
 
+    async def _note_failure(self, key: Key, move: Move, error: errors.QuorumLogError) -> None:
+        """Let the queue say why its dead letters are not sent."""
+        row = self.kept.get(key)
+        if row is not None and row.failed != error.code and not move.is_back:
+            with contextlib.suppress(errors.QuorumLogError):
+                await self.ask(queues.FailMove(*key, error.code))
+
     async def _carry_out(self, row: Queue, move: Move) -> Queue:
         """Do the next step of a move. Returns the queue after it."""
         dead = row.settings.dead_letter_log
         source, target = (dead, row.log) if move.is_back else (row.log, dead)
-        created = None if move.is_back else row.created
-        found, lost = await self._moved(source, created, move)
+        try:
+            records, lost = await self._moved(row, source, move)
+        except errors.LogReplaced:  # the log of these records was deleted
+            return await self._ended(row, move, len(move.offsets))
         if move.since < 0:
-            end = await self._reader.end(target)
-            kept = Offsets.of(each.offset for each in found) | lost
-            return await self._begun(row, move, end, kept)
-        records = [_shown(row, move, each) for each in found]
+            return await self._begun(row, move, target, Offsets.of(records) | lost)
         producer = ProducerSeq(f"quorumlog.queue.{move.id}", 0, 0)
+        created = row.created if move.is_back else move.created
         try:
             if records:
-                call = Append.of(records, producer, since=move.since)
+                call = Append.of(
+                    list(records.values()), producer, since=move.since, created_at=created
+                )
                 await self._logs.append(target, call)
+        except errors.LogReplaced:
+            if (await self._reader.rows.row(target)).created_at == created:
+                raise  # the owner did not know that yet
+            # What was sent to the log before is gone with it.
+            return await self._begun(row, move, target, move.offsets)
         except (errors.ExpiredProducer, errors.InvalidRequest):
             # The log no longer knows whether it has the records. It will not take this append any
             # more, so what it has by now is the answer.
             end = await self._reader.end(target)
-            if not await self._has(target, move, end):
-                return await self._begun(row, move, end, move.offsets)
-        done: Queue = await self.ask(queues.EndMove(row.log, row.queue, move.id, len(lost)))
-        return done
+            if not await self._has(target, move, end, created):
+                return await self._begun(row, move, target, move.offsets)
+        return await self._ended(row, move, len(lost))
 
-    async def _begun(self, row: Queue, move: Move, end: int, kept: Offsets) -> Queue:
-        begun: Queue = await self.ask(
-            queues.BeginMove(row.log, row.queue, move.id, move.since, end, kept)
-        )
+    async def _ended(self, row: Queue, move: Move, lost: int) -> Queue:
+        ended: Queue = await self.ask(queues.EndMove(row.log, row.queue, move.id, lost))
+        return ended
+
+    async def _begun(self, row: Queue, move: Move, target: str, kept: Offsets) -> Queue:
+        """Note the end of the other log, and that the append of these records may be sent."""
+        log_row = await self._reader.rows.row(target)
+        if move.is_back and log_row.created_at != row.created:
+            return await self._ended(row, move, 0)
+        # Once a move has begun, the dead-letter log can't be changed any more.
+        if log_row.writer_token and move.since < 0:
+            raise errors.LogFenced("the log takes appends of its writer only", log=target)
+        if log_row.state is LogState.CLOSED and move.since < 0:
+            raise errors.LogClosed("the log takes no more records", log=target)
+        end = await self._reader.end(target, log_row)
+        created = move.created if move.is_back else log_row.created_at
+        seen = (move.since, move.created)
+        begin = queues.BeginMove(row.log, row.queue, move.id, seen, end, kept, created)
+        begun: Queue = await self.ask(begin)
         return begun
 
     async def _moved(
-        self, source: str, created: str | None, move: Move
-    ) -> tuple[list[ReadRecord], Offsets]:
-        """The records of a move, as many as one append takes before the first one was sent; and
-        the offsets of records that the log does not have any more.
+        self, row: Queue, source: str, move: Move
+    ) -> tuple[dict[int, Record], Offsets]:
+        """The records of a move, by their offsets, as the move appends them: as many as one append
+        takes before the first one was sent. And the offsets of records that the log does not have
+        any more, or that no append takes.
         """
-        found: list[ReadRecord] = []
+        found: dict[int, Record] = {}
         size, lost = 0, NONE
+        created = move.created if move.is_back else row.created
         for begin, end in move.offsets.runs:
             at = begin
-            while at < end and (move.since >= 0 or size < _MOVE_BYTES):
+            while at < end:
                 try:
                     page = await self._reader.read(
                         source, at, limit=end - at, max_bytes=_MOVE_BYTES, created_at=created
@@ -500,29 +554,34 @@ class QueueService(RowService[Queue]):
                     if page.is_empty:
                         raise errors.EntryUnavailable("the log ends before a move", log=source)
                     for each in page.records:
-                        if move.since < 0 and size >= _MOVE_BYTES:
-                            break
-                        found.append(each)
-                        size += each.record.size
+                        shown = _shown(row, move, each)
+                        if shown is None:
+                            log.warning("too-large-to-move", extra={"queue": row.key})
+                            lost |= Offsets.span(each.offset, each.offset + 1)
+                            continue
+                        size += _size(shown)
+                        if move.since < 0 and found and size > _MOVE_BYTES:
+                            return found, lost
+                        found[each.offset] = shown
                     at = page.next
                     continue
                 lost |= Offsets.span(at, following)
                 at = following
         return found, lost
 
-    async def _has(self, target: str, move: Move, end: int) -> bool:
+    async def _has(self, target: str, move: Move, end: int, created: str) -> bool:
         """Whether a log has a move's records between its `since` and `end`."""
-        async for each in self._scan(target, move.since, end):
+        async for each in self._scan(target, move.since, end, created):
             if (MOVE, str(move.id)) in each.record.headers:
                 return True
         return False
 
-    async def _scan(self, name: str, begin: int, end: int) -> Any:
+    async def _scan(self, name: str, begin: int, end: int, created: str) -> Any:
         """The records from `begin` to `end` - 1 that the log still has."""
         at = begin
         while at < end:
             try:
-                page = await self._reader.read(name, at, limit=_SCANNED)
+                page = await self._reader.read(name, at, limit=_SCANNED, created_at=created)
             except errors.OffsetTruncated as error:
                 at = int(error.members["first_offset"])
                 continue
@@ -538,23 +597,28 @@ class QueueService(RowService[Queue]):
 
     async def redrive(self, name: str, queue: str, count: int) -> int:
         """Send up to `count` dead letters of a queue back to its log, oldest first. Returns how
-        many; another request may send some of them. Raises: NoSuchQueue, NoSuchLog, InvalidRequest.
+        many; another request may send some of them. Raises: NoSuchQueue, NoSuchLog, LogReplaced,
+        InvalidRequest.
         """
+        created = (await self._reader.rows.row(name)).created_at
         row: Queue = await self.ask(queues.LookQueue(name, queue))
         dead = row.settings.dead_letter_log
         if not dead:
             raise errors.InvalidRequest("the queue has no dead-letter log", log=name)
-        end = await self._reader.end(dead)
-        begin = row.redriven if row.redriven <= end else 0  # the dead-letter log was replaced
+        dead_row = await self._reader.rows.row(dead)
+        end = await self._reader.end(dead, dead_row)
+        begin = row.redriven if row.dead_created == dead_row.created_at else 0
         mine, until = list[int](), end
-        async for each in self._scan(dead, begin, end):
+        async for each in self._scan(dead, begin, end, dead_row.created_at):
             if _is_of(each.record, name, queue):
                 mine.append(each.offset)
             if len(mine) == count or (mine and each.offset - mine[0] >= queues.WINDOW):
                 until = each.offset + 1
                 break
         offsets = Offsets.of(mine)
-        asked = queues.Redrive(name, queue, row.redriven, until, offsets)
+        asked = queues.Redrive(
+            name, queue, created, dead_row.created_at, row.redriven, until, offsets
+        )
         before = {move.id for move in row.moves}
         row = await self.ask(asked)
         is_mine = any(each.offsets == offsets and each.id not in before for each in row.moves)
@@ -578,8 +642,10 @@ def _is_of(record: Record, name: str, queue: str) -> bool:
     return (headers.get(DEAD_LOG), headers.get(DEAD_QUEUE)) == (name, queue)
 
 
-def _shown(row: Queue, move: Move, found: ReadRecord) -> Record:
-    """A record as a move appends it."""
+def _shown(row: Queue, move: Move, found: ReadRecord) -> Record | None:
+    """A record as a move appends it: with as many of the added headers as an append has room for.
+    None if it has no room for the record.
+    """
     record = found.record
     kept = [(name, text) for name, text in record.headers if name not in _ADDED]
     added: Iterable[tuple[str, str]]
@@ -595,5 +661,15 @@ def _shown(row: Queue, move: Move, found: ReadRecord) -> Record:
             (DEAD_REASON, move.reason),
             (DEAD_TIME, str(found.timestamp_ms)),
         )
-    headers = (*kept, *added, (MOVE, str(move.id)))
-    return Record(record.value, record.key, headers, record.timestamp_ms)
+    all_of_them = (*added, (MOVE, str(move.id)))
+    without_reason = tuple(pair for pair in all_of_them if pair[0] != DEAD_REASON)
+    for more in (all_of_them, without_reason, all_of_them[-1:], ()):
+        shown = Record(record.value, record.key, (*kept, *more), record.timestamp_ms)
+        if _size(shown) <= BATCH_BYTES_MAX:
+            return shown
+    return None
+
+
+def _size(record: Record) -> int:
+    """The bytes of an append of this record by a move."""
+    return len(encode((record,), ProducerSeq("quorumlog.queue." + "9" * 19, 0, 0)))

@@ -142,6 +142,7 @@ class QueueInfo(TypedDict):
     redelivered: int
     dead: int
     dying: int
+    dead_letter_error: str | None
     lost: int
 
 

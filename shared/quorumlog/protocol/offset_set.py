@@ -30,6 +30,16 @@ class Offsets:
         """All offsets from `begin` to `end` - 1."""
         return cls(begin, (1 << (end - begin)) - 1) if begin < end else NONE
 
+    @classmethod
+    def union(cls, sets: Iterable["Offsets"]) -> "Offsets":
+        """The offsets in any of these sets."""
+        given = [each for each in sets if each.bits]
+        first = min((each.first for each in given), default=0)
+        bits = 0
+        for each in given:
+            bits |= each.bits << (each.first - first)
+        return cls(first, bits)
+
     def __len__(self) -> int:
         """How many offsets are in the set."""
         return self.bits.bit_count()
@@ -99,6 +109,8 @@ class Offsets:
     @property
     def packed_size(self) -> int:
         """About the most characters that the `packed` form takes."""
+        if self.bits <= 1:
+            return 38
         return 24 + min(14 * self._run_count, 140 + self.bits.bit_length() // 4)
 
     def lowest(self, count: int) -> "Offsets":

@@ -32,6 +32,13 @@ _TRUNCATE_EVERY: Final = 1000
 """Unneeded records after which the log is truncated; only whole ledgers are dropped anyway."""
 _KEPT_RECORDS: Final = 10_000
 """Newest records that stay in the log for their tokens (rule 32); chosen by judgement."""
+_SLACK_CHARS: Final = 64 << 20
+"""Characters that the log may have in excess of four times those of the rows; only for large rows,
+as queues have."""
+_TRUNCATE_CHARS: Final = 16 << 20
+"""Characters after which the log is truncated, also if they are few records."""
+_KEPT_CHARS: Final = 64 << 20
+"""Characters of large rows of which no more records stay for their tokens. By judgement."""
 _TRIES: Final = 20
 """How often a request is decided again because others append, until it is rejected."""
 
@@ -166,6 +173,7 @@ class OffsetStore:
         self._batch: Batch[Any] = Batch()
         self._held_until: dict[tuple[str, str], Any] = {}
         self._truncated = 0
+        self._truncated_chars = 0
         self._has_read = False
         """Whether the present reads have returned any batch."""
         self._out: list[Effect] = []
@@ -188,7 +196,7 @@ class OffsetStore:
             case BatchesRead(batches, following):
                 self._read(batches, following, now_s)
             case Truncated():
-                self.state, self.end = self._kind(), None
+                self.state, self.end, self._truncated_chars = self._kind(), None, 0
                 self._ask_read()
             case Paused():
                 self._ask_read()
@@ -220,7 +228,9 @@ class OffsetStore:
         changed = {row.key for row in batch.rows} | set(batch.gone)
         carried = [
             row
-            for row in self.state.oldest(_CARRIED + len(changed), slack=_SLACK)
+            for row in self.state.oldest(
+                _CARRIED + len(changed), slack=_SLACK, slack_chars=_SLACK_CHARS
+            )
             if row.key not in changed
         ]
         self._batch = replace(batch, rows=(*carried, *batch.rows))
@@ -236,9 +246,11 @@ class OffsetStore:
         self.end += 1
         self._out.extend(Reported(waiting.key, answer) for waiting, answer in self._decided)
         self._decided = []
-        begin = min(self.state.begin(self.end), self.end - _KEPT_RECORDS)
-        if begin >= self._truncated + _TRUNCATE_EVERY:
-            self._truncated = begin
+        kept = max(self.end - _KEPT_RECORDS, self.state.kept_from(_KEPT_CHARS))
+        begin = min(self.state.begin(self.end), kept)
+        is_large = self.state.chars >= self._truncated_chars + _TRUNCATE_CHARS
+        if begin >= self._truncated + (1 if is_large else _TRUNCATE_EVERY):
+            self._truncated, self._truncated_chars = begin, self.state.chars
             self._out.append(Truncate(begin))
 
     def _overtaken(self, *, is_owner: bool) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import nsmallest
-from math import ceil
+from math import ceil, inf
 from typing import Any, Final
 
 from quorumlog.errors import (
@@ -48,6 +48,9 @@ KEYS_MAX: Final = 2000
 _BATCH_CHARS: Final = 2 << 20
 """Characters of changed rows after which a batch takes no more requests: an entry has room for
 them, for one more row, and for the old rows that are written again."""
+_BATCH_CLAIMS: Final = 20_000
+"""Claims looked at after which a batch takes no more requests, so that the event loop does not
+stand still: some 0.1 s. Chosen by judgement."""
 
 
 class Order(StrEnum):
@@ -96,6 +99,9 @@ class Move:
     since: int = -1
     """The end of the other log before the first append was sent; -1: none was."""
     reason: str = ""
+    created: str = ""
+    """The creation time of the log that the append is sent to; if `is_back`, of the dead-letter
+    log that the records are read from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +127,16 @@ class Queue:
     redriven: int = 0
     """The offset in the dead-letter log below which dead letters were sent back, or are not this
     queue's."""
+    dead_created: str = ""
+    """The creation time of the dead-letter log that `redriven` is about."""
     redelivered: int = 0
     """How often records were given again."""
     dead: int = 0
     """How many records went to the dead-letter log."""
     lost: int = 0
     """How many records were gone before they were done: by truncation, retention or a loss."""
+    failed: str = ""
+    """The code of the error for which records can't be sent to the dead-letter log now."""
 
     @property
     def key(self) -> Key:
@@ -136,13 +146,13 @@ class Queue:
     @property
     def given(self) -> Offsets:
         """The records that were given and are not done."""
-        return _union(offsets for _, offsets in self.attempts)
+        return Offsets.union(offsets for _, offsets in self.attempts)
 
     @property
     def moving(self) -> Offsets:
         """The records above the floor on their way to the dead-letter log."""
         moving = (move.offsets for move in self.moves if not move.is_back)
-        return _union(each - each.below(self.floor) for each in moving)
+        return Offsets.union(each - each.below(self.floor) for each in moving)
 
     @property
     def in_flight(self) -> int:
@@ -175,6 +185,7 @@ class PutQueue:
     """The first record of a new queue."""
     dead_end: int = 0
     """The end of the dead-letter log: earlier dead letters are not a new queue's."""
+    dead_created: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +198,10 @@ class LookQueue:
 
 @dataclass(frozen=True, slots=True)
 class ListQueues:
-    """List queues of one log, or of all logs if `log` is empty, by name. Answer: a tuple."""
+    """List queues of one log, by name. Answer: a tuple."""
 
     log: str
     after: str
-    """A queue; `log/queue` for all logs."""
     limit: int
 
 
@@ -300,10 +310,15 @@ class Sweep:
 class Redrive:
     """Send dead letters back: `offsets` of the dead-letter log, all of this queue from `redriven`
     to `end`. Changes nothing unless `begin` is `redriven`, or with too many moves. Answer: the queue.
+
+    `created`: of the queue's log. `dead_created`: of the dead-letter log; `begin` is `redriven` of
+    the log before, if that was another one.
     """
 
     log: str
     queue: str
+    created: str
+    dead_created: str
     begin: int
     end: int
     offsets: Offsets
@@ -311,17 +326,19 @@ class Redrive:
 
 @dataclass(frozen=True, slots=True)
 class BeginMove:
-    """Allow the append of a move, unless its `since` is not `seen` any more. Answer: the queue.
+    """Allow the append of a move, unless its `since` and `created` are not those of `seen` any
+    more. Answer: the queue.
 
-    `offsets`: what the append will have; the rest becomes another move.
+    `offsets`: what the append will have; the rest becomes another move. `created`: as a move's.
     """
 
     log: str
     queue: str
     id: int
-    seen: int
+    seen: tuple[int, str]
     since: int
     offsets: Offsets
+    created: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +351,19 @@ class EndMove:
     lost: int = 0
 
 
-_OfOne = LookQueue | DeleteQueue | Take | Settle | Sweep | Redrive | BeginMove | EndMove
+@dataclass(frozen=True, slots=True)
+class FailMove:
+    """Note why records can't be sent to the dead-letter log, by the code of the error. Answer: the
+    queue.
+    """
+
+    log: str
+    queue: str
+    code: str
+
+
+_OfMoves = Sweep | Redrive | BeginMove | EndMove | FailMove
+_OfOne = LookQueue | DeleteQueue | Take | Settle | _OfMoves
 QueueRequest = PutQueue | ListQueues | FreeQueues | _OfOne
 QueueAnswer = Queue | Taken | Settled | tuple[Queue, ...] | QuorumLogError
 
@@ -385,11 +414,18 @@ class QueueDraft(RowDraft[Queue]):
         self._state = state
         self._size = 0
         """Characters of changed rows, and of rows that are answers of stamped requests."""
+        self._sizes: dict[Key, int] = {}
+        """Characters of each changed row."""
+        self._work = 0
+        """Claims of changed rows, and of rows whose held records were collected."""
+        self._held_by: dict[Key, tuple[Queue, Offsets, float]] = {}
+        """By key a row, its held records, and when the first of their leases or delays ends."""
 
     @property
     def is_full(self) -> bool:
         """Whether the batch takes no more requests."""
-        return super().is_full or self._size > _BATCH_CHARS
+        is_large = self._size > _BATCH_CHARS or self._work >= _BATCH_CLAIMS
+        return super().is_full or is_large
 
     def decide(self, request: Any, stamp: Stamp | None = None) -> Any:
         """Decide a request; the answer counts once the batch is in the log (`RowDraft.decide`)."""
@@ -431,26 +467,19 @@ class QueueDraft(RowDraft[Queue]):
                 return self._settle(row, request)
             case Sweep():
                 return self._put(self._exhausted(row), row)
-            case Redrive(begin=begin, end=end, offsets=offsets):
-                if begin != row.redriven or len(row.moves) >= MOVES_MAX:
-                    return row
-                move = Move(self._version, offsets, is_back=True)
-                moves = (*row.moves, move) if offsets else row.moves
-                return self._put(replace(row, redriven=end, moves=moves), row)
+            case Redrive():
+                return self._redriven(row, request)
             case BeginMove():
                 return self._put(self._begun(row, request), row)
+            case FailMove(code=code):
+                return self._put(replace(row, failed=code if row.moves else ""), row)
             case EndMove(id=number, lost=lost):
                 return self._put(_moved(row, number, lost), row)
 
     def _list(self, log: str, after: str, limit: int) -> tuple[Queue, ...]:
-        if log:
-            known = self._of_log(log)
-            names = nsmallest(limit, (name for name in known if name > after))
-            return tuple(known[name] for name in names)
-        rows: dict[Key, Queue | None] = {**self._state.rows, **self._changed}
-        first = tuple(after.split("/"))
-        keys = nsmallest(limit, (key for key, row in rows.items() if row and key > first))
-        return tuple(row for key in keys if (row := rows[key]))
+        known = self._of_log(log)
+        names = nsmallest(limit, (name for name in known if name > after))
+        return tuple(known[name] for name in names)
 
     # --- settings --------------------------------------------------------------------------------
 
@@ -475,15 +504,24 @@ class QueueDraft(RowDraft[Queue]):
                 floor=request.start,
                 next=request.start,
                 redriven=request.dead_end,
+                dead_created=request.dead_created,
             )
             return self._put(new)
         row, settings = known, known.settings
         if wanted.order != settings.order:
             raise _differs(row, f"the order is {settings.order}")
         if wanted.dead_letter_log != settings.dead_letter_log:
-            if settings.dead_letter_log:
-                raise _differs(row, f"the dead-letter log is {settings.dead_letter_log}")
-            row = replace(row, redriven=request.dead_end)
+            # What was sent may be in that log, so no other log may get it.
+            is_sent = any(move.since >= 0 or move.is_back for move in row.moves)
+            if is_sent or (row.moves and not wanted.dead_letter_log):
+                raise QueueExists(
+                    f"records are on their way to or from {settings.dead_letter_log}: retry later",
+                    log=row.log,
+                    queue=row.queue,
+                )
+            row = replace(
+                row, redriven=request.dead_end, dead_created=request.dead_created, failed=""
+            )
         return self._put(replace(row, settings=wanted), known)
 
     def _check_room(self, log: str) -> None:
@@ -500,8 +538,10 @@ class QueueDraft(RowDraft[Queue]):
         if row == before:
             return row
         row = replace(row, version=self._version)
-        known = self._changed.get(row.key)
-        self._size += row.size - (0 if known is None else known.size)
+        size = row.size
+        self._size += size - self._sizes.get(row.key, 0)
+        self._sizes[row.key] = size
+        self._work += len(row.claims)
         self._changed[row.key] = row
         return row
 
@@ -513,13 +553,26 @@ class QueueDraft(RowDraft[Queue]):
         return end
 
     def _hold(self, row: Queue, token: int, hold_ms: int) -> None:
+        self._held_by.pop(row.key, None)
         self.held_until.setdefault(row.key, {})[token] = self._now_s + hold_ms / 1000
 
     def _held(self, row: Queue) -> Offsets:
         """The records that are not to be given now: their lease or delay has not ended."""
-        return _union(
-            claim.offsets for claim in row.claims if self._now_s < self._until(row, claim)
-        )
+        return self._holds(row)[0]
+
+    def _holds(self, row: Queue) -> tuple[Offsets, float]:
+        """The held records, and when the first of their leases or delays ends. Collected once for
+        each state of a row.
+        """
+        known = self._held_by.get(row.key)
+        if known is None or known[0] is not row:
+            ends = [(self._until(row, claim), claim.offsets) for claim in row.claims]
+            held = [(end, offsets) for end, offsets in ends if self._now_s < end]
+            first = min((end for end, _ in held), default=inf)
+            known = row, Offsets.union(offsets for _, offsets in held), first
+            self._held_by[row.key] = known
+            self._work += len(row.claims)
+        return known[1], known[2]
 
     def _take(self, before: Queue, request: Take) -> Taken:
         _check_log(before, request.created)
@@ -565,16 +618,15 @@ class QueueDraft(RowDraft[Queue]):
         )
 
     def _wait_ms(self, row: Queue) -> int:
-        ends = [self._until(row, claim) for claim in row.claims]
-        left = [end - self._now_s for end in ends if end > self._now_s]
-        return max(1, ceil(min(left) * 1000)) if left else -1
+        _, first = self._holds(row)
+        return max(1, ceil((first - self._now_s) * 1000)) if first < inf else -1
 
     def _exhausted(self, row: Queue) -> Queue:
         """The queue with records that were given too often on their way to the dead-letter log."""
         most = row.settings.max_attempts
         if not most:
             return row
-        over = _union(offsets for count, offsets in row.attempts if count >= most)
+        over = Offsets.union(offsets for count, offsets in row.attempts if count >= most)
         over = over - self._held(row) - row.moving
         return self._doomed(row, over, "the lease ended without an acknowledgement")
 
@@ -624,7 +676,7 @@ class QueueDraft(RowDraft[Queue]):
     def _given_back(self, row: Queue, offsets: Offsets, request: Settle) -> Queue:
         most, over = row.settings.max_attempts, NONE
         if most:
-            over = offsets & _union(each for count, each in row.attempts if count >= most)
+            over = offsets & Offsets.union(each for count, each in row.attempts if count >= most)
             row = self._doomed(row, over, request.reason or "a worker gave the record back")
         later = offsets - over
         if not (later and request.delay_ms):
@@ -638,22 +690,25 @@ class QueueDraft(RowDraft[Queue]):
     def _begun(self, row: Queue, request: BeginMove) -> Queue:
         moves: list[Move] = []
         for move in row.moves:
-            if move.id != request.id or move.since != request.seen:
+            if move.id != request.id or (move.since, move.created) != request.seen:
                 moves.append(move)
                 continue
             # What was sent once stays as it is: a copy may be in the other log.
             kept = move.offsets & request.offsets if move.since < 0 else move.offsets
-            moves.append(replace(move, offsets=kept, since=request.since))
+            begun = replace(move, offsets=kept, since=request.since, created=request.created)
+            moves.append(begun)
             if rest := move.offsets - kept:
                 moves.append(replace(move, id=self._version, offsets=rest))
         return replace(row, moves=tuple(moves))
 
-
-def _union(sets: Iterable[Offsets]) -> Offsets:
-    union = NONE
-    for each in sets:
-        union |= each
-    return union
+    def _redriven(self, row: Queue, request: Redrive) -> Queue:
+        _check_log(row, request.created)
+        if request.begin != row.redriven or len(row.moves) >= MOVES_MAX:
+            return row
+        move = Move(self._version, request.offsets, is_back=True, created=request.dead_created)
+        moves = (*row.moves, move) if request.offsets else row.moves
+        sent = replace(row, redriven=request.end, dead_created=request.dead_created, moves=moves)
+        return self._put(sent, row)
 
 
 def _bound(row: Queue) -> str:
@@ -683,8 +738,14 @@ def _in_order(row: Queue, request: Take, busy: Offsets, limit: int, room: int) -
 
 def _without(row: Queue, offsets: Offsets) -> Queue:
     """The queue without these records in any claim."""
-    parts = (replace(claim, offsets=claim.offsets - offsets) for claim in row.claims)
-    return replace(row, claims=tuple(claim for claim in parts if claim.offsets))
+    begin, end = offsets.first, offsets.end
+    kept: list[Claim] = []
+    for claim in row.claims:
+        if claim.offsets.first >= end or claim.offsets.end <= begin:
+            kept.append(claim)
+        elif left := claim.offsets - offsets:
+            kept.append(claim if left == claim.offsets else replace(claim, offsets=left))
+    return replace(row, claims=tuple(kept))
 
 
 def _counted(
@@ -745,6 +806,7 @@ def _moved(row: Queue, number: int, lost: int) -> Queue:
             if not move.is_back:
                 dead = row.dead + len(move.offsets) - lost
                 row = replace(_acknowledged(row, move.offsets), dead=dead, lost=row.lost + lost)
+                row = replace(row, failed="")
     return row
 
 

@@ -74,6 +74,19 @@ class Batch(Generic[R]):
     decided: tuple[Decided[R], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a row was last written."""
+
+    offset: int
+    written: int
+    """How many rows and records were before it."""
+    chars: int
+    """How many characters were before it."""
+    size: int
+    """Its characters."""
+
+
 class Rows(Generic[R]):
     """All rows by the log, and how long what they grant is held."""
 
@@ -81,13 +94,19 @@ class Rows(Generic[R]):
         self.rows: OrderedDict[Key, R] = OrderedDict()
         """All rows, ordered by when they were last written, oldest first."""
         self._logs: dict[str, dict[str, R]] = {}
-        self._places: dict[Key, tuple[int, int]] = {}
-        """By key, the last record's offset, and how many rows and records were before it."""
+        self._places: dict[Key, _Place] = {}
         self._held_until: dict[Key, Any] = {}
         """By key, what `hold` was given since `since_s`."""
         self.since_s = 0.0
         """When records that another gateway may have written were last read."""
         self._written = 0
+        self.chars = 0
+        """Characters of all rows that were written."""
+        self._chars_now = 0
+        """Characters of the rows."""
+        self._sized: deque[tuple[int, int]] = deque()
+        """Records with characters, oldest first: the offset, and the characters before it."""
+        self._kept_from = 0
         self._next = 0
         self._decided: dict[str, Decided[R]] = {}
         self._tokens: deque[tuple[int, str]] = deque()
@@ -128,13 +147,21 @@ class Rows(Generic[R]):
         self._next += 1
         self._remember(offset, batch)
         self._written += 1
+        before = self.chars
         for key in batch.gone:
             self._drop(key)
         for row in batch.rows:
             self._drop(row.key, keeps_lease=True)
             self._add(row)
-            self._places[row.key] = (offset, self._written)
+            size = self.size_of(row)
+            self._places[row.key] = _Place(offset, self._written, self.chars, size)
             self._written += 1
+            self.chars += size
+            self._chars_now += size
+        answers = (one.answer for one in batch.decided)
+        self.chars += sum(self.size_of(each) for each in answers if not isinstance(each, str))
+        if self.chars > before:
+            self._sized.append((offset, before))
 
     def learned(self, now_s: float) -> None:
         """Note that records were read: another gateway may have granted whole leases until now."""
@@ -152,7 +179,7 @@ class Rows(Generic[R]):
     def _drop(self, key: Key, *, keeps_lease: bool = False) -> R | None:
         row = self.rows.pop(key, None)
         if row is not None:
-            del self._places[key]
+            self._chars_now -= self._places.pop(key).size
             of_log = self._logs[key[0]]
             del of_log[key[1]]
             if not of_log:
@@ -165,17 +192,19 @@ class Rows(Generic[R]):
         """The rows of a log, by name."""
         return self._logs.get(log, {})
 
-    def oldest(self, count: int, *, slack: int) -> Iterable[R]:
+    def oldest(self, count: int, *, slack: int, slack_chars: int) -> Iterable[R]:
         """The oldest rows, to be written again once the log has grown by over four times the number
-        of rows, plus `slack`, since them.
+        of rows, plus `slack`, since them; or by over four times their characters, plus
+        `slack_chars`.
         """
         size = 0
+        written = self._written - 4 * len(self.rows) - slack
+        chars = self.chars - 4 * self._chars_now - slack_chars
         for row, _ in zip(self.rows.values(), range(count), strict=False):
-            if self._written - self._places[row.key][1] <= 4 * len(self.rows) + slack:
+            place = self._places[row.key]
+            if (place.written >= written and place.chars >= chars) or size > _CARRIED_CHARS:
                 return
-            if size > _CARRIED_CHARS:
-                return
-            size += self.size_of(row)
+            size += place.size
             yield row
 
     def size_of(self, _row: R) -> int:
@@ -185,8 +214,14 @@ class Rows(Generic[R]):
     def begin(self, end: int) -> int:
         """The offset below which no record is needed, of a log that ends at `end`."""
         for key in self.rows:
-            return self._places[key][0]
+            return self._places[key].offset
         return end
+
+    def kept_from(self, chars: int) -> int:
+        """The offset from which on the records have at most so many characters; 0: all records."""
+        while self._sized and self.chars - self._sized[0][1] > chars:
+            self._kept_from = self._sized.popleft()[0] + 1
+        return self._kept_from
 
 
 class RowDraft(Generic[R]):

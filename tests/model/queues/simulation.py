@@ -190,7 +190,7 @@ class Mover:
             since = len(world.dead[queue])
             world.after(
                 world.soon_s(),
-                lambda: world.ask(BeginMove(LOG, queue, move.id, -1, since, kept)),
+                lambda: world.ask(BeginMove(LOG, queue, move.id, (-1, ""), since, kept, "d")),
             )
             return
         offsets = move.offsets - move.offsets.below(world.first_record)
@@ -208,7 +208,9 @@ class Mover:
             # A copy before this one may have had records that are gone by now.
             world.after(world.soon_s(), lambda: world.ask(EndMove(LOG, queue, move.id, lost)))
         else:
-            begin = BeginMove(LOG, queue, move.id, move.since, end, move.offsets)
+            begin = BeginMove(
+                LOG, queue, move.id, (move.since, move.created), end, move.offsets, "d"
+            )
             world.after(world.soon_s(), lambda: world.ask(begin))
 
 
@@ -243,6 +245,7 @@ def run(seed: int) -> QueueWorld:
     """One history, judged. Raises: Violation."""
     with (
         patch.multiple(offset_store, _SLACK=10, _TRUNCATE_EVERY=5, _CARRIED=2, _KEPT_RECORDS=10),
+        patch.multiple(offset_store, _SLACK_CHARS=9000, _TRUNCATE_CHARS=4000, _KEPT_CHARS=9000),
         patch.object(rows, "REMEMBERED_MAX", 30),
         patch.multiple(queues, WINDOW=WINDOW, MOVES_MAX=3),
     ):

@@ -102,8 +102,8 @@ def _split_again(_original: Any, self: QueueDraft, row: Queue, request: Any) -> 
 
 @stand_in
 def _whatever_was_seen(original: Any, self: QueueDraft, row: Queue, request: Any) -> Queue:
-    since = next((move.since for move in row.moves if move.id == request.id), request.seen)
-    begun: Queue = original(self, row, replace(request, seen=since))
+    now = ((move.since, move.created) for move in row.moves if move.id == request.id)
+    begun: Queue = original(self, row, replace(request, seen=next(now, request.seen)))
     return begun
 
 

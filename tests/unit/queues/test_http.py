@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quorumlog.protocol import queues as protocol_queues
+from quorumlog.protocol.batch import BATCH_BYTES_MAX
 from services.gateway.edge.queue_models import QueueClaimed, QueueList, QueueModel, QueueSettled
 from services.gateway.logs import queues
 from tests.support.waiting import until
@@ -88,6 +89,43 @@ async def test_a_claim_waits_for_records_and_for_one_that_is_given_back(http: Ht
     assert await claim(http, wait_ms=100) == []
 
 
+async def test_a_change_wakes_one_waiting_claim_and_each_that_gets_records_the_next(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes: list[str] = []
+    original = queues.QueueService._asked
+
+    async def counted(self: Any, asked: Any) -> Any:
+        takes.append(asked.queue)
+        return await original(self, asked)
+
+    await put(http)
+    first = await claim(http)
+    monkeypatch.setattr(queues.QueueService, "_asked", counted)
+    waiting = [asyncio.create_task(claim(http, 1, wait_ms=20_000)) for _ in range(8)]
+    await asyncio.sleep(0.5)
+    assert len(takes) == 8
+    for record in first[8:]:
+        await settle(http, "ack", [record])
+    await asyncio.sleep(0.2)
+    assert len(takes) == 8 + 2
+    await settle(http, "nak", first[:8])
+    found = await asyncio.wait_for(asyncio.gather(*waiting), 10)
+    assert sorted(offsets([one for each in found for one in each])) == list(range(8))
+
+
+async def test_a_waiting_claim_that_ends_wakes_the_next_one(http: Http) -> None:
+    await put(http)
+    first = await claim(http)
+    gone = asyncio.create_task(claim(http, 1, wait_ms=20_000))
+    await asyncio.sleep(0.2)
+    waiting = asyncio.create_task(claim(http, 1, wait_ms=20_000))
+    await asyncio.sleep(0.2)
+    gone.cancel()
+    await settle(http, "nak", first[:1])
+    assert offsets(await asyncio.wait_for(waiting, 5)) == [0]
+
+
 async def test_a_lease_that_ends_gives_the_record_again(http: Http) -> None:
     await put(http, lease_ms=1000)
     first = await claim(http)
@@ -140,6 +178,75 @@ async def test_a_record_is_a_dead_letter_after_its_attempts_and_is_sent_back_onc
         ("5", 11, 1),
     ]
     assert again[0]["headers"]["Redriven-From"] == "dead/0"
+
+
+async def dead_letters(http: Http, count: int) -> Any:
+    async def dead() -> Any:
+        return (await http.done("GET", MAIL))["dead"] == count
+
+    await until(dead, f"{count} dead letters", 20)
+    return (await http.done("GET", f"{DEAD}/records?encoding=text"))["records"]
+
+
+async def test_many_dead_letters_with_long_reasons_are_sent_in_appends_that_are_not_too_large(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "_MOVE_BYTES", 10_000)
+    await http.done("PUT", DEAD, {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    await settle(http, "nak", await claim(http), reason="\N{GRINNING FACE}" * 500)
+    letters = await dead_letters(http, 10)
+    assert [one["headers"]["Dead-Letter-Offset"] for one in letters] == [str(n) for n in range(10)]
+    assert len({one["headers"]["Queue-Move"] for one in letters}) == 3  # 4 x 2,300 bytes in each
+
+
+@pytest.mark.parametrize(("room", "headers"), [(600, 6), (150, 1), (95, 0)])
+async def test_a_record_that_is_almost_too_large_is_moved_with_fewer_headers(
+    http: Http, room: int, headers: int
+) -> None:
+    await http.done("PUT", DEAD, {})
+    await http.done("PUT", MAIL, {"from": "latest"})
+    value = "x" * (BATCH_BYTES_MAX - room)
+    await http.done("POST", f"{LOG}/records", {"records": [{"text": value}]})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    (one,) = await claim(http)
+    await settle(http, "nak", [one], reason="x" * 500)
+    (letter,) = await dead_letters(http, 1)
+    assert (len(letter["text"]), len(letter.get("headers") or {})) == (len(value), headers)
+    assert (await http.done("GET", MAIL))["depth"] == 0
+
+
+async def test_a_record_that_no_move_has_room_for_is_counted_as_lost(http: Http) -> None:
+    await http.done("PUT", DEAD, {})
+    value = "x" * (BATCH_BYTES_MAX - 50)
+    await http.done("POST", f"{LOG}/records", {"records": [{"text": value}]})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    await settle(http, "nak", await claim(http))
+    await dead_letters(http, 10)
+
+    async def lost() -> Any:
+        return (await http.done("GET", MAIL))["lost"] == 1
+
+    await until(lost, "the record is counted", 10)
+    assert (await http.done("GET", MAIL))["depth"] == 0
+
+
+async def test_dead_letters_go_to_a_log_that_was_made_again_and_back_to_none(http: Http) -> None:
+    await http.done("PUT", DEAD, {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    await settle(http, "nak", await claim(http, 2))
+    await dead_letters(http, 2)
+    assert await http.done("POST", f"{MAIL}/redrive", {}) == {"redriven": 2}
+    await http.ask("DELETE", DEAD)
+    await http.done("PUT", DEAD, {})
+    await settle(http, "nak", await claim(http, 3))
+    assert len(await dead_letters(http, 5)) == 3
+    # What was sent back of the log before says nothing about this one.
+    assert await http.done("POST", f"{MAIL}/redrive", {}) == {"redriven": 3}
+    await http.ask("DELETE", LOG)
+    await http.done("PUT", LOG, {})
+    assert code(await http.ask("POST", f"{MAIL}/redrive", {})) == (409, "log-replaced")
+    assert (await http.done("GET", f"{LOG}/records"))["records"] == []
 
 
 async def test_records_of_a_key_are_given_one_after_the_other(http: Http) -> None:
@@ -212,10 +319,34 @@ async def test_settings_that_cannot_change_are_told(http: Http) -> None:
     for name in ("dead", "dead2"):
         await http.done("PUT", f"/v1/logs/{name}", {})
     await put(http, dead_letter_log="dead")
-    for settings in ({"order": "key", "dead_letter_log": "dead"}, {"dead_letter_log": "dead2"}, {}):
-        assert code(await http.ask("PUT", MAIL, settings)) == (409, "queue-exists")
+    ordered = {"order": "key", "dead_letter_log": "dead"}
+    assert code(await http.ask("PUT", MAIL, ordered)) == (409, "queue-exists")
     missing = {"max_attempts": 1, "dead_letter_log": "nowhere"}
     assert code(await http.ask("PUT", f"{LOG}/queues/q", missing)) == (404, "no-such-log")
+
+
+async def test_a_dead_letter_log_that_takes_nothing_is_shown_and_can_be_changed(http: Http) -> None:
+    for name in ("dead", "dead2"):
+        await http.done("PUT", f"/v1/logs/{name}", {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    await http.done("POST", f"{DEAD}/close")
+    await settle(http, "nak", await claim(http))
+
+    async def told() -> Any:
+        return (await http.done("GET", MAIL))["dead_letter_error"] == "log-closed"
+
+    await until(told, "the error is shown", 10)
+    none = await http.ask("PUT", MAIL, {})
+    assert code(none) == (409, "queue-exists")
+    await put(http, max_attempts=1, dead_letter_log="dead2")
+
+    async def dead() -> Any:
+        return (await http.done("GET", MAIL))["dead"] == 10
+
+    await until(dead, "the records are in the other log", 20)
+    shown = await http.done("GET", MAIL)
+    assert (shown["dead_letter_error"], shown["floor"]) == (None, 10)
+    assert len((await http.done("GET", "/v1/logs/dead2/records"))["records"]) == 10
 
 
 async def test_what_truncation_takes_is_counted(http: Http) -> None:
@@ -288,6 +419,30 @@ async def test_keys_of_more_queues_than_are_cached_are_read_again(
         for queue in ("one", "two"):
             answer = await http.done("POST", f"{LOG}/queues/{queue}/claim", {"max": count})
             assert len(answer["records"]) == count
+
+
+async def test_keys_of_done_records_above_the_floor_are_forgotten(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol_queues, "KEYS_MAX", 3)
+    known: list[int] = []
+    original = queues.QueueService._saw_keys
+
+    def noted(self: Any, key: Any, row: Any, taken: Any) -> bool:
+        is_news = original(self, key, row, taken)
+        known.append(len(self._seen_keys[key].keys))
+        return is_news
+
+    monkeypatch.setattr(queues.QueueService, "_saw_keys", noted)
+    await put(http, order="key")
+    await append(http, 20)
+    stuck, *rest = await claim(http)
+    while rest:
+        await settle(http, "ack", rest)
+        rest = await claim(http)
+    shown = await http.done("GET", MAIL)
+    assert (shown["floor"], shown["depth"], stuck["offset"]) == (0, 1, 0)
+    assert max(known) <= 2 * 3
 
 
 @pytest.mark.parametrize(

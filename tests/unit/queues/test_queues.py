@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorumlog import errors
-from quorumlog.protocol import queues
+from quorumlog.protocol import offset_store, queues
 from quorumlog.protocol.offset_set import NONE, Offsets
 from quorumlog.protocol.offset_store import (
     AppendBatch,
@@ -19,11 +19,13 @@ from quorumlog.protocol.offset_store import (
     Overtaken,
     ReadLog,
     Reported,
+    Truncate,
 )
 from quorumlog.protocol.queues import (
     BeginMove,
     DeleteQueue,
     EndMove,
+    FailMove,
     FreeQueues,
     ListQueues,
     LookQueue,
@@ -54,6 +56,7 @@ class Keeper:
     def __init__(self, batches: list[Batch[Queue]] | None = None, now_s: float = 100.0) -> None:
         self.batches = [] if batches is None else batches
         self.now_s, self.end, self.first = now_s, 100, 0
+        self.truncated = 0
         self.machine = OffsetStore(kind=Queues)
 
     def ask(self, *requests: Any) -> list[Any]:
@@ -75,6 +78,8 @@ class Keeper:
                             assert stored == batch
                             self.batches.append(batch)
                         events.append(Appended() if is_end else Overtaken(is_owner=True))
+                    case Truncate(before):
+                        self.truncated = before
                     case _:
                         raise AssertionError(effect)
         return [reported[at] for at in range(len(requests))]
@@ -218,8 +223,8 @@ def test_a_record_that_fails_too_often_is_moved_and_then_done() -> None:
     (one, two) = row.moves
     assert (list(two.offsets), two.reason) == ([0, 2], "the lease ended without an acknowledgement")
     # Of two keepers that begin, one does.
-    keeper.done(Queue, BeginMove(*NAME, two.id, -1, 7, Offsets.of((0,))))
-    row = keeper.done(Queue, BeginMove(*NAME, two.id, -1, 9, Offsets.of((0, 2))))
+    keeper.done(Queue, BeginMove(*NAME, two.id, (-1, ""), 7, Offsets.of((0,)), "d"))
+    row = keeper.done(Queue, BeginMove(*NAME, two.id, (-1, ""), 9, Offsets.of((0, 2)), "d"))
     assert [(list(each.offsets), each.since) for each in row.moves] == [
         ([1], -1),
         ([0], 7),
@@ -230,9 +235,9 @@ def test_a_record_that_fails_too_often_is_moved_and_then_done() -> None:
     assert (row.floor, row.dead) == (1, 1)
     row = keeper.done(Queue, EndMove(*NAME, one.id, 1))
     assert (row.floor, row.dead, row.lost) == (2, 1, 1)
-    row = keeper.done(Queue, Redrive(*NAME, 0, 4, Offsets.of((1, 3))))
+    row = keeper.done(Queue, Redrive(*NAME, "1", "d", 0, 4, Offsets.of((1, 3))))
     assert (row.redriven, row.moves[-1].is_back) == (4, True)
-    assert keeper.done(Queue, Redrive(*NAME, 0, 9, Offsets.of((5,)))) == row
+    assert keeper.done(Queue, Redrive(*NAME, "1", "d", 0, 9, Offsets.of((5,)))) == row
 
 
 def test_dead_letters_beyond_the_most_moves_join_one_that_was_not_sent(
@@ -245,12 +250,12 @@ def test_dead_letters_beyond_the_most_moves_join_one_that_was_not_sent(
     for at in (0, 1):
         keeper.settle(Settlement.NAK, token, at, reason=str(at))
     (first, _) = keeper.look().moves
-    keeper.done(Queue, BeginMove(*NAME, first.id, -1, 7, first.offsets))
+    keeper.done(Queue, BeginMove(*NAME, first.id, (-1, ""), 7, first.offsets, "d"))
     for at in (2, 3):
         keeper.settle(Settlement.NAK, token, at, reason=str(at))
     moves = keeper.look().moves
     assert [(list(each.offsets), each.reason) for each in moves] == [([0], "0"), ([1, 2, 3], "1")]
-    assert keeper.done(Queue, Redrive(*NAME, 0, 4, Offsets.of((1,)))).redriven == 0
+    assert keeper.done(Queue, Redrive(*NAME, "1", "d", 0, 4, Offsets.of((1,)))).redriven == 0
 
 
 def test_a_late_request_does_not_replace_the_queue_of_a_later_log() -> None:
@@ -261,6 +266,41 @@ def test_a_late_request_does_not_replace_the_queue_of_a_later_log() -> None:
     assert (row.created, row.floor) == ("2", 5)
     keeper.done(errors.LogReplaced, PutQueue(*NAME, "1", QueueSettings(), 0))
     assert keeper.done(Queue, later) == row
+
+
+def test_a_move_begins_anew_for_a_log_that_was_made_again_also_at_the_same_end() -> None:
+    keeper = Keeper()
+    keeper.put(max_attempts=1, dead_letter_log="dead")
+    keeper.settle(Settlement.NAK, keeper.take(1).token)
+    (move,) = keeper.look().moves
+    keeper.done(Queue, BeginMove(*NAME, move.id, (-1, ""), 7, move.offsets, "d"))
+    keeper.done(Queue, BeginMove(*NAME, move.id, (7, "d"), 7, move.offsets, "e"))
+    late = keeper.done(Queue, BeginMove(*NAME, move.id, (7, "d"), 9, move.offsets, "d"))
+    assert [(each.since, each.created) for each in late.moves] == [(7, "e")]
+
+
+def test_the_dead_letter_log_stays_while_records_may_be_in_it() -> None:
+    keeper = Keeper()
+    keeper.put(max_attempts=1, dead_letter_log="dead")
+    keeper.settle(Settlement.NAK, keeper.take(1).token)
+    (move,) = keeper.look().moves
+    keeper.done(Queue, FailMove(*NAME, "log-fenced"))
+    row = keeper.put(max_attempts=1, dead_letter_log="other")
+    assert (row.settings.dead_letter_log, row.failed) == ("other", "")
+    keeper.done(Queue, BeginMove(*NAME, move.id, (-1, ""), 7, move.offsets, "d"))
+    wanted = QueueSettings(max_attempts=1, dead_letter_log="dead")
+    keeper.done(errors.QueueExists, PutQueue(*NAME, "1", wanted, 0))
+    assert keeper.done(Queue, FailMove(*NAME, "log-fenced")).failed == "log-fenced"
+    assert keeper.done(Queue, EndMove(*NAME, move.id)).failed == ""
+    assert keeper.done(Queue, FailMove(*NAME, "log-fenced")).failed == ""
+    assert keeper.done(Queue, PutQueue(*NAME, "1", wanted, 0)).settings == wanted
+
+
+def test_dead_letters_go_back_to_no_later_log() -> None:
+    keeper = Keeper()
+    keeper.put(dead_letter_log="dead")
+    keeper.done(errors.LogReplaced, Redrive(*NAME, "2", "d", 0, 4, Offsets.of((1,))))
+    assert keeper.look().moves == ()
 
 
 def test_records_that_a_gateway_could_not_send_count_no_attempt() -> None:
@@ -317,12 +357,10 @@ def test_one_queue_more_than_the_most_is_not_created(monkeypatch: pytest.MonkeyP
     assert kinds == [Queue, Queue, errors.TooManyQueues, Queue, errors.TooManyQueues]
     keeper.done(Queue, DeleteQueue("a", "1"))
     keeper.done(Queue, put("b", "2"))
-    assert [each.key for each in keeper.ask(ListQueues("", "a/1", 2))[0]] == [
-        ("a", "2"),
-        ("b", "1"),
-    ]
+    assert [each.key for each in keeper.ask(ListQueues("b", "1", 2))[0]] == [("b", "2")]
     keeper.ask(FreeQueues("b", "1"))
-    assert [each.key for each in keeper.ask(ListQueues("", "", 9))[0]] == [("a", "2")]
+    assert keeper.ask(ListQueues("b", "", 9)) == [()]
+    assert list(keeper.machine.state.rows) == [("a", "2")]
 
 
 def test_large_queues_do_not_make_a_batch_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +371,63 @@ def test_large_queues_do_not_make_a_batch_too_large(monkeypatch: pytest.MonkeyPa
     names = [PutQueue("log", f"n{at}", "1", QueueSettings(), 0) for at in range(10)]
     assert all(isinstance(answer, Queue) for answer in keeper.ask(*names))
     assert len(keeper.batches) - before == 1 + 3
+
+
+def test_claims_in_vain_look_at_the_held_records_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Keeper()
+    keeper.put()
+    token = [keeper.take(1).token for _ in range(100)][-1]
+    looked: list[int] = []
+    original = Queues.held_until
+
+    def counted(self: Queues, row: Queue, claim: Any) -> float:
+        looked.append(claim.token)
+        return original(self, row, claim)
+
+    monkeypatch.setattr(Queues, "held_until", counted)
+    in_vain = Take(*NAME, "1", 0, 100, 1)
+    ack = Settle(*NAME, Settlement.ACK, ((token, NONE),))
+    answers = keeper.ask(ack, *[in_vain] * 500)
+    assert not any(answer.records for answer in answers[1:])
+    assert len(looked) == 99
+
+
+def test_requests_for_a_queue_of_many_claims_are_more_than_one_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeper = Keeper()
+    keeper.put()
+    tokens = [keeper.take(1).token for _ in range(50)]
+    monkeypatch.setattr(queues, "_BATCH_CLAIMS", 100)
+    before = len(keeper.batches)
+    acks = [Settle(*NAME, Settlement.ACK, ((token, NONE),)) for token in tokens[:9]]
+    assert [answer.done for answer in keeper.ask(*acks)] == [1] * 9
+    assert len(keeper.batches) - before == 4
+
+
+def test_a_log_of_few_large_rows_is_kept_short_in_bytes_and_says_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bounds = (("_SLACK", 200_000), ("_KEPT", 200_000), ("_TRUNCATE", 50_000))
+    for name, chars in bounds:
+        monkeypatch.setattr(offset_store, f"{name}_CHARS", chars)
+    keeper = Keeper()
+    for number in range(20):
+        keeper.done(Queue, PutQueue("log", f"idle{number}", "1", QueueSettings(), 0))
+    keeper.put(max_in_flight=200)
+    keeper.end = 10_000
+    tokens = [keeper.take(1).token for _ in range(200)]
+    for token in tokens * 2:
+        keeper.settle(Settlement.NAK, token)
+        keeper.take(1)
+    kept = keeper.batches[keeper.truncated :]
+    assert sum(len(QUEUE_BODIES.encode_batch(batch)) for batch in kept) < 500_000
+    assert len(kept) < len(keeper.batches) / 2
+    fresh = Queues()
+    for offset, batch in enumerate(kept, keeper.truncated):
+        fresh.fold(offset, batch)
+    assert dict(fresh.rows) == dict(keeper.machine.state.rows)
+    assert fresh.known_from == keeper.truncated
 
 
 def test_a_claim_of_many_records_is_one_short_row() -> None:
@@ -373,8 +468,9 @@ def test_sets_of_offsets_are_sets(one: set[int], two: set[int], number: int) -> 
     assert (set(first), len(first), list(first)) == (one, len(one), sorted(one))
     assert first & second == Offsets.of(one & two)
     assert first - second == Offsets.of(one - two)
+    assert Offsets.union((first, NONE)) == first
     if not one or not two or max(one | two) - min(one | two) < 1000:
-        assert first | second == Offsets.of(one | two)
+        assert first | second == Offsets.union((first, second)) == Offsets.of(one | two)
     assert list(first.lowest(number)) == sorted(one)[:number]
     assert set(first.below(number)) == {at for at in one if at < number}
     assert (number in first) == (number in one)

@@ -191,8 +191,14 @@ async def test_a_worker_of_a_queue_claims_and_settles_and_may_nothing_else(
     queue, dead = f"/v1/logs/{LOG}/queues/mail", {"max_attempts": 1, "dead_letter_log": OTHER_LOG}
     manager, _ = await gateways.token(f"manage:logs/{LOG}")
     assert code(await gateways.ask(manager, "PUT", queue, dead)) == FORBIDDEN
-    manager, _ = await gateways.token(f"manage:logs/{LOG}", f"append:logs/{OTHER_LOG}")
+    manages, appends = f"manage:logs/{LOG}", f"append:logs/{OTHER_LOG}"
+    manager, _ = await gateways.token(manages, appends)  # would get copies of what it can't read
+    assert code(await gateways.ask(manager, "PUT", queue, dead)) == FORBIDDEN
+    manager, _ = await gateways.token(manages, appends, f"read:logs/{LOG}")
     assert (await gateways.ask(manager, "PUT", queue, dead)).status == 200
+    assert code(await gateways.ask(manager, "POST", f"{queue}/redrive", {})) == FORBIDDEN
+    sender, _ = await gateways.token(manages, f"append:logs/{LOG}")
+    assert (await gateways.ask(sender, "POST", f"{queue}/redrive", {})).json == {"redriven": 0}
     assert code(await gateways.ask(manager, "POST", f"{queue}/claim", {})) == FORBIDDEN
 
     worker, _ = await gateways.token(f"work:logs/{LOG}")
