@@ -176,8 +176,12 @@ class QueueService(RowService[Queue]):
                 left_s = deadline - self._loop.time()
                 if claimed.pages:
                     self._wake_here((name, queue))
-                if claimed.pages or left_s <= 0:
+                if claimed.pages or (left_s <= 0 and is_fresh):
                     return claimed
+                if left_s <= 0:
+                    # Cached metadata may lack the ledger of records that were acknowledged before.
+                    is_fresh, is_over = True, False
+                    continue
                 # Records that could not be read were dropped from the log: its metadata says so.
                 if is_fresh and taken.records:
                     await asyncio.sleep(min(left_s, _POLL_S))  # or can't be read for now

@@ -75,6 +75,21 @@ async def test_records_are_claimed_acknowledged_and_not_given_again(http: Http) 
     assert (shown["floor"], shown["depth"], shown["redelivered"]) == (10, 0, 1)
 
 
+async def test_a_claim_that_does_not_wait_sees_what_was_acknowledged_before(http: Http) -> None:
+    await http.done("PUT", "/v1/logs/new", {})
+    await http.done("PUT", "/v1/logs/new/queues/mail", {})
+    for at in (0, 1):
+        empty = await http.done("POST", "/v1/logs/new/queues/mail/claim", {"max": 5}, at=at)
+        assert empty["records"] == []
+    for number in range(3):
+        await http.done("POST", "/v1/logs/new/records", {"text": str(number)}, at=number % 2)
+        await http.done("POST", "/v1/logs/new/roll", at=number % 2)
+        found = await http.done(
+            "POST", "/v1/logs/new/queues/mail/claim?encoding=text", {"max": 5}, at=number % 2
+        )
+        assert [one["text"] for one in found["records"]] == [str(number)]
+
+
 async def test_a_claim_waits_for_records_and_for_one_that_is_given_back(http: Http) -> None:
     await put(http)
     first = await claim(http)
