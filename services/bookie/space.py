@@ -149,7 +149,7 @@ class Space:
         return broken
 
     async def _states(self, numbers: list[int]) -> dict[int, SegmentState]:
-        """What these segments record besides entries. Leaves out the segments that must stay."""
+        """The log records of these segments that are not entries, without segments that must stay."""
         states = {}
         for number in numbers:
             try:

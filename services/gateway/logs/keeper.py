@@ -8,6 +8,7 @@ gateways retry requests by themselves (rule 32).
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +87,7 @@ class RowLogs(Protocol):
         """Change some of a log's limits, and its protection, unless they are already so."""
 
 
-class RowService(Generic[R]):
+class RowService(ABC, Generic[R]):
     """Serves this gateway's requests for the rows of one log."""
 
     _list: Callable[[str, str, int], Any]
@@ -143,17 +144,17 @@ class RowService(Generic[R]):
 
     # --- requests --------------------------------------------------------------------------------
 
+    @abstractmethod
     def _counts_once(self, request: Any) -> bool:
         """Whether a request needs a `Stamp`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _makes(self, request: Any) -> bool:
         """Whether a request may create a row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _absent(self, request: Any) -> errors.QuorumLogError:
         """The error of a request about a row while there is no log of rows."""
-        raise NotImplementedError
 
     async def ask(
         self, request: Any, row: LogMetadata | None = None, stamp: Stamp | None = None

@@ -79,7 +79,9 @@ class Claimed:
 
 @dataclass(slots=True)
 class _Seen:
-    """What is known of a queue with the order `key`: what is done, and the keys of the rest."""
+    """What this gateway knows of a queue with the order `key`: its done records, and the keys of
+    the others.
+    """
 
     created: str
     floor: int = -1
