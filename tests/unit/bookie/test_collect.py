@@ -1,5 +1,6 @@
-"""A bookie gives up a ledger on proof only, and its fence never."""
+"""Collection of garbage: what proves that a ledger may be dropped, and which copies are presented meanwhile."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +9,11 @@ import pytest
 
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.row_copy import COPIES_KEPT, RowName
+from quorumlog.protocol.row_copy import COPIES_KEPT, RowCopy, RowName
 from quorumlog.wire.bodies import PROOFS_MAX
 from services.bookie.collect import Found
 from services.bookie.store import Store
+from services.bookie.witnesses import FRESH_MAX, FreshCopies
 from tests.unit.bookie.collecting import (
     AWAY,
     GONE,
@@ -27,7 +29,9 @@ from tests.unit.bookie.support import (
     again,
     assert_right,
     ids_of,
+    image,
     keep_row,
+    opened,
     read,
     read_lac,
     run_of,
@@ -296,3 +300,47 @@ async def test_copies_are_forgotten_when_the_database_contains_them_and_enough_l
     assert set(left) <= set(store.ledger(7).row_names)
     await collector_of(store, rows).round()
     assert store.ledger(7).row_names == left
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_copies_are_fresh_until_they_are_confirmed_also_over_restarts(
+    root: Path, store: Store, *, is_clean: bool
+) -> None:
+    first, second, third = map(copy_of, (1, 2, 3))
+    await keep_row(store, 7, first)
+    await keep_row(store, 8, second)
+    await keep_row(store, 8, RowName(4, bytes(16)))
+    fresh = store.holdings.fresh
+    assert fresh.newest(10) == [second.attempt, first.attempt], "and none without a token"
+    assert fresh.newest(1) == [second.attempt]
+
+    fresh.confirmed([first.attempt])
+    await store.checkpoint()
+    await keep_row(store, 9, third)
+    if is_clean:
+        await store.stop()
+        left = root / "d"
+    else:
+        left = image(store, root / "image")
+        await store.stop()
+    store = opened(left)
+    assert set(store.holdings.fresh.newest(10)) == {second.attempt, third.attempt}
+    store.close()
+
+    shutil.rmtree(left / "index")
+    store = opened(left)
+    assert len(store.holdings.fresh.newest(10)) == 3, (
+        "a new index knows of none that it was confirmed"
+    )
+    store.close()
+
+
+def test_the_oldest_fresh_copies_go_where_there_are_too_many() -> None:
+    fresh = FreshCopies()
+    for version in range(1, FRESH_MAX + 3):
+        fresh.note(RowCopy(copy_of(version), b""))
+
+    left = fresh.newest(FRESH_MAX + 1)
+    assert len(left) == FRESH_MAX
+    assert left[-1] == copy_of(3).attempt
+    assert FreshCopies(fresh.encode()).newest(FRESH_MAX + 1) == left

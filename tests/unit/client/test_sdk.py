@@ -395,7 +395,7 @@ def text_of_the_tests() -> str:
     here = Path(__file__)
     unit = here.parents[1]
     others = (
-        here.with_name("test_transactions.py"),
+        here.with_name("test_paging.py"),
         unit / "positions" / "test_sdk.py",
         unit / "queues" / "test_sdk.py",
     )

@@ -1,8 +1,10 @@
 """A metadata service in this process, on stores of its own, and ledgers to put into it."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from inspect import signature
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -20,7 +22,7 @@ from quorumlog.protocol.quorum import Quorum
 from services.metadata import inquiry
 from services.metadata.app import build
 from services.metadata.config import Config
-from tests.support.database import sql
+from tests.support.database import connected, sql
 from tests.support.waiting import until
 
 PATIENT_S = 30.0
@@ -149,3 +151,15 @@ WAITING: Final = (
 
 async def is_ready(service: Service) -> bool:
     return (await service.send("GET", "/health/ready"))[0] == 200
+
+
+async def played(test: Callable[..., Awaitable[None]], stores: Stores, folder: Path) -> None:
+    """Run a test with those of these fixtures, and of `service` and `connection`, that it asks for."""
+    asked = [p.name for p in signature(test).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    given: dict[str, Any] = {"stores": stores, "folder": folder}
+    async with contextlib.AsyncExitStack() as stack:
+        if "service" in asked:
+            given["service"] = await stack.enter_async_context(serving(stores))
+        if "connection" in asked:
+            given["connection"] = await stack.enter_async_context(connected(stores))
+        await test(*[given[name] for name in asked])
