@@ -90,9 +90,7 @@ async def test_the_list_has_filters_in_its_address(page: Page, tabs: Tabs, clien
     await expect(page.get_by_role("alert")).to_contain_text("/query/bookie")
 
 
-async def test_a_filter_by_log_shows_the_logs_ledgers_and_leads_to_the_log(
-    page: Page, client: Client
-) -> None:
+async def test_a_filter_by_log_shows_and_leads_to_the_log(page: Page, client: Client) -> None:
     log = await client.create_log("ledgers-of-it")
     await log.append(b"a record")
     await page.goto("/#/ledgers?log=ledgers-of-it")

@@ -73,9 +73,7 @@ async def test_a_killed_bookie_is_lost_and_returns(
     await expect(problem(page, "bookie-4 is lost")).to_have_count(0)
 
 
-async def test_a_bookie_reports_its_room_and_the_time_of_a_sync(
-    cluster: Cluster, page: Page
-) -> None:
+async def test_a_bookie_reports_its_room_and_sync_time(cluster: Cluster, page: Page) -> None:
     async with Client(cluster.gateways[0]) as client:
         ledger = await client.create_ledger(ensemble_size=4)
         await ledger.append(b"payload")

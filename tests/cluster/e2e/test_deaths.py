@@ -60,9 +60,7 @@ async def test_a_ledger_outlives_a_bookie_of_its_ensemble(
         assert (await ledger.close())["last_entry"] == len(sent) - 1
 
 
-async def test_a_gateway_that_stood_still_keeps_its_ledgers_and_all_bookies_their_places(
-    stores: Stores,
-) -> None:
+async def test_after_a_standstill_a_gateway_keeps_its_ledgers_and_bookies(stores: Stores) -> None:
     """ADR 16: bookies have answered meanwhile, and what is read late is not held against them."""
     settings = {**UNHURRIED, "SILENT_BOOKIE_S": "5"}
     async with (
@@ -116,9 +114,7 @@ async def test_the_other_gateway_recovers_the_ledger_of_a_dead_writer(cluster: C
         assert await contents(other.ledger(ledger.ledger_id)) == sent
 
 
-async def test_a_paused_writer_can_not_append_after_its_ledger_was_recovered(
-    cluster: Cluster,
-) -> None:
+async def test_a_paused_writer_cannot_append_after_a_recovery(cluster: Cluster) -> None:
     first, second = cluster.gateways
     async with Client(first) as writer, Client(second) as other:
         ledger = await writer.create_ledger()

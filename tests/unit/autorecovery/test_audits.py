@@ -263,9 +263,7 @@ async def test_a_draining_bookie_that_is_gone_when_it_is_asked_about_ends_no_aud
     assert audits.auditor._open_check_due_at > 0, "the open ledgers were looked at"
 
 
-async def test_the_check_queues_a_repair_that_lacks_its_last_step_and_its_item(
-    audits: Audits, service: Service
-) -> None:
+async def test_the_check_queues_repairs_without_last_step(audits: Audits, service: Service) -> None:
     """Rule 20b: as after a restore, or a rebuild. Nobody else would let go of the former member."""
     client = audits.metadata
     row = await client.get(audits.ledger_id)

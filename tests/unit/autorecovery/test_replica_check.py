@@ -158,9 +158,7 @@ async def test_of_a_striped_ledger_what_is_missing_beyond_a_thousand_ranges_is_f
         assert await replicas.recheck(row, [lack]) == [lack]
 
 
-async def test_what_a_report_of_greatest_length_does_not_name_is_unknown_and_lacking_on_a_disk(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_beyond_a_full_report_entries_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check finds it once what it names is repaired; a repair copies it at once (rule 20a)."""
     monkeypatch.setattr(check_module, "_PRESENT_MAX", 2)
     peer = Peer()

@@ -179,9 +179,7 @@ async def test_a_copy_partly_replaced_before_it_is_on_disk_is_found_after_a_rest
         assert (ids_of(found), found.absent) == (list(range(20)), ((20, 30),))
 
 
-async def test_a_cancelled_waiter_does_not_block_the_answers_of_others(
-    store: Store, gate: Gate
-) -> None:
+async def test_a_cancelled_waiter_blocks_nobody_elses_answer(store: Store, gate: Gate) -> None:
     gate.open.clear()
     store.add(AddAsked(ME, run_of(6, [0]), KEY), lambda _: None)
     await until(lambda: gate.waiting > 0, "the batch before is being synced")
@@ -203,9 +201,7 @@ async def test_a_cancelled_waiter_does_not_block_the_answers_of_others(
     assert ids_of(await read(store, 7, 0, 5)) == [0, 1]
 
 
-async def test_a_ledger_leaves_limbo_only_after_restored_entries_are_on_disk(
-    root: Path, gate: Gate
-) -> None:
+async def test_a_ledger_leaves_limbo_once_its_entries_are_on_disk(root: Path, gate: Gate) -> None:
     """I27. A checkpoint tells that the limbo is over, and the power goes before the disk has the
     entry that ended it.
     """

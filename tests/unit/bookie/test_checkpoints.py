@@ -197,9 +197,7 @@ async def test_a_task_that_broke_does_not_keep_a_store_from_its_clean_end(
     again.close()
 
 
-async def test_a_checkpoint_that_is_cut_off_before_its_first_step_keeps_no_other_one_waiting(
-    tmp_path: Path,
-) -> None:
+async def test_a_checkpoint_cut_off_at_its_start_blocks_no_other(tmp_path: Path) -> None:
     store = opened(tmp_path / "d", SMALL)
     store.start(broken)
     await add(store, run_of(1, [0]))

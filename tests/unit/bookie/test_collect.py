@@ -38,9 +38,7 @@ from tests.unit.bookie.support import (
 )
 
 
-async def test_a_deleted_ledger_is_dropped_at_the_second_look_and_its_segments_are_removed(
-    root: Path,
-) -> None:
+async def test_a_deleted_ledger_is_dropped_at_the_second_look(root: Path) -> None:
     store = await filled(root / "d")
     rows = Rows({7: GONE, 8: GONE})
     collector = collector_of(store, rows)
@@ -195,9 +193,7 @@ async def test_what_a_page_does_not_tell_of_stays(root: Path) -> None:
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [8]
 
 
-async def test_a_copy_that_comes_while_a_page_is_asked_about_keeps_its_ledger_only(
-    root: Path,
-) -> None:
+async def test_a_copy_that_comes_during_a_page_keeps_its_ledger_only(root: Path) -> None:
     """Rule 18c: its change was not asked about; what was asked about the others holds."""
     store = await filled(root / "d")
     rows = Rows()
@@ -218,9 +214,7 @@ async def test_a_copy_that_comes_while_a_page_is_asked_about_keeps_its_ledger_on
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [8]
 
 
-async def test_nothing_is_dropped_by_a_database_that_lacks_the_change_of_a_held_copy(
-    root: Path,
-) -> None:
+async def test_a_database_that_lacks_a_held_copys_change_drops_nothing(root: Path) -> None:
     store = await filled(root / "d")
     rows = Rows({7: GONE, 8: (CasStatus.OK, AWAY)})
     rows.contained = {copy_of(1)}
@@ -261,9 +255,7 @@ async def test_a_copy_that_comes_while_the_database_is_asked_keeps_the_ledger(ro
     assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
 
 
-async def test_copies_are_forgotten_when_the_database_contains_them_and_enough_later_ones(
-    root: Path,
-) -> None:
+async def test_copies_are_forgotten_once_the_database_contains_them(root: Path) -> None:
     store = await filled(root / "d")
     rows = Rows()
     versions = range(1, COPIES_KEPT + 4)

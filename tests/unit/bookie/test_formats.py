@@ -52,9 +52,7 @@ def content(directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("found", [str(FORMAT + 1), "", "x" * 1000, "0"])
-async def test_a_directory_of_another_format_is_refused_and_not_changed(
-    root: Path, found: str
-) -> None:
+async def test_a_directory_of_another_format_stays_as_it_is(root: Path, found: str) -> None:
     directory = await a_directory(root)
     (directory / "format").write_text(found)
     before = content(directory)

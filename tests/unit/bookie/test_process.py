@@ -157,9 +157,7 @@ async def test_what_was_acknowledged_survives_a_kill_at_any_moment(bookie: Proce
         assert acknowledged <= held
 
 
-async def test_a_wiped_directory_is_refused_and_with_permission_a_new_incarnation(
-    bookie: Process,
-) -> None:
+async def test_a_wiped_directory_needs_permission_for_a_new_incarnation(bookie: Process) -> None:
     bookie.start()
     await bookie.ready()
     await bookie.kill()
@@ -219,9 +217,7 @@ async def test_garbage_collection_waits_while_the_metadata_service_is_away(booki
     assert '"ERROR"' not in bookie.log.read_text()
 
 
-async def test_a_deleted_ledger_takes_no_add_of_a_writer_that_missed_the_deletion(
-    bookie: Process,
-) -> None:
+async def test_a_deleted_ledger_takes_no_add_of_a_late_writer(bookie: Process) -> None:
     """Issue 13, hole 1: nobody fenced here, and metadata's tombstone is all that the bookie knew."""
     bookie.settings |= {"COLLECT_S": "0.1", "COLLECT_GRACE_S": "0"}
     bookie.start()

@@ -129,9 +129,7 @@ def test_a_copy_is_told_without_an_add_once() -> None:
     ("member", "key", "status"),
     [("b2@1", KEY, Status.NOT_MINE), (ME, b"o" * 32, Status.WRONG_KEY)],
 )
-def test_a_copy_for_another_bookie_or_ledger_is_refused(
-    member: str, key: bytes, status: Status
-) -> None:
+def test_a_copy_for_another_member_is_refused(member: str, key: bytes, status: Status) -> None:
     replica = memory_replica(ME)
     ask(replica, named(FIRST))
 
@@ -236,9 +234,7 @@ async def reported(store: Store, after: int = -1, limit: int = 100) -> dict[int,
     return {held.ledger_id: None if held.deleted else held.copies for held in found}
 
 
-async def test_copies_keys_and_deleted_ids_are_told_across_checkpoints_and_restarts(
-    root: Path, store: Store
-) -> None:
+async def test_copies_keys_and_deletions_are_told_across_restarts(root: Path, store: Store) -> None:
     await report(store, 3, 1, 2)
     await report(store, 5, 1)
     await add(store, run_of(9, [0, 1]))

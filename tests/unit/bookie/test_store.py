@@ -44,9 +44,7 @@ from tests.unit.bookie.support import (
 )
 
 
-async def test_no_answer_leaves_before_the_records_it_rests_on_are_synced(
-    store: Store, gate: Gate
-) -> None:
+async def test_an_answer_leaves_after_its_records_are_synced(store: Store, gate: Gate) -> None:
     gate.open.clear()
     heard: list[str] = []
 
@@ -131,9 +129,7 @@ async def test_an_fsync_error_is_fatal_and_nothing_is_acknowledged_after_it(
     store.close()
 
 
-async def test_a_filling_disk_makes_the_bookie_read_only_and_room_makes_it_writable(
-    root: Path,
-) -> None:
+async def test_a_filling_disk_makes_a_bookie_read_only_until_there_is_room(root: Path) -> None:
     options = replace(
         SMALL, data_bytes_max=600_000, warn_below_bytes=500_000, read_only_below_bytes=400_000
     )
@@ -202,9 +198,7 @@ async def test_a_store_without_room_for_its_reserve_is_read_only_and_answers(roo
     assert (await add(store, run_of(7, [1]))).status is Status.OK
 
 
-async def test_a_store_starts_without_room_for_a_segment_and_writes_what_has_room(
-    root: Path, store: Store
-) -> None:
+async def test_a_store_starts_and_writes_in_less_than_a_segment(root: Path, store: Store) -> None:
     assert (await add(store, run_of(7, [0]))).status is Status.OK
     await store.stop()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -248,9 +248,7 @@ def test_the_tools_refuse_the_directory_of_a_running_bookie(directory: Path) -> 
     store.close()
 
 
-async def test_readable_records_of_a_damaged_log_are_salvaged_into_a_new_incarnation(
-    directory: Path,
-) -> None:
+async def test_readable_records_of_a_damaged_log_are_salvaged(directory: Path) -> None:
     write_cookie(directory, LOCAL)
     path = last_segment(directory)
     data = bytearray(path.read_bytes())

@@ -186,9 +186,7 @@ async def test_a_client_of_bookkeeper_that_hangs_is_started_anew(
         assert system.client_pid != hung.pid
 
 
-def test_a_round_in_which_a_measurement_failed_is_left_out_of_goals_and_tables(
-    tmp_path: Path,
-) -> None:
+def test_a_round_with_a_failed_measurement_counts_for_no_goal_or_table(tmp_path: Path) -> None:
     goal = Goal("ours", "entries/s", ">=", 3, ("theirs",))
     rounds: dict[str, list[dict[str, float]]] = {
         "ours": [{"entries/s": each} for each in (60.0, 100.0, 20.0)],

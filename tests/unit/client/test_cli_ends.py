@@ -342,9 +342,7 @@ def test_an_input_that_is_left_early_is_closed_with_its_thread(tmp_path: Path) -
     assert lines not in [descriptor.resolve() for descriptor in Path("/proc/self/fd").iterdir()]
 
 
-def test_what_comes_after_the_event_loop_has_ended_is_dropped_without_a_warning(
-    tmp_path: Path,
-) -> None:
+def test_what_comes_after_the_event_loops_end_is_dropped_silently(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pipe.open("r+b", buffering=0) as writer:

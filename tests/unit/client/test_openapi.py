@@ -44,9 +44,7 @@ async def test_examples_are_what_their_schemas_say(cluster: Cluster) -> None:
     assert checked > 100
 
 
-async def test_generated_requests_are_answered_as_described(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_generated_requests_get_described_answers(cluster: Cluster, tmp_path: Path) -> None:
     async with Client(*cluster.gateways) as client:
         for state in ("empty", "with an entry", "closed", "with a password"):
             ledger = await client.create_ledger(password="p" if "password" in state else None)
@@ -82,9 +80,7 @@ CAMPAIGNS = {
 """Those that are over when the last answer is there: no deadline has to pass."""
 
 
-async def test_strangers_get_documented_answers_and_a_bystander_does_not_notice(
-    cluster: Cluster,
-) -> None:
+async def test_strangers_get_documented_answers_unnoticed_by_others(cluster: Cluster) -> None:
     report = Report(seed=SEED)
     arena = Arena(cluster, Meters(cluster), report, requests=200, seconds=600.0)
 

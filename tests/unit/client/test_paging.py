@@ -68,9 +68,7 @@ async def test_an_error_comes_at_its_page() -> None:
     assert pages.is_closed
 
 
-async def test_an_error_of_a_page_that_nobody_wants_is_nobodys(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_error_of_an_unwanted_page_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     items = Paged(ahead(Pages(5, fails_at=1).read()))
     assert await anext(items) == 0
     await turns(_TURNS)

@@ -370,9 +370,7 @@ def change_and_protect(urls: list[str]) -> None:
             log.delete()
 
 
-async def test_a_changed_password_and_a_protected_log_without_an_event_loop(
-    cluster: Cluster,
-) -> None:
+async def test_passwords_and_protection_without_an_event_loop(cluster: Cluster) -> None:
     await asyncio.to_thread(change_and_protect, cluster.gateways)
 
 

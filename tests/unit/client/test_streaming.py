@@ -89,9 +89,7 @@ class Sender:
 
 
 @pytest.mark.parametrize("kind", ["ledger", "log"])
-async def test_a_stream_that_is_cut_off_again_and_again_loses_and_repeats_nothing(
-    cluster: Cluster, kind: str
-) -> None:
+async def test_a_stream_cut_off_repeatedly_is_read_once_whole(cluster: Cluster, kind: str) -> None:
     path = await new_path(cluster, kind)
     sender = Sender(cluster.gateways, path, random.Random(11))
     timeout = aiohttp.ClientTimeout(total=None)

@@ -187,9 +187,7 @@ def test_the_wheel_has_all_code_and_the_files_that_it_reads(wheel: Path) -> None
     assert files == wanted | {"quorumlog/client/sync.py"}
 
 
-def test_the_sdk_the_command_and_spark_import_nothing_of_the_servers(
-    imported: dict[str, set[str]],
-) -> None:
+def test_the_sdk_the_command_and_spark_import_no_services(imported: dict[str, set[str]]) -> None:
     modules = set().union(*imported.values())
 
     assert not [name for name in modules if name.startswith(("quorumlog.net", "services"))]
@@ -250,9 +248,7 @@ def test_the_command_runs_with_its_extra(environments: dict[str, Environment]) -
     assert "ledger" in done.stdout
 
 
-def test_certificates_without_their_extra_say_what_to_install(
-    environments: dict[str, Environment],
-) -> None:
+def test_certificates_without_the_extra_say_so(environments: dict[str, Environment]) -> None:
     cli = environments["cli"]
 
     done = cli.run(cli.folder / "bin" / "quorumlog", "certificates", "init", status=1)
@@ -261,9 +257,7 @@ def test_certificates_without_their_extra_say_what_to_install(
     assert not done.stdout
 
 
-def test_the_command_without_its_extra_says_what_to_install(
-    environments: dict[str, Environment],
-) -> None:
+def test_the_command_without_its_extra_says_so(environments: dict[str, Environment]) -> None:
     base = environments[""]
 
     done = base.run(base.folder / "bin" / "quorumlog", "--help", status=1)

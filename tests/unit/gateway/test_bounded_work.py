@@ -195,9 +195,7 @@ def test_a_text_has_no_more_values_than_it_may_before_one_is_made() -> None:
     ],
     ids=["zeros", "a few too many", "spaces", "depth"],
 )
-def test_the_messages_of_a_stream_are_counted_as_they_are_found(
-    text: bytes, expected: type[Exception]
-) -> None:
+def test_a_streams_messages_count_as_they_come(text: bytes, expected: type[Exception]) -> None:
     with bounded(len(text), expected), pytest.raises(expected):
         records_of(text, is_json=True)
 

@@ -147,9 +147,7 @@ async def with_entries(gateway: Gateway, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("accept", ["application/json", FRAMES])
-async def test_answers_that_nobody_reads_are_bounded_and_others_still_get_theirs(
-    accept: str,
-) -> None:
+async def test_unread_answers_are_bounded_and_others_still_get_theirs(accept: str) -> None:
     async with running(limits=SCARCE) as gateway:
         await with_entries(gateway, 40)
         async with strangers(gateway, 12, ask(PAGE, f"Accept: {accept}")):
@@ -208,9 +206,7 @@ def unframed(data: bytes) -> list[tuple[int, bytes]]:
 @pytest.mark.parametrize(
     "accept", ["application/json", FRAMES, "application/x-ndjson", "text/event-stream"]
 )
-async def test_a_connection_that_takes_nothing_is_ended_and_what_it_held_is_free(
-    accept: str,
-) -> None:
+async def test_a_connection_that_takes_nothing_ends_and_frees_all(accept: str) -> None:
     async with running(listen=ListenLimits(stalled_answer_timeout_s=0.3)) as gateway:
         await with_entries(gateway, 20)
         async with strangers(gateway, 3, ask(PAGE, f"Accept: {accept}")) as opened:
@@ -223,9 +219,7 @@ async def test_a_connection_that_takes_nothing_is_ended_and_what_it_held_is_free
 
 
 @pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
-async def test_what_a_broken_connection_held_is_gone_without_a_collection_of_cycles(
-    accept: str,
-) -> None:
+async def test_a_broken_connection_frees_all_without_a_garbage_collection(accept: str) -> None:
     async with running() as gateway:
         await with_entries(gateway, 20)
         await gauge(gateway, "answers_bytes")
@@ -269,9 +263,7 @@ async def counted(gateway: Gateway) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("is_text", [True, False])
-async def test_a_refused_message_of_a_socket_is_free_at_once(
-    gateway: Gateway, *, is_text: bool
-) -> None:
+async def test_a_refused_socket_message_is_free_at_once(gateway: Gateway, *, is_text: bool) -> None:
     await gateway.create()
 
     async with (

@@ -45,9 +45,7 @@ def unpacked(coding: str, data: bytes, step: int) -> bytes:
     [b"", b"x", os.urandom(5000), *(bytes(PIECE_BYTES * 2 + more) for more in (-1, 0, 1))],
     ids=["empty", "one", "random", "below", "pieces", "above"],
 )
-def test_a_body_unpacks_in_bounded_pieces_to_what_was_packed(
-    coding: str, step: int, data: bytes
-) -> None:
+def test_a_body_unpacks_in_pieces_to_what_was_packed(coding: str, step: int, data: bytes) -> None:
     packed = PACK[coding](data)
     assert unpacked(coding, packed, step) == data
     assert unpacked(coding, packed + PACK[coding](b"") + packed, step) == data + data

@@ -95,9 +95,7 @@ async def test_control_frames_are_charged_like_messages(
             await until(is_charged, "all are charged")
 
 
-async def test_one_large_message_is_parsed_in_a_turn_though_many_end_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_large_message_is_parsed_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joining, unmasking and decoding a message of the largest size takes 40 ms."""
     turn = 0
     ended: list[int] = []
@@ -197,9 +195,7 @@ def length_slowly(data: bytes, _count: int | None) -> int:
     return len(data)
 
 
-async def test_the_next_large_body_waits_after_a_long_parse_and_not_after_a_short_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_large_body_waits_after_a_long_parse_only(monkeypatch: pytest.MonkeyPatch) -> None:
     room, request = Room(Limits()), make_mocked_request("POST", "/")
     loop, pauses = asyncio.get_running_loop(), list[float]()
     call_later = loop.call_later

@@ -348,9 +348,7 @@ async def test_pages_of_allowed_origins_may_read_and_ask() -> None:
 
 
 @pytest.mark.parametrize("origin", ["https://b.example", "null", "http://127.0.0.1:1", ""])
-async def test_pages_of_other_origins_change_nothing_and_open_no_sockets(
-    gateway: Gateway, origin: str
-) -> None:
+async def test_other_origins_pages_change_and_open_nothing(gateway: Gateway, origin: str) -> None:
     await gateway.create()
     before = gateway.engine.state()
 

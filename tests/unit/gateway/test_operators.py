@@ -405,9 +405,7 @@ async def test_an_answer_that_is_too_large_is_refused(odd: Odd) -> None:
 
 
 @pytest.mark.parametrize("text", ["no JSON", "[1]", ""])
-async def test_a_status_that_is_no_object_is_shown_as_that_process_s_error(
-    odd: Odd, text: str
-) -> None:
+async def test_a_status_that_is_no_object_is_that_processs_error(odd: Odd, text: str) -> None:
     async def answer(_request: web.Request) -> web.StreamResponse:
         return web.Response(text=text)
 

@@ -83,9 +83,7 @@ async def test_more_than_an_hour_is_forgotten() -> None:
     assert {one[0] for one in sampled.rates._samples} == {0}
 
 
-async def test_a_gateway_tells_the_rates_of_all_and_names_those_that_are_silent(
-    stores: Stores,
-) -> None:
+async def test_a_gateway_tells_the_rates_of_all_and_who_is_silent(stores: Stores) -> None:
     async with world_of(stores, bookies=3) as world, aiohttp.ClientSession() as session:
         for number, engine in enumerate((world.engine, world.other)):
             url = f"{engine.writer.url}/v1/logs/log-{number}"

@@ -116,9 +116,7 @@ async def test_a_chunked_body_is_cut_at_the_limit() -> None:
         b"GET /v1/bookies\r\nHost: localhost\r\n\r\n",
     ],
 )
-async def test_requests_without_a_version_or_a_host_are_refused(
-    gateway: Gateway, head: bytes
-) -> None:
+async def test_requests_without_version_or_host_are_refused(gateway: Gateway, head: bytes) -> None:
     async with connection(gateway) as (reader, writer):
         writer.write(head)
 

@@ -291,9 +291,7 @@ async def test_a_reader_of_events_that_resumes_at_a_final_end_gets_204(gateway: 
     assert (over.status, over.body) == (204, b"")
 
 
-async def test_a_reader_of_events_with_a_limit_gets_it_once_however_often_it_comes_again(
-    gateway: Gateway,
-) -> None:
+async def test_a_reader_of_events_gets_its_limit_once_however_it_resumes(gateway: Gateway) -> None:
     gateway.engine.entries[1] = [bytes([n]) for n in range(10)]
 
     async def ids(query: str, seen: str) -> list[bytes] | int:
@@ -317,9 +315,7 @@ async def test_a_reader_of_events_with_a_limit_gets_it_once_however_often_it_com
     assert await ids("?max_bytes=1", "0") == 422
 
 
-async def test_readers_of_events_are_told_to_come_again_at_different_times(
-    gateway: Gateway,
-) -> None:
+async def test_readers_of_events_are_told_different_times_to_come_again(gateway: Gateway) -> None:
     gateway.engine.entries[1] = [b"a"]
 
     heads = [

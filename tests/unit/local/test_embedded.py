@@ -49,9 +49,7 @@ async def test_a_wrong_password_is_refused(stores: Stores) -> None:
         await asyncpg.connect(dsn)
 
 
-async def test_a_client_without_the_password_of_redis_writes_no_url_that_services_would_trust(
-    stores: Stores,
-) -> None:
+async def test_without_redis_password_no_url_that_services_trust_is_written(stores: Stores) -> None:
     """Services send the cluster's secret to the URLs of bookies that Redis has."""
     host = urlsplit(stores.redis_url).netloc.rpartition("@")[2]
 
@@ -142,9 +140,7 @@ def program(folder: Path, **settings: str) -> Program:
     return Program("toy", (sys.executable, "-m", "services.autorecovery"), environment, folder)
 
 
-def test_a_forked_service_has_a_session_a_folder_a_log_and_an_end_of_its_own(
-    tmp_path: Path,
-) -> None:
+def test_a_forked_service_has_its_own_session_folder_log_and_end(tmp_path: Path) -> None:
     log = tmp_path / "log"
     process = forked.start(program(tmp_path), log)
     until_sync(lambda: '"started"' in log.read_text(), "it has started")
@@ -160,9 +156,7 @@ def test_a_forked_service_has_a_session_a_folder_a_log_and_an_end_of_its_own(
     process.send_signal(signal.SIGTERM)  # to nobody
 
 
-def test_a_forked_service_reads_its_own_environment_and_ends_with_its_own_status(
-    tmp_path: Path,
-) -> None:
+def test_a_forked_service_reads_its_own_environment_and_has_its_own_status(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert forked.start(program(ROOT, PORT="none"), log).wait(60) == 2
     assert log.read_text() == "PORT = 'none': must be a whole number from 1 to 65535\n"

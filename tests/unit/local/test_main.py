@@ -160,9 +160,7 @@ def test_the_image_runs_modules_and_commands() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"PORT": "65535", "GATEWAYS": "2"}, {"PORT": "0"}])
-def test_ports_that_do_not_exist_are_a_wrong_setting(
-    tmp_path: Path, settings: dict[str, str]
-) -> None:
+def test_impossible_ports_are_a_wrong_setting(tmp_path: Path, settings: dict[str, str]) -> None:
     done = run(tmp_path, **settings)
 
     assert done.returncode == 2

@@ -154,12 +154,14 @@ async def is_ready(service: Service) -> bool:
 
 
 async def played(test: Callable[..., Awaitable[None]], stores: Stores, folder: Path) -> None:
-    """Run a test with those of these fixtures, and of `service` and `connection`, that it asks for."""
+    """Run a test with the fixtures that it asks for: stores, a folder, a service, and a connection to the database."""
+    given: dict[str, Any] = {"stores": stores} | dict.fromkeys(
+        ("folder", "root", "tmp_path"), folder
+    )
     asked = [p.name for p in signature(test).parameters.values() if p.kind is not p.KEYWORD_ONLY]
-    given: dict[str, Any] = {"stores": stores, "folder": folder}
     async with contextlib.AsyncExitStack() as stack:
         if "service" in asked:
             given["service"] = await stack.enter_async_context(serving(stores))
-        if "connection" in asked:
-            given["connection"] = await stack.enter_async_context(connected(stores))
+        if "database" in asked:
+            given["database"] = await stack.enter_async_context(connected(stores))
         await test(*[given[name] for name in asked])

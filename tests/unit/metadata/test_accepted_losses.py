@@ -105,9 +105,7 @@ async def recover(
     return await service.send("PUT", f"/v1/ledgers/{row.ledger_id}", change)
 
 
-async def test_a_loss_is_not_accepted_before_the_rows_are_rebuilt(
-    stores: Stores, folder: Path
-) -> None:
+async def test_a_rebuild_comes_before_the_accepted_loss(stores: Stores, folder: Path) -> None:
     """D3: the row of which bookies hold a copy is written before the loss is accepted."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
@@ -156,9 +154,7 @@ async def test_no_loss_is_accepted_while_a_bookie_does_not_tell_its_rows(
         assert (await accept(service, witnesses))[1].get("code") == "copy-lost"
 
 
-async def test_no_loss_is_accepted_before_lost_tombstones_are_there_again(
-    stores: Stores, folder: Path
-) -> None:
+async def test_no_loss_is_accepted_before_tombstones_are_back(stores: Stores, folder: Path) -> None:
     """The id could be given to another ledger, which a later rebuild would take for the deleted one."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
@@ -177,9 +173,7 @@ async def test_no_loss_is_accepted_before_lost_tombstones_are_there_again(
         assert missing.value.members["deleted"] is True
 
 
-async def test_no_ledger_ends_by_an_older_row_than_a_bookie_holds(
-    stores: Stores, folder: Path
-) -> None:
+async def test_no_ledger_ends_by_a_row_older_than_a_copy(stores: Stores, folder: Path) -> None:
     """A copy comes after the acceptance: its writer had the row, and had appended nothing."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
@@ -201,9 +195,7 @@ async def test_no_ledger_ends_by_an_older_row_than_a_bookie_holds(
         assert (await recover(service, newest))[0] == 200
 
 
-async def test_all_bookies_are_fenced_before_their_copies_are_read(
-    stores: Stores, folder: Path
-) -> None:
+async def test_bookies_are_fenced_before_copies_are_read(stores: Stores, folder: Path) -> None:
     """A bookie that only a lost row names would take adds by it, while its copies are being read."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
@@ -221,9 +213,7 @@ async def test_all_bookies_are_fenced_before_their_copies_are_read(
                 assert (await answer.json()).get("fenced")
 
 
-async def test_the_end_of_a_ledger_waits_for_as_many_silent_bookies_as_may_have_confirmed_more(
-    stores: Stores, folder: Path
-) -> None:
+async def test_an_end_waits_for_bookies_that_may_know_more(stores: Stores, folder: Path) -> None:
     """As many as confirm an entry may hold a later row, unless an operator says that they never return."""
     places = bookies_in(folder)
     async with serving(stores) as service:
@@ -247,9 +237,7 @@ async def test_the_end_of_a_ledger_waits_for_as_many_silent_bookies_as_may_have_
             assert (await recover(service, row))[0] == 200
 
 
-async def test_a_ledger_of_two_lines_of_history_ends_by_an_operators_word(
-    stores: Stores, folder: Path
-) -> None:
+async def test_an_operator_ends_a_ledger_of_two_histories(stores: Stores, folder: Path) -> None:
     """A rebuild writes neither line, and the loss of everything else is accepted nevertheless."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
@@ -300,9 +288,7 @@ async def test_a_rebuild_that_was_cut_off_accepts_nothing(stores: Stores, folder
         assert (await accept(service, witnesses))[0] == 409
 
 
-async def test_a_change_whose_loss_was_accepted_is_made_when_its_client_repeats_it(
-    stores: Stores,
-) -> None:
+async def test_a_change_whose_loss_was_accepted_is_made_when_repeated(stores: Stores) -> None:
     """Rule 6: whoever has not heard what came of a change asks with the same token, and is not refused for ever."""
     async with serving(stores) as service:
         row, attempt = await create(service), new_attempt()
@@ -316,9 +302,7 @@ async def test_a_change_whose_loss_was_accepted_is_made_when_its_client_repeats_
         assert (await service.client.get(row.ledger_id)).attempt == attempt
 
 
-async def test_nothing_is_accepted_while_a_rebuild_or_another_acceptance_runs(
-    service: Service, stores: Stores
-) -> None:
+async def test_nothing_is_accepted_beside_another_run(service: Service, stores: Stores) -> None:
     witness = witness_of(await service.client.cluster_id(), new_attempt())
     async with connected(stores) as connection:
         await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
@@ -366,52 +350,52 @@ GUARDS: Final = (
     Patch(changes, "is_made_from", by_version).guard(
         "a change of a ledger may be of another line of history",
         "rule 18d",
-        test_ledgers.test_a_change_of_another_line_of_history_conflicts_whatever_its_version,
+        test_ledgers.test_a_change_of_another_history_conflicts_by_any_version,
     ),
     Patch(changes, "is_made_from", by_version).guard(
         "a change of a log may be of another line of history",
         "rule 18d",
-        test_logs.test_a_change_of_a_log_in_another_line_of_history_conflicts_whatever_its_version,
+        test_logs.test_a_change_of_a_log_in_another_history_conflicts,
     ),
     Patch(changes, "is_row", of_version).guard(
         "a deletion of a ledger may be of another line of history",
         "rule 18d",
-        test_ledgers.test_a_deletion_by_a_row_of_another_line_of_history_conflicts_whatever_its_version,
+        test_ledgers.test_a_deletion_by_a_row_of_another_history_conflicts,
     ),
     Patch(logs, "check_deleted", checked_by_version).guard(
         "a deletion of a log may be of another line of history",
         "rule 18d",
-        test_logs.test_a_deletion_by_a_row_of_another_line_of_history_leaves_the_log_that_there_is,
+        test_logs.test_a_deletion_by_a_row_of_another_history_is_refused,
     ),
     Patch(attempts, "ACCEPTED", lambda _original: "a target of no change").guard(
         "a change whose loss was accepted is never made",
         "rule 18d",
-        test_a_change_whose_loss_was_accepted_is_made_when_its_client_repeats_it,
+        test_a_change_whose_loss_was_accepted_is_made_when_repeated,
     ),
     Patch(Rebuilder, "count_behind", answers(0)).guard(
         "an acceptance looks for no later rows",
         "rule 18d",
-        test_a_loss_is_not_accepted_before_the_rows_are_rebuilt,
+        test_a_rebuild_comes_before_the_accepted_loss,
     ),
     Patch(ledgers, "check_end", answers(None)).guard(
         "a ledger ends without a question to the bookies",
         "rule 18d",
-        test_no_ledger_ends_by_an_older_row_than_a_bookie_holds,
+        test_no_ledger_ends_by_a_row_older_than_a_copy,
     ),
     Patch(losses, "_UNPROVEN", lambda _original: "SELECT 1").guard(
         "an acceptance forgets which ledgers were open",
         "rule 18d",
-        test_no_ledger_ends_by_an_older_row_than_a_bookie_holds,
+        test_no_ledger_ends_by_a_row_older_than_a_copy,
     ),
     Patch(inquiry, "_fence", answers(Status.OK)).guard(
         "bookies tell their copies and go on taking adds",
         "rule 18d",
-        test_all_bookies_are_fenced_before_their_copies_are_read,
+        test_bookies_are_fenced_before_copies_are_read,
     ),
     Patch(Registered, "lost_of", lambda _original: lambda _bookies, _row: 0).guard(
         "a ledger ends whoever is silent",
         "rule 18d",
-        test_the_end_of_a_ledger_waits_for_as_many_silent_bookies_as_may_have_confirmed_more,
+        test_an_end_waits_for_bookies_that_may_know_more,
     ),
     Patch(_Work, "_cluster", accepts_first).guard(
         "a rebuild accepts the loss before it writes",

@@ -291,9 +291,7 @@ async def test_of_two_bookies_that_register_at_once_under_one_name_one_is_refuse
     assert row.version == 1
 
 
-async def test_a_bookie_that_lives_is_not_decommissioned_though_nothing_names_it(
-    service: Service,
-) -> None:
+async def test_a_living_bookie_that_nothing_names_is_not_decommissioned(service: Service) -> None:
     row = await service.client.put_cookie("b1", await cookie(service), version=None)
     await service.client.send_bookie_heartbeat("b1", beat())
 
@@ -328,9 +326,7 @@ async def test_what_names_a_bookie_is_told_of_that_bookie_only(service: Service)
         assert (use.failures, use.detail) == (1, f"{name}@1 of {row.ledger_id}")
 
 
-async def test_a_drain_says_whether_a_member_waits_for_a_repair_or_for_its_successors_copy(
-    service: Service,
-) -> None:
+async def test_a_drain_says_what_each_member_waits_for(service: Service) -> None:
     client = service.client
     for name in ("b1", "b4"):
         await client.put_cookie(name, await cookie(service), version=None)

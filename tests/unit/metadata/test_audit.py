@@ -137,9 +137,7 @@ async def test_each_audited_route_keeps_a_row_and_a_repeat_of_it_none(stores: St
                 assert len(await rows(service, "limit=1000")) == before, (name, kept)
 
 
-async def test_a_reader_that_goes_on_after_a_number_misses_no_row_that_is_committed_later(
-    service: Service, stores: Stores
-) -> None:
+async def test_a_reader_by_number_misses_no_later_commit(service: Service, stores: Stores) -> None:
     async with connected(stores) as slow:
         transaction = slow.transaction()
         await transaction.start()
@@ -216,9 +214,7 @@ async def test_what_is_old_and_all_but_the_last_rows_are_deleted(stores: Stores)
             assert targets[1] not in await kept()
 
 
-async def test_one_round_deletes_all_that_is_kept_no_longer(
-    service: Service, stores: Stores
-) -> None:
+async def test_one_round_deletes_all_that_is_too_old(service: Service, stores: Stores) -> None:
     """However fast rows come, no more are left."""
     await make_token(service)
     database = Database(stores.postgres_dsn, connections_max=1, deadline_s=PATIENT_S)
@@ -358,9 +354,7 @@ def _token(token_id: str) -> dict[str, object]:
     return {"id": token_id, "hash": digest, "name": "a", "grants": ["read:*"]}
 
 
-async def test_no_route_changes_a_row_while_the_database_lacks_an_answered_change(
-    stores: Stores,
-) -> None:
+async def test_no_route_changes_a_row_while_an_answered_change_is_missing(stores: Stores) -> None:
     async with serving(stores, expiry_every_s=1000) as service, connected(stores) as database:
         sent = await requests_of(service, database)
         tried = {(method, route) for method, route, _, _ in sent} | UNCHECKED.keys()

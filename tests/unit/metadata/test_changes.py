@@ -73,9 +73,7 @@ async def test_every_change_of_a_log_is_announced(service: Service) -> None:
         await announced()
 
 
-async def test_a_broken_connection_to_the_database_sends_followers_a_gap(
-    stores: Stores, postgres: Proxy
-) -> None:
+async def test_a_broken_database_connection_is_a_gap(stores: Stores, postgres: Proxy) -> None:
     through = replace(stores, postgres_dsn=postgres.url(stores.postgres_dsn))
     async with (
         serving(through) as service,
@@ -130,9 +128,7 @@ async def test_a_slow_follower_gets_a_gap() -> None:
     assert hub.follower_count == 0
 
 
-async def test_a_notification_that_nobody_understands_is_a_gap(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_unreadable_notification_is_a_gap(caplog: pytest.LogCaptureFixture) -> None:
     hub = ChangeHub(cast(Database, None))
     async with hub.follow() as queue:
         hub._on_notification(None, 0, "channel", "what is this")
@@ -191,9 +187,7 @@ async def test_an_answer_of_another_service_is_no_verdict(service: Service) -> N
                     await alone.bookies()
 
 
-async def test_a_row_missing_without_a_tombstone_is_not_reported_as_deleted(
-    service: Service, stores: Stores
-) -> None:
+async def test_a_row_without_a_tombstone_is_not_deleted(service: Service, stores: Stores) -> None:
     row = await service.client.create(DRAFT)
     await sql(stores, "TRUNCATE ledgers CASCADE")
 

@@ -348,7 +348,7 @@ GUARDS: Final = (
     Patch(Database, "has_asked", asked_once).guard(
         "nobody asks about a standby that took over",
         "rule 18a",
-        test_failover.test_a_process_that_knows_of_no_loss_asks_the_bookies_about_a_promoted_standby,
+        test_failover.test_an_unaware_process_asks_about_a_standby,
     ),
     Patch(cookies, "is_applied", unlocked).guard(
         "a repeat is answered although the standby lacks it",
@@ -383,27 +383,27 @@ GUARDS: Final = (
     Patch(Database, "read", in_two_steps).guard(
         "a row and its proof are read one after the other",
         "rule 18a",
-        test_went_back.test_no_restore_comes_between_a_row_and_its_proof,
+        test_went_back.test_a_row_and_its_proof_are_of_one_moment,
     ),
     Patch(Database, "transact", looks_first).guard(
         "a change looks before it waits",
         "rule 18a",
-        test_went_back.test_no_change_applies_to_a_row_restored_during_it,
+        test_went_back.test_no_change_applies_to_a_row_restored_then,
     ),
     Patch(Inquiry, "ask", answers([])).guard(
         "a start asks nobody",
         "rule 18a",
-        test_inquiry.test_a_transaction_committed_after_the_dump_does_not_expire_at_a_start,
+        test_inquiry.test_after_a_dump_a_committed_transaction_stays,
     ),
     Patch(Inquiry, "_learn", answers(set())).guard(
         "what bookies tell at a start is not looked for",
         "rule 18a",
-        test_inquiry.test_a_transaction_committed_after_the_dump_does_not_expire_at_a_start,
+        test_inquiry.test_after_a_dump_a_committed_transaction_stays,
     ),
     Patch(Database, "_check", unasked).guard(
         "a start changes rows before the bookies were asked",
         "rule 18a",
-        test_inquiry.test_a_start_changes_and_proves_nothing_before_the_bookies_were_asked,
+        test_inquiry.test_a_start_changes_nothing_before_bookies_answer,
     ),
     Patch(Database, "_check", asked_by_now).guard(
         "what bookies tell while a change looks at the database is missed",
@@ -416,7 +416,7 @@ GUARDS: Final = (
     Patch(Inquiry, "_wait_for_silent", answers(set())).guard(
         "nobody waits for bookies that are yet to start",
         "rule 18a",
-        test_inquiry.test_no_transaction_expires_while_a_registered_bookie_is_yet_to_start,
+        test_inquiry.test_no_transaction_expires_before_bookies_started,
     ),
     Patch(Inquiry, "_skip_ids", answers(set())).guard(
         "an id that a bookie holds is assigned again",
@@ -426,28 +426,28 @@ GUARDS: Final = (
     Patch(WitnessStore, "accept", asks_nobody).guard(
         "an acceptance asks nobody",
         "rule 18a",
-        test_inquiry.test_after_an_acceptance_no_id_is_assigned_that_a_bookie_holds,
+        test_inquiry.test_after_an_acceptance_no_held_id_is_assigned,
     ),
     Patch(Inquiry, "ask", all_answer).guard(
         "an acceptance waits for no bookie",
         "rule 18a",
-        test_inquiry.test_an_acceptance_waits_for_every_bookie_that_is_not_named_as_lost,
+        test_inquiry.test_an_acceptance_waits_for_all_bookies_not_lost,
     ),
     Patch(transactions, "EXPIRED", without_the_loss).guard(
         "what is older than an accepted loss expires",
         "rule 18a",
-        test_inquiry.test_what_is_older_than_an_accepted_loss_neither_expires_nor_is_swept,
+        test_inquiry.test_rows_older_than_an_accepted_loss_stay,
     ),
     Patch(logs, "ORPHANS", without_the_loss).guard(
         "what is older than an accepted loss is swept",
         "rule 18a",
-        test_inquiry.test_what_is_older_than_an_accepted_loss_neither_expires_nor_is_swept,
+        test_inquiry.test_rows_older_than_an_accepted_loss_stay,
     ),
     *(
         Patch(store, method, unchecked).guard(
             f"unchecked: {method}",
             "rule 18a",
-            test_audit.test_no_route_changes_a_row_while_the_database_lacks_an_answered_change,
+            test_audit.test_no_route_changes_a_row_while_an_answered_change_is_missing,
         )
         for store, method in (
             (LeaseStore, "take"),
@@ -459,38 +459,38 @@ GUARDS: Final = (
     Patch(WitnessFile, "keep", always(None)).guard(
         "a bookie forgets with its process",
         "rule 18a",
-        bookie_went_back.test_a_restored_row_that_does_not_name_this_bookie_drops_no_copy,
+        bookie_went_back.test_a_restored_row_without_this_bookie_drops_no_copy,
     ),
     Patch(ledgers, "lost_of", answers(())).guard(
         "the database need not contain what a bookie holds a copy of",
         "rule 18c",
-        bookie_went_back.test_a_bookie_keeps_a_ledger_whose_row_it_holds_a_newer_copy_of,
+        bookie_went_back.test_a_bookie_keeps_ledgers_with_newer_copies,
     ),
     Patch(losses, "ACCEPTED", lambda _original: "a target of no change").guard(
         "an accepted loss counts as contained",
         "rule 18c",
-        bookie_went_back.test_after_an_accepted_loss_nothing_is_dropped_that_the_lost_history_named,
+        bookie_went_back.test_after_an_accepted_loss_lost_members_drop_nothing,
     ),
     Patch(FreshCopies, "note", always(None)).guard(
         "nobody is told of a copy that no witness stands for",
         "rule 18c",
-        bookie_went_back.test_a_bookies_copy_of_a_row_makes_known_that_the_database_lacks_it,
+        bookie_went_back.test_a_bookies_copy_reveals_what_the_database_lacks,
     ),
     Patch(bookie_witnesses, "placed_by", lambda _original: lambda _body: "").guard(
         "nobody is told of the change that placed an open ledger",
         "rule 18c",
-        bookie_went_back.test_a_copy_makes_known_that_the_database_lacks_the_ledgers_place_in_a_log,
+        bookie_went_back.test_a_copy_reveals_the_lost_place_of_a_ledger,
     ),
     Patch(operator_handlers, "PRESENTED", nobody_presents).guard(
         "fresh copies are not looked for",
         "rule 18c",
-        bookie_went_back.test_a_bookies_copy_of_a_row_makes_known_that_the_database_lacks_it,
+        bookie_went_back.test_a_bookies_copy_reveals_what_the_database_lacks,
     ),
     Guard(
         "a bookie believes a row without a proof",
         "rule 18a",
         (Patch(MetadataRows, "read", believed), Patch(MetadataRows, "confirm", answers(set()))),
-        bookie_went_back.test_a_restored_row_that_does_not_name_this_bookie_drops_no_copy,
+        bookie_went_back.test_a_restored_row_without_this_bookie_drops_no_copy,
     ),
     *(
         Patch(module, "ages_count", answers(True)).guard(

@@ -58,9 +58,7 @@ async def count(service: Service) -> int:
     return len((await service.client.list())[0])
 
 
-async def test_a_full_postgres_refuses_changes_and_is_read(
-    stores: Stores, service: Service
-) -> None:
+async def test_a_full_postgres_is_read_and_not_changed(stores: Stores, service: Service) -> None:
     row = await service.client.create(DRAFT)
     async with connected(stores) as connection:
         await connection.execute(IS_FULL)
@@ -76,9 +74,7 @@ async def test_a_full_postgres_refuses_changes_and_is_read(
     assert await count(service) == 2
 
 
-async def test_a_read_only_postgres_is_not_ready_and_is_read(
-    stores: Stores, service: Service
-) -> None:
+async def test_a_read_only_postgres_is_unready_and_read(stores: Stores, service: Service) -> None:
     row = await service.client.create(DRAFT)
     async with connected(stores) as connection:
         name = await connection.fetchval("SELECT current_database()")
@@ -104,9 +100,7 @@ async def test_a_read_only_postgres_is_not_ready_and_is_read(
     assert await count(service) == 2
 
 
-async def test_changes_that_wait_too_long_are_refused_and_reads_go_on(
-    stores: Stores, service: Service
-) -> None:
+async def test_changes_that_wait_too_long_are_refused(stores: Stores, service: Service) -> None:
     row = await service.client.create(DRAFT)
     async with connected(stores) as connection, connection.transaction():
         await connection.execute("LOCK TABLE ledgers IN EXCLUSIVE MODE")
@@ -162,9 +156,7 @@ def test_each_outage_is_told_once_with_its_error(caplog: pytest.LogCaptureFixtur
     assert reach.is_up
 
 
-def test_an_outage_with_errors_that_take_turns_fills_no_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_outage_of_alternating_errors_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     reach = Reach(away="toy-away", there="toy-there", deadline_s=0.5)
 
     for number in range(1000):
@@ -236,9 +228,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-async def test_a_connection_whose_settings_are_dropped_is_refused_and_they_are_named(
-    stores: Stores,
-) -> None:
+async def test_a_connection_without_its_settings_is_refused_by_name(stores: Stores) -> None:
     dropped = ("synchronous_commit", "statement_timeout")
     admin = Database(stores.postgres_dsn, connections_max=1, deadline_s=PATIENT_S)
     direct = await admin.connect()

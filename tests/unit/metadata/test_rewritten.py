@@ -101,9 +101,7 @@ async def test_only_a_closed_ledger_of_the_log_takes_the_place_of_sealed_ones(
     )
 
 
-async def test_a_ledger_that_may_lack_entries_since_a_rewrite_began_is_not_replaced(
-    service: Service, stores: Stores
-) -> None:
+async def test_a_ledger_that_may_lack_entries_is_kept(service: Service, stores: Stores) -> None:
     log, logs = await Written.of(service, 3), LogClient(service.client)
     new = await closed(service, await create(service, log="events"))
     await sql(
@@ -210,9 +208,7 @@ async def test_a_rebuilt_log_names_the_rewrite_and_not_what_it_replaced(
     assert (ledger.first_offset, ledger.lineage) == (10, new.lineage)
 
 
-async def test_a_transaction_whose_ledgers_were_rewritten_since_was_committed(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_rewritten_transaction_was_committed(stores: Stores, bookies: Bookies) -> None:
     """Else the application would publish its version again. The database is of before the commit."""
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         await until_ready(running["b1"])
@@ -282,9 +278,7 @@ async def delete(service: Service, bookie: BookieRuntime, log: LogMetadata) -> N
         await keep(bookie, row.deleted(deletion=deletion))
 
 
-async def test_a_fork_comes_back_with_what_it_shares_and_its_deleted_source_does_not(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_fork_returns_without_its_source(stores: Stores, bookies: Bookies) -> None:
     async with lost_after(stores, bookies) as (service, running):
         source = await Written.of(service, 3)
         fork, own = await forked(service, source.row, 15)
@@ -347,9 +341,7 @@ async def test_a_source_whose_ledgers_are_all_shared_stays_deleted(
     assert report.findings == ()
 
 
-async def test_a_source_that_is_deleted_again_leaves_what_a_fork_of_the_lost_history_names(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_source_deleted_again_leaves_a_lost_fork(stores: Stores, bookies: Bookies) -> None:
     """The database has the source, and knows nothing of the fork, when the source is judged."""
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         await until_ready(running["b1"])
@@ -374,9 +366,7 @@ async def test_a_source_that_is_deleted_again_leaves_what_a_fork_of_the_lost_his
     assert [row.ledger_id for row in rows] == [item.ledger_id for item in fork.items]
 
 
-async def test_a_shared_ledger_whose_deletion_bookies_prove_is_deleted_again(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_shared_ledger_proven_deleted_goes_again(stores: Stores, bookies: Bookies) -> None:
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         await until_ready(running["b1"])
         source = await Written.of(service, 2)

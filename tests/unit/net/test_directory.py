@@ -191,9 +191,7 @@ async def test_failures_far_apart_or_of_a_bookie_that_was_gone_do_not_count() ->
     assert not quarantine.contains("b2")
 
 
-async def test_beyond_the_bound_a_bookie_is_quarantined_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_bookies_beyond_the_bound_are_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known of the one that failed first goes, and its failures count from zero."""
     monkeypatch.setattr(directory_module, "_BOOKIES_MAX", 2)
     quarantine = Quarantine(QuarantineRule(failures=3, window_s=60, for_s=300), Clock())

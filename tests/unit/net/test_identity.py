@@ -53,9 +53,7 @@ def secret(file: Path) -> ClusterSecret:
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
-def test_the_secret_is_known_whatever_the_case_of_its_scheme(
-    secret: ClusterSecret, scheme: str
-) -> None:
+def test_the_secret_is_known_in_any_case_of_scheme(secret: ClusterSecret, scheme: str) -> None:
     given = {"Authorization": f"{scheme} {TOKEN}"}
 
     assert secret.identify(make_mocked_request("GET", "/", given)).role is None

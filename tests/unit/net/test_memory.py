@@ -110,9 +110,7 @@ class Linked:
 
 
 @pytest.mark.usefixtures("heap")
-async def test_objects_in_circles_are_freed_though_nobody_makes_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_objects_in_circles_are_freed_without_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger's writer and its timers, say: the last ones before a quiet time stayed as long as that lasted."""
     monkeypatch.setattr(memory, "_LOOK_S", 0.0)
     gc.disable()

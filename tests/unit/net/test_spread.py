@@ -397,9 +397,7 @@ async def test_an_add_behind_a_copy_that_was_refused_brings_one() -> None:
     assert brought(bookie.seen) == [True, True]
 
 
-async def test_a_closed_ledger_takes_no_room_among_the_remembered_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_closed_ledger_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bookie_client, "_COPIES_MAX", 1)
     async with peer() as bookie, client(bookie.url) as bookies:
         await add(bookies)
@@ -418,9 +416,7 @@ async def test_a_copy_is_sent_without_an_add() -> None:
     assert bookie.seen[0].ledger_key == KEY
 
 
-async def test_a_ledger_beyond_the_remembered_ones_brings_its_copy_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_forgotten_ledger_brings_its_copy_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bookie_client, "_COPIES_MAX", 1)
     async with peer() as bookie, client(bookie.url) as bookies:
         for ledger_id in (1, 2, 1, 1):

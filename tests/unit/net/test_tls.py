@@ -27,9 +27,7 @@ from tests.support.waiting import until, within
 from tests.unit.net.mutual_tls import BOOKIE, LOCAL, METADATA, REFUSED, Authority, ask, serving
 
 
-async def test_a_certificate_tells_the_role_the_name_and_the_hosts_of_a_caller(
-    authority: Authority,
-) -> None:
+async def test_a_certificate_tells_a_callers_role_name_and_hosts(authority: Authority) -> None:
     bookie = authority.tls("bookie", "bookie-1", ("127.0.0.1", "::1", "Store.example"))
 
     async with serving(authority.tls("metadata", "metadata-1")) as listener:
@@ -126,9 +124,7 @@ async def test_a_certificate_of_another_cluster_or_of_no_service_is_forbidden(
             await ask(listener, Credentials(client_context=lambda: ca))
 
 
-async def test_a_client_refuses_a_server_that_is_not_certified_for_the_host(
-    authority: Authority,
-) -> None:
+async def test_a_client_refuses_a_server_not_certified_for_its_host(authority: Authority) -> None:
     gateway = authority.tls("gateway", "gateway-1").credentials
 
     async with serving(authority.tls("metadata", "elsewhere", ("elsewhere.example",))) as listener:
@@ -157,9 +153,7 @@ async def test_a_client_refuses_a_server_that_is_not_who_was_asked(
             await ask(listener, gateway, expected)
 
 
-async def test_a_connection_to_one_bookie_carries_nothing_for_another_one(
-    authority: Authority,
-) -> None:
+async def test_a_connection_to_one_bookie_serves_no_other(authority: Authority) -> None:
     """Of two bookies that registered one address, the certificate decides who listens there."""
     gateway = authority.tls("gateway", "gateway-1").credentials
 
@@ -176,9 +170,7 @@ async def test_a_connection_to_one_bookie_carries_nothing_for_another_one(
             await session.get(url, ssl=ExpectedServer(Role.BOOKIE, "bookie-2"))
 
 
-async def test_who_must_answer_is_asked_in_no_session_that_verifies_nothing(
-    authority: Authority,
-) -> None:
+async def test_no_unverifying_session_asks_who_must_answer(authority: Authority) -> None:
     """aiohttp verifies no certificate of a request with a fingerprint."""
     async with (
         serving(authority.tls("metadata", "metadata-1")) as listener,

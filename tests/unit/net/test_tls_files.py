@@ -26,9 +26,7 @@ from tests.support.waiting import until, within
 from tests.unit.net.mutual_tls import BOOKIE, LOCAL, METADATA, REFUSED, Authority, ask, serving
 
 
-async def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(
-    authority: Authority,
-) -> None:
+async def test_new_connections_get_the_new_certificate_and_old_go_on(authority: Authority) -> None:
     file = authority.issue("metadata", "metadata-1")
     server, gateway = authority.load(file), authority.tls("gateway", "gateway-1")
 
@@ -283,9 +281,7 @@ async def test_files_that_can_t_be_used_are_told_at_the_start(
             Tls(files)
 
 
-def test_the_event_loop_of_services_knows_callers_and_takes_new_files_too(
-    authority: Authority,
-) -> None:
+def test_the_services_event_loop_knows_callers_and_new_files(authority: Authority) -> None:
     file = authority.issue("metadata", "metadata-1")
     server, gateway = authority.load(file), authority.tls("gateway", "gateway-1")
 

@@ -114,9 +114,7 @@ async def stays(http: Http, token: str) -> None:
         assert (await http.done("GET", ME, at=offset % 2))["offset"] == offset
 
 
-async def test_an_owner_that_stood_still_tells_no_older_position_and_undoes_no_change_of_another(
-    stores: Stores,
-) -> None:
+async def test_an_owner_that_stood_still_tells_and_undoes_nothing_old(stores: Stores) -> None:
     """Gateways repeat by themselves what they have sent to an owner that does not answer."""
     async with a_log(stores) as (cluster, http):
         await acquired(http, "w1", at=0)
@@ -156,9 +154,7 @@ async def test_a_gateway_that_stood_still_with_a_clients_reset_does_not_do_it_af
         await stays(http, token)
 
 
-async def test_consumers_of_a_deleted_log_and_unused_ones_go_and_one_whose_lease_is_held_stays(
-    stores: Stores,
-) -> None:
+async def test_unused_consumers_and_those_of_deleted_logs_go(stores: Stores) -> None:
     async with a_log(stores, CONSUMER_EXPIRY_S="2") as (_, http):
         await acquired(http, "w1", at=0)
         await http.done("PUT", "/v1/logs/kept", {})
@@ -226,9 +222,7 @@ async def goes_on(http: Http, token: str, *, at: int, to: int) -> None:
     assert int(await acquired(http, "w2", at=0)) > int(token)
 
 
-async def test_positions_leases_and_the_creation_of_their_log_survive_the_loss_of_the_database() -> (
-    None
-):
+async def test_positions_and_leases_survive_the_loss_of_the_database() -> None:
     with scratch("ql-positions-") as folder:
         settings: dict[str, Any] = {"gateways": 1, "data": folder, "environment": SETTINGS}
         async with running(None, **settings) as cluster, aiohttp.ClientSession() as session:
@@ -251,9 +245,7 @@ async def test_positions_leases_and_the_creation_of_their_log_survive_the_loss_o
             await goes_on(http, token, at=7, to=8)
 
 
-async def test_no_position_begins_anew_over_a_database_that_went_back_and_a_rebuild_has_all_of_them(
-    stores: Stores, tmp_path: Path
-) -> None:
+async def test_no_position_begins_anew_after_a_restore(stores: Stores, tmp_path: Path) -> None:
     async with (
         running(stores, bookies=3, gateways=1, environment=SETTINGS) as cluster,
         aiohttp.ClientSession() as session,
@@ -296,9 +288,7 @@ async def until_up(cluster: Cluster, session: aiohttp.ClientSession) -> None:
     await until(answers, "the gateway answers", SETTLED_S, passing=(aiohttp.ClientError,))
 
 
-async def test_a_log_of_positions_that_was_rebuilt_gets_small_ledgers_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_rebuilt_log_of_positions_rolls_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rebuilt log has the default settings: a takeover would read what ledgers of 256 MiB have gathered."""
     monkeypatch.setattr(offset_store, "_TRUNCATE_EVERY", 3)
     monkeypatch.setattr(offset_store, "_KEPT_RECORDS", 1)

@@ -366,9 +366,7 @@ def test_who_loses_the_swap_deletes_the_new_ledger_and_yields() -> None:
 @pytest.mark.parametrize(
     "since", [{"state": LogState.CLOSED, "next_offset": 0}, {}], ids=["log-closed", "ledger-sealed"]
 )
-def test_who_swaps_and_finds_the_log_closed_or_its_ledger_sealed_since_yields(
-    since: dict[str, Any],
-) -> None:
+def test_who_swaps_and_finds_its_log_closed_or_sealed_yields(since: dict[str, Any]) -> None:
     hand = Hand()
     hand.answer(ledger(1), LedgerEnd(0, 0, -1, has_producers=False))
     swap = hand.answer(ledger(7))

@@ -36,9 +36,7 @@ def test_sizes_that_are_left_out_fit_those_that_are_given() -> None:
 
 
 @given(quorums, st.integers(0, 30), st.integers(0, 30))
-def test_ids_of_one_residue_have_one_write_set_and_all_residues_have_all_ids(
-    quorum: Quorum, first: int, count: int
-) -> None:
+def test_residues_share_write_sets_and_have_all_ids(quorum: Quorum, first: int, count: int) -> None:
     last = first + count - 1
     found = [
         list(ids_of_residue(first, last, quorum.modulus, residue))
@@ -89,9 +87,7 @@ def test_the_least_and_the_greatest_quorum_are_quorums() -> None:
 
 
 @given(quorums, st.integers(0, 2**63 - 1))
-def test_write_sets_have_qw_members_and_residues_agree_with_them(
-    quorum: Quorum, entry_id: int
-) -> None:
+def test_write_sets_have_qw_members_and_agree_with_residues(quorum: Quorum, entry_id: int) -> None:
     write_set = quorum.write_set(entry_id)
 
     assert len(set(write_set)) == quorum.write_quorum
@@ -116,9 +112,7 @@ def test_acknowledgement_of_a_run_is_that_of_each_of_its_entries(
 
 
 @given(quorums, st.integers(0, 50), st.integers(0, 12))
-def test_holders_of_a_run_are_the_members_of_its_write_sets(
-    quorum: Quorum, first: int, more: int
-) -> None:
+def test_a_runs_holders_are_its_write_sets_members(quorum: Quorum, first: int, more: int) -> None:
     plain = {p for e in range(first, first + more + 1) for p in quorum.write_set(e)}
     assert quorum.holders(first, first + more) == sum(1 << p for p in plain)
 

@@ -119,9 +119,7 @@ def test_the_batches_are_written_at_the_same_offsets_and_times() -> None:
 
 
 @pytest.mark.parametrize("flags", [(0, 0, 1), (0, 1, 1), (1, 1, 1), (0, 0, 0)])
-def test_the_last_batch_tells_whether_any_before_it_is_of_a_producer(
-    flags: tuple[int, int, int],
-) -> None:
+def test_the_last_batch_tells_of_producers_before_it(flags: tuple[int, int, int]) -> None:
     """A takeover that would replay the new ledger looks at its last batch alone."""
     has_producer = any(flags)
     producer = ProducerSeq("p", 0, 3) if has_producer and not flags[0] else None
@@ -437,9 +435,7 @@ def mixed(sizes: random.Random) -> int:
 
 
 @pytest.mark.parametrize("size", [alike, spread, mixed])
-def test_a_log_that_gets_a_ledger_each_second_has_few_after_a_day(
-    size: Callable[[random.Random], int],
-) -> None:
+def test_a_log_with_a_ledger_a_second_has_few(size: Callable[[random.Random], int]) -> None:
     sizes = random.Random(7)
     row, written, got, most, following = log(), 0, 0, 0, 10**6
     for second in range(86_400):

@@ -121,9 +121,7 @@ def test_an_answer_that_is_no_problem_document_is_no_knowledge(body: bytes) -> N
         ("-1", None),
     ],
 )
-def test_a_retry_after_is_a_number_or_a_date_by_the_servers_clock(
-    text: str, seconds: int | None
-) -> None:
+def test_retry_after_is_a_number_or_a_server_date(text: str, seconds: int | None) -> None:
     headers = {"Retry-After": text, "Date": "Fri, 01 Jan 2100 00:00:00 GMT"}
 
     for body in (b"<html>", problems.to_bytes(errors.StaleProducer())):

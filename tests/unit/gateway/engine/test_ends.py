@@ -75,9 +75,7 @@ class Recovered:
         return asyncio.create_task(self.ends.recover(self.row, declare_lost=declared))
 
 
-async def test_callers_share_one_recovery_which_goes_on_without_a_cancelled_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_shared_recovery_outlives_its_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Recovered(monkeypatch)
     one, two = world.start(), world.start()
     await asyncio.sleep(0)
@@ -89,9 +87,7 @@ async def test_callers_share_one_recovery_which_goes_on_without_a_cancelled_one(
     assert len(world.began) == 1
 
 
-async def test_a_recovery_that_declares_members_lost_waits_and_begins_by_the_present_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_recovery_with_lost_members_starts_late(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Recovered(monkeypatch)
     one, two = world.start(), world.start("b1@1")
     await asyncio.sleep(0)

@@ -127,9 +127,7 @@ def _count(reported: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("at", [0, 1])
-async def test_what_an_append_expects_and_its_password_count_through_any_gateway(
-    asking: Asking, at: int
-) -> None:
+async def test_expectations_and_passwords_count_anywhere(asking: Asking, at: int) -> None:
     assert (await asking.append(at, JSON, b'{"text":"a"}'))[0] == 403
     wrong = await asking.append(at, JSON, b'{"text":"a"}', **{header.LEDGER_PASSWORD: "other"})
     assert wrong[0] == 403
@@ -156,9 +154,7 @@ async def test_a_request_that_was_passed_on_goes_no_further(asking: Asking) -> N
     assert await asking.stored() == []
 
 
-async def test_a_request_that_is_passed_on_counts_once_as_a_request_of_a_client(
-    asking: Asking,
-) -> None:
+async def test_a_forwarded_request_counts_once_as_a_clients_request(asking: Asking) -> None:
     await asking.append(1, JSON, b'{"text":"a"}', **PASSWORD)
 
     route = 'quorumlog_http_requests_total{method="POST",route="%s"'

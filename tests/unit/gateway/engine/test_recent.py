@@ -63,9 +63,7 @@ async def page(engine: Engine, ledger_id: int, first: int, **limits: Any) -> tup
     return shown(found.runs), found.next, found.last_add_confirmed, found.closed, found.lac_source
 
 
-async def test_a_reader_at_the_tail_of_a_ledger_asks_no_bookie_at_its_writers_gateway(
-    stores: Stores,
-) -> None:
+async def test_a_reader_at_the_tail_asks_no_bookie_at_its_writers_gateway(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         for number in range(5):
@@ -163,9 +161,7 @@ async def test_a_handle_that_has_ended_shows_nothing_from_memory() -> None:
     assert handle.recent(0, 0, ALL) == []
 
 
-async def test_while_all_bookies_are_away_the_tail_is_shown_at_its_writers_gateway(
-    stores: Stores,
-) -> None:
+async def test_without_bookies_the_tail_is_read_at_its_writers_gateway(stores: Stores) -> None:
     async with world_of(stores, bookies=3) as world:
         row = await ledger(world.engine, b"one")
         for bookie in world.of(row):
@@ -205,9 +201,7 @@ def test_beyond_the_bound_the_run_that_was_confirmed_first_is_read_from_bookies(
     ("ledgers", "payloads_"),
     [(10_000, [bytes(1000)]), (10_000, [b""] * 20), (10, [b"x"] * 1000), (1, [bytes(60_000)])],
 )
-def test_idle_ledgers_take_no_more_memory_than_the_bound_of_all(
-    ledgers: int, payloads_: list[bytes]
-) -> None:
+def test_idle_ledgers_keep_to_the_memory_bound_of_all(ledgers: int, payloads_: list[bytes]) -> None:
     gc.collect()
     tracemalloc.start()
     try:
@@ -332,9 +326,7 @@ async def test_nothing_is_read_beyond_the_last_entry_that_a_reader_wants(world: 
     assert not world.other.reads._ahead
 
 
-async def test_a_page_that_could_not_be_read_ahead_is_read_when_it_is_asked_for(
-    world: World,
-) -> None:
+async def test_a_page_that_failed_to_be_read_ahead_is_read_when_asked_for(world: World) -> None:
     ledger_id = await filled(world)
     for bookie in world.bookies.values():
         bookie.behave = refusing(bookie, from_id=20)

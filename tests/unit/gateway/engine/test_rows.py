@@ -45,9 +45,7 @@ async def closed(service: Service, row: LedgerMetadata) -> None:
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-async def test_a_change_that_overtakes_a_rows_answer_makes_the_row_stale(
-    stores: Stores, *, is_known: bool
-) -> None:
+async def test_a_change_overtaking_an_answer_is_stale(stores: Stores, *, is_known: bool) -> None:
     async with serving(stores) as service:
         row = await service.client.create(DRAFT)
         late = LateAnswers(service.url)
@@ -116,9 +114,7 @@ async def test_the_outcome_of_a_close_is_not_told_by_a_row_from_before_the_close
         await rows_of(deleted).fresh_closed(ROW.ledger_id)
 
 
-async def test_a_tombstone_beyond_the_bound_is_read_again_from_the_primary(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_tombstone_beyond_the_bound_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "_ROWS_MAX", 1)
     missing = Missing(ROW)
     missing.is_deleted = True
@@ -132,9 +128,7 @@ async def test_a_tombstone_beyond_the_bound_is_read_again_from_the_primary(
     assert reported.value.members["deleted"] is True
 
 
-async def test_a_row_that_was_asked_for_before_its_ledgers_deletion_is_stale(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_row_asked_for_before_its_end_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tombstone is remembered no more when the answer comes."""
     monkeypatch.setattr(rows_module, "_ROWS_MAX", 1)
     slow = Slow(ROW)
