@@ -91,7 +91,7 @@ def arguments(command: tuple[str, ...]) -> tuple[str, ...]:
     if command == ("token", "create"):
         return (*command, "1", "read:*")
     if command[0] == "queue":
-        more = {"ack": ("1:1",), "work": ("--exec", "true"), "list": ()}
+        more = {"ack": ("1:1",), "work": ("--exec", "true", "--wait", "0"), "list": ()}
         return (*command, "1", *(() if command[1] == "list" else ("1",)), *more.get(command[1], ()))
     given: tuple[str, ...] = (
         ("1",) if command[:2] in _NAMED else _ARGUMENTS.get(command[-1], ("1",))

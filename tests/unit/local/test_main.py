@@ -59,26 +59,35 @@ def test_two_clusters_never_share_a_folder(tmp_path: Path) -> None:
     assert "another cluster runs in" in done.stdout
 
 
-def test_a_start_says_what_it_starts_and_what_of_its_settings_is_misspelt(tmp_path: Path) -> None:
+def test_a_start_says_what_it_starts_where_and_what_is_wrong(tmp_path: Path) -> None:
+    """A misspelt setting, an address to listen at, and bookies without room, which are not waited for."""
+    port, exabyte = free_ports(1)[0], 1 << 60
     process = subprocess.Popen(
-        [sys.executable, "-m", "services.local"],
-        env={**os.environ, "DATA": str(tmp_path), "PORT": str(free_ports(1)[0]), "PROT": "1"}
-        | {"BOOKIES": "1", "GATEWAYS": "1"},
+        [sys.executable, "-m", "services.local", "--bookies", "3", "--gateways", "1"],
+        env={**os.environ, "DATA": str(tmp_path), "PORT": str(port), "LISTEN": "127.0.0.3"}
+        | {"PROT": "1", "READ_ONLY_BELOW_BYTES": str(exabyte)},
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
         assert process.stdout is not None
-        reported = [process.stdout.readline() for _ in range(7)]
+        lines = list(iter(process.stdout.readline, "Ctrl-C ends all of it\n"))
+        with urllib.request.urlopen(f"http://127.0.0.3:{port}/v1/logs", timeout=60) as answer:
+            assert answer.status == 200
     finally:
         process.terminate()
         process.communicate(timeout=120)
 
-    started = ["postgres", "redis", "metadata-1", "bookie-1", "gateway-1", "autorecovery-1"]
-    assert reported == [
-        "PROT is no setting; PORT is one\n",
-        *(f"starting {name}\n" for name in started),
-    ]
+    bookies = ("bookie-1", "bookie-2", "bookie-3")
+    started = ("postgres", "redis", "metadata-1", *bookies, "gateway-1", "autorecovery-1")
+    starts = [line for line in lines if line.startswith("starting ")]
+    misspelt, room, ready, *_ = (line for line in lines if line not in starts)
+    assert misspelt == "PROT is no setting; PORT is one\n"
+    assert starts == [f"starting {name}\n" for name in started]
+    assert room.startswith(f"3 of 3 bookies take no entries: {tmp_path} has ")
+    assert f"READ_ONLY_BELOW_BYTES={exabyte}" in room
+    assert ready.startswith("quorumlog is ready after ")
+    assert f"API reference: http://127.0.0.3:{port}/docs\n" in lines
 
 
 def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
@@ -96,26 +105,6 @@ def test_gateways_that_others_could_reach_need_a_decision_about_tokens(tmp_path:
     assert done.returncode == 1
     assert "REQUIRE_TOKENS=1" in done.stdout
     assert "ALLOW_ANONYMOUS=1" in done.stdout
-
-
-def test_gateways_listen_at_the_address_that_is_given(tmp_path: Path) -> None:
-    port = free_ports(1)[0]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "services.local", "--bookies", "3", "--gateways", "1"],
-        env={**os.environ, "DATA": str(tmp_path), "PORT": str(port), "LISTEN": "127.0.0.3"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        lines = list(iter(process.stdout.readline, "Ctrl-C ends all of it\n"))
-        with urllib.request.urlopen(f"http://127.0.0.3:{port}/v1/logs", timeout=60) as answer:
-            assert answer.status == 200
-    finally:
-        process.terminate()
-        process.communicate(timeout=120)
-
-    assert f"API reference: http://127.0.0.3:{port}/docs\n" in lines
 
 
 def test_the_image_s_serve_listens_on_all_addresses_and_ends_in_order(tmp_path: Path) -> None:
@@ -177,29 +166,6 @@ def test_a_folder_that_can_not_be_made_is_an_error_that_names_it(tmp_path: Path)
     assert done.stdout.startswith("quorumlog can't run: ")
     assert str(tmp_path / "data") in done.stdout
     assert "Traceback" not in done.stderr
-
-
-def test_bookies_without_room_are_told_at_once_and_not_waited_for(tmp_path: Path) -> None:
-    exabyte = 1 << 60
-    settings = {"READ_ONLY_BELOW_BYTES": str(exabyte), "BOOKIES": "3", "GATEWAYS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "services.local"],
-        env={**os.environ, "DATA": str(tmp_path), "PORT": str(free_ports(1)[0]), **settings},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        lines = iter(process.stdout.readline, "")
-        reported = next(line for line in lines if not line.startswith("starting "))
-        then = next(line for line in lines if not line.startswith("starting "))
-    finally:
-        process.terminate()
-        process.communicate(timeout=120)
-
-    assert reported.startswith(f"3 of 3 bookies take no entries: {tmp_path} has ")
-    assert f"READ_ONLY_BELOW_BYTES={exabyte}" in reported
-    assert then.startswith("quorumlog is ready after ")
 
 
 @contextmanager

@@ -438,18 +438,20 @@ def mixed(sizes: random.Random) -> int:
 def test_a_log_with_a_ledger_a_second_has_few(size: Callable[[random.Random], int]) -> None:
     sizes = random.Random(7)
     row, written, got, most, following = log(), 0, 0, 0, 10**6
-    for second in range(86_400):
-        new = size(sizes)
-        item = replace(row.items[-1], last_offset=10 * second + 9, bytes=new, sealed_ms=second)
-        row = replace(row, items=(*row.items[:-1], item, LogItem(second + 1, 10 * second + 10)))
-        got += new if new < row.settings.merge_below_bytes else 0
-        if second % 30 == 0:
-            while items := next_merge(row):
-                following += 1
-                total = sum(one.bytes for one in items)
-                row, written = row.rewritten(items, following, total), written + total
-                assert row.item_of(following) is not None
+    for begin in range(0, 86_400, 30):
+        sealed, last = list[LogItem](), row.items[-1]
+        for second in range(begin, begin + 30):
+            new = size(sizes)
+            sealed.append(replace(last, last_offset=10 * second + 9, bytes=new, sealed_ms=second))
+            last = LogItem(second + 1, 10 * second + 10)
+            got += new if new < row.settings.merge_below_bytes else 0
+        row = replace(row, items=(*row.items[:-1], *sealed, last))
         most = max(most, len(row.items))
+        while items := next_merge(row):
+            following += 1
+            total = sum(one.bytes for one in items)
+            row, written = row.rewritten(items, following, total), written + total
+            assert row.item_of(following) is not None
 
     row.check()
     assert most < 500
