@@ -2,13 +2,11 @@
 
 import pytest
 
+from tests.mutation.mutants.__main__ import HISTORIES
 from tests.mutation.mutants.ends import END_MUTANTS
-from tests.mutation.mutants.hunt import Mutant, applied, by_search, by_swarm
-from tests.mutation.mutants.idle import IDLE_MUTANTS, IDLE_SEEDS, by_idle
+from tests.mutation.mutants.hunt import Histories, Mutant, applied, by_search, by_swarm
 from tests.mutation.mutants.list import MUTANTS
 from tests.mutation.mutants.logs import CLAIMS, LOG_MUTANTS, LOG_SEEDS, by_logs
-from tests.mutation.mutants.positions import POSITION_MUTANTS, POSITION_SEEDS, by_positions
-from tests.mutation.mutants.queues import QUEUE_MUTANTS, by_queues
 from tests.support.virtual import run_virtual
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
@@ -81,19 +79,16 @@ def test_the_log_simulation_sees_that_a_guard_is_missing(name: str) -> None:
     assert by_logs(mutant, on_from(name, LOG_SEEDS)) is not None
 
 
-@pytest.mark.parametrize("mutant", POSITION_MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_simulation_of_positions_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
-    assert by_positions(mutant, on_from(mutant.name, POSITION_SEEDS)) is not None
+SEEN = [
+    pytest.param(mutant, histories, id=mutant.name)
+    for mutants, histories in HISTORIES
+    for mutant in mutants
+]
 
 
-@pytest.mark.parametrize("mutant", QUEUE_MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_simulation_of_queues_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
-    assert by_queues(mutant) is not None
-
-
-@pytest.mark.parametrize("mutant", IDLE_MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_simulation_of_logs_that_expire_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
-    assert by_idle(mutant, on_from(mutant.name, IDLE_SEEDS)) is not None
+@pytest.mark.parametrize(("mutant", "histories"), SEEN)
+def test_a_simulation_sees_that_a_guard_is_missing(mutant: Mutant, histories: Histories) -> None:
+    assert histories.hunt(mutant, on_from(mutant.name, histories.seeds)) is not None
 
 
 @pytest.mark.parametrize("name", CLAIMS)
