@@ -123,9 +123,7 @@ def blind(auditor: Auditor) -> tuple[float | None, float | None]:
     [{"stale": True}, {"liveness_age_s": 1.0}],
     ids=["stale", "liveness-is-young"],
 )
-async def test_an_auditor_tracks_how_long_it_observed_nothing(
-    audits: Audits, seen: dict[str, Any]
-) -> None:
+async def test_an_auditor_knows_its_blind_periods(audits: Audits, seen: dict[str, Any]) -> None:
     auditor, ledger_id = audits.auditor, audits.ledger_id
     await auditor.audit()
     first = since(auditor, ledger_id)
@@ -194,9 +192,7 @@ async def test_a_silent_writer_gets_the_longer_grace_and_then_its_ledger_is_reco
     assert recovered[1:] == [(ledger_id, False)]
 
 
-async def test_a_writer_that_seemed_gone_is_probed_again_before_it_is_fenced(
-    audits: Audits, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_writer_is_probed_again(audits: Audits, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule 21a: to be recovered a ledger may wait for long. What proved it must hold then too."""
     auditor = audits.auditor
     row = await audits.metadata.get(audits.ledger_id)

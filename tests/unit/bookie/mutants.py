@@ -138,7 +138,7 @@ CRASH_MUTANTS: Final = (
     Patch(StoredLedger, "is_deletion_synced", patches.gone_at_once).guard(
         "the index knows that a ledger is deleted before the log does",
         "rule 16a",
-        scenario(test_deleted.test_no_checkpoint_contains_a_deletion_before_the_log_does),
+        scenario(test_deleted.test_no_checkpoint_precedes_a_deletion),
     ),
     Patch(Segments, "remove", patches.forgetful).guard(
         "a segment goes without a word", "rule 19", by_crashes
@@ -146,7 +146,7 @@ CRASH_MUTANTS: Final = (
     Patch(StoredLedger, "is_idle", patches.idle_in_checkpoints).guard(
         "what a checkpoint is writing is forgotten in memory",
         "I13",
-        scenario(test_at_once.test_a_fence_is_not_evicted_while_a_checkpoint_writes_it),
+        scenario(test_at_once.test_no_fence_leaves_a_checkpoint),
     ),
     Patch(StoredLedger, "_prune", patches.taken_at_once).guard(
         "the index gives a copy up before the one in its place is on disk",
@@ -244,12 +244,12 @@ GUARD_MUTANTS: Final = (
     Patch(Space, "_referenced", answers(set())).guard(
         "a segment goes though a part names it",
         "I1",
-        scenario(test_at_once.test_a_segment_still_referenced_by_a_part_is_not_removed),
+        scenario(test_at_once.test_a_segment_in_use_is_kept),
     ),
     Patch(StoredLedger, "holds", lambda _original: lambda _self, _part: True).guard(
         "what was dropped meanwhile is moved",
         "rules 16, 17",
-        scenario(test_at_once.test_a_ledger_dropped_during_a_move_does_not_come_back),
+        scenario(test_at_once.test_a_drop_during_a_move_is_final),
     ),
     Patch(StoredLedger, "is_idle", patches.idle_in_queues).guard(
         "a record that nobody waits for is forgotten before it is on disk",

@@ -60,9 +60,7 @@ def rot(store: Store, ledger_id: int, entry_id: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-async def test_a_fence_is_not_evicted_while_a_checkpoint_writes_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_fence_leaves_a_checkpoint(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I13. The index does not know it yet, and the ledger in memory has nothing more to write."""
     monkeypatch.setattr("services.bookie.holdings.LEDGERS_MAX", 0)
     store = started(root / "d")
@@ -472,9 +470,7 @@ async def test_a_grace_period_passes_between_the_two_looks(root: Path) -> None:
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [9]
 
 
-async def test_a_segment_still_referenced_by_a_part_is_not_removed(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_segment_in_use_is_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run can't be read for a moment, so a recovery writes some of its entries again. What is left
     of the run is another part than the one that compaction was about to move.
     """
@@ -503,9 +499,7 @@ async def test_a_segment_still_referenced_by_a_part_is_not_removed(
     assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
 
 
-async def test_a_ledger_dropped_during_a_move_does_not_come_back(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_drop_during_a_move_is_final(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules 16 and 17: compaction writes nothing that is not held any more."""
     store = await filled(root / "d")
     await store.checkpoint()

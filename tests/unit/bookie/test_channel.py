@@ -163,9 +163,7 @@ async def test_a_malformed_frame_ends_the_channel(served: Served) -> None:
     assert served.store.holdings.row(7) is None
 
 
-async def test_a_peer_that_does_not_read_is_not_read_from(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_reads_nothing_is_unread(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.bookie.channel.OUT_BYTES_MAX", 200_000)
     big = "z" * 100
     for number in range(10):

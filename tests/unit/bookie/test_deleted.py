@@ -143,9 +143,7 @@ async def test_a_writer_that_missed_the_deletion_is_refused_after_the_drop(store
     assert rows.reads == reads
 
 
-async def test_no_checkpoint_contains_a_deletion_before_the_log_does(
-    root: Path, store: Store, gate: Gate
-) -> None:
+async def test_no_checkpoint_precedes_a_deletion(root: Path, store: Store, gate: Gate) -> None:
     """Else the index alone would know, and nobody once it is built anew."""
     await add(store, run_of(7, range(3)))
     await fence(store, 7)

@@ -206,9 +206,7 @@ async def test_copies_go_with_a_ledger_that_is_deleted(store: Store) -> None:
     assert store.holdings.is_deleted(7)
 
 
-async def test_a_quiet_bookie_keeps_no_copies_in_memory(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_quiet_bookie_keeps_no_copies(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of large metadata would stay until as many bytes are written as `CHECKPOINT_BYTES` says."""
     monkeypatch.setattr(pending, "CHECKPOINT_S", 0.05)
     store = started(root / "d")

@@ -441,9 +441,7 @@ async def test_a_restored_row_displaces_nobody(stores: Stores) -> None:
         await second.report_log_end(ahead, 5)
 
 
-async def test_a_start_that_lost_the_race_finds_the_winner(
-    stores: Stores, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_loser_of_a_race_waits(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both saw that nobody was there, and both wrote their cookie. It is the row that decides."""
     async with candidates_of(stores) as (service, candidates):
         first = await candidates.agreed(candidates.one("first"))

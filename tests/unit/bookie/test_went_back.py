@@ -535,9 +535,7 @@ async def test_drained_copies_survive_a_restore_that_no_living_process_knows_of(
             await pair.client.close()
 
 
-def test_damaged_lines_of_the_witness_file_are_ignored(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_witness_lines_are_ignored(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     root.mkdir(exist_ok=True)
     file = WitnessFile(root)
     assert file.load("cluster") == ()

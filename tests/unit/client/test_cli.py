@@ -222,9 +222,7 @@ async def test_ctrl_c_waits_for_the_answers_of_what_was_sent() -> None:
         (ConnectionLost("gone", outcome=NOT_DONE), ", and 1 after those that were refused"),
     ],
 )
-async def test_what_was_sent_behind_a_failure_is_not_hidden(
-    second: ConnectionLost, reported: str
-) -> None:
+async def test_what_followed_a_failure_is_shown(second: ConnectionLost, reported: str) -> None:
     asked: Futures = []
 
     async def payloads() -> AsyncIterator[list[bytes]]:

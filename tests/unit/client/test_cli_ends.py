@@ -190,9 +190,7 @@ def test_a_retry_is_told_at_once_with_its_end_and_once_only(
     assert last.startswith("connection-lost: ")
 
 
-def test_a_quiet_command_tells_its_error_only(
-    nobody: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quiet_command_tells_its_error(nobody: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert nobody
     assert run_command(app, ["log", "show", "x", "--timeout", "0.1", "-q"]) == ExitStatus.FAILED
 

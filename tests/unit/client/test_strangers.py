@@ -61,9 +61,7 @@ async def status_of(
 
 
 @pytest.mark.parametrize("shown", [{}, WRONG], ids=["nothing", "another secret"])
-async def test_every_route_behind_the_gateways_is_closed_but_the_health(
-    cluster: Cluster, shown: dict[str, str]
-) -> None:
+async def test_routes_behind_gateways_are_closed(cluster: Cluster, shown: dict[str, str]) -> None:
     async with aiohttp.ClientSession(headers=shown) as session:
         for url in internal_listeners(cluster):
             routes = await operations(url, cluster.headers)

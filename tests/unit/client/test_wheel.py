@@ -193,9 +193,7 @@ def test_the_sdk_the_command_and_spark_import_no_services(imported: dict[str, se
     assert not [name for name in modules if name.startswith(("quorumlog.net", "services"))]
 
 
-def test_serve_runs_a_cluster_and_removes_its_folder(
-    environments: dict[str, Environment], tmp_path: Path
-) -> None:
+def test_serve_runs_and_removes_it(environments: dict[str, Environment], tmp_path: Path) -> None:
     server = environments["server"]
     (port,) = free_ports(1)
     # A stranger's own package of the same name must not be taken for ours.

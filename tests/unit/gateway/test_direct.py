@@ -110,9 +110,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("media", "body"), BODIES)
-async def test_the_direct_answer_is_that_of_the_usual_way(
-    gateway: Gateway, media: str, body: bytes
-) -> None:
+async def test_both_ways_give_the_same_answer(gateway: Gateway, media: str, body: bytes) -> None:
     ledger = await gateway.create()
     async with recorded(gateway) as (recorder, client):
         head, _ = request(ledger, body, media, "X-Request-Id: mine\r\n")

@@ -73,9 +73,7 @@ def frame_of_server(kind: int, payload: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [PING, PONG])
-async def test_control_frames_are_charged_like_messages(
-    kind: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_control_frames_are_charged(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = Usage("a token", TokenQuotas(requests_per_s=1_000_000), lambda: 0.0)
     caller = Caller("a token", ())
     caller.usage = usage

@@ -366,9 +366,7 @@ def problem(error: errors.QuorumLogError) -> Answer:
         errors.CallerRefused(),
     ],
 )
-async def test_a_refusal_of_the_gateway_is_not_the_clients_fault(
-    odd: Odd, error: errors.QuorumLogError
-) -> None:
+async def test_a_gateways_refusal_is_its_own_fault(odd: Odd, error: errors.QuorumLogError) -> None:
     found = await odd.ask("GET", "/v1/repairs", problem(error))
 
     assert found == (503, "service-unavailable", "not-done")

@@ -96,9 +96,7 @@ async def test_a_stream_without_lines_is_answered_without_lines(gateway: Gateway
         ('{"entries":[{"text":"a"}]}', 422),
     ],
 )
-async def test_a_wrong_line_ends_the_stream_after_those_before_it(
-    gateway: Gateway, line: str, status: int
-) -> None:
+async def test_a_wrong_line_ends_the_stream_there(gateway: Gateway, line: str, status: int) -> None:
     first = await gateway.ask("POST", ENTRIES, f'{line}\n{{"text":"a"}}\n', headers=NDJSON)
     assert (first.status, gateway.engine.entries[1]) == (status, [])
     assert "/lines/0" in first.json["detail"]
@@ -270,9 +268,7 @@ async def test_events_go_on_after_the_last_one_that_was_seen(gateway: Gateway) -
         ("-2", 422), (str(2**63 - 1), 422), ("9" * 400, 422), ("1.0123456789abcd", 422),
     ],
 )  # fmt: skip
-async def test_what_is_no_id_of_an_event_is_refused(
-    gateway: Gateway, seen: str, expected: int
-) -> None:
+async def test_what_is_no_event_id_is_refused(gateway: Gateway, seen: str, expected: int) -> None:
     answer = await gateway.ask("GET", ENTRIES, headers=EVENTS | {"Last-Event-ID": seen})
 
     assert answer.status == expected, answer

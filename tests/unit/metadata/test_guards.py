@@ -409,7 +409,7 @@ GUARDS: Final = (
         "what bookies tell while a change looks at the database is missed",
         "rule 18a",
         partial(
-            test_inquiry.test_a_change_that_looked_before_the_bookies_had_told_is_not_committed,
+            test_inquiry.test_what_bookies_told_meanwhile_counts,
             is_reported=True,
         ),
     ),

@@ -399,9 +399,7 @@ async def test_rows_older_than_an_accepted_loss_stay(stores: Stores) -> None:
 
 
 @pytest.mark.parametrize("is_reported", [True, False])
-async def test_a_change_that_looked_before_the_bookies_had_told_is_not_committed(
-    stores: Stores, *, is_reported: bool
-) -> None:
+async def test_what_bookies_told_meanwhile_counts(stores: Stores, *, is_reported: bool) -> None:
     """A change looks at the database, and bookies tell what it lacks before it has seen."""
     async with serving(stores):  # which makes the tables
         pass

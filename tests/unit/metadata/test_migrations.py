@@ -130,9 +130,7 @@ async def test_a_migration_that_waits_for_a_table_lets_others_read_it(
             assert "later" in await columns(connection)
 
 
-async def test_a_service_starts_while_a_dump_reads_every_table(
-    stores: Stores, connection: Connection
-) -> None:
+async def test_a_service_starts_during_a_dump(stores: Stores, connection: Connection) -> None:
     await migrate(connection)
     tables = await connection.fetchval(
         "SELECT string_agg(tablename, ', ') FROM pg_tables WHERE schemaname = 'public'"

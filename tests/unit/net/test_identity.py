@@ -136,9 +136,7 @@ def test_of_two_secrets_the_first_is_shown_and_both_are_accepted(file: Path) -> 
     assert not accepts(secret, f"{NEW}\n{TOKEN}")
 
 
-async def test_a_new_secret_is_taken_from_its_file_and_shown_by_sessions_that_are_open(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_new_secret_is_used_at_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(file, TOKEN)
     secret, seen = ClusterSecret(TOKEN, file), []
 
@@ -268,9 +266,7 @@ def of_module(module: str, stores: Stores, folder: Path, authority: Path) -> dic
 
 
 @pytest.mark.parametrize("module", ["metadata", "bookie", "gateway", "autorecovery"])
-def test_a_service_that_is_refused_everywhere_says_nothing_of_its_secrets(
-    stores: Stores, tmp_path: Path, module: str
-) -> None:
+def test_a_refused_service_shows_no_secret(stores: Stores, tmp_path: Path, module: str) -> None:
     authority = create_authority(tmp_path / "certificates", "tests")
     trusting = ssl.create_default_context(cafile=authority)
     settings = of_module(module, stores, tmp_path, authority)

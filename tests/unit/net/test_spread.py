@@ -221,9 +221,7 @@ async def test_a_waiter_that_gave_up_is_no_defect() -> None:
 
 
 @pytest.mark.parametrize("broken", ["keep_row", "after", "is_down"])
-async def test_a_defect_of_a_port_ends_it_and_is_told(
-    broken: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_broken_port_ends_it_loudly(broken: str, caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     world.broken = broken
 

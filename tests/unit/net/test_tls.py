@@ -53,9 +53,7 @@ def test_names_that_tell_no_role_are_of_no_service(names: tuple[tuple[str, str],
 
 
 @pytest.mark.parametrize("has_transport", [True, False])
-def test_a_request_without_a_verified_certificate_is_of_nobody(
-    authority: Authority, has_transport: bool
-) -> None:
+def test_an_unverified_certificate_is_of_nobody(authority: Authority, has_transport: bool) -> None:
     """Of a connection without TLS, or one that has ended meanwhile."""
     request = make_mocked_request("GET", "/", transport=asyncio.Transport())
     if not has_transport:
@@ -102,9 +100,7 @@ async def test_an_expired_certificate_counts_at_neither_end(authority: Authority
                 await ask(listener, client.credentials)
 
 
-async def test_a_certificate_of_another_cluster_or_of_no_service_is_forbidden(
-    authority: Authority, tmp_path: Path
-) -> None:
+async def test_a_strangers_certificate_is_forbidden(authority: Authority, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other", "others")
     both = tmp_path / "both.pem"
     both.write_bytes(authority.file.read_bytes() + other.file.read_bytes())
@@ -188,9 +184,7 @@ async def test_a_process_without_a_certificate_verifies_who_answers(authority: A
             await ask(listener, ANONYMOUS)
 
 
-async def test_a_client_refuses_a_server_of_another_cluster(
-    authority: Authority, tmp_path: Path
-) -> None:
+async def test_a_client_refuses_another_cluster(authority: Authority, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other", "others")
     both = tmp_path / "both.pem"
     both.write_bytes(authority.file.read_bytes() + other.file.read_bytes())

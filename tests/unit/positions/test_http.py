@@ -434,9 +434,7 @@ async def test_all_copies_of_a_commit_get_one_answer_over_different_rows(http: H
     assert late.headers["ETag"] == first.headers["ETag"]
 
 
-async def test_a_reset_that_is_refused_as_not_done_moves_nothing(
-    http: Http, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refused_reset_moves_nothing(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
     await commit(http, 5, If_None_Match="*")
 
     async def away(*_: Any) -> int:

@@ -286,9 +286,7 @@ def test_a_row_that_publishes_otherwise_is_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 99)), max_size=8), st.booleans())
-def test_offsets_stay_dense_whatever_is_published(
-    sizes: list[tuple[int, int]], is_new_start: bool
-) -> None:
+def test_offsets_are_dense_in_any_case(sizes: list[tuple[int, int]], is_new_start: bool) -> None:
     ledgers = [(10 + n, records, size) for n, (records, size) in enumerate(sizes)]
 
     new = after(TARGET, ledgers, is_new_start=is_new_start)

@@ -98,9 +98,7 @@ def test_write_sets_have_qw_members_and_agree_with_residues(quorum: Quorum, entr
 
 
 @given(quorums, st.integers(0, 50), st.integers(0, 12), st.integers(0, 31))
-def test_acknowledgement_of_a_run_is_that_of_each_of_its_entries(
-    quorum: Quorum, first: int, more: int, mask: int
-) -> None:
+def test_a_run_is_acked_with_each_entry(quorum: Quorum, first: int, more: int, mask: int) -> None:
     mask &= (1 << quorum.ensemble_size) - 1
     acked = {p for p in range(quorum.ensemble_size) if mask & 1 << p}
     plain = all(
@@ -243,9 +241,7 @@ def answers(draw: st.DrawFn) -> Given:
     quorum=st.sampled_from([Quorum(3, 3, 2), Quorum(4, 3, 2), Quorum(4, 2, 2)]),
     given_answers=st.lists(answers(), max_size=4),
 )
-def test_an_answer_is_taken_in_at_once_as_it_is_entry_by_entry(
-    quorum: Quorum, given_answers: list[Given]
-) -> None:
+def test_ranges_are_tallied_like_single_entries(quorum: Quorum, given_answers: list[Given]) -> None:
     fragment = Fragment(0, MEMBERS[: quorum.ensemble_size])
     tally, plain = Tally(quorum, fragment, first=0, last=LAST), Plain(quorum)
     for reported in given_answers:

@@ -351,9 +351,7 @@ def test_the_cost_of_a_change_grows_with_the_log_and_not_with_its_square(kind: s
     ],
     ids=["parts", "begins-within", "both", "no-end", "the-last-too", "shared", "before", "base"],
 )
-def test_other_ledgers_below_the_last_one_are_refused(
-    old: LogMetadata, items: tuple[LogItem, ...]
-) -> None:
+def test_other_ledgers_below_the_last_fail(old: LogMetadata, items: tuple[LogItem, ...]) -> None:
     with pytest.raises(InvalidRequest):
         check_log(old, replace(old, items=items))
 

@@ -143,9 +143,7 @@ def test_a_new_incarnation_takes_its_own_place_and_strangers_the_others() -> Non
     st.lists(st.integers(0, 2), max_size=3, unique=True),
     st.lists(st.sampled_from([f"b{n}@{i}" for n in range(1, 7) for i in (1, 2)]), max_size=8),
 )
-def test_a_replaced_ensemble_never_has_one_bookie_twice(
-    leaving: list[int], candidates: list[str]
-) -> None:
+def test_no_ensemble_has_one_bookie_twice(leaving: list[int], candidates: list[str]) -> None:
     members = ("b1@1", "b2@1", "b3@1")
     chosen = replacements(members, leaving, candidates)
     after = [chosen.get(p, member) for p, member in enumerate(members)]
@@ -213,9 +211,7 @@ def ids(ranges: tuple[tuple[int, int], ...]) -> set[int]:
 
 
 @given(SOME, st.integers(0, 40), st.integers(-1, 20))
-def test_what_is_named_and_what_is_left_are_those_of_sets(
-    some: list[tuple[int, int]], first: int, count: int
-) -> None:
+def test_names_and_gaps_are_as_of_sets(some: list[tuple[int, int]], first: int, count: int) -> None:
     ranges = union(some)
     last = first + count
 

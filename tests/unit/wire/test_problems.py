@@ -49,9 +49,7 @@ def test_the_codes_are_those_of_the_api_table() -> None:
 
 
 @pytest.mark.parametrize(("code", "cls"), ALL)
-def test_an_error_comes_back_as_the_class_that_was_raised(
-    code: str, cls: type[errors.QuorumLogError]
-) -> None:
+def test_an_error_comes_back_as_it_was_raised(code: str, cls: type[errors.QuorumLogError]) -> None:
     error = cls(
         "what happened",
         ledger_id=7,

@@ -358,9 +358,7 @@ async def test_only_a_few_pages_wait_for_readers_that_do_not_come(
     assert len(world.other.reads._ahead) == 1
 
 
-async def test_beyond_the_bound_of_known_readers_nothing_is_read_ahead(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unknown_readers_get_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_reads, "_FOLLOWING_MAX", 1)
     ledger_id = await filled(world)
     for first in (0, 50, 10, 60):
