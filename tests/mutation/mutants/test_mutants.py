@@ -47,6 +47,9 @@ FIRST_SEEDS = {
     "a consumer expires while its lease is held": 6,
     "rows outlive a truncation": 6,
     "a keeper waits no longer than the log may be idle": 64,
+    "a move that was sent is divided once more": 4,
+    "a move begins anew after it was sent": 4,
+    "a claim ends by the clock on the wall": 6,
 }
 """The first seed that shows a mutant, where the seeds before it take a second or more. After a change of a simulation,
 another seed may be the first: the hunt goes on from this one.
