@@ -18,6 +18,7 @@ import hmac
 import itertools
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -223,10 +224,8 @@ class Run:
         ids = self._ids
         if isinstance(ids, range):
             return entry_id - ids[0] if entry_id in ids else None
-        try:
-            return ids.index(entry_id)
-        except ValueError:
-            return None
+        index = bisect_left(ids, entry_id)
+        return index if index < len(ids) and ids[index] == entry_id else None
 
     @property
     def sizes(self) -> Sequence[int]:
