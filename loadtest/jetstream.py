@@ -235,7 +235,7 @@ class JetStream:
 
     async def nats_bench(self, in_flight: int, how: str = "async", clients: int = 1) -> Figures:
         """Append with `nats bench`: one entry at a time, or `in_flight` at once by each client.
-        `how`: its command, `async`, or `atomic` or `fast` for batches of JetStream's own.
+        `how`: a command of `nats bench`: `async`, or `atomic` or `fast`, which send batches.
         """
         rate = _RATE_OF_ONE if in_flight == 1 else _RATE_OF_MANY
         count = max(in_flight * clients, round(rate * self._seconds))

@@ -311,7 +311,7 @@ class Index:
         cursor.status()
 
     def close(self) -> None:
-        """Close the database. The log has what RocksDB could not write."""
+        """Close the database. A replay of the log restores what RocksDB could not write."""
         with contextlib.suppress(Exception):
             self._db.close()
 

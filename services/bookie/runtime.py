@@ -142,7 +142,7 @@ class BookieRuntime:
 
     @property
     def state(self) -> bodies.BookieMode:
-        """The mode that the operator set; `read-only` instead of `writable` on a full disk."""
+        """The mode that the operator set, but a full disk turns `writable` into `read-only`."""
         is_full = self.store is not None and self.store.disk.is_read_only
         return "read-only" if is_full and self._wanted_mode == "writable" else self._wanted_mode
 

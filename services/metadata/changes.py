@@ -56,7 +56,9 @@ class ChangeHub:
 
     @contextlib.asynccontextmanager
     async def follow(self) -> AsyncIterator[asyncio.Queue[Change]]:
-        """A queue of changes, which first gets `hello`, or `gap` once the database is back."""
+        """A queue of changes: first `hello`, or `gap` after a wait for the database, then the
+        changes.
+        """
         queue: asyncio.Queue[Change] = asyncio.Queue(_QUEUE_MAX)
         self._followers.add(queue)
         if self._listening.is_set():

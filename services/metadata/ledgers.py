@@ -484,8 +484,7 @@ async def leave_tombstone(connection: Connection, row: LedgerMetadata) -> None:
     """Replace a locked row by a tombstone.
 
     No log can begin to name the ledger until the transaction ends, since naming needs the row's
-    lock.
-    Raises: OwnedByLog if a log names the ledger.
+    lock. Raises: OwnedByLog if a log names the ledger.
     """
     if row.log is not None:
         if await shared_among(connection, [row.ledger_id]):

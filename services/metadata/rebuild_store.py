@@ -518,7 +518,7 @@ def _judged(ledger_id: int, decision: Decision, known: Known, held: Sequence[Hel
 
 
 def _target_of(row: LedgerMetadata) -> str:
-    """The target under which a repeat looks up the change that made the row (rule 6)."""
+    """The target by which a retry finds the change that made the row (rule 6)."""
     if row.deletion:
         return f"delete ledger {row.ledger_id}"
     return f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"

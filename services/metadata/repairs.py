@@ -1,9 +1,9 @@
 """The repair queue of missed entries, with one item per ledger and member (rule 8); the leases of
 workers and auditors, and operators' settings.
 
-A worker changes an item only by the item's version. Each claim, failure and new range gives the
-item a version that was never used before. So a worker whose claim expired, or whose item got new
-ranges, can't clear entries that it has not copied, not even entries of a later item.
+A worker can change an item only if it names the item's current version. Each claim, failure and new
+range gives the item a version that was never used before. So a worker whose claim expired, or whose
+item got new ranges, can't clear entries that it has not copied, not even entries of a later item.
 
 A transaction that locks several items locks them in the order of ledger and member (bytewise), or
 skips locked items, so that no deadlock arises.

@@ -99,7 +99,7 @@ class Description:
     is_authority: bool
 
     def days_left(self, now: datetime) -> int:
-        """Whole days until the certificate's end; negative after it."""
+        """Whole days until the certificate expires; negative after that."""
         return (self.ends - now).days
 
 

@@ -102,7 +102,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
 
         The gateway that creates a ledger is its writer. Other gateways forward appends to the
         writer. A ledger of a transaction is like the ledgers of its log: each append is one entry,
-        which is a batch of records. `close` seals the ledger, and the commit must name it.
+        which is a batch of records. Close the ledger before the commit, which must name it.
         """
         value = await body.read_object(request, self._room)
         once = op.once_of(request, given, value)

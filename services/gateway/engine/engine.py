@@ -343,8 +343,8 @@ class Engine:
         ]
 
     async def cluster(self) -> dict[str, Any]:
-        """Every service with its state, also those that are gone since an hour at most, and ledgers
-        that are degraded, kept or under-replicated.
+        """Every service with its state, including services that disappeared within the last hour,
+        and the ledgers that are degraded, under-replicated, or kept by bookies (rule 18c).
         """
         queue = RepairClient(self.metadata, self.writer.id)
         bookies, services, metadata, missing, repairs, summary = await asyncio.gather(

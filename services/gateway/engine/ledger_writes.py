@@ -225,7 +225,7 @@ def transaction_of(row: LedgerMetadata) -> str | None:
 
 def check_not_of_log(row: LedgerMetadata, instead: str) -> None:
     """Raises OwnedByLog if only a log may append to the ledger and close it (rule 27). Clients
-    append to a transaction's ledger and seal it, although the ledger names a log.
+    append to a transaction's ledger and close it, although the ledger names a log.
     """
     if row.log is not None and transaction_of(row) is None:
         raise errors.OwnedByLog(instead, ledger_id=row.ledger_id, log=row.log)
@@ -239,7 +239,7 @@ async def packed_batch(data: bytes) -> bytes:
 
 
 class Appends:
-    """The appends of this gateway's clients. Keeps no state."""
+    """The appends of this gateway's clients. The object keeps no state."""
 
     def __init__(self, handles: Handles, peers: Peers) -> None:
         """`handles`: the ledgers that this process writes; `peers`: the other gateways."""

@@ -432,7 +432,7 @@ async def _resolved(asked: Awaitable[Position], answer: asyncio.Future[Position]
 
 
 def check_within(row: LogMetadata, offset: int, pointer: str) -> None:
-    """Raise InvalidRequest below the log's beginning."""
+    """Raise InvalidRequest if the offset is below the log's beginning."""
     if offset < row.first_offset:
         raise _out_of(row, pointer, f"the log begins at {row.first_offset}")
 

@@ -614,7 +614,7 @@ def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
 
 
 def _replaced(ledgers: Sequence[LedgerMetadata]) -> list[int]:
-    """The ledgers that these have replaced. No list of orphans has those that a rebuild found."""
+    """The ledgers that `ledgers` replaced. Lists of orphans lack those that a rebuild found."""
     lineages = [ledger.lineage for ledger in ledgers if ledger.lineage is not None]
     return sorted({ledger_id for lineage in lineages for ledger_id, _ in lineage.replaced})
 

@@ -39,7 +39,9 @@ class LogClient:
         return self._heard(await self._client.ask("GET", f"/v1/logs/{name}", gives=LogMetadata))
 
     async def is_done(self, once: Once) -> bool:
-        """Whether a copy of `once` was carried out. Raises: InvalidRequest if contents differ."""
+        """Whether a copy of request `once` was carried out. Raises: InvalidRequest if contents
+        differ.
+        """
         path, query = f"/v1/requests/{once.token}", query_of(content=once.content)
         return (await self._client.ask("GET", path, gives=log_bodies.Done, query=query)).done
 
@@ -63,7 +65,7 @@ class LogClient:
         below the offset `at` when the fork is created. All else is from `log`, which is empty.
 
         Raises: NoSuchLog for the source, LogDeleted; InvalidRequest if the source begins after
-        `at`, or is not sealed up to it.
+        `at`, or has unsealed ledgers there.
         """
         fork = log_bodies.ForkBody(source=source.name, created_at=source.created_at, at=at)
         return await self._create(

@@ -15,11 +15,10 @@ Flag 16: a producer's batch precedes this one in its ledger. If the last batch h
 nor flag 1, the ledger has no producers that a takeover must replay.
 Flag 32: the columns (from the timestamps on) are packed, that is, replaced by
     their size u32 | with flag 1: the first 16 bytes of the digest from `content` | a frame of zstd
-`packed.py` packs and unpacks columns. The entry's digest covers the stored bytes.
-Mark 1: the log's last stream sequence, of this batch or an earlier one (rule 25a).
-Mark 2: the log ends with this batch (rule 25b), which alone may have no records.
-Mark 4: a retry is recognized by the producer's numbers alone, whatever its records are.
-Releases without marks reject a batch that has one.
+`packed.py` packs and unpacks columns. The entry's digest covers the stored bytes. Mark 1: the log's
+last stream sequence, of this batch or an earlier one (rule 25a). Mark 2: the log ends with this
+batch (rule 25b), which alone may have no records. Mark 4: a retry is recognized by the producer's
+numbers alone, whatever its records are. Releases without marks reject a batch that has one.
 """
 
 import hashlib

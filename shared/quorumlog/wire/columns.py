@@ -1,7 +1,7 @@
 """Entries and records as Arrow columns: `application/vnd.apache.arrow.stream`, both ways.
 
 A record batch is stored as columns (protocol/batch.py), so it becomes Arrow without a Python call
-per record. Needs pyarrow and numpy, without which a gateway also runs
+per record. The module needs pyarrow and numpy; a gateway also runs without them
 (services/gateway/edge/arrow.py).
 
 A client's stream is decoded only after a check of its schema and of its message heads: a compressed

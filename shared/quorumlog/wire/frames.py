@@ -28,7 +28,7 @@ Answers, many per message:
     kind u8 (the op) | status u8 | 0 u16 | request id u64 | ledger i64 | first i64 | last i64
     | LAC i64 | size of body u32 | body
 Body of a READ: absent count u32 | (first i64, last i64) each | run or nothing. Other answers have
-no body. The run of the last answer is the run of the message.
+no body. The message's run belongs to the last answer.
 """
 
 import struct

@@ -49,10 +49,10 @@ class Aim(Enum):
     FORCE = "force"
     """Take the log over from its owner."""
     HEAL = "heal"
-    """Seal the log if the writer of one of its ledgers is gone."""
+    """Close and seal the log's ledgers if the writer of one of them is gone."""
     DELETE = "delete"
     DRAIN = "drain"
-    """Seal the log if this process, which is about to end, owns it."""
+    """Seal the log's last ledger if this process, which is about to end, owns the log."""
 
 
 class HandoverStep(Enum):

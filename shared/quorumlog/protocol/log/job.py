@@ -114,7 +114,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """Acknowledge requests in flight; later requests wait for the next ledger."""
+    """A step: acknowledge all requests in flight, while later requests wait for the next ledger."""
 
 
 @dataclass(frozen=True, slots=True)

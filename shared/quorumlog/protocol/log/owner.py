@@ -301,8 +301,8 @@ class Owner:
         return self.phase is not OwnerPhase.LIVE or self._pipe.is_over
 
     def _durable(self, event: EntriesDurable, now: Now) -> None:
-        """Acknowledge entries that are on disk, in order. Before a ledger's first ones, read the
-        metadata, since a database that went back may have lost the ledger. A later loss can't be
+        """Acknowledge entries that are on disk, in order. Before the first entries of a ledger,
+        read the metadata: a database that went back may have lost the ledger. A later loss can't be
         accepted before a rebuild has read the ledger's place from its copies (rule 18f).
         """
         if self.is_ended or event.ledger_id != self.ledger_id:

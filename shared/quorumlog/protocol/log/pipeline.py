@@ -61,7 +61,7 @@ class Pipeline:
         packs: bool = False,
         seq: str | None = None,
     ) -> None:
-        """`item`: the ledger's, empty, with its first offset. `appended_ms`: the last earlier
+        """`item`: the ledger's empty item, with its first offset. `appended_ms`: the last earlier
         append time. `seq`: the last stream sequence. `packs`: whether to compress batches' columns.
         """
         assert item.first_offset is not None, "rule 23"

@@ -4,7 +4,7 @@ Files are under `<path>/log=<name>/date=<day>/`, named by their range of offsets
 records to a temporary folder, reads them back, and compares them with the log's records (number,
 offsets, a digest of each). Then it moves the files into place with a manifest, and advances the
 log's `archived_through` by compare-and-swap. After a run that died, the next run continues at
-`archived_through` and removes the files that the dead run left. Of two concurrent runs for a log
+`archived_through` and removes the files that the dead run left. If two runs archive a log at once,
 one gives up, and leaves the other's files alone. With `--truncate` the log then drops its
 completely archived ledgers, as far as this archive has all records from the log's first offset on.
 Before that, every file of the archive is read again, including the files of earlier runs.
