@@ -261,7 +261,7 @@ class JetStream:
     async def _nats(self, *words: str, count: int) -> tuple[Meter, dict[str, str]]:
         """Run `nats bench`. Returns its CPU and time, and the figures of its first client. Raises: Absent."""
         if not _NATS.exists():
-            raise Absent("nats bench is not built: `make bench` does that with Go")
+            raise Absent("nats bench is not built: `make bench` builds it with Go")
         table = self._folder / "nats.csv"
         meter = Meter(self._pids)
         argv = [

@@ -152,7 +152,7 @@ async def open_channel(request: web.Request, _given: Given) -> web.StreamRespons
             headers={hdrs.UPGRADE: ", ".join(spoken)},
         )
     raise errors.BadRequest(
-        f"this route is a channel: the request asks for no upgrade to {spoken[0]}"
+        f"this route is a channel: send a request for an upgrade to {spoken[0]}"
     )
 
 
@@ -182,7 +182,9 @@ async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:
     except BadRun as error:
         raise errors.BadRequest(f"the body is not a run: {error}") from error
     if run.ledger_id != ledger_id:
-        raise errors.InvalidRequest(f"the run is of ledger {run.ledger_id}")
+        raise errors.InvalidRequest(
+            f"the run belongs to ledger {run.ledger_id}, which the path does not name"
+        )
     asked = AddAsked(
         given[MEMBER] or store.me, run, given[KEY], kind == "recovery", kind == "repair"
     )

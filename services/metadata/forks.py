@@ -31,7 +31,7 @@ KEPT: Final = (
 async def check_name_free(connection: Connection, name: str) -> None:
     """Raise LogDeleted if forks exist of a deleted log of this name."""
     if await connection.fetchval(KEPT, name):
-        raise LogDeleted(f"the log {name} is deleted, but forks of it are not", log=name)
+        raise LogDeleted(f"the log {name} is deleted, but forks of it exist", log=name)
 
 
 async def note_source(connection: Connection, name: str, source: str | None) -> None:

@@ -184,7 +184,7 @@ class LedgerStore(RowStore):
         check_deleted(old, request)
         if old.log is None and old.state is not State.CLOSED:
             raise errors.InvalidRequest(
-                "only a CLOSED ledger is deleted: recover it first", ledger_id=ledger_id
+                "only a CLOSED ledger can be deleted: recover it first", ledger_id=ledger_id
             )
         await leave_tombstone(connection, old)
         await record_attempt(connection, request.attempt, target)

@@ -235,10 +235,10 @@ async def _lock(
         member,
     )
     if record is None:
-        raise NoSuchRepair("no such item", ledger_id=ledger_id, bookie=member)
+        raise NoSuchRepair("the queue has no such item", ledger_id=ledger_id, bookie=member)
     if record["version"] != version or record["worker"] != worker:
         raise VersionConflict(
-            "the claim is over, or the item changed since",
+            "the claim has ended, or the item has changed since",
             ledger_id=ledger_id,
             bookie=member,
             current=_repair_of(record).model_dump(mode="json"),

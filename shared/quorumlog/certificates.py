@@ -69,10 +69,12 @@ class Subject:
         for what, name in (("cluster", self.cluster), ("name", self.name)):
             if not _NAME.fullmatch(name):
                 raise CertificateRefused(
-                    f"{name!r} is no {what}: 1 to 100 letters, digits, '.', '_' and '-'"
+                    f"{name!r} is not a valid {what}: use 1 to 100 letters, digits, '.', '_' and '-'"
                 )
         if self.role not in ROLES:
-            raise CertificateRefused(f"{self.role!r} is no role: {', '.join(ROLES)}")
+            raise CertificateRefused(
+                f"{self.role!r} is not a role: choose one of {', '.join(ROLES)}"
+            )
         for host in self.hosts:
             _general_name(host)
 
@@ -140,7 +142,9 @@ def issue(
     signer = _read_key(folder / f"{_AUTHORITY}-key.pem")
     subject = Subject(_cluster_of(authority), role, name, tuple(dict.fromkeys(hosts)))
     if role not in ("operator", "monitor") and not subject.hosts:
-        raise CertificateRefused(f"a {role} listens: name the hosts at which others reach it")
+        raise CertificateRefused(
+            f"a {role} accepts connections: name the hosts at which others reach it"
+        )
     key = ec.generate_private_key(ec.SECP256R1())
     names = [x509.UniformResourceIdentifier(subject.uri), *map(_general_name, subject.hosts)]
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -284,7 +288,7 @@ def _general_name(host: str) -> x509.GeneralName:
     first, *others = host.split(".")
     if len(host) > 253 or not all(map(_LABEL.fullmatch, (*others, *({first} - {"*"})))):
         raise CertificateRefused(
-            f"{host!r} is no host: a DNS name or an IP address, without a port"
+            f"{host!r} is not a host: write a DNS name or an IP address, without a port"
         )
     return x509.DNSName(host)
 
@@ -350,7 +354,7 @@ def _read_certificate(file: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(file.read_bytes())
     except ValueError as error:
-        raise CertificateRefused(f"{file} is no certificate in PEM: {error}") from None
+        raise CertificateRefused(f"{file} is not a certificate in PEM: {error}") from None
 
 
 def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
@@ -358,9 +362,9 @@ def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
         key = serialization.load_pem_private_key(file.read_bytes(), None)
     except (TypeError, ValueError):
         # The original error's text may contain parts of the key.
-        raise CertificateRefused(f"{file} is no key in PEM without a password") from None
+        raise CertificateRefused(f"{file} is not a key in PEM without a password") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CertificateRefused(f"{file} is no key of an authority that `init` made")
+        raise CertificateRefused(f"{file} is not the key of an authority that `init` made")
     return key
 
 

@@ -24,7 +24,7 @@ from quorumlog.spark.streaming import StreamReader
         ({"subscribePattern": "[a"}, "no regular expression"),
         ({"assign": '{"a":[1]}'}, "the partition 0 only"),
         ({"ledgers": "x"}, "list of ids"),
-        ({"subscribe": "a", "columns": "values"}, "columns are some of"),
+        ({"subscribe": "a", "columns": "values"}, "columns must be some of"),
         ({"subscribe": "a", "failOnDataLoss": "yes"}, "true or false"),
         ({"subscribe": "a", "startingOffsets": '{"a":3}'}, "startingOffsets is"),
         ({"subscribe": "a", "startingOffsets": '{"b":{"0":3}}'}, "names the log b"),

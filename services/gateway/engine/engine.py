@@ -134,7 +134,7 @@ class Engine:
         Raises: ShuttingDown, and what `Creations.create` raises.
         """
         if self._is_draining:
-            raise errors.ShuttingDown("this gateway is about to end")
+            raise errors.ShuttingDown("this gateway is shutting down")
         return await self._creations.create(options)
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
@@ -213,7 +213,7 @@ class Engine:
                 self.rows.put(row := changed)
                 break
             if status is CasStatus.MISSING:
-                raise errors.NoSuchLedger("it is deleted", ledger_id=ledger_id)
+                raise errors.NoSuchLedger("the ledger is deleted", ledger_id=ledger_id)
             if changed is None:
                 raise errors.MetadataUnavailable(ledger_id=ledger_id)
         await spread(row, self._ports)  # members keep copies of the metadata (rule 18b)
@@ -243,7 +243,9 @@ class Engine:
         row = await self._allowed(ledger_id, password)
         while True:
             if row.log is not None:
-                raise errors.OwnedByLog("delete the log", ledger_id=ledger_id, log=row.log)
+                raise errors.OwnedByLog(
+                    "the ledger belongs to a log: delete the log", ledger_id=ledger_id, log=row.log
+                )
             if not is_closed(row):
                 row, _ = await self._ends.recover(row)
             try:
@@ -386,7 +388,7 @@ class Engine:
     async def ready(self) -> None:
         """Checks that a default ledger could be created now. Raises: the errors of `create`."""
         if self._is_draining:
-            raise errors.ShuttingDown("this gateway is about to end")
+            raise errors.ShuttingDown("this gateway is shutting down")
         size = LedgerOptions().quorum.ensemble_size
         await self.directory.refresh()
         if not self.directory.new_ensemble(size):

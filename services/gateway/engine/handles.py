@@ -78,7 +78,9 @@ class Handles:
         handle = self.by_ledger.get(ledger_id)
         if handle is None:
             raise errors.WriterLost(
-                "this process has no write handle", ledger_id=ledger_id, outcome=errors.NOT_DONE
+                "this process does not write the ledger",
+                ledger_id=ledger_id,
+                outcome=errors.NOT_DONE,
             )
         return handle
 
@@ -137,13 +139,17 @@ class Handles:
         """
         if is_closed(row):
             raise errors.LedgerClosed(
-                f"it ends at {row.last_entry}", ledger_id=row.ledger_id, last_entry=row.last_entry
+                f"the ledger ends at {row.last_entry}",
+                ledger_id=row.ledger_id,
+                last_entry=row.last_entry,
             )
         if row.state is State.IN_RECOVERY:
-            raise errors.LedgerFenced("it is being recovered", ledger_id=row.ledger_id)
+            raise errors.LedgerFenced("the ledger is being recovered", ledger_id=row.ledger_id)
         if row.writer is None or row.writer.id == self.writer.id:
             raise errors.WriterLost(
-                "no write handle", ledger_id=row.ledger_id, outcome=errors.NOT_DONE
+                "this process does not write the ledger",
+                ledger_id=row.ledger_id,
+                outcome=errors.NOT_DONE,
             )
         return row.writer
 

@@ -228,7 +228,11 @@ class LedgerReads:
         if not is_closed(row):
             row = await self._rows.fresh(ledger_id)
         if not is_closed(row):
-            raise errors.WriterLost("no write handle", ledger_id=ledger_id, outcome=errors.NOT_DONE)
+            raise errors.WriterLost(
+                "this process does not write the ledger",
+                ledger_id=ledger_id,
+                outcome=errors.NOT_DONE,
+            )
         view = await self._ended(row)
         return view, view.row.version
 

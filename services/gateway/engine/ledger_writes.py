@@ -94,7 +94,7 @@ class Placing:
             return False
         if self._enforces_zones:
             raise errors.NotEnoughBookies(
-                f"the copies of an entry would lie in {used} zones, {wanted} are asked for"
+                f"the copies of an entry would be in {used} zones, but {wanted} are required"
                 " (ZONES_MIN)"
             )
         self.narrow_count += 1
@@ -144,7 +144,7 @@ class Creations:
                 else:
                     return row
             raise errors.NotEnoughBookies(
-                f"bookies registered anew while an ensemble was chosen, {_PLACINGS} times: {stale}"
+                f"bookies registered again {_PLACINGS} times while an ensemble was being chosen: {stale}"
             ) from stale
         finally:
             if not is_kept:
@@ -258,7 +258,9 @@ class Appends:
         handle = self._handles.by_ledger.get(ledger_id)
         row = await self._row(ledger_id) if handle is None else handle.row
         if row.log is not None:
-            raise errors.OwnedByLog("append to the log", ledger_id=ledger_id, log=row.log)
+            raise errors.OwnedByLog(
+                "the ledger belongs to a log: append to the log", ledger_id=ledger_id, log=row.log
+            )
         if handle is None:
             frames = b"".join([part for p in payloads for part in (_U32.pack(len(p)), p)])
             reported = orjson.loads(
@@ -285,7 +287,7 @@ class Appends:
     ) -> bytes:
         """Forwards a client's append to the ledger's writer; returns the JSON of the response."""
         row = await self._row(ledger_id)
-        check_not_of_log(row, "append to the log")
+        check_not_of_log(row, "the ledger belongs to a log: append to the log")
         self._gatekeeper.check(row, password)
         writer, peers = self._handles.writer_of(row), self._peers
         query = "" if expect is None else f"?expect={expect}"
@@ -323,7 +325,7 @@ class Appends:
         try:
             handle = self._handles.get(ledger_id)
             if transaction_of(handle.access_row) is None:
-                raise errors.OwnedByLog("the ledger is of no transaction", ledger_id=ledger_id)
+                raise errors.OwnedByLog("the ledger belongs to no transaction", ledger_id=ledger_id)
             if (PACKED_TAG, "true") in handle.access_row.extra:
                 data = await packed_batch(data)
             if len(data) > batch.BATCH_BYTES_MAX:

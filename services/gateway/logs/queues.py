@@ -525,9 +525,9 @@ class QueueService(RowService[Queue]):
             return await self._ended(row, move, 0)
         # Once a move has begun, the dead-letter log can't be changed any more.
         if log_row.writer_token and move.since < 0:
-            raise errors.LogFenced("the log takes appends of its writer only", log=target)
+            raise errors.LogFenced("the log accepts appends of its writer only", log=target)
         if log_row.state is LogState.CLOSED and move.since < 0:
-            raise errors.LogClosed("the log takes no more records", log=target)
+            raise errors.LogClosed("the log is closed", log=target)
         end = await self._reader.end(target, log_row)
         created = move.created if move.is_back else log_row.created_at
         seen = (move.since, move.created)

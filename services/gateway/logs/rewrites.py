@@ -156,7 +156,7 @@ class _RewriteDriver(LogDriver):
         for payloads in cut(asked.payloads, SUBMIT_BYTES):
             done = await handle.append(payloads, first)
             if done.first != first:
-                raise WriterLost("an entry got another id than the one it was meant for")
+                raise WriterLost("an entry did not get the expected id")
             first += len(payloads)
             await asyncio.sleep(sum(map(len, payloads)) / BYTES_PER_S)
 

@@ -130,7 +130,7 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
         name, equals, found[name] = header.partition("=")
         is_utf8 = os.fsencode(header).decode(errors="ignore") == header
         if not name or not equals or not is_utf8:
-            raise typer.BadParameter(f"--header is NAME=VALUE in UTF-8, not {header!r}")
+            raise typer.BadParameter(f"--header must be NAME=VALUE in UTF-8, not {header!r}")
     return found
 
 
@@ -147,7 +147,7 @@ def _start(text: str, option: str = "--from") -> Start:
     except ValueError:
         at = None
     if at is None or at.tzinfo is None:
-        raise typer.BadParameter(f"{option} is {_STARTS}; a time needs a time zone")
+        raise typer.BadParameter(f"{option} must be {_STARTS}; a time needs a time zone")
     return at
 
 

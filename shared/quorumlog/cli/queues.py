@@ -138,7 +138,7 @@ def work_on_queue(
     """Run a command for each record. Status 0 acknowledges the record; any other gives it back."""
     words = shlex.split(command)
     if not words:
-        raise typer.BadParameter("--exec is a command")
+        raise typer.BadParameter("--exec needs a command")
 
     async def work(client: Client) -> None:
         mine = client.log(log).queue(queue)
@@ -198,5 +198,5 @@ def _job(text: str) -> Job:
     """Parse a job. Raises: typer.BadParameter."""
     claim, _, offset = text.partition(":")
     if not (claim.isdecimal() and offset.isdecimal()):
-        raise typer.BadParameter(f"a job is CLAIM:OFFSET, not {text!r}")
+        raise typer.BadParameter(f"a job must be CLAIM:OFFSET, not {text!r}")
     return Job(LogRecord(int(offset), b"", None, {}, "", 0, 0), 0, int(claim))

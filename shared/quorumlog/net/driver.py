@@ -215,7 +215,7 @@ async def conclude(
             return await end
     except TimeoutError as error:
         raise errors.RecoveryBlocked(
-            "it did not end in time", ledger_id=ledger_id, outcome=errors.UNKNOWN
+            "the machine did not end in time", ledger_id=ledger_id, outcome=errors.UNKNOWN
         ) from error
     finally:
         driver.stop()

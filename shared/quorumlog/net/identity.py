@@ -129,11 +129,13 @@ def check_url(request: web.Request, url: str) -> None:
         return
     parts = urlsplit(url)
     if parts.scheme != "https":
-        raise CallerRefused(f"{url} is no URL of a listener with a certificate: https://…")
+        raise CallerRefused(
+            f"{url} is not the URL of a listener with a certificate: write https://…"
+        )
     host = (parts.hostname or "").lower()
     if host not in caller.hosts and not _is_wild(host, caller.hosts):
         raise CallerRefused(
-            f"{url} is no URL of {caller.role} {caller.name}, whose certificate is for"
+            f"{url} is not a URL of {caller.role} {caller.name}, whose certificate is for"
             f" {', '.join(sorted(caller.hosts)) or 'no host'}"
         )
 

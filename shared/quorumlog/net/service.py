@@ -311,7 +311,7 @@ def add_shared_routes(
     async def health_ready(_request: web.Request) -> web.Response:
         if app[DRAINING].is_set():
             why = in_words(waits_for())
-            raise ShuttingDown(f"this process is about to end{why and f', and waits for {why}'}")
+            raise ShuttingDown(f"this process is shutting down{why and f', and waits for {why}'}")
         await ready()
         return _json({"status": "ready", **versions})
 

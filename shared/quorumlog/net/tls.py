@@ -248,7 +248,7 @@ def _check_successor(
     if was is not None and found is not None and found != was:
         raise TlsUnusable(f"{file} is of {found}, and this process is {was}")
     if ends != ended and ends < datetime.now(UTC):
-        raise TlsUnusable(f"{file} has ended at {ends.isoformat()}")
+        raise TlsUnusable(f"{file} expired at {ends.isoformat()}")
 
 
 def _password_of(files: TlsFiles) -> str | None:

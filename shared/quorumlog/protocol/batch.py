@@ -458,7 +458,9 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
         version, flags, marks, count, time_ms, before = _HEAD.unpack_from(data)
         is_known = version == VERSION and flags < 2 * _PACKED and marks < 8 and before >= 0
         if not is_known or not (count or marks & _ENDS):
-            raise BadBatch(f"a record batch of version {version}, flags {flags}, marks {marks}")
+            raise BadBatch(
+                f"a record batch has the unknown version {version}, flags {flags} or marks {marks}"
+            )
         at, producer, seq = _HEAD.size, None, None
         if flags & _HAS_PRODUCER:
             size = data[at]
@@ -476,7 +478,7 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
             if size > BATCH_BYTES_MAX or len(data) <= at + _SIZE.size + _digest_bytes(flags):
                 raise BadBatch("a packed record batch is cut short, or too large")
         if 4 * count > size:  # each record has a value size of four bytes
-            raise BadBatch(f"a record batch of {count} records in {size} bytes")
+            raise BadBatch(f"a record batch claims {count} records in {size} bytes")
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise BadBatch("a record batch is cut short") from error
     after = bool(flags & _AFTER_PRODUCER)

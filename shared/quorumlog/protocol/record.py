@@ -140,12 +140,12 @@ class Run:
             raise BadRun("a run is cut short")
         (first,) = _I64.unpack_from(body, at.ids)
         if first < 0 or ledger_id < 0:
-            raise BadRun("a run of negative ids")
+            raise BadRun("a run has negative ids")
         ids: Sequence[int] = range(first, first + count)
         if count > 1 and not _is_contiguous(body[at.ids : at.lacs], first, count):
             ids = struct.unpack_from(f">{count}q", body, at.ids)
             if any(a >= b for a, b in itertools.pairwise(ids)):
-                raise BadRun("a run out of order")
+                raise BadRun("a run's ids are not in order")
         end = at.payloads + sum(_sizes(body, count, at))
         if end != len(body):
             raise BadRun(f"a run has {len(body)} bytes, but its columns require {end}")

@@ -174,7 +174,7 @@ def start_of(
         return offset_at(options.starting or default, found, found.first)
     by_time = offset_of_time(gateways, found, options.starting_ms)
     if by_time is None and not options.starts_late:
-        raise BadOption(f"{found.name} has nothing as late as startingTimestamp")
+        raise BadOption(f"{found.name} has no record at or after startingTimestamp")
     return found.end if by_time is None else by_time
 
 
@@ -211,7 +211,7 @@ def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | No
         middle = (low + high) // 2
         page = gateways.get(f"/v1/logs/{found.name}/records", {"from": middle, "limit": 1})
         if not page["records"]:
-            raise OffsetTruncated(f"there is nothing at {middle}", log=found.name)
+            raise OffsetTruncated(f"there is no record at {middle}", log=found.name)
         at = datetime.fromisoformat(page["records"][0]["timestamp"])
         if at.timestamp() * 1000 < at_ms:
             low = middle + 1

@@ -126,7 +126,9 @@ class ProgressPublisher:
                 self._put(path, known, {"If-None-Match": "*"})
                 return
             if shown["state"] == "log-replaced":
-                raise errors.LogReplaced("the position is one of a log that was deleted: reset it")
+                raise errors.LogReplaced(
+                    "the position belongs to a log that was deleted: reset the consumer"
+                )
             if int(shown["offset"]) >= known.wanted:
                 known.done = int(shown["offset"])
                 return

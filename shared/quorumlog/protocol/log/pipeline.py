@@ -106,7 +106,7 @@ class Pipeline:
         self._check_since(call.since)
         pending.appended_ms = now.stamp_ms(self.appended_ms)
         if len(call.data) > batch.BATCH_BYTES_MAX:
-            raise TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
+            raise TooLarge(f"a record batch may have at most {batch.BATCH_BYTES_MAX} bytes")
         data = batch.placed(
             call.data,
             append_time_ms=pending.appended_ms,

@@ -183,7 +183,9 @@ def _truncate(
         try:
             answer = gateways.post(path, {"before": covered}, params=meant)
         except QuorumLogError as error:
-            raise job.JobFailed(f"the log was not truncated for certain: {error.detail}") from None
+            raise job.JobFailed(
+                f"it is unknown whether the log was truncated: {error.detail}"
+            ) from None
         first = int(answer["first_offset"])
     note = (
         f"nothing from offset {covered} on was truncated: no archive of it is at this --path. "
@@ -277,7 +279,7 @@ def _verify(frame: DataFrame, start: int, end: int, digest: Any) -> None:
     expected = (end - start, end - start, start, end - 1, 0, int(digest))
     got = tuple(0 if value is None else int(value) for value in found)
     if got != expected:
-        raise job.JobFailed(f"what was written is not what was read: {got}, not {expected}")
+        raise job.JobFailed(f"the written files differ from the log: {got}, not {expected}")
 
 
 class _Store:
@@ -446,7 +448,7 @@ class _Store:
 
 def _check(given: Mapping[str, Any]) -> None:
     if given["through"] is not None and given["older_than"] is not None:
-        raise typer.BadParameter("either --through or --older-than")
+        raise typer.BadParameter("give either --through or --older-than")
 
 
 app = job.program("archive", run, __doc__, _check)

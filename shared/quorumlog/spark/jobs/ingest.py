@@ -248,7 +248,7 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         parts = _SETTING.fullmatch(text)
         if parts is None:
-            raise typer.BadParameter(f"{text!r} is no setting: name=value")
+            raise typer.BadParameter(f"{text!r} is not a setting: write name=value")
         found[parts[1]] = int(parts[2]) if parts[2].isdecimal() else parts[2]
     return found
 
@@ -329,7 +329,7 @@ def _check(given: Mapping[str, Any]) -> None:
     if (given["app"] is None) != (given["version"] is None):
         raise typer.BadParameter("--app and --version go together")
     if not all("=" in text for text in given["option"] or ()):
-        raise typer.BadParameter("--option is name=value")
+        raise typer.BadParameter("--option must be name=value")
     _settings(given["setting"] or ())
 
 

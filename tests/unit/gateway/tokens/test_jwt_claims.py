@@ -430,5 +430,5 @@ def test_the_settings_of_an_issuer_go_together_and_need_tokens_to_be_required(
     with pytest.raises(SystemExit, match="REQUIRE_TOKENS=1"):
         GatewaySettings.read(some | own | {"REQUIRE_TOKENS": "0"})
     issuer.file.write_text("")
-    with pytest.raises(SystemExit, match="is no JWKS"):
+    with pytest.raises(SystemExit, match="is not a JWKS"):
         GatewaySettings.read(some | own)
