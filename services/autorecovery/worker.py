@@ -149,9 +149,7 @@ class Worker:
             # 15).
             answering = (await self._ledger_info_from(item.member, row.ledger_id)).get("bookie")
             if isinstance(answering, str) and answering != item.member:
-                raise BookieAway(
-                    "the bookie has just returned as a later incarnation", bookie=item.member
-                )
+                raise BookieAway("the bookie returned as a later incarnation", bookie=item.member)
             for first, last in item.ranges:
                 for wanted in fragment_ranges(row, MissedRange(item.member, first, last)):
                     row = await self._copy_missing(row, item.member, wanted)

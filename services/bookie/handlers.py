@@ -182,9 +182,7 @@ async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:
     except BadRun as error:
         raise errors.BadRequest(f"the body is not a run: {error}") from error
     if run.ledger_id != ledger_id:
-        raise errors.InvalidRequest(
-            f"the run belongs to ledger {run.ledger_id}, which the path does not name"
-        )
+        raise errors.InvalidRequest(f"the run is not of this ledger, but of {run.ledger_id}")
     asked = AddAsked(
         given[MEMBER] or store.me, run, given[KEY], kind == "recovery", kind == "repair"
     )

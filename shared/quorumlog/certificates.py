@@ -72,9 +72,7 @@ class Subject:
                     f"{name!r} is not a valid {what}: use 1 to 100 letters, digits, '.', '_' and '-'"
                 )
         if self.role not in ROLES:
-            raise CertificateRefused(
-                f"{self.role!r} is not a role: choose one of {', '.join(ROLES)}"
-            )
+            raise CertificateRefused(f"{self.role!r} is not a role: use {', '.join(ROLES)}")
         for host in self.hosts:
             _general_name(host)
 
@@ -142,9 +140,7 @@ def issue(
     signer = _read_key(folder / f"{_AUTHORITY}-key.pem")
     subject = Subject(_cluster_of(authority), role, name, tuple(dict.fromkeys(hosts)))
     if role not in ("operator", "monitor") and not subject.hosts:
-        raise CertificateRefused(
-            f"a {role} accepts connections: name the hosts at which others reach it"
-        )
+        raise CertificateRefused(f"a {role} listens: name the hosts at which others reach it")
     key = ec.generate_private_key(ec.SECP256R1())
     names = [x509.UniformResourceIdentifier(subject.uri), *map(_general_name, subject.hosts)]
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -288,7 +284,7 @@ def _general_name(host: str) -> x509.GeneralName:
     first, *others = host.split(".")
     if len(host) > 253 or not all(map(_LABEL.fullmatch, (*others, *({first} - {"*"})))):
         raise CertificateRefused(
-            f"{host!r} is not a host: write a DNS name or an IP address, without a port"
+            f"{host!r} is not a host: a DNS name or an IP address, without a port"
         )
     return x509.DNSName(host)
 

@@ -243,9 +243,7 @@ class Engine:
         row = await self._allowed(ledger_id, password)
         while True:
             if row.log is not None:
-                raise errors.OwnedByLog(
-                    "the ledger belongs to a log: delete the log", ledger_id=ledger_id, log=row.log
-                )
+                raise errors.OwnedByLog("delete the log", ledger_id=ledger_id, log=row.log)
             if not is_closed(row):
                 row, _ = await self._ends.recover(row)
             try:

@@ -77,11 +77,7 @@ class Handles:
         """Returns the ledger's write handle. Raises: WriterLost."""
         handle = self.by_ledger.get(ledger_id)
         if handle is None:
-            raise errors.WriterLost(
-                "this process does not write the ledger",
-                ledger_id=ledger_id,
-                outcome=errors.NOT_DONE,
-            )
+            raise errors.WriterLost("not the writer", ledger_id=ledger_id, outcome=errors.NOT_DONE)
         return handle
 
     def open(self, row: LedgerMetadata, peer: str) -> None:
@@ -147,7 +143,7 @@ class Handles:
             raise errors.LedgerFenced("the ledger is being recovered", ledger_id=row.ledger_id)
         if row.writer is None or row.writer.id == self.writer.id:
             raise errors.WriterLost(
-                "this process does not write the ledger",
+                "not the writer",
                 ledger_id=row.ledger_id,
                 outcome=errors.NOT_DONE,
             )

@@ -258,9 +258,7 @@ class Appends:
         handle = self._handles.by_ledger.get(ledger_id)
         row = await self._row(ledger_id) if handle is None else handle.row
         if row.log is not None:
-            raise errors.OwnedByLog(
-                "the ledger belongs to a log: append to the log", ledger_id=ledger_id, log=row.log
-            )
+            raise errors.OwnedByLog("append to the log", ledger_id=ledger_id, log=row.log)
         if handle is None:
             frames = b"".join([part for p in payloads for part in (_U32.pack(len(p)), p)])
             reported = orjson.loads(
@@ -287,7 +285,7 @@ class Appends:
     ) -> bytes:
         """Forwards a client's append to the ledger's writer; returns the JSON of the response."""
         row = await self._row(ledger_id)
-        check_not_of_log(row, "the ledger belongs to a log: append to the log")
+        check_not_of_log(row, "append to the log")
         self._gatekeeper.check(row, password)
         writer, peers = self._handles.writer_of(row), self._peers
         query = "" if expect is None else f"?expect={expect}"

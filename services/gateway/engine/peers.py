@@ -151,9 +151,7 @@ class Peers:
                 )
             raise problem
         if instance is None:
-            raise errors.WriterLost(
-                "another program answers at the writer's address", outcome=errors.UNKNOWN
-            )
+            raise errors.WriterLost("another program has the address", outcome=errors.UNKNOWN)
         return body
 
 

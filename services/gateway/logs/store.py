@@ -300,9 +300,7 @@ class Orphans:
         if item is None or not item.replaced or item.ledger_id in self._kept:
             return
         if item.ledger_id in unkept:
-            raise EntryUnavailable(
-                "too few bookies have copies of the ledger's place", ledger_id=item.ledger_id
-            )
+            raise EntryUnavailable("the place is not kept yet", ledger_id=item.ledger_id)
         unkept.add(item.ledger_id)
         await self._engine.keep_place(item.ledger_id)
         unkept.discard(item.ledger_id)

@@ -49,9 +49,7 @@ def _packing(coding: object) -> Callable[[bytes], bytes]:
     try:
         from quorumlog.zstd import zstd  # noqa: PLC0415  (Python has it from 3.14 on)
     except ImportError:
-        raise ValueError(
-            "compression 'zstd' needs the package zstd: pip install 'quorumlog[zstd]'"
-        ) from None
+        raise ValueError("compression 'zstd' needs: pip install 'quorumlog[zstd]'") from None
     return lambda data: bytes(zstd.compress(data, _LEVEL))
 
 

@@ -129,9 +129,7 @@ def check_url(request: web.Request, url: str) -> None:
         return
     parts = urlsplit(url)
     if parts.scheme != "https":
-        raise CallerRefused(
-            f"{url} is not the URL of a listener with a certificate: write https://…"
-        )
+        raise CallerRefused(f"{url} is not a URL of a listener with a certificate: https://…")
     host = (parts.hostname or "").lower()
     if host not in caller.hosts and not _is_wild(host, caller.hosts):
         raise CallerRefused(

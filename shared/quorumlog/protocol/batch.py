@@ -459,7 +459,7 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
         is_known = version == VERSION and flags < 2 * _PACKED and marks < 8 and before >= 0
         if not is_known or not (count or marks & _ENDS):
             raise BadBatch(
-                f"a record batch has the unknown version {version}, flags {flags} or marks {marks}"
+                f"unknown in a record batch: version {version}, flags {flags}, marks {marks}"
             )
         at, producer, seq = _HEAD.size, None, None
         if flags & _HAS_PRODUCER:

@@ -207,7 +207,7 @@ class ReadSubject:
                     re.compile(text)
                 except re.error as error:
                     raise BadOption(
-                        f"subscribePattern is not a valid regular expression: {error}"
+                        f"subscribePattern is not a regular expression: {error}"
                     ) from None
                 return cls(pattern=text)
             case _:
@@ -482,9 +482,7 @@ def _time(options: Mapping[str, str], option: str) -> int | None:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise BadOption(
-            f"{option} must be a time or milliseconds since 1970, not {text!r}"
-        ) from None
+        raise BadOption(f"{option} must be a time or ms since 1970, not {text!r}") from None
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 

@@ -183,9 +183,7 @@ def _truncate(
         try:
             answer = gateways.post(path, {"before": covered}, params=meant)
         except QuorumLogError as error:
-            raise job.JobFailed(
-                f"it is unknown whether the log was truncated: {error.detail}"
-            ) from None
+            raise job.JobFailed(f"the truncation's outcome is unknown: {error.detail}") from None
         first = int(answer["first_offset"])
     note = (
         f"nothing from offset {covered} on was truncated: no archive of it is at this --path. "
