@@ -126,7 +126,7 @@ class Index:
             self._db[_FORMAT_KEY] = FORMAT
         elif found != FORMAT:
             self.close()
-            raise ValueError(f"the index is of format {found!r}")
+            raise ValueError(f"the index has the format {found!r}")
 
     def _open_database(self) -> Rdict:
         options = Options(raw_mode=True)

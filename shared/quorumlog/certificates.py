@@ -169,7 +169,7 @@ def renew(folder: Path, certificate: Path, *, days: int = DAYS) -> Path:
     authority = _cluster_of(_read_certificate(folder / f"{_AUTHORITY}.pem"))
     if subject.cluster != authority:
         raise CertificateRefused(
-            f"{certificate} is of cluster {subject.cluster}, and {folder} of {authority}"
+            f"{certificate} belongs to cluster {subject.cluster}, but {folder} to {authority}"
         )
     if certificate.name != f"{subject.file}.pem":
         raise CertificateRefused(f"{certificate} must be called {subject.file}.pem")

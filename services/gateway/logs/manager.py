@@ -609,7 +609,7 @@ def _wall_ms() -> int:
 
 
 def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
-    """Whether `now` begins no earlier than `new`, or is the metadata of another log."""
+    """Whether the log `now` begins at or after the beginning of `new`, or is another log."""
     return now.created_at != new.created_at or now.first_offset >= new.first_offset
 
 

@@ -63,7 +63,7 @@ class Queue:
         max_in_flight: int = 1000,
         start: int | str = "earliest",
     ) -> QueueInfo:
-        """Create the queue, or change its settings. A new queue gives the records from `start` on.
+        """Create the queue, or change its settings. A new queue begins with the record at `start`.
 
         `max_attempts`: how often a record is given before it goes to `dead_letter_log`, which must
         exist. `order`: `key` gives the records of a key in order, one at a time. Raises:

@@ -39,7 +39,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Entries first..last, and their possible holders' answers, the same for each entry."""
+    """Entries first..last, about each of which their possible holders gave the same answers."""
 
     first: int
     last: int

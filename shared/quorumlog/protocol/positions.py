@@ -446,7 +446,7 @@ class Draft(RowDraft[Position]):
 def _check_log(row: Position, created: str) -> None:
     if row.created != created:
         raise LogReplaced(
-            f"the committed offset is of an earlier log {row.log}, which was deleted: reset the consumer",
+            f"the committed offset belongs to an earlier log {row.log}, which was deleted: reset the consumer",
             log=row.log,
             consumer=row.consumer,
         )

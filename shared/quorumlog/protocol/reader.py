@@ -1,4 +1,4 @@
-"""Reads a range of confirmed entries in order, from the bookies that have them. Never fences.
+"""Reads a range of confirmed entries in order, from bookies that have them, without fencing.
 
 An entry that is missing or invalid at one bookie is read from another (source: overview 1.4). The
 caller must know that first..last may be read: `last` is at most the LAC or a CLOSED ledger's end.

@@ -196,7 +196,7 @@ def _position(
         return int(shown["offset"])
     if options.fails_on_loss:
         raise DataLoss(
-            f"the position of {start.consumer} is one of a log {found.name} that was deleted: reset the consumer; "
+            f"the position of {start.consumer} belongs to a log {found.name} that was deleted: reset the consumer; "
             "failOnDataLoss=false begins at the beginning of the log of this name"
         )
     return found.first
@@ -349,7 +349,7 @@ def _ledger(gateways: Gateways, ledger_id: int) -> Iterator[TaskRange]:
     path = f"/v1/ledgers/{ledger_id}"
     shown = gateways.get(path)
     if shown["log"] is not None:
-        raise BadOption(f"ledger {ledger_id} is of the log {shown['log']}: subscribe to that")
+        raise BadOption(f"ledger {ledger_id} belongs to the log {shown['log']}: subscribe to it")
     end = int(gateways.get(f"{path}/last-add-confirmed")["last_add_confirmed"]) + 1
     starts = [int(fragment["first_entry"]) for fragment in shown["fragments"]]
     for first, following in zip(starts, [*starts[1:], end], strict=True):

@@ -63,7 +63,7 @@ class RowBodies(Generic[R]):
         try:
             document = orjson.loads(data)
             if document["v"] != _VERSION:
-                raise BadRows(f"is of version {document['v']}")
+                raise BadRows(f"has the version {document['v']}")
             rows = tuple(self._rows.decode(row) for row in document.get("rows", ()))
             gone = tuple((log, name) for log, name in document.get("gone", ()))
             decided = tuple(

@@ -98,7 +98,7 @@ def test_nothing_is_replaced_but_by_renew(folder: Path, capsys: Captured) -> Non
         (("issue", "operator", "an/na"), "is not a valid name"),
         (("issue", "bookie", "b", "--host", "http://x"), "is not a host"),
         (("issue", "bookie", "b", "--host", "x:80"), "is not a host"),
-        (("init", "a b", "--folder", "other"), "is no cluster"),
+        (("init", "a b", "--folder", "other"), "is not a valid cluster"),
         (("issue", "operator", "anna", "--folder", "nowhere"), "No such file"),
         (("renew", "certificates/ca.pem"), "has no URI"),
         (("revoke", "bookie", "never-issued"), "has issued no certificate"),
@@ -129,7 +129,7 @@ def test_a_certificate_of_another_cluster_is_not_renewed(folder: Path, capsys: C
     given = ("renew", str(folder / "operator-anna.pem"), "--folder", "other", "--json")
     assert run(*given) == ExitStatus.FAILED
 
-    assert "is of cluster one, and other of two" in error_of(capsys.readouterr().err)["detail"]
+    assert "belongs to cluster one, but other to two" in error_of(capsys.readouterr().err)["detail"]
 
 
 @needs("openssl")

@@ -38,7 +38,7 @@ _WHY: Final[tuple[tuple[type[jwt.PyJWTError], str], ...]] = (
     (jwt.ExpiredSignatureError, "the JWT has expired"),
     (jwt.ImmatureSignatureError, "the JWT is not valid yet (iat, nbf)"),
     (jwt.InvalidAudienceError, "the JWT is for another audience (aud)"),
-    (jwt.InvalidIssuerError, "the JWT is of another issuer (iss)"),
+    (jwt.InvalidIssuerError, "the JWT has another issuer (iss)"),
     (jwt.InvalidAlgorithmError, "the JWT is not signed with the algorithm of its key (alg)"),
     (jwt.InvalidSignatureError, "the JWT's signature is not of the key that it names"),
 )
@@ -139,7 +139,7 @@ class Jwts:
             place = error.errors()[0]["loc"][0]
             claim = {"subject": "sub", "quotas": QUOTAS_CLAIM}.get(str(place), str(place))
             raise Unauthenticated(
-                f"the JWT's {claim} does not have the form that docs/guides/tokens.md describes"
+                f"the JWT's {claim} can't be used: see docs/guides/tokens.md"
             ) from None
 
 

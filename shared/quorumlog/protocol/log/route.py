@@ -503,8 +503,8 @@ class LogRoute:
         self._go_on(now)
 
     def _fail(self, error: QuorumLogError, now: Now) -> None:
-        """End a failed handover. A failed search fails the waiting requests; if metadata is the
-        cause, only those from before it was read (rule 27b), and the others search again.
+        """End a failed handover. A failed search fails the waiting requests. If metadata is the
+        cause, it fails only requests that came before the read (rule 27b).
         """
         handover = self._handover
         assert handover is not None
