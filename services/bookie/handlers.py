@@ -270,7 +270,7 @@ async def list_rows(request: web.Request, given: Given) -> web.StreamResponse:
 
 @ROUTES.add(f"GET {_LEDGER}", LEDGER_ID, roles=WRITERS | OPERATORS, gives=HeldBody)
 async def get_ledger(request: web.Request, given: Given) -> web.StreamResponse:
-    """What this bookie stores of a ledger."""
+    """This bookie's stored data about a ledger."""
     store = _store(request)
     ledger_id = given[LEDGER_ID]
     _check_not_withheld(store, ledger_id)

@@ -71,7 +71,7 @@ async def share(connection: Connection, fork: LogMetadata) -> None:
 
 
 async def shared_among(connection: Connection, ledgers: Collection[int]) -> set[int]:
-    """Those of `ledgers` that forks name. Before a deletion, the caller locks the ledgers' rows."""
+    """The `ledgers` that forks name. Before a deletion, the caller locks the ledgers' rows."""
     query = "SELECT DISTINCT ledger_id FROM shared_ledgers WHERE ledger_id = ANY($1::bigint[])"
     return {*await ids_of(connection, query, sorted(ledgers))}
 

@@ -268,7 +268,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     async def accept_loss(self, request: web.Request, given: Given) -> web.Response:
         """Accept the loss of entries that no bookie can serve any more.
 
-        Irrevocable, and for operators. The ledger must be CLOSED, and all bookies that could have
+        For operators; can't be undone. The ledger must be CLOSED, and all bookies that could have
         the entries must deny having them. From then on, reads get 410 `entry-lost`.
         """
         wanted = await body.read_model(request, self._room, models.AcceptLoss)

@@ -47,7 +47,7 @@ StateOf = Literal["ok", "log-replaced", "offset-truncated"]
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What a consumer has not processed. A field is None if it can't be read now."""
+    """A consumer's unprocessed part of a log. A field is None if it can't be read now."""
 
     records: int
     bytes: int | None

@@ -224,8 +224,8 @@ class Orphans:
         """Ledgers that have replaced others and whose places bookies keep."""
 
     async def released(self, row: LogMetadata) -> Sequence[LedgerMetadata]:
-        """The existing ledgers that the log, or earlier logs of its name, have released. Those with
-        records that the log still has are left out: another ledger has replaced them (rule 27c).
+        """The existing ledgers that the log, or earlier logs of its name, have released. Ledgers
+        whose records the log still has are left out: another ledger has replaced them (rule 27c).
 
         Raises: the error of the request, with outcome `unknown`, as `unshared` does.
         """

@@ -202,8 +202,8 @@ def tail_log(
     header: HeaderOption = None,
     framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
-    """Print the last records, and new records until the log is closed. Of the last records, only
-    those are printed that match the key and headers.
+    """Print the last records, and new records until the log is closed. Only records that match the
+    key and headers are printed.
     """
     last: Start = -lines if lines else "latest"
     start = last if first is None else _start(first)

@@ -93,7 +93,7 @@ class PeerGuard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a service presents to others with each request and each handshake."""
+    """The credentials that a service presents with each request and each handshake."""
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     client_context: Callable[[], ssl.SSLContext] | None = None

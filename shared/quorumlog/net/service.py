@@ -1,4 +1,4 @@
-"""What all services share: settings, logs, health, metrics, an orderly shutdown.
+"""The common parts of all services: settings, logs, health, metrics, an orderly shutdown.
 
 A service's `config.py` reads the environment into a frozen subclass of ServiceSettings. Its
 `app.py` builds an application, to which `add_shared_routes` adds the routes of all services. Its

@@ -15,7 +15,7 @@ from quorumlog.protocol.ranges import Ranges, contains
 
 
 class Word(StrEnum):
-    """What a member answered about an entry."""
+    """A member's answer about an entry."""
 
     HELD = "held"
     ABSENT = "absent"

@@ -780,7 +780,7 @@ def _raised(row: Queue, floor: int) -> Queue:
 
 
 def _trimmed(row: Queue, first_offset: int) -> Queue:
-    """The queue without records that the log has dropped. Those that were not done are lost."""
+    """The queue without records that the log has dropped. Unfinished ones are lost."""
     if first_offset <= row.floor:
         return row
     done = len(row.acked.below(first_offset)) + len(row.moving.below(first_offset))

@@ -134,7 +134,7 @@ class Run:
             raise BadRun("a run is cut short")
         fmt, kind, zero, count, ledger_id = HEAD.unpack_from(body)
         if fmt != FORMAT or kind >= len(_KINDS) or zero:
-            raise BadRun(f"a run of format {fmt}, digest {kind}")
+            raise BadRun(f"a run has an unknown format {fmt} or digest {kind}")
         at = columns(count, kind)
         if count == 0 or len(body) < at.payloads:
             raise BadRun("a run is cut short")

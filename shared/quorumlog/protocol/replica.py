@@ -137,8 +137,8 @@ class LacKept:
 
 @dataclass(frozen=True, slots=True)
 class LimboSet:
-    """Limbo begins (local state of the ledger may be lost), or ends. Of several records, the one
-    with the highest counter decides.
+    """Limbo begins (local state of the ledger may be lost), or ends. If there are several records,
+    the highest counter decides.
     """
 
     counter: int

@@ -128,7 +128,7 @@ class Rows(Generic[R]):
             self._next = self.known_from = offset
 
     def decided(self, token: str) -> Decided[R] | None:
-        """The decision about the change with a token; None if not remembered."""
+        """The decision about the change with a token; None if it is not remembered."""
         return self._decided.get(token)
 
     def _remember(self, offset: int, batch: Batch[R]) -> None:

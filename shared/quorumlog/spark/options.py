@@ -178,7 +178,7 @@ class ClusterAccess:
 
 @dataclass(frozen=True, slots=True)
 class ReadSubject:
-    """What to read: exactly one of the fields is set."""
+    """The subject of a read: exactly one of the fields is set."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None

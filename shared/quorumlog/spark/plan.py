@@ -92,7 +92,7 @@ class LogExtent:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What a plan keeps; by default everything."""
+    """The logs and ranges that a plan keeps; by default all."""
 
     names: tuple[str, ...] | None = None
     """Names of logs, sorted; None for all."""

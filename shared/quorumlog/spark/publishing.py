@@ -36,7 +36,7 @@ _RETRY_S: Final = 5.0
 
 @dataclass(slots=True)
 class _LogProgress:
-    """What this run knows about the consumer's position in one log."""
+    """This run's knowledge about the consumer's position in one log."""
 
     wanted: int
     done: int | None = None

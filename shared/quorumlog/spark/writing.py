@@ -112,7 +112,7 @@ class PublishedLedger(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a commit has published to a log. `is_duplicate`: an earlier commit had published it."""
+    """A commit's records on a log. `is_duplicate`: an earlier commit had published them."""
 
     log: str
     transaction: str

@@ -151,7 +151,7 @@ class ChannelAnswer(NamedTuple):
 
 
 class ReadBody(NamedTuple):
-    """What a bookie has of a range. An entry in neither `run` nor `absent` is unknown."""
+    """A bookie's entries of a range. An entry in neither `run` nor `absent` is unknown."""
 
     run: Run | None
     absent: tuple[tuple[int, int], ...]
@@ -237,7 +237,7 @@ def parse_request(fields: bytes, run: bytes = b"") -> Request:
         )
     if op is Op.READ:
         if not 0 <= first <= last:
-            raise BadFrame(f"a read of {first}..{last}")
+            raise BadFrame(f"a read's range is {first}..{last}")
         (bytes_max,) = _U32.unpack_from(fields, tail_at)
         return Request(
             *head,
@@ -297,7 +297,7 @@ def parse_answers(fields: bytes, run: bytes = b"") -> tuple[str, list[ChannelAns
         at += _ANSWER.size
         is_last = size == end - at + len(run)
         if op is None or zero or status >= len(_STATUSES) or (size > end - at and not is_last):
-            raise BadFrame(f"an answer of op {code}, status {status}, {size} bytes")
+            raise BadFrame(f"an answer has an unknown op {code}, status {status} or size {size}")
         answers.append(
             ChannelAnswer(
                 op,

@@ -56,7 +56,7 @@ class Aim(Enum):
 
 
 class HandoverStep(Enum):
-    """What a handover waits for."""
+    """The answer that a handover waits for."""
 
     WAITING = "waiting"
     LOOKING = "looking"
@@ -113,7 +113,7 @@ def same(row: LogMetadata) -> LogMetadata:
 
 @dataclass(slots=True, eq=False)
 class Handover:
-    """A handover; see the module. `me`: this process's name in metadata."""
+    """One handover of a log. `me`: this process's name in metadata."""
 
     aim: Aim
     log: str

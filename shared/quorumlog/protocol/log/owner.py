@@ -123,7 +123,7 @@ class OwnerPhase(Enum):
 
 
 class Owner:
-    """Appends to one log, in this process; see the module."""
+    """The owner of one log, in this process."""
 
     def __init__(
         self,

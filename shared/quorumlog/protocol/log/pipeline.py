@@ -49,7 +49,7 @@ class PendingAppend:
 
 
 class Pipeline:
-    """The appends to one ledger; see the module."""
+    """The appends to one ledger, in the order of their entry ids."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ class TakeoverStage(Enum):
 
 
 class Takeover:
-    """Takes one log over, once; see the module. Ends with TakeoverDone.
+    """Takes one log over, once. Ends with TakeoverDone.
 
     Afterwards all ledgers of the log are CLOSED, except the new last one with `creates`.
     """
@@ -225,7 +225,7 @@ class Takeover:
     # --- the metadata ----------------------------------------------------------------------------
 
     def _stream_seq(self) -> str | None:
-        """The last stream sequence in the ends of ledgers: each batch carries the last one on
+        """The last stream sequence in the ends of ledgers: each batch carries the last sequence
         (rule 25a).
         """
         ends = [self._ends[i.ledger_id] for i in self._log.items if i.ledger_id in self._ends]
