@@ -635,7 +635,7 @@ class QueueService(RowService[Queue]):
 
 
 def _number(key: bytes | None) -> int:
-    """A number of a record's key; 0: it has none."""
+    """A number that stands for a record's key; 0 without a key."""
     if key is None:
         return 0
     return int.from_bytes(blake2b(key, digest_size=7).digest(), "big") or 1

@@ -123,7 +123,7 @@ class LogClient:
         return [self._heard(row) for row in page.logs], page.next
 
     async def shared_among(self, ledger_ids: Sequence[int]) -> frozenset[int]:
-        """Which of these ledgers (at most LOG_LEDGERS_MAX) forks name, from the primary."""
+        """The ids of these ledgers (at most LOG_LEDGERS_MAX) that forks name, from the primary."""
         body = log_bodies.SharedAsk(ledgers=tuple(ledger_ids))
         # The caller deletes ledgers because of this answer, so it must be proven (rule 18a).
         found = await self._client.ask(
