@@ -147,7 +147,7 @@ class BookieRuntime:
         return "read-only" if is_full and self._wanted_mode == "writable" else self._wanted_mode
 
     def set_state(self, wanted: bodies.BookieMode) -> None:
-        """Apply the operator's mode, and keep it over restarts. Blocks for one small file."""
+        """Apply the operator's mode, and keep it over restarts. Blocks to write one small file."""
         store = self.store
         assert store is not None, "it serves"
         write_durably(store.directory / _STATE_FILE, wanted.encode())

@@ -174,7 +174,7 @@ class Handles:
             if last is not None and last != row.last_entry:
                 row = await self.ends.reported(row)
                 raise errors.LedgerClosed(
-                    f"another process closed it at {row.last_entry}, not at {last}",
+                    f"another process closed the ledger at {row.last_entry}, not at {last}",
                     ledger_id=ledger_id,
                     last_entry=row.last_entry,
                 )

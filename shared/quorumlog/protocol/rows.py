@@ -208,7 +208,7 @@ class Rows(Generic[R]):
             yield row
 
     def size_of(self, _row: R) -> int:
-        """About the most characters of a row; 0 if all rows are short."""
+        """A rough upper bound of a row's characters; 0 if all rows are short."""
         return 0
 
     def begin(self, end: int) -> int:
