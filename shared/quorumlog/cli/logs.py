@@ -44,7 +44,7 @@ RetentionSecondsOption = Annotated[
     int | None, typer.Option(min=0, help="Retain ledgers for this many seconds.")
 ]
 MergeBelowBytesOption = Annotated[
-    int | None, typer.Option(min=0, help="Merge ledgers that are smaller than this in bytes.")
+    int | None, typer.Option(min=0, help="Merge ledgers smaller than this many bytes.")
 ]
 
 app = typer.Typer(
@@ -157,7 +157,7 @@ PrefixOption = Annotated[
 ]
 HeaderOption = Annotated[
     list[str] | None,
-    typer.Option("--header", metavar="NAME=VALUE", help="Only records with it; repeatable."),
+    typer.Option("--header", metavar="NAME=VALUE", help="Only with this header; repeatable."),
 ]
 
 

@@ -280,7 +280,7 @@ def _asked(
     order: Annotated[
         FileOrder | None,
         typer.Option(
-            help="Files by name (the default), by the time of their change, or as Spark reads."
+            help="The order of files: by name (default), by the time of their change, or as Spark reads."
         ),
     ] = None,
     create: Annotated[
@@ -291,7 +291,7 @@ def _asked(
     ] = None,
     is_stream: Annotated[bool, typer.Option("--stream", help="Only new files in --path.")] = False,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Where a stream remembers what it has done.")
+        str | None, typer.Option(help="The folder in which a stream stores its progress.")
     ] = None,
     schema: Annotated[
         str | None, typer.Option(help="The schema of a stream's files that have none: a string, …")
