@@ -60,9 +60,7 @@ class GracePeriod:
     unobserved_since: float | None = None
 
     def note_unobserved(self, now: float) -> None:
-        """Notes that nothing can be observed now. After `grace_s` of this state, all keys start
-        over.
-        """
+        """Notes that nothing can be observed now. After `grace_s` of this, all keys start over."""
         self.unobserved_since = now if self.unobserved_since is None else self.unobserved_since
 
     def expired(self, seen: Mapping[Hashable, V], now: float) -> list[V]:

@@ -149,9 +149,7 @@ class LedgerTable:
         )
 
     async def ranges(self, ledger_id: int, first: int, last: int, limit: int) -> Ranges:
-        """Stored ranges within first..last, about `limit` at most. Yields to the loop between
-        steps.
-        """
+        """About `limit` stored ranges within first..last. Yields to the loop between steps."""
         found: list[tuple[int, int]] = []
         while first <= last and len(found) < limit:
             ledger = self.ledger(ledger_id)

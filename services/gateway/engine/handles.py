@@ -130,9 +130,7 @@ class Handles:
         return [ledger_id for ledger_id in self.by_ledger if self.has_password(ledger_id)]
 
     def writer_of(self, row: LedgerMetadata) -> Writer:
-        """Returns the ledger's writer to forward to. Raises: LedgerClosed, LedgerFenced,
-        WriterLost.
-        """
+        """The ledger's writer to forward to. Raises: LedgerClosed, LedgerFenced, WriterLost."""
         if is_closed(row):
             raise errors.LedgerClosed(
                 f"the ledger ends at {row.last_entry}",

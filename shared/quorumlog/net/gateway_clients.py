@@ -39,9 +39,7 @@ class LogClient:
         return self._heard(await self._client.ask("GET", f"/v1/logs/{name}", gives=LogMetadata))
 
     async def is_done(self, once: Once) -> bool:
-        """Whether a copy of request `once` was carried out. Raises: InvalidRequest if contents
-        differ.
-        """
+        """Whether a copy of `once` was carried out. Raises: InvalidRequest if contents differ."""
         path, query = f"/v1/requests/{once.token}", query_of(content=once.content)
         return (await self._client.ask("GET", path, gives=log_bodies.Done, query=query)).done
 

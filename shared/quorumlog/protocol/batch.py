@@ -196,9 +196,7 @@ class Columns:
         return count, size
 
     def part(self, skip: int, count: int) -> "Columns":
-        """Copy `count` records after the first `skip` to a batch without producer and stream
-        sequence.
-        """
+        """Copy `count` records after the first `skip`, without producer and stream sequence."""
         head, flags = self.head, 0
         parts: list[bytes | memoryview] = []
         for flag, begin, width in (

@@ -240,9 +240,7 @@ class RangeReader(Keyed):
     # --- unavailable entries -----------------------------------------------------------------
 
     def _unavailable(self, tally: Tally, entry_id: int) -> None:
-        """Read the metadata, because no member has a valid copy: repair may have moved it
-        (BK#4613).
-        """
+        """Read the metadata: no member has a valid copy, and repair may have moved it (BK#4613)."""
         self._failure = Failed(
             "entry-unavailable",
             detail=tally.said(entry_id),

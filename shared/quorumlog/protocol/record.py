@@ -280,9 +280,7 @@ class Run:
         return map(self.entry, range(self.count))
 
     def where(self, wanted: Callable[[int], bool]) -> "Run | None":
-        """The run of the entries with `wanted` ids, with unchanged bytes; None if there are
-        none.
-        """
+        """The run of the entries with `wanted` ids, bytes unchanged; None if there are none."""
         chosen = [index for index, entry_id in enumerate(self._ids) if wanted(entry_id)]
         if len(chosen) == self.count:
             return self

@@ -325,9 +325,7 @@ class Replica(Keyed):
             self.holdings.drop_row_copies(names)
 
     def repeated(self) -> Verdict:
-        """Make records of the ledger's state without its entries. They may be applied
-        repeatedly.
-        """
+        """Make records of the ledger's state without its entries. They may be applied twice."""
         records: list[ReplicaRecord] = []
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)

@@ -597,9 +597,7 @@ class Owner:
             self._pause_asked = self._ask(Wait(Pause.ROLL))
 
     def _discard(self, job: Job) -> None:
-        """Delete the ledger that a job created, unless the log names it. The sweep deletes the
-        rest.
-        """
+        """Delete the ledger of a job, unless the log names it. The sweep deletes the rest."""
         if job.new is not None:
             self._ask(DeleteLedger(job.new))
 

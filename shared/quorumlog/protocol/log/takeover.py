@@ -311,9 +311,7 @@ def ending(name: str) -> WriterLost:
 
 
 def is_written(log: LogMetadata, ledger_id: int) -> bool:
-    """Whether this ledger's writer owns the log: it is OPEN and names the ledger last, without an
-    end.
-    """
+    """Whether a ledger's writer owns the log: OPEN, it names the ledger last, without an end."""
     last = log.last_item
     return (
         log.state is LogState.OPEN
