@@ -235,7 +235,7 @@ class JetStream:
 
     async def nats_bench(self, in_flight: int, how: str = "async", clients: int = 1) -> Figures:
         """Append with `nats bench`: one entry at a time, or `in_flight` at once by each client.
-        `how`: its command, `async`, or `atomic` or `fast` for batches of JetStream's own.
+        `how`: a command of `nats bench`: `async`, or `atomic` or `fast`, which send batches.
         """
         rate = _RATE_OF_ONE if in_flight == 1 else _RATE_OF_MANY
         count = max(in_flight * clients, round(rate * self._seconds))
@@ -261,7 +261,7 @@ class JetStream:
     async def _nats(self, *words: str, count: int) -> tuple[Meter, dict[str, str]]:
         """Run `nats bench`. Returns its CPU and time, and the figures of its first client. Raises: Absent."""
         if not _NATS.exists():
-            raise Absent("nats bench is not built: `make bench` does that with Go")
+            raise Absent("nats bench is not built: `make bench` builds it with Go")
         table = self._folder / "nats.csv"
         meter = Meter(self._pids)
         argv = [

@@ -31,7 +31,7 @@ KEPT: Final = (
 async def check_name_free(connection: Connection, name: str) -> None:
     """Raise LogDeleted if forks exist of a deleted log of this name."""
     if await connection.fetchval(KEPT, name):
-        raise LogDeleted(f"the log {name} is deleted, but forks of it are not", log=name)
+        raise LogDeleted(f"the log {name} is deleted, but forks of it exist", log=name)
 
 
 async def note_source(connection: Connection, name: str, source: str | None) -> None:
@@ -71,7 +71,7 @@ async def share(connection: Connection, fork: LogMetadata) -> None:
 
 
 async def shared_among(connection: Connection, ledgers: Collection[int]) -> set[int]:
-    """Those of `ledgers` that forks name. Before a deletion, the caller locks the ledgers' rows."""
+    """The `ledgers` that forks name. Before a deletion, the caller locks the ledgers' rows."""
     query = "SELECT DISTINCT ledger_id FROM shared_ledgers WHERE ledger_id = ANY($1::bigint[])"
     return {*await ids_of(connection, query, sorted(ledgers))}
 

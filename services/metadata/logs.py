@@ -83,7 +83,7 @@ class LogStore(RowStore):
 
     @proven
     async def shared(self, connection: Connection, request: SharedAsk) -> LedgerIds:
-        """Those of the given ledgers that forks name, ascending, read from the primary."""
+        """The given ledgers that forks name, ascending, read from the primary."""
         found = await forks.shared_among(connection, set(request.ledgers))
         return LedgerIds(ledgers=tuple(sorted(found)))
 

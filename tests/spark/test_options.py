@@ -21,12 +21,12 @@ from quorumlog.spark.streaming import StreamReader
         ({}, "exactly one of"),
         ({"subscribe": "a", "ledgers": "1"}, "exactly one of"),
         ({"subscribe": "a b"}, "not a valid name of a log"),
-        ({"subscribePattern": "[a"}, "no regular expression"),
+        ({"subscribePattern": "[a"}, "not a regular expression"),
         ({"assign": '{"a":[1]}'}, "the partition 0 only"),
         ({"ledgers": "x"}, "list of ids"),
-        ({"subscribe": "a", "columns": "values"}, "columns are some of"),
+        ({"subscribe": "a", "columns": "values"}, "columns must be some of"),
         ({"subscribe": "a", "failOnDataLoss": "yes"}, "true or false"),
-        ({"subscribe": "a", "startingOffsets": '{"a":3}'}, "startingOffsets is"),
+        ({"subscribe": "a", "startingOffsets": '{"a":3}'}, "startingOffsets must be"),
         ({"subscribe": "a", "startingOffsets": '{"b":{"0":3}}'}, "names the log b"),
         ({"subscribePattern": "a.*", "endingOffsets": '{"b":{"0":3}}'}, "names the log b"),
         ({"subscribe": "a", "endingOffsets": "earliest"}, "can't be earliest"),
@@ -54,7 +54,7 @@ def test_what_a_read_can_not_mean_is_refused(options: dict[str, str], what: str)
     [
         ({"topic": "no such name"}, "not a valid name of a log"),
         ({"topic": "a", "txnAppId": "x"}, "go together"),
-        ({"topic": "a", "txnAppId": "x", "txnVersion": "seven"}, "is a number"),
+        ({"topic": "a", "txnAppId": "x", "txnVersion": "seven"}, "must be a number"),
         ({"topic": "a", "maxLedgersPerCommit": "0"}, "at least 1"),
         ({"topik": "a"}, "is it topic"),
         ({"topic": "a", "txnapp": "x"}, "is it txnAppId"),
@@ -123,7 +123,7 @@ def test_a_schema_of_ones_own_is_refused() -> None:
         (["Value"], StringType(), "Value: a row has value"),
         (["key"], StringType(), "value is missing"),
         (["value"], LongType(), r"to_json\(struct\(\*\)\)"),
-        (["value"], StringType(), "which log"),
+        (["value"], StringType(), "no log is named"),
     ],
 )
 def test_columns_that_make_no_records_are_refused(names: list[str], kind: Any, what: str) -> None:
@@ -150,11 +150,11 @@ def test_a_token_is_of_the_option_or_the_environment_and_is_shown_nowhere(
     assert "qlt_" not in repr(options)
     assert "a password" not in repr(options)
     for wrong in ("qlt_option\n", "qlt_ option", "qlt_\u00f6", ""):
-        with pytest.raises(BadOption, match="token is ASCII") as refused:
+        with pytest.raises(BadOption, match="token must be ASCII") as refused:
             ClusterAccess.of({"token": wrong})
         assert "qlt_" not in str(refused.value)
     (tmp_path / "token").write_text("\n")
-    with pytest.raises(BadOption, match="token is ASCII"):
+    with pytest.raises(BadOption, match="token must be ASCII"):
         ClusterAccess.of({})
     (tmp_path / "token").unlink()
     assert WriteOptions.of(given, is_stream=False) == options, "the file is not needed"

@@ -609,12 +609,12 @@ def _wall_ms() -> int:
 
 
 def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
-    """Whether `now` begins no earlier than `new`, or is the metadata of another log."""
+    """Whether the log `now` begins at or after the beginning of `new`, or is another log."""
     return now.created_at != new.created_at or now.first_offset >= new.first_offset
 
 
 def _replaced(ledgers: Sequence[LedgerMetadata]) -> list[int]:
-    """The ledgers that these have replaced. No list of orphans has those that a rebuild found."""
+    """The ledgers that `ledgers` replaced. Lists of orphans lack those that a rebuild found."""
     lineages = [ledger.lineage for ledger in ledgers if ledger.lineage is not None]
     return sorted({ledger_id for lineage in lineages for ledger_id, _ in lineage.replaced})
 

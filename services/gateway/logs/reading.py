@@ -210,7 +210,7 @@ class LogReader:
                     row, ms, last_entry=last_entry, read_head=partial(read_head, self._engine)
                 )
             except _Resealed:
-                pass  # the writer was gone, and the log was sealed
+                pass  # the writer was gone, and its ledger was sealed
             except errors.NoSuchLedger as error:
                 if error.members.get("deleted") is False:
                     item = row.item_of(error.ledger_id or NO_ENTRY)
@@ -430,7 +430,7 @@ class LogReader:
 
     async def _confirmed(self, name: str, item: LogItem) -> LedgerView | None:
         """The LAC of a ledger without a known end, from its writer or its CLOSED metadata. Returns
-        None if the writer was gone and the log was sealed instead.
+        None if the writer was gone and the ledger was sealed instead.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + _ASK_S

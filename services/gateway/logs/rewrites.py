@@ -28,7 +28,7 @@ _SPOILED_MAX: Final = 1000
 
 
 class Rewrites:
-    """Rewrites ledgers of logs, and counts."""
+    """Rewrites ledgers of logs, and counts the rewrites."""
 
     def __init__(self, ownership: Ownership, orphans: Orphans, rows: LogRows) -> None:
         """Starts without a rewrite."""
@@ -74,8 +74,8 @@ class Rewrites:
                 log.warning("ledgers-not-rewritten", extra={"log": name, "error": repr(error)})
 
     async def _is_chosen(self, row: LogMetadata) -> bool:
-        """Whether this process merges the ledgers of a log. Of a log without an open ledger, one of
-        the gateways that are known to live does so: if several do, all but one work in vain.
+        """Whether this process merges the ledgers of a log. If no ledger of the log is open, one
+        gateway that is known to live merges them: of several, all but one would work in vain.
         """
         if row.unsealed:
             return True
@@ -156,7 +156,7 @@ class _RewriteDriver(LogDriver):
         for payloads in cut(asked.payloads, SUBMIT_BYTES):
             done = await handle.append(payloads, first)
             if done.first != first:
-                raise WriterLost("an entry got another id than the one it was meant for")
+                raise WriterLost("an entry did not get the expected id")
             first += len(payloads)
             await asyncio.sleep(sum(map(len, payloads)) / BYTES_PER_S)
 

@@ -44,7 +44,7 @@ RetentionSecondsOption = Annotated[
     int | None, typer.Option(min=0, help="Retain ledgers for this many seconds.")
 ]
 MergeBelowBytesOption = Annotated[
-    int | None, typer.Option(min=0, help="Merge ledgers that are smaller than this in bytes.")
+    int | None, typer.Option(min=0, help="Merge ledgers smaller than this many bytes.")
 ]
 
 app = typer.Typer(
@@ -130,7 +130,7 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
         name, equals, found[name] = header.partition("=")
         is_utf8 = os.fsencode(header).decode(errors="ignore") == header
         if not name or not equals or not is_utf8:
-            raise typer.BadParameter(f"--header is NAME=VALUE in UTF-8, not {header!r}")
+            raise typer.BadParameter(f"--header must be NAME=VALUE in UTF-8, not {header!r}")
     return found
 
 
@@ -147,7 +147,7 @@ def _start(text: str, option: str = "--from") -> Start:
     except ValueError:
         at = None
     if at is None or at.tzinfo is None:
-        raise typer.BadParameter(f"{option} is {_STARTS}; a time needs a time zone")
+        raise typer.BadParameter(f"{option} must be {_STARTS}; a time needs a time zone")
     return at
 
 
@@ -157,7 +157,7 @@ PrefixOption = Annotated[
 ]
 HeaderOption = Annotated[
     list[str] | None,
-    typer.Option("--header", metavar="NAME=VALUE", help="Only records with it; repeatable."),
+    typer.Option("--header", metavar="NAME=VALUE", help="Only with this header; repeatable."),
 ]
 
 
@@ -202,8 +202,8 @@ def tail_log(
     header: HeaderOption = None,
     framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
-    """Print the last records, and new records until the log is closed. Of the last records, only
-    those are printed that match the key and headers.
+    """Print the last records, and new records until the log is closed. Only records that match the
+    key and headers are printed.
     """
     last: Start = -lines if lines else "latest"
     start = last if first is None else _start(first)

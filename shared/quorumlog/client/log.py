@@ -257,7 +257,7 @@ class Log:
         headers: Mapping[str, str] | None = None,
     ) -> Paged[LogRecord]:
         """Follow the log: all records in order, and new records as they are confirmed, until the
-        log is closed. Never fences. `key`, `key_prefix`, `headers`: as in `read`. Raises: as
+        log is closed. A tail never fences. `key`, `key_prefix`, `headers`: as in `read`. Raises: as
         `read`; LogReplaced before any record of a log created later.
         """
         checks.maybe_text("key", key), checks.maybe_text("key_prefix", key_prefix)

@@ -324,7 +324,7 @@ def published_by(
 ) -> tuple[LogItem, ...]:
     """The ledgers of a commit that `new` adds to the log, in order (rule 28).
 
-    `requested`: the ledgers that the commit named. Those without records are left out. The caller
+    `requested`: the ledgers that the commit named. Ledgers without records are left out. The caller
     ensures that all ledgers of `new` but the last are CLOSED. Raises: InvalidRequest, LogProtected.
     """
     if new.first_offset > old.first_offset:

@@ -1,4 +1,4 @@
-"""What a process other than the writer may report about a ledger: its end and its LAC.
+"""Reports about a ledger by processes other than its writer: its end and its LAC.
 
 - `RowSpread` decides which bookies get copies of committed metadata, for which bookies the process
   waits, and when enough copies exist (rule 18b).

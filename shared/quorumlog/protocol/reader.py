@@ -1,4 +1,4 @@
-"""Reads a range of confirmed entries in order, from the bookies that have them. Never fences.
+"""Reads a range of confirmed entries in order, from bookies that have them, without fencing.
 
 An entry that is missing or invalid at one bookie is read from another (source: overview 1.4). The
 caller must know that first..last may be read: `last` is at most the LAC or a CLOSED ledger's end.
@@ -237,9 +237,7 @@ class RangeReader(Keyed):
     # --- unavailable entries -----------------------------------------------------------------
 
     def _unavailable(self, tally: Tally, entry_id: int) -> None:
-        """Read the metadata, because no member has a valid copy: repair may have moved it
-        (BK#4613).
-        """
+        """Read the metadata: no member has a valid copy, and repair may have moved it (BK#4613)."""
         self._failure = Failed(
             "entry-unavailable",
             detail=tally.said(entry_id),

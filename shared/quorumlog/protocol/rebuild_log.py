@@ -105,7 +105,7 @@ class LedgerPlace:
 
 @dataclass(frozen=True, slots=True)
 class LogDecision:
-    """What to do with a log's metadata, and what to report to the operator."""
+    """The decision about a log's metadata, and the report to the operator."""
 
     action: Action
     row: LogMetadata | None = None

@@ -19,7 +19,7 @@ from quorumlog.protocol.record import Codec, Entry, Run
 
 
 class EntryVerdict(Enum):
-    """What the answers prove about an entry."""
+    """The verdict that the members' answers prove about an entry."""
 
     PRESENT = "present"
     ABSENT = "absent"
@@ -83,7 +83,7 @@ class Tally(Keyed):
         )
 
     def verdict(self, entry_id: int) -> EntryVerdict:
-        """What the answers so far prove about an entry."""
+        """The verdict about an entry that the answers so far prove."""
         if entry_id in self.found:
             return EntryVerdict.PRESENT
         if self._is_absent(entry_id):

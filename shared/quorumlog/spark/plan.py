@@ -92,7 +92,7 @@ class LogExtent:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What a plan keeps; by default everything."""
+    """The logs and ranges that a plan keeps; by default all."""
 
     names: tuple[str, ...] | None = None
     """Names of logs, sorted; None for all."""
@@ -174,7 +174,7 @@ def start_of(
         return offset_at(options.starting or default, found, found.first)
     by_time = offset_of_time(gateways, found, options.starting_ms)
     if by_time is None and not options.starts_late:
-        raise BadOption(f"{found.name} has nothing as late as startingTimestamp")
+        raise BadOption(f"{found.name} has no record at or after startingTimestamp")
     return found.end if by_time is None else by_time
 
 
@@ -196,7 +196,7 @@ def _position(
         return int(shown["offset"])
     if options.fails_on_loss:
         raise DataLoss(
-            f"the position of {start.consumer} is one of a log {found.name} that was deleted: reset the consumer; "
+            f"the position of {start.consumer} belongs to a log {found.name} that was deleted: reset the consumer; "
             "failOnDataLoss=false begins at the beginning of the log of this name"
         )
     return found.first
@@ -211,7 +211,7 @@ def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | No
         middle = (low + high) // 2
         page = gateways.get(f"/v1/logs/{found.name}/records", {"from": middle, "limit": 1})
         if not page["records"]:
-            raise OffsetTruncated(f"there is nothing at {middle}", log=found.name)
+            raise OffsetTruncated(f"there is no record at {middle}", log=found.name)
         at = datetime.fromisoformat(page["records"][0]["timestamp"])
         if at.timestamp() * 1000 < at_ms:
             low = middle + 1
@@ -349,7 +349,7 @@ def _ledger(gateways: Gateways, ledger_id: int) -> Iterator[TaskRange]:
     path = f"/v1/ledgers/{ledger_id}"
     shown = gateways.get(path)
     if shown["log"] is not None:
-        raise BadOption(f"ledger {ledger_id} is of the log {shown['log']}: subscribe to that")
+        raise BadOption(f"ledger {ledger_id} belongs to the log {shown['log']}: subscribe to it")
     end = int(gateways.get(f"{path}/last-add-confirmed")["last_add_confirmed"]) + 1
     starts = [int(fragment["first_entry"]) for fragment in shown["fragments"]]
     for first, following in zip(starts, [*starts[1:], end], strict=True):

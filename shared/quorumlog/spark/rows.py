@@ -94,7 +94,7 @@ def rows(
             if fails_on_loss:
                 what = part.log or f"ledger {part.ledger_id}"
                 raise DataLoss(
-                    f"{at} to {part.end - 1} of {what}: {error.detail}; failOnDataLoss=false goes on"
+                    f"{at} to {part.end - 1} of {what}: {error.detail}; failOnDataLoss=false continues after them"
                 ) from error
             at = max(at + 1, _following(error, part))
             continue
@@ -226,7 +226,7 @@ def check_schema(schema: types.StructType, *, has_log: bool) -> None:
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         raise BadRows(f"{', '.join(wrong[:_NAMED]) or 'value is missing'}{more}: {_WANTED}")
     if not has_log and "topic" not in kinds:
-        raise BadRows("which log? set the option topic, or have a column topic")
+        raise BadRows("no log is named: set the option topic, or add a column topic")
 
 
 def by_log(batch: Any, log: str | None) -> Iterable[tuple[str, Any]]:

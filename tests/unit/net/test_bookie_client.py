@@ -444,9 +444,7 @@ async def test_a_bookie_that_speaks_no_common_version_is_told_apart_in_the_log(
         assert await add(bookies) is Status.UNKNOWN
 
     assert bookie.seen == []
-    assert "an upgrade to quorumlog-channel/7 where quorumlog-channel/1 was asked" in reported(
-        caplog
-    )
+    assert "upgraded to quorumlog-channel/7, not to quorumlog-channel/1" in reported(caplog)
 
 
 async def test_why_a_bookie_refuses_a_handshake_is_told_in_the_log(

@@ -14,8 +14,8 @@
 | `producers` `clock` | deduplicates retries; provides times |
 
 The machines know nothing of HTTP, tasks or locks. `services/gateway/logs/driver.py` drives them,
-and `tests/model/explore/logs.py` explores small worlds exhaustively. May import what `protocol`
-may.
+and `tests/model/explore/logs.py` explores small worlds exhaustively. The package may import what
+`protocol` may.
 """
 
 from quorumlog.protocol.log.row import (
