@@ -442,8 +442,11 @@ def new_wake() -> str:
 
 def literal(pattern: str) -> str:
     """The beginning that all paths have which a pattern matches."""
-    head, star, _ = pattern.partition("*")
-    return head[: head.rfind("/") + 1] if star else head
+    head, star, rest = pattern.partition("*")
+    if not star:
+        return head
+    is_any_number = head.endswith("/") and rest.partition("/")[0] == "*"  # also none
+    return head[: head.rfind("/") + (not is_any_number)]
 
 
 def is_matching(settings: SubscriptionSettings, name: str) -> bool:
