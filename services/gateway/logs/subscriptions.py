@@ -429,6 +429,11 @@ class SubscriptionService(RowService[Subscription]):
         return 0.0
 
     @property
+    def count(self) -> int:
+        """How many subscriptions there are, if this process owns the log."""
+        return len(self._known)
+
+    @property
     def oldest_ms(self) -> int:
         """The age of the oldest wake that was not delivered, if this process owns the log."""
         due = [row.woken_ms for row in self._known.values() if row.phase == Phase.DUE]
