@@ -1,9 +1,12 @@
 """Subscriptions on real processes: gateways that deliver are killed or stand still, and nothing is lost."""
 
 import asyncio
+import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import aiohttp
 import orjson
@@ -17,6 +20,7 @@ from tests.support.waiting import SETTLED_S, until
 from tests.unit.logs.support import Http
 
 SUB = "/v1/stream/__ds/subscriptions/sub"
+GUIDE: Final = Path(__file__).resolve().parents[3] / "docs" / "guides" / "webhooks.md"
 
 
 class Receiver:
@@ -127,3 +131,46 @@ async def test_a_gateway_that_stood_still_takes_nothing_back(stores: Stores) -> 
             ends |= dict([await append(http, "events/a", at=number)])
             await told(http, receiver, ends, at=number)
         check(receiver)
+
+
+async def test_the_receiver_of_the_guide_reads_what_the_guide_appends(
+    stores: Stores, tmp_path: Path
+) -> None:
+    page = GUIDE.read_text()
+    receiver = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
+    commands = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
+    async with a_receiver(stores) as (cluster, http, _):
+        port = str(free_ports(1)[0])
+        here = r"http://127\.0\.0\.1:8080|localhost:8080"
+        texts = [
+            re.sub(here, cluster.gateways[0], text).replace("9000", port)
+            for text in (receiver, commands)
+        ]
+        (tmp_path / "receiver.py").write_text(texts[0])
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, str(tmp_path / "receiver.py"), stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert program.stdout is not None
+            run = await asyncio.create_subprocess_exec("sh", "-e", "-c", texts[1])
+            assert await run.wait() == 0
+            async with asyncio.timeout(SETTLED_S):
+                assert await program.stdout.readline() == b"events/a [{'n': 1}]\n"
+
+            async def is_done() -> bool:
+                shown = await http.done("GET", SUB.removesuffix("sub") + "mailer")
+                return bool(shown["streams"][0]["acked_offset"] != "-1")
+
+            await until(is_done, "the guide's receiver is done", SETTLED_S)
+            metrics = (await http.ask("GET", "/metrics")).body.decode()
+            metrics += (await http.ask("GET", "/metrics", at=1)).body.decode()
+            assert re.search(
+                r"^quorumlog_subscription_deliveries_total [1-9]", metrics, re.MULTILINE
+            )
+            assert re.search(
+                r"^quorumlog_subscription_oldest_undelivered_seconds ", metrics, re.MULTILINE
+            )
+            assert re.search(r"^quorumlog_subscriptions 2", metrics, re.MULTILINE)
+        finally:
+            program.kill()
+            await program.wait()
