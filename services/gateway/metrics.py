@@ -16,6 +16,7 @@ from services.gateway.logs.handle import LOGS_COUNTED_MAX, OTHER_LOGS
 from services.gateway.logs.lags import CONSUMERS_SHOWN_MAX, OTHER_CONSUMERS, Measured
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.queues import QUEUES_SHOWN_MAX
+from services.gateway.logs.subscriptions import SubscriptionService
 from services.gateway.logs.transactions import Transactions
 from services.gateway.rates import Counts
 from services.gateway.streams.operations import APPEND
@@ -142,6 +143,7 @@ class LogMetrics(Collector):
             count = self._transactions.published_ledgers
             yield CounterMetricFamily("quorumlog_published_ledgers", text, count)
         yield from _queues(self._logs.queues.measured)
+        yield from _subscriptions(self._logs.subscriptions)
         measured = self._logs.lags.measured
         if measured is not None:
             yield from _lags(measured)
@@ -174,6 +176,21 @@ def _queues(measured: Sequence[tuple[Queue, int]]) -> Iterable[Metric]:
         for family, value in zip(families, values, strict=True):
             family.add_metric(row.key, value)
     yield from families
+
+
+def _subscriptions(service: SubscriptionService) -> Iterable[Metric]:
+    """Yields what was delivered here, and at the owner of the log of subscriptions what was not."""
+    for name, text, count in (
+        ("deliveries", "Wakes that receivers accepted, or that were announced", service.deliveries),
+        ("failures", "Attempts to deliver or announce a wake that failed", service.failures),
+    ):
+        yield CounterMetricFamily(f"quorumlog_subscription_{name}", text, count)
+    if service.is_here:
+        text = "Subscriptions of streams"
+        yield GaugeMetricFamily("quorumlog_subscriptions", text, service.count)
+        name = "quorumlog_subscription_oldest_undelivered_seconds"
+        text = "Age of the oldest wake that no receiver has accepted"
+        yield GaugeMetricFamily(name, text, service.oldest_ms / 1000)
 
 
 def _lags(measured: Measured) -> Iterable[Metric]:

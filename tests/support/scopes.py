@@ -19,6 +19,7 @@ from services.gateway.edge.queues import QueueRoutes
 from services.gateway.edge.tokens import TokenRoutes
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.streams import operations as stream_operations
+from services.gateway.streams.subscriptions import SubscriptionRoutes
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference" / "security.md"
 _STREAMS: Final = {
@@ -32,6 +33,7 @@ _RESOURCES: Final = (
     QueueRoutes.operations,
     RecordRoutes.operations,
     _STREAMS,
+    SubscriptionRoutes.operations,
     TransactionRoutes.operations,
     TokenRoutes.operations,
     ClusterRoutes.operations,

@@ -24,7 +24,7 @@ from quorumlog.protocol.log.handover import same
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Transaction
-from quorumlog.wire.position_bodies import POSITIONS_LOG, QUEUES_LOG
+from quorumlog.wire.position_bodies import POSITIONS_LOG, QUEUES_LOG, SUBSCRIPTIONS_LOG
 from services.gateway.engine import Engine
 from services.gateway.engine.ledger_writes import LARGE_BYTES, packed_batch
 from services.gateway.logs.accesses import Accesses
@@ -40,6 +40,7 @@ from services.gateway.logs.queues import QueueService
 from services.gateway.logs.reading import LogReader
 from services.gateway.logs.rewrites import Rewrites
 from services.gateway.logs.store import LogRows, MetadataLogs, Orphans
+from services.gateway.logs.subscriptions import SubscriptionService
 from services.gateway.logs.views import LogView, LogViews
 
 log = logging.getLogger(__name__)
@@ -98,9 +99,13 @@ class LogManager:
         self.positions = PositionService(self, self.reader.read, expiry_s=expiry_s, **rows)
         self.consumers = Consumers(engine, store, self.ownership, self.reader, self.positions)
         self.queues = QueueService(self, self.reader, self.consumers, **rows)
-        self._services: Mapping[str, RowService[Any]] = {
+        self.subscriptions = SubscriptionService(
+            self, self.reader, self.consumers, store.list, **rows
+        )
+        self.services: Mapping[str, RowService[Any]] = {
             POSITIONS_LOG: self.positions,
             QUEUES_LOG: self.queues,
+            SUBSCRIPTIONS_LOG: self.subscriptions,
         }
         self.me = engine.writer
         self.accesses = Accesses(
@@ -279,7 +284,7 @@ class LogManager:
             row = await self.ownership.handle(name).delete(created_at or found.created_at, term)
         finally:
             self.rows.changed(name)
-        for service in self._services.values():
+        for service in self.services.values():
             service.log_deleted(name, row.created_at)
         replaced: Sequence[int] = ()
         with contextlib.suppress(errors.QuorumLogError):  # the sweep deletes them later
@@ -519,7 +524,7 @@ class LogManager:
             case messages.Append():
                 return await self.append(name, replace(call, is_forwarded=True))
             case messages.Consult(data):
-                return await self._services[name].answer_here(data)
+                return await self.services[name].answer_here(data)
             case _:
                 done: Transaction | None = await self._ask(name, call, is_forwarded=True)
                 return done

@@ -76,13 +76,11 @@ class Sweep:
     async def sweep_logs(self) -> None:
         """Sweep the logs that have changed or are due; all logs if changes may have been missed."""
         heard = self._logs.rows.take_heard()
-        positions, queues = self._logs.positions, self._logs.queues
-        deleted, freed = positions.take_deleted(), queues.take_deleted()
+        freed = [(one, one.take_deleted()) for one in self._logs.services.values()]
         self._alive.clear()
         try:
             wanted = {
-                *deleted,
-                *freed,
+                *(name for _, gone in freed for name in gone),
                 *(heard or ()),
                 *self._logs.lags.begin(),
                 *await self._due(),
@@ -101,10 +99,10 @@ class Sweep:
             raise
         self._logs.lags.end()
         # If a new log has the name, the old log's consumers stay, and get `log-replaced`.
-        for service, gone in ((positions, deleted), (queues, freed)):
+        for service, gone in freed:
             await service.free({name: at for name, at in gone.items() if name not in self._watched})
-        await positions.expire()
-        await queues.tick()
+        await self._logs.positions.expire()
+        await self._logs.queues.tick()
 
     async def _sweep_all(self) -> None:
         """Sweep every log, and forget the logs that no longer exist."""

@@ -210,6 +210,7 @@ class Cluster:
         for gateway in self.gateways.values():
             if gateway.unheard_until <= self.now():
                 gateway.logs.rows.heard(name)
+                gateway.logs.subscriptions.heard(name)
 
     async def delay(self) -> None:
         await turns(self.random.choice((0, 0, 1, 2, 5)))

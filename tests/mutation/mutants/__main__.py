@@ -18,6 +18,7 @@ from tests.mutation.mutants.list import MUTANTS
 from tests.mutation.mutants.logs import LOG_MUTANTS, by_logs
 from tests.mutation.mutants.positions import POSITION_MUTANTS, by_positions
 from tests.mutation.mutants.queues import QUEUE_MUTANTS, by_queues
+from tests.mutation.mutants.subscriptions import SUBSCRIPTION_MUTANTS, by_subscriptions
 from tests.support.spread import interruptible, progress, spread
 from tests.unit.bookie.mutants import STORAGE_MUTANTS, is_found
 
@@ -25,7 +26,10 @@ ALARM_SEEDS = 500
 LOG_ALARM_SEEDS = 100
 SERVICE_ALARM_SEEDS = 60
 
-ALL = (*MUTANTS, *END_MUTANTS, *LOG_MUTANTS, *POSITION_MUTANTS, *QUEUE_MUTANTS, *IDLE_MUTANTS)
+ALL = (
+    *(*MUTANTS, *END_MUTANTS, *LOG_MUTANTS, *POSITION_MUTANTS, *QUEUE_MUTANTS),
+    *(*SUBSCRIPTION_MUTANTS, *IDLE_MUTANTS),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ def _seeds_for(mutant: Mutant) -> Callable[[Mutant], Find | None]:
         return by_positions
     if mutant in QUEUE_MUTANTS:
         return by_queues
+    if mutant in SUBSCRIPTION_MUTANTS:
+        return by_subscriptions
     if mutant in IDLE_MUTANTS:
         return by_idle
     return by_logs if mutant in LOG_MUTANTS else by_swarm

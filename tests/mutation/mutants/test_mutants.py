@@ -9,6 +9,7 @@ from tests.mutation.mutants.list import MUTANTS
 from tests.mutation.mutants.logs import CLAIMS, LOG_MUTANTS, LOG_SEEDS, by_logs
 from tests.mutation.mutants.positions import POSITION_MUTANTS, POSITION_SEEDS, by_positions
 from tests.mutation.mutants.queues import QUEUE_MUTANTS, by_queues
+from tests.mutation.mutants.subscriptions import SUBSCRIPTION_MUTANTS, by_subscriptions
 from tests.support.virtual import run_virtual
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
@@ -89,6 +90,11 @@ def test_the_simulation_of_positions_sees_that_a_guard_is_missing(mutant: Mutant
 @pytest.mark.parametrize("mutant", QUEUE_MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_simulation_of_queues_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
     assert by_queues(mutant) is not None
+
+
+@pytest.mark.parametrize("mutant", SUBSCRIPTION_MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_simulation_of_subscriptions_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
+    assert by_subscriptions(mutant) is not None
 
 
 @pytest.mark.parametrize("mutant", IDLE_MUTANTS, ids=lambda mutant: mutant.name)
