@@ -64,7 +64,11 @@ READ_OPTIONS: Final = (
     *("startingOffsetsByTimestampStrategy", "maxEntriesPerPartition", "minPartitions"),
     *("failOnDataLoss", "columns", "includeHeaders", "pushFilters"),
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
-    "publishProgressAs",
+    *("publishProgressAs", "queue"),
+)
+_OF_QUEUES: Final = (
+    *(*_CONNECTION, *_SUBJECTS, "queue", "maxOffsetsPerTrigger", "maxEntriesPerPartition"),
+    *("minPartitions", "failOnDataLoss", "columns", "includeHeaders"),
 )
 WRITE_OPTIONS: Final = (
     *_CONNECTION,
@@ -241,6 +245,8 @@ class ReadOptions:
     trigger_delay_s: float
     published_as: str | None
     """The consumer under whose name a stream publishes its progress."""
+    queue: str | None
+    """The queue from which a stream claims records."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
@@ -274,6 +280,7 @@ class ReadOptions:
             least_rows,
             _duration(options.get("maxTriggerDelay", "15m")),
             _published_as(options, subject),
+            _queue(options, subject),
         )
 
 
@@ -366,12 +373,24 @@ def _published_as(options: Mapping[str, str], subject: ReadSubject) -> str | Non
         return None
     if subject.ledgers:
         raise BadOption("publishProgressAs is for logs: ledgers have no consumers")
-    return _consumer(name, "publishProgressAs")
+    return _named(name, "publishProgressAs", "consumer")
 
 
-def _consumer(given: Any, option: str) -> str:
+def _queue(options: Mapping[str, str], subject: ReadSubject) -> str | None:
+    name = options.get("queue")
+    if name is None:
+        return None
+    if len(subject.names) != 1:
+        raise BadOption("queue is a queue of one log: name the log by subscribe")
+    for option in READ_OPTIONS:
+        if option in options and option not in _OF_QUEUES:
+            raise BadOption(f"{option} does not apply to a queue, whose settings say what it gives")
+    return _named(name, "queue", "queue")
+
+
+def _named(given: Any, option: str, noun: str) -> str:
     if not isinstance(given, str) or not _NAME.fullmatch(given):
-        raise BadOption(f"{option}: {given!r} is no name of a consumer")
+        raise BadOption(f"{option}: {given!r} is no name of a {noun}")
     return given
 
 
@@ -418,7 +437,7 @@ def _start(options: Mapping[str, str]) -> StartChoice | None:
     otherwise = given.get("from", "earliest")
     if otherwise not in ("earliest", "latest"):
         raise BadOption(f"startingOffsets: from is earliest or latest, not {otherwise!r}")
-    return ConsumerStart(_consumer(given["consumer"], "startingOffsets"), otherwise)
+    return ConsumerStart(_named(given["consumer"], "startingOffsets", "consumer"), otherwise)
 
 
 def _place(options: Mapping[str, str], option: str, end: int) -> OffsetChoice | None:

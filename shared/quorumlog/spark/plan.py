@@ -17,6 +17,7 @@ from pyspark.sql.datasource import InputPartition
 
 from quorumlog.errors import NoSuchConsumer, NoSuchLedger, NoSuchLog, OffsetTruncated
 from quorumlog.protocol.batch import decode_head
+from quorumlog.protocol.offset_set import Offsets
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import (
     LATEST,
@@ -57,6 +58,8 @@ class TaskRange(InputPartition):
     """Whether the whole range is certainly in this ledger."""
     created_at: str | None = None
     """Creation time of the log that the plan is for; another log of the same name is not read."""
+    records: Offsets | None = None
+    """The records to return; None: all of the range."""
 
     @property
     def rows(self) -> int:

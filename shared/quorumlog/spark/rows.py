@@ -98,9 +98,11 @@ def rows(
                 ) from error
             at = max(at + 1, _following(error, part))
             continue
-        if page.num_rows == 0:
+        if following <= at:
             # The whole range was confirmed when the plan was made.
             raise errors.EntryUnavailable(f"nothing was read at {at} of {path}", log=part.log)
+        if part.records is not None:
+            page = page.filter(pc.is_in(page.column("offset"), pa.array(part.records, pa.int64())))
         yield _shown(page, part, columns)
         at = following
 
