@@ -63,6 +63,7 @@ READ_OPTIONS: Final = (
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
     *("startingOffsetsByTimestampStrategy", "maxEntriesPerPartition", "minPartitions"),
     *("failOnDataLoss", "columns", "includeHeaders", "pushFilters"),
+    "timestampsAscend",
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
     *("publishProgressAs", "queue"),
 )
@@ -239,6 +240,8 @@ class ReadOptions:
     fails_on_loss: bool
     columns: tuple[str, ...]
     pushes_filters: bool
+    timestamps_ascend: bool
+    """Whether filters on timestamps may prune: no record has an earlier one than those before."""
     rows_per_trigger_max: int | None
     bytes_per_trigger_max: int | None
     rows_per_trigger_min: int | None
@@ -275,6 +278,7 @@ class ReadOptions:
             _flag(options, "failOnDataLoss", default=True),
             columns_of(options),
             _flag(options, "pushFilters", default=False),
+            _flag(options, "timestampsAscend", default=False),
             most_rows,
             _count(options, "maxBytesPerTrigger"),
             least_rows,
