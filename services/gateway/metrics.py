@@ -149,7 +149,7 @@ class LogMetrics(Collector):
             yield from _lags(measured)
 
 
-def _queues(measured: Sequence[tuple[Queue, int]]) -> Iterable[Metric]:
+def _queues(measured: Sequence[tuple[Queue, int, float | None]]) -> Iterable[Metric]:
     """Yields the progress of work queues, at the gateway that owns the log of queues."""
     which, labels = f"of the first {QUEUES_SHOWN_MAX} queues by name", ("log", "queue")
     families: list[GaugeMetricFamily | CounterMetricFamily] = [
@@ -159,6 +159,7 @@ def _queues(measured: Sequence[tuple[Queue, int]]) -> Iterable[Metric]:
                 ("depth", "Records that are not done"),
                 ("in_flight", "Records that workers have"),
                 ("unsettled", "Records that were given and are not done"),
+                ("oldest_seconds", "Age of the first record that is not done"),
             )
         ),
         *(
@@ -170,11 +171,12 @@ def _queues(measured: Sequence[tuple[Queue, int]]) -> Iterable[Metric]:
             )
         ),
     ]
-    for row, depth in measured:
+    for row, depth, oldest_s in measured:
         counts = (row.redelivered, row.dead, row.lost)
-        values = (depth, row.in_flight, len(row.given), *counts)
+        values = (depth, row.in_flight, len(row.given), oldest_s, *counts)
         for family, value in zip(families, values, strict=True):
-            family.add_metric(row.key, value)
+            if value is not None:
+                family.add_metric(row.key, value)
     yield from families
 
 

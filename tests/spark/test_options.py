@@ -42,6 +42,15 @@ from quorumlog.spark.streaming import StreamReader
         ({"subscribe": "a", "gateway.url": "localhost:8080"}, "http://host:port"),
         ({"subscribe": "a", "gateway.url": ""}, "http://host:port"),
         ({"subscribe": "a", "gateway.url": "http://a:1,b:2"}, "http://host:port"),
+        ({"subscribe": "a,b", "queue": "mail"}, "queue is a queue of one log"),
+        ({"subscribePattern": "a.*", "queue": "mail"}, "queue is a queue of one log"),
+        ({"ledgers": "1", "queue": "mail"}, "queue is a queue of one log"),
+        ({"subscribe": "a", "queue": "no such name"}, "no name of a queue"),
+        (
+            {"subscribe": "a", "queue": "b", "startingOffsets": "latest"},
+            "does not apply to a queue",
+        ),
+        ({"subscribe": "a", "queue": "b", "publishProgressAs": "c"}, "does not apply to a queue"),
     ],
 )
 def test_what_a_read_can_not_mean_is_refused(options: dict[str, str], what: str) -> None:

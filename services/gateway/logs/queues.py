@@ -101,6 +101,9 @@ class QueueService(RowService[Queue]):
         """Claims that wait for a change of their queue, in order."""
         self._movers: dict[Key, asyncio.Task[None]] = {}
         self._depths: dict[Key, int] = {}
+        self._oldest: dict[Key, tuple[str, int, int | None]] = {}
+        """For each shown queue: its log's creation, the first record that is not done, and when
+        that record was appended; None if that is unknown."""
         self._measuring: asyncio.Task[None] | None = None
 
     def _counts_once(self, request: Any) -> bool:
@@ -441,16 +444,38 @@ class QueueService(RowService[Queue]):
         depths = {}
         for row in islice(sorted(self.kept.values(), key=lambda row: row.key), QUEUES_SHOWN_MAX):
             with contextlib.suppress(errors.QuorumLogError):
-                end = await self._end_of(row, (await self._consumers.recent(row.log)).row)
+                log_row = (await self._consumers.recent(row.log)).row
+                end = await self._end_of(row, log_row)
                 self._depths[row.key] = row.depth(end)
+                if end >= 0 and self._depths[row.key]:
+                    await self._find_oldest(row, log_row)
             depths[row.key] = self._depths.get(row.key, 0)
         self._depths = depths
+        self._oldest = {key: found for key, found in self._oldest.items() if key in depths}
+
+    async def _find_oldest(self, row: Queue, log_row: LogMetadata) -> None:
+        """Learn when a queue's first record that is not done was appended."""
+        created, at = log_row.created_at, max(row.floor, log_row.first_offset)
+        known = self._oldest.get(row.key)
+        if known is None or known[2] is None or known[:2] != (created, at):
+            self._oldest[row.key] = created, at, None
+            self._oldest[row.key] = created, at, await self._consumers.appended_ms(log_row, at)
 
     @property
-    def measured(self) -> Sequence[tuple[Queue, int]]:
-        """The first queues by name, each with its depth, if this process owns their log."""
+    def measured(self) -> Sequence[tuple[Queue, int, float | None]]:
+        """The first queues by name, each with its depth and the age in seconds of its first record
+        that is not done, if this process owns their log.
+        """
         rows = self.kept if self.is_here else {}
-        return [(rows[key], depth) for key, depth in self._depths.items() if key in rows]
+        return [
+            (rows[key], depth, self._age_s(key) if depth else 0.0)
+            for key, depth in self._depths.items()
+            if key in rows
+        ]
+
+    def _age_s(self, key: Key) -> float | None:
+        came_ms = self._oldest[key][2] if key in self._oldest else None
+        return None if came_ms is None else max(0, self._wall_ms() - came_ms) / 1000
 
     def _move(self, key: Key) -> None:
         """Carry out the moves of a queue in the background, unless a task does that already."""

@@ -63,8 +63,13 @@ READ_OPTIONS: Final = (
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
     *("startingOffsetsByTimestampStrategy", "maxEntriesPerPartition", "minPartitions"),
     *("failOnDataLoss", "columns", "includeHeaders", "pushFilters"),
+    "timestampsAscend",
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
-    "publishProgressAs",
+    *("publishProgressAs", "queue"),
+)
+_OF_QUEUES: Final = (
+    *(*_CONNECTION, *_SUBJECTS, "queue", "maxOffsetsPerTrigger", "maxEntriesPerPartition"),
+    *("minPartitions", "failOnDataLoss", "columns", "includeHeaders"),
 )
 WRITE_OPTIONS: Final = (
     *_CONNECTION,
@@ -237,12 +242,16 @@ class ReadOptions:
     fails_on_loss: bool
     columns: tuple[str, ...]
     pushes_filters: bool
+    timestamps_ascend: bool
+    """Whether filters on timestamps may prune: no record has an earlier one than those before."""
     rows_per_trigger_max: int | None
     bytes_per_trigger_max: int | None
     rows_per_trigger_min: int | None
     trigger_delay_s: float
     published_as: str | None
     """The consumer under whose name a stream publishes its progress."""
+    queue: str | None
+    """The queue from which a stream claims records."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
@@ -271,11 +280,13 @@ class ReadOptions:
             _flag(options, "failOnDataLoss", default=True),
             columns_of(options),
             _flag(options, "pushFilters", default=False),
+            _flag(options, "timestampsAscend", default=False),
             most_rows,
             _count(options, "maxBytesPerTrigger"),
             least_rows,
             _duration(options.get("maxTriggerDelay", "15m")),
             _published_as(options, subject),
+            _queue(options, subject),
         )
 
 
@@ -368,12 +379,24 @@ def _published_as(options: Mapping[str, str], subject: ReadSubject) -> str | Non
         return None
     if subject.ledgers:
         raise BadOption("publishProgressAs is for logs: ledgers have no consumers")
-    return _consumer(name, "publishProgressAs")
+    return _named(name, "publishProgressAs", "consumer")
 
 
-def _consumer(given: Any, option: str) -> str:
+def _queue(options: Mapping[str, str], subject: ReadSubject) -> str | None:
+    name = options.get("queue")
+    if name is None:
+        return None
+    if len(subject.names) != 1:
+        raise BadOption("queue is a queue of one log: name the log by subscribe")
+    for option in READ_OPTIONS:
+        if option in options and option not in _OF_QUEUES:
+            raise BadOption(f"{option} does not apply to a queue, whose settings say what it gives")
+    return _named(name, "queue", "queue")
+
+
+def _named(given: Any, option: str, noun: str) -> str:
     if not isinstance(given, str) or not _NAME.fullmatch(given):
-        raise BadOption(f"{option}: {given!r} is not a valid name of a consumer")
+        raise BadOption(f"{option}: {given!r} is not a valid name of a {noun}")
     return given
 
 
@@ -420,7 +443,7 @@ def _start(options: Mapping[str, str]) -> StartChoice | None:
     otherwise = given.get("from", "earliest")
     if otherwise not in ("earliest", "latest"):
         raise BadOption(f"startingOffsets: from must be earliest or latest, not {otherwise!r}")
-    return ConsumerStart(_consumer(given["consumer"], "startingOffsets"), otherwise)
+    return ConsumerStart(_named(given["consumer"], "startingOffsets", "consumer"), otherwise)
 
 
 def _place(options: Mapping[str, str], option: str, end: int) -> OffsetChoice | None:

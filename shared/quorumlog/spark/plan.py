@@ -17,6 +17,7 @@ from pyspark.sql.datasource import InputPartition
 
 from quorumlog.errors import NoSuchConsumer, NoSuchLedger, NoSuchLog, OffsetTruncated
 from quorumlog.protocol.batch import decode_head
+from quorumlog.protocol.offset_set import Offsets
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import (
     LATEST,
@@ -57,6 +58,10 @@ class TaskRange(InputPartition):
     """Whether the whole range is certainly in this ledger."""
     created_at: str | None = None
     """Creation time of the log that the plan is for; another log of the same name is not read."""
+    records: Offsets | None = None
+    """The records to return; None: all of the range."""
+    filters: tuple[tuple[str, str], ...] = ()
+    """Parameters of the read, by which the gateway returns only records that the query may need."""
 
     @property
     def rows(self) -> int:
@@ -102,6 +107,28 @@ class Pruning:
     ledgers: tuple[int, ...] | None = None
     ledger_first: int = 0
     ledger_last: int = OFFSET_MAX
+    key: bytes | None = None
+    """The only key; None for all."""
+    key_low: bytes = b""
+    key_high: bytes | None = None
+    """Keys are not below `key_low`, and below `key_high`."""
+    from_us: int = 0
+    to_us: int = OFFSET_MAX
+    """Bounds of timestamps in microseconds; inclusive."""
+
+    @property
+    def filters(self) -> tuple[tuple[str, str], ...]:
+        """The parameters of a read of a log that has only keys that the query may need. They are
+        text, so a key that is not UTF-8 is selected by its beginning.
+        """
+        name, value = "key", self.key
+        if value is None:
+            name, value = "key_prefix", _prefix(self.key_low, self.key_high)
+        try:
+            text = value.decode()
+        except UnicodeDecodeError as error:
+            name, text = "key_prefix", value[: error.start].decode()
+        return ((name, text),) if text or name == "key" else ()
 
     def has_log(self, name: str) -> bool:
         """Whether the query may need rows of a log."""
@@ -123,6 +150,17 @@ class Pruning:
 
 
 EVERYTHING: Final = Pruning()
+
+
+def _prefix(low: bytes, high: bytes | None) -> bytes:
+    """The longest beginning of all keys from `low` on that are below `high`."""
+    if high is None:
+        return b""
+    differ = (at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b)
+    size = next(differ, min(len(low), len(high)))
+    is_next = high[size:] and low[size : size + 1] == bytes([max(high[size] - 1, 0)])
+    # Below b"ac" and not below b"ab" are only keys that begin with b"ab".
+    return low[: size + 1] if is_next and len(high) == size + 1 else low[:size]
 
 
 def extent(gateways: Gateways, name: str) -> LogExtent:
@@ -237,8 +275,44 @@ def batch_plan(
             until = offset_of_time(gateways, whole, options.ending_ms)
             end = whole.end if until is None else until
         asked = checked(whole, first, end, fails=options.fails_on_loss)
-        ranges += by_fragment(gateways, whole, list(pruning.of(whole.ranges(*asked))))
+        if options.timestamps_ascend:
+            asked = _within_times(gateways, whole, asked, pruning)
+        parts = list(pruning.of(whole.ranges(*asked)))
+        filters = pruning.filters
+        ranges += _joined(parts, filters) if filters else by_fragment(gateways, whole, parts)
     return cut(ranges, options)
+
+
+def _within_times(
+    gateways: Gateways, whole: LogExtent, asked: tuple[int, int], pruning: Pruning
+) -> tuple[int, int]:
+    """Cut a range to the query's bounds of timestamps. Those of records are whole milliseconds."""
+    first, end = asked
+    if pruning.from_us > 0:
+        found = offset_of_time(gateways, whole, -(-pruning.from_us // 1000))
+        first = max(first, whole.end if found is None else found)
+    if pruning.to_us < OFFSET_MAX:
+        found = offset_of_time(gateways, whole, pruning.to_us // 1000 + 1)
+        end = min(end, whole.end if found is None else found)
+    return first, end
+
+
+def _joined(
+    parts: Sequence[TaskRange], filters: tuple[tuple[str, str], ...]
+) -> Iterator[TaskRange]:
+    """Join a log's adjacent ranges: a filtered page looks at records beyond the end of a range, so
+    short ranges would make gateways read the same records again.
+    """
+    known: TaskRange | None = None
+    for part in parts:
+        if known is not None and known.end == part.first:
+            known = replace(known, end=part.end)
+            continue
+        if known is not None:
+            yield known
+        known = replace(part, filters=filters)
+    if known is not None:
+        yield known
 
 
 def _check_start(start: StartChoice | None) -> None:
