@@ -126,7 +126,7 @@ class ProgressPublisher:
                 self._put(path, known, {"If-None-Match": "*"})
                 return
             if shown["state"] == "log-replaced":
-                raise errors.LogReplaced("the position is of a deleted log: reset the consumer")
+                raise errors.LogReplaced("the log of the position was deleted: reset the consumer")
             if int(shown["offset"]) >= known.wanted:
                 known.done = int(shown["offset"])
                 return

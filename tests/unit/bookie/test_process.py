@@ -211,7 +211,7 @@ async def test_a_wiped_directory_is_refused_and_with_permission_a_new_incarnatio
         CliRunner().invoke, cli, ["bookie", "cookie", "delete", *command[3:]]
     )
     assert refused.exit_code == 1
-    assert "lives" in refused.output
+    assert "is alive" in refused.output
 
 
 async def test_garbage_collection_waits_while_the_metadata_service_is_away(bookie: Process) -> None:
