@@ -20,7 +20,14 @@ from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.log.messages import HERE, Consult
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rows import Batch, Key
-from quorumlog.protocol.subscriptions import Ends, Link, Phase, Subscription, SubscriptionSettings
+from quorumlog.protocol.subscriptions import (
+    STREAMS_MAX,
+    Ends,
+    Link,
+    Phase,
+    Subscription,
+    SubscriptionSettings,
+)
 from quorumlog.wire.position_bodies import SUBSCRIPTION_BODIES, SUBSCRIPTIONS_LOG
 from services.gateway.logs.consumers import Consumers
 from services.gateway.logs.keeper import RowService
@@ -76,6 +83,7 @@ class SubscriptionService(RowService[Subscription]):
         self._users: dict[_StreamKey, set[Key]] = {}
         self._followers: dict[_StreamKey, asyncio.Task[None]] = {}
         self._ends: dict[_StreamKey, int] = {}
+        self._is_owner = False
         self._new: set[Key] = set()
         """Subscriptions whose streams were not listed since this owner knows them."""
         self._heard: set[str] | None = None
@@ -109,7 +117,7 @@ class SubscriptionService(RowService[Subscription]):
         """
         links = {each.log: each for each in await self._links(settings.streams)}
         if settings.pattern:
-            found = [name async for name in self._matching(settings)]
+            found = await self._matching(settings)
             for link in await self._links(name for name in found if name not in links):
                 links[link.log] = replace(link, is_explicit=False)
             links |= {name: replace(links[name], is_glob=True) for name in found}
@@ -135,21 +143,18 @@ class SubscriptionService(RowService[Subscription]):
         """Add explicit streams, which begin at their ends. Raises: TooManySubscriptions."""
         await self.ask(subscriptions.LinkStreams(name, tuple(await self._links(streams))))
 
-    async def claim(self, row: Subscription, worker: str) -> Subscription:
-        """Claim a pull-wake subscription. Raises: AlreadyClaimed, NoPendingWork."""
-        for is_fresh in (False, True):
-            ends = await self.ends(row, is_fresh=is_fresh)
-            asked = subscriptions.ClaimWake(row.id, worker, new_wake(), ends)
-            try:
-                claimed: Subscription = await self.ask(asked)
-            except errors.NoPendingWork:
-                if is_fresh:  # else cached metadata may lack the newest records
-                    raise
-            else:
-                return claimed
-        raise AssertionError
+    async def by_ends(self, row: Subscription, make: Callable[[Ends], Any]) -> Subscription:
+        """Decide a request that `make` makes from the ends of a subscription's streams. Raises:
+        AlreadyClaimed, NoPendingWork, WakeFenced, InvalidOffset.
+        """
+        decided: Subscription
+        try:
+            decided = await self.ask(make(await self._read_ends(row, is_fresh=False)))
+        except (errors.NoPendingWork, errors.InvalidOffset):  # by cached metadata
+            decided = await self.ask(make(await self._read_ends(row, is_fresh=True)))
+        return decided
 
-    async def ends(self, row: Subscription, *, is_fresh: bool = False) -> Ends:
+    async def _read_ends(self, row: Subscription, *, is_fresh: bool) -> Ends:
         """The acknowledged ends of a subscription's streams, as far as they can be read."""
         room = asyncio.Semaphore(_AT_ONCE)
 
@@ -177,17 +182,17 @@ class SubscriptionService(RowService[Subscription]):
 
         return list(await asyncio.gather(*map(link, names)))
 
-    async def _matching(self, settings: SubscriptionSettings) -> Any:
-        """The names of the existing streams that a pattern matches."""
+    async def _matching(self, settings: SubscriptionSettings) -> list[str]:
+        """The names of the existing streams that a pattern matches, as many as may be linked."""
+        found: list[str] = []
         after: str | None = None
-        while True:
-            prefix = STREAM_PREFIX + stream_name(literal(settings.pattern))
+        prefix = STREAM_PREFIX + stream_name(literal(settings.pattern))
+        while len(found) < STREAMS_MAX:
             rows, after = await self._list_logs(after=after, limit=_PAGE, prefix=prefix)
-            for row in rows:
-                if is_matching(settings, row.name):
-                    yield row.name
+            found += [row.name for row in rows if is_matching(settings, row.name)]
             if after is None:
-                return
+                break
+        return found[:STREAMS_MAX]
 
     # --- the owner -------------------------------------------------------------------------------
 
@@ -245,8 +250,9 @@ class SubscriptionService(RowService[Subscription]):
         try:
             empty = Consult(SUBSCRIPTION_BODIES.encode_requests(()))
             found = await self._logs.consult(SUBSCRIPTIONS_LOG, empty, is_forwarded=False)
-            if found is HERE and not self.kept:
+            if found is HERE and not self._is_owner:
                 await self.page("", after="", limit=1)  # reads the rows
+            self._is_owner = found is HERE
         except errors.NoSuchLog:
             return False
         except errors.QuorumLogError as error:
@@ -261,6 +267,7 @@ class SubscriptionService(RowService[Subscription]):
             known.clear()
         self._known.clear()
         self._new.clear()
+        self._is_owner = False
 
     def _changed(self, batch: Batch[Subscription]) -> None:
         for key in (*(row.key for row in batch.rows), *batch.gone):
@@ -307,8 +314,9 @@ class SubscriptionService(RowService[Subscription]):
     def _driven(self, key: Key, task: asyncio.Task[None]) -> None:
         if self._drivers.get(key) is task:
             del self._drivers[key], self._pokes[key]
-            if key in self._known and self.is_here:
-                log.error("subscription-driver-ended", extra={"subscription": key[1]})
+            self._known.pop(key, None)  # if it broke, the next look begins anew
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("subscription-broke", exc_info=error, extra={"subscription": key[1]})
 
     # --- streams ---------------------------------------------------------------------------------
 
@@ -330,11 +338,14 @@ class SubscriptionService(RowService[Subscription]):
                 await asyncio.sleep(_GATHER_S if page.next > end else 0)
             except (errors.NoSuchLog, errors.LogReplaced):
                 await self._asked(subscriptions.StreamGone(name, created))
-                self.heard(name)
+                self.heard(name)  # there may be another one by now
                 await asyncio.sleep(_RETRY_S)
             except (errors.OffsetTruncated, errors.EntryLost):
                 await asyncio.sleep(_GATHER_S)
             except errors.QuorumLogError:
+                await asyncio.sleep(_RETRY_S)
+            except Exception:
+                log.exception("stream-not-followed", extra={"log": name})
                 await asyncio.sleep(_RETRY_S)
 
     async def _list_streams(self, row: Subscription) -> None:
@@ -343,7 +354,7 @@ class SubscriptionService(RowService[Subscription]):
         if row.settings.pattern:
             linked = {each.log for each in row.links if each.created}
             try:
-                wanted |= {name async for name in self._matching(row.settings)} - linked
+                wanted |= {*await self._matching(row.settings)} - linked
             except errors.QuorumLogError:
                 self._new.add(row.key)  # the next look lists them again
         for name in sorted(wanted):
@@ -356,9 +367,12 @@ class SubscriptionService(RowService[Subscription]):
             return
         try:
             created = (await self._reader.rows.row(name)).created_at
-        except errors.QuorumLogError as error:
-            if not isinstance(error, errors.NoSuchLog):
-                self._heard = None  # all are listed again
+        except errors.NoSuchLog:
+            for gone in {each for row in wanting for each in _streams_of(row) if each[0] == name}:
+                await self._asked(subscriptions.StreamGone(*gone))
+            return
+        except errors.QuorumLogError:
+            self._heard = None  # all are listed again
             return
         for row in wanting:
             if (name, created) not in _streams_of(row):
@@ -477,7 +491,10 @@ def is_matching(settings: SubscriptionSettings, name: str) -> bool:
 
 
 def _wants(row: Subscription, name: str) -> bool:
-    return is_matching(row.settings, name) or any(each.log == name for each in row.links)
+    """Whether a subscription has a stream, or has room for it and matches it."""
+    if any(each.log == name for each in row.links):
+        return True
+    return len(row.links) < STREAMS_MAX and is_matching(row.settings, name)
 
 
 def _streams_of(row: Subscription | None) -> set[_StreamKey]:

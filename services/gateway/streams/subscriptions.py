@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -21,7 +22,6 @@ from quorumlog.protocol.log import LogState
 from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.subscriptions import (
     STREAMS_MAX,
-    Ends,
     Kind,
     Link,
     Subscription,
@@ -197,6 +197,8 @@ _ACK: Final = {
     "done": True,
 }
 _ANY: Final = {"type": "object"}
+_TAKES_ACK: Final = op.takes(WakeAck, {"done": _ACK})
+_ACKED: Final = op.gives("Acknowledged.", _ANY, {"all": {"ok": True, "next_wake": False}})
 _KEPT: Final = (
     *TAKING_OVER,
     errors.QuorumTimeout,
@@ -205,7 +207,13 @@ _KEPT: Final = (
     errors.NoSuchSubscription,
 )
 """Errors of the log that stores subscriptions, which this gateway may have to take over."""
-_BY_WAKE: Final = (errors.MetadataUnavailable, errors.WakeTokenInvalid, errors.WakeFenced)
+_BY_WAKE: Final = (
+    *_KEPT,
+    errors.MetadataUnavailable,
+    errors.WakeTokenInvalid,
+    errors.WakeFenced,
+    errors.InvalidOffset,
+)
 _MANAGE: Final = on(Named.SOME, Scope.MANAGE)
 
 
@@ -412,7 +420,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         """
         wanted = await body.read_model(request, self._room, WakeClaim)
         row = await self._look(request, given, Scope.WORK)
-        row = await self._subscriptions.claim(row, wanted.worker)
+        claim = partial(subscriptions.ClaimWake, row.id, wanted.worker, new_wake())
+        row = await self._subscriptions.by_ends(row, claim)
         keys = await self._keys()
         claimed = {
             "wake_id": row.wake_id,
@@ -426,9 +435,9 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     @op.operation(
         f"POST {_ONE}/callback",
         (ID,),
-        body=op.takes(WakeAck, {"done": _ACK}),
-        replies=op.gives("Acknowledged.", _ANY, {"all": {"ok": True, "next_wake": False}}),
-        errors=(*_KEPT, *_BY_WAKE, errors.InvalidOffset),
+        body=_TAKES_ACK,
+        replies=_ACKED,
+        errors=_BY_WAKE,
         scope=OPEN,
         needs_body=True,
     )
@@ -442,9 +451,9 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     @op.operation(
         f"POST {_ONE}/ack",
         (ID,),
-        body=op.takes(WakeAck, {"done": _ACK}),
-        replies=op.gives("Acknowledged.", _ANY, {"all": {"ok": True, "next_wake": False}}),
-        errors=(*_KEPT, *_BY_WAKE, errors.InvalidOffset),
+        body=_TAKES_ACK,
+        replies=_ACKED,
+        errors=_BY_WAKE,
         scope=OPEN,
         needs_body=True,
     )
@@ -459,9 +468,9 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     @op.operation(
         f"POST {_ONE}/release",
         (ID,),
-        body=op.takes(WakeAck, {"one": {"wake_id": "w_1", "generation": 7}}),
+        body=_TAKES_ACK,
         replies={204: Reply("Released. Pending work gets another wake.")},
-        errors=(*_KEPT, *_BY_WAKE, errors.InvalidOffset),
+        errors=_BY_WAKE,
         scope=OPEN,
         needs_body=True,
     )
@@ -504,17 +513,16 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
             raise errors.BadRequest(f"the subscription is {row.settings.kind}")
         if not row.secret.startswith(uid) or generation != wanted.generation:
             raise errors.WakeFenced("the token is of another wake")
-        ends: Ends = await self._subscriptions.ends(row) if wanted.acks or wanted.done else ()
-        asked = subscriptions.AckWake(
+        asked = partial(
+            subscriptions.AckWake,
             row.id,
             wanted.generation,
             wanted.wake_id,
             () if is_release else tuple(map(_ack_of, wanted.acks)),
             wanted.done or is_release,
             new_wake(),
-            ends,
         )
-        row = await self._subscriptions.ask(asked)
+        row = await self._subscriptions.by_ends(row, asked)
         return json_value({"ok": True, "next_wake": row.generation != wanted.generation})
 
     async def _shown(self, row: Subscription) -> dict[str, Any]:
@@ -565,11 +573,11 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         log = await self._logs.rows.row(row.settings.wake_log)
         if config_of(log) is None or log.state is LogState.CLOSED:
             raise DeliveryFailed("the wake stream takes no events")
-        pending = next(each for each in row.links if each.tail > each.acked)
+        pending = [each for each in row.links if each.tail > each.acked]
         event = {
             "type": "wake",
             "subscription_id": row.id,
-            "stream": stream_path(pending.log),
+            "stream": stream_path(pending[0].log) if pending else "",
             "generation": row.generation,
             "ts": int(wall_s() * 1000),
         }

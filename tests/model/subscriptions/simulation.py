@@ -116,6 +116,8 @@ class Driver:
                 world.after(world.soon_s(), lambda: self.deliver(row))
             case Phase.HELD:
                 world.ask(Expire(row.id, row.generation, world.wake_id()))
+            case _:
+                pass
 
     def deliver(self, row: Subscription) -> None:
         world = self.world

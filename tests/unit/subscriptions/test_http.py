@@ -14,6 +14,7 @@ from aiohttp import web
 
 from loadtest.ports import free_ports
 from quorumlog.net.listen import listening
+from quorumlog.protocol import subscriptions as protocol
 from services.gateway.app import build_app
 from services.gateway.edge.http.limits import Limits
 from services.gateway.streams import subscriptions as routes
@@ -238,6 +239,7 @@ async def test_a_deleted_subscription_is_not_told_and_takes_no_callback(http: Se
 
 
 async def test_bad_requests_are_refused(http: Served) -> None:
+    settings: dict[str, Any]
     for settings in (
         {"pattern": None},
         {"pattern": "", "streams": []},
@@ -249,7 +251,7 @@ async def test_bad_requests_are_refused(http: Served) -> None:
         {"lease_ttl_ms": 999},
         {"lease_ttl_ms": 600_001},
         {"lease_ttl_ms": "1000"},
-        {"streams": ["a"] * (routes.STREAMS_MAX + 1)},
+        {"streams": ["a"] * (protocol.STREAMS_MAX + 1)},
         {"streams": ["__ds/a"]},
         {"streams": ["a" * 300]},
         {"description": "a" * (routes.DESCRIPTION_CHARS_MAX + 1)},

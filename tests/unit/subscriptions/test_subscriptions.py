@@ -75,6 +75,8 @@ class Keeper:
                         assert SUBSCRIPTION_BODIES.decode_batch(data) == batch
                         self.batches.append(batch)
                         events.append(Appended())
+                    case _:
+                        raise AssertionError(effect)
         return answer
 
     def done(self, request: Any) -> Subscription:
