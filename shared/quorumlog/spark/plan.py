@@ -297,22 +297,17 @@ def _within_times(
     return first, end
 
 
-def _joined(
-    parts: Sequence[TaskRange], filters: tuple[tuple[str, str], ...]
-) -> Iterator[TaskRange]:
+def _joined(parts: Iterable[TaskRange], filters: tuple[tuple[str, str], ...]) -> list[TaskRange]:
     """Join a log's adjacent ranges: a filtered page looks at records beyond the end of a range, so
     short ranges would make gateways read the same records again.
     """
-    known: TaskRange | None = None
+    found: list[TaskRange] = []
     for part in parts:
-        if known is not None and known.end == part.first:
-            known = replace(known, end=part.end)
-            continue
-        if known is not None:
-            yield known
-        known = replace(part, filters=filters)
-    if known is not None:
-        yield known
+        if found and found[-1].end == part.first:
+            found[-1] = replace(found[-1], end=part.end)
+        else:
+            found.append(replace(part, filters=filters))
+    return found
 
 
 def _check_start(start: StartChoice | None) -> None:

@@ -12,6 +12,7 @@ Invariants:
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -221,8 +222,10 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         missing = self._options.rows_per_trigger_max or _ROWS
         missing = missing if self._left is None else min(missing, self._left)
         claims: dict[int, Offsets] = {}
-        lease_ms = 0
+        lease_ms, begun_s = 0, time.monotonic()
         while missing > 0 and len(claims) < _CLAIMS_MAX:
+            if claims and time.monotonic() - begun_s > lease_ms / 3000:
+                break  # the first claim must be extended soon
             wait_ms = 0 if claims or self._left is not None else _WAIT_MS
             wanted = {"max": min(missing, _ROWS), "wait_ms": wait_ms}
             path = f"{self._path}/claim"
