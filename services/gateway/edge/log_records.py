@@ -83,17 +83,18 @@ FROM: Final[Parameter[Start]] = Parameter(
 )
 
 
-def _utf8(text: str, _pointer: str) -> bytes:
+def utf8(text: str, _pointer: str) -> bytes:
+    """The bytes of a parameter that is a key, or the beginning of one."""
     return text.encode()
 
 
 KEY: Final[Parameter[bytes | None]] = Parameter(
-    "key", "query", _utf8, {"type": "string"}, "Only records with this key (UTF-8).", None
+    "key", "query", utf8, {"type": "string"}, "Only records with this key (UTF-8).", None
 )
 KEY_PREFIX: Final[Parameter[bytes | None]] = Parameter(
     "key_prefix",
     "query",
-    _utf8,
+    utf8,
     {"type": "string"},
     "Only records whose key begins with this text.",
     None,
