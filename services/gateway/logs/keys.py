@@ -193,7 +193,7 @@ class KeyReader:
                     found = [part for b in page.batches for part in Filter(key=key).matching(b)]
                     if found:
                         last = found[-1].first_offset + found[-1].count - 1
-                        # Here a tombstone will count as absent (rule 27d).
+                        # A tombstone will count as absent here, once logs are compacted.
                         return _part(row, (found[-1].since(last),), last, end)
         return _part(row, (), row.first_offset, end)
 

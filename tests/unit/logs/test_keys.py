@@ -191,6 +191,10 @@ async def test_keys_of_ledgers_without_an_index_are_kept_within_a_bound(
         assert (await one.logs.keys.newest("log", b"none")).batches == ()
         scans = one.logs.keys._scans.values()
         assert sum(scan.keys.pairs for scan in scans) <= 5
+        monkeypatch.setattr(module, "SCANNED_PAIRS_MAX", 100)
+        monkeypatch.setattr(module, "_SCANS_MAX", 2)
+        assert (await one.logs.keys.newest("log", b"none")).batches == ()
+        assert len(scans) == 2
         monkeypatch.setattr(module, "SCANNED_PAIRS_MAX", 2)
         monkeypatch.setattr(module, "_SCAN_BYTES", 1)
         one.logs.keys._scans.clear()
