@@ -71,9 +71,9 @@ class JetStream:
     def __init__(self, folder: Path, client: Any, pids: Pids, seconds: float) -> None:
         self._folder = folder
         self._client = client
-        self._pids = pids
-        self._seconds = seconds
-        self._streams = client.jetstream(timeout=20)
+        self.pids = pids
+        self.seconds = seconds
+        self.streams = client.jetstream(timeout=20)
         self._total = to_read(seconds)
         self._is_filled = False
         self._acked = 0
@@ -136,22 +136,22 @@ class JetStream:
         """Append with `in_flight` concurrent calls that wait for their acknowledgements."""
         payload = payload_of(size)
         figures = await appends(
-            Meter(self._pids),
-            lambda: self._streams.publish(_SUBJECT, payload),
+            Meter(self.pids),
+            lambda: self.streams.publish(_SUBJECT, payload),
             in_flight=in_flight,
-            seconds=self._seconds,
+            seconds=self.seconds,
             size=size,
         )
-        await self._streams.purge_stream(_STREAM)
+        await self.streams.purge_stream(_STREAM)
         return figures
 
     async def read(self) -> Figures:
         """Read a stream from its start to its end, repeatedly until the time is over."""
         await self._fill()
         count = 0
-        with Meter(self._pids) as meter:
-            for _ in during(self._seconds):
-                subscription = await self._streams.subscribe(
+        with Meter(self.pids) as meter:
+            for _ in during(self.seconds):
+                subscription = await self.streams.subscribe(
                     _READ_SUBJECT,
                     ordered_consumer=True,
                     config=ConsumerConfig(deliver_policy=DeliverPolicy.ALL),
@@ -169,7 +169,7 @@ class JetStream:
             return
         payload = payload_of(KIB)
         for _ in range(self._total // 1000):
-            publishes = (self._streams.publish(_READ_SUBJECT, payload) for _ in range(1000))
+            publishes = (self.streams.publish(_READ_SUBJECT, payload) for _ in range(1000))
             await asyncio.gather(*publishes)
         self._is_filled = True
 
@@ -200,7 +200,7 @@ class JetStream:
             return step
 
         try:
-            return await repeated(Meter(self._pids), list(map(step_of, fetched)), self._seconds)
+            return await repeated(Meter(self.pids), list(map(step_of, fetched)), self.seconds)
         finally:
             await for_each(fetched, _ack_rest, _AT_ONCE)
 
@@ -211,24 +211,24 @@ class JetStream:
             max_ack_pending=-1,
             num_replicas=3,
         )
-        return await self._streams.pull_subscribe(
+        return await self.streams.pull_subscribe(
             _ACKED_SUBJECT, durable=name, stream=_ACKED_STREAM, config=config
         )
 
     async def _fill_acked(self, total: int) -> None:
         if not self._acked:
-            await self._streams.add_stream(
+            await self.streams.add_stream(
                 StreamConfig(name=_ACKED_STREAM, subjects=[_ACKED_SUBJECT], num_replicas=3)
             )
         while self._acked < total:
-            publishes = (self._streams.publish(_ACKED_SUBJECT, b"x") for _ in range(1000))
+            publishes = (self.streams.publish(_ACKED_SUBJECT, b"x") for _ in range(1000))
             await asyncio.gather(*publishes)
             self._acked += 1000
 
     async def idle(self) -> Figures:
         """Measure the CPU and memory that the existing consumers cost without any requests."""
-        with (meter := Meter(self._pids)):
-            await asyncio.sleep(self._seconds)
+        with (meter := Meter(self.pids)):
+            await asyncio.sleep(self.seconds)
         return meter.shares() | {"servers MB": meter.memory(max)["servers"]}
 
     # JetStream's own load generator, since nats-py itself limits the rate.
@@ -238,11 +238,11 @@ class JetStream:
         `how`: its command, `async`, or `atomic` or `fast` for batches of JetStream's own.
         """
         rate = _RATE_OF_ONE if in_flight == 1 else _RATE_OF_MANY
-        count = max(in_flight * clients, round(rate * self._seconds))
+        count = max(in_flight * clients, round(rate * self.seconds))
         flags = ("sync",) if in_flight == 1 else (how, "--batch", str(in_flight))
         words = ("js", "pub", *flags, "--clients", str(clients), "--stream", _STREAM, _SUBJECT)
         meter, reported = await self._nats(*words, count=count)
-        await self._streams.purge_stream(_STREAM)
+        await self.streams.purge_stream(_STREAM)
         figures = meter.figures(count, KIB)
         if in_flight == 1:  # otherwise the latencies are those of whole batches
             names = {"p50 ms": "P50", "p99 ms": "P99", "p99.9 ms": "P99.9"}
@@ -263,7 +263,7 @@ class JetStream:
         if not _NATS.exists():
             raise Absent("nats bench is not built: `make bench` does that with Go")
         table = self._folder / "nats.csv"
-        meter = Meter(self._pids)
+        meter = Meter(self.pids)
         argv = [
             str(_NATS), "bench", *words, "--msgs", str(count), "--size", str(KIB), "--no-progress",
             "--server", self._client.connected_url.geturl(), "--no-context", "--csv", str(table),
