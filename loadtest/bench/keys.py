@@ -9,7 +9,7 @@ message of a subject with a direct get. Both clients are Python libraries.
 import argparse
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,11 +103,11 @@ class Ours:
         """Ask for the newest record of one random key after another."""
         log, dice = self.client.log(_LOG), random.Random("keys")
 
-        def step() -> Awaitable[object]:
-            return log.get(f"key-{dice.randrange(self.keys)}")
+        async def get() -> None:
+            assert await log.get(f"key-{dice.randrange(self.keys)}") is not None
 
         meter = Meter({"client": [os.getpid()], **self.cluster.pids({"gateway": "gateway"})})
-        return await repeated(meter, [step], self.seconds)
+        return await repeated(meter, [get], self.seconds)
 
     async def filtered(self) -> Figures:
         """Read all records of random keys, and count the bytes that the gateway received."""
@@ -151,11 +151,11 @@ class Peer:
         """Ask for the last message of one random subject after another."""
         dice, streams = random.Random("keys"), self.servers.streams
 
-        def step() -> Awaitable[object]:
+        async def last() -> None:
             subject = f"keys.{dice.randrange(self.keys)}"
-            return streams.get_last_msg(_STREAM, subject, direct=True)
+            await streams.get_last_msg(_STREAM, subject, direct=True)
 
-        return await repeated(Meter(self.servers.pids), [step], self.servers.seconds)
+        return await repeated(Meter(self.servers.pids), [last], self.servers.seconds)
 
 
 OPTIONS: Final = {

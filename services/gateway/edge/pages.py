@@ -311,7 +311,7 @@ class LogPages(Pages[LogBatches]):
     async def _indexed(self, at: Start) -> LogBatches | None:
         """A page of the batches that may have the wanted key, by indexes; None without one."""
         key = None if self._wanted is None else self._wanted.key
-        if key is None or not isinstance(at, int):
+        if key is None or not (isinstance(at, int) or at == "earliest"):
             return None
         page = await self._logs.keys.page(
             self._log,

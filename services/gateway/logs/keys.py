@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from sys import maxsize
-from typing import Final
+from typing import Final, Literal
 
 from quorumlog import errors
 from quorumlog.protocol import batch
@@ -76,15 +76,23 @@ class KeyReader:
         self._scans: OrderedDict[int, _Scan] = OrderedDict()
 
     async def page(
-        self, name: str, at: int, key: bytes, *, created_at: str | None, limit: int, max_bytes: int
+        self,
+        name: str,
+        start: int | Literal["earliest"],
+        key: bytes,
+        *,
+        created_at: str | None,
+        limit: int,
+        max_bytes: int,
     ) -> LogBatches | None:
-        """The batches from the offset `at` on that may have records of a key, as far as indexes
-        tell. None if the next record must be read without an index.
+        """The batches from an offset on that may have records of a key, as far as indexes tell.
+        None if the next record must be read without an index.
 
         Raises: NoSuchLog, LogReplaced.
         """
         row = self._reader.rows.recent(name) or await self._reader.fresh(name, created_at)
         row.check_created(created_at)
+        at = row.first_offset if start == "earliest" else start
         if at < row.first_offset:
             return None
         page = Page(row, limit, max_bytes, at=at)

@@ -139,6 +139,9 @@ async def test_only_entries_with_the_key_are_read(monkeypatch: pytest.MonkeyPatc
         reads.clear()
         await two.logs.keys.page("log", 0, b"none", created_at=None, limit=9, max_bytes=9999)
         assert reads == [], "buckets are cached"
+        first = await LogPages(two.logs, "log", None, Filter(b"none")).read("earliest")
+        assert (first.first, first.next) == (0, len(FLAT) + 1)
+        assert {each[0] for each in reads} == {items[-1].ledger_id}, "the open ledger"
 
 
 async def test_buckets_are_cached_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
