@@ -7,6 +7,7 @@ It is as durable as quorumlog: three copies, and each server syncs before it ans
 import asyncio
 import csv
 import os
+import random
 import signal
 import sys
 from collections import Counter
@@ -49,6 +50,9 @@ _READ_STREAM: Final = "to-read"
 _READ_SUBJECT: Final = "to-read.entries"
 _ACKED_STREAM: Final = "acked"
 _ACKED_SUBJECT: Final = "acked.entries"
+_KEYED_STREAM: Final = "keyed"
+_PUBLISHES: Final = 500
+"""Publications at the same time, while a stream is filled."""
 _ACK_WAIT_S: Final = 3600.0
 _AT_ONCE: Final = 8
 """Consumers that are created, or that fetch, at the same time."""
@@ -71,11 +75,11 @@ class JetStream:
     def __init__(self, folder: Path, client: Any, pids: Pids, seconds: float) -> None:
         self._folder = folder
         self._client = client
-        self.pids = pids
-        self.seconds = seconds
-        self.streams = client.jetstream(timeout=20)
+        self._pids = pids
+        self._seconds = seconds
+        self._streams = client.jetstream(timeout=20)
         self._total = to_read(seconds)
-        self._is_filled = False
+        self._is_filled = self._is_keyed = False
         self._acked = 0
         """Number of messages in the stream whose messages are acknowledged one by one."""
         self._pulls: dict[int, list[Any]] = {}
@@ -136,22 +140,22 @@ class JetStream:
         """Append with `in_flight` concurrent calls that wait for their acknowledgements."""
         payload = payload_of(size)
         figures = await appends(
-            Meter(self.pids),
-            lambda: self.streams.publish(_SUBJECT, payload),
+            Meter(self._pids),
+            lambda: self._streams.publish(_SUBJECT, payload),
             in_flight=in_flight,
-            seconds=self.seconds,
+            seconds=self._seconds,
             size=size,
         )
-        await self.streams.purge_stream(_STREAM)
+        await self._streams.purge_stream(_STREAM)
         return figures
 
     async def read(self) -> Figures:
         """Read a stream from its start to its end, repeatedly until the time is over."""
         await self._fill()
         count = 0
-        with Meter(self.pids) as meter:
-            for _ in during(self.seconds):
-                subscription = await self.streams.subscribe(
+        with Meter(self._pids) as meter:
+            for _ in during(self._seconds):
+                subscription = await self._streams.subscribe(
                     _READ_SUBJECT,
                     ordered_consumer=True,
                     config=ConsumerConfig(deliver_policy=DeliverPolicy.ALL),
@@ -169,7 +173,7 @@ class JetStream:
             return
         payload = payload_of(KIB)
         for _ in range(self._total // 1000):
-            publishes = (self.streams.publish(_READ_SUBJECT, payload) for _ in range(1000))
+            publishes = (self._streams.publish(_READ_SUBJECT, payload) for _ in range(1000))
             await asyncio.gather(*publishes)
         self._is_filled = True
 
@@ -200,7 +204,7 @@ class JetStream:
             return step
 
         try:
-            return await repeated(Meter(self.pids), list(map(step_of, fetched)), self.seconds)
+            return await repeated(Meter(self._pids), list(map(step_of, fetched)), self._seconds)
         finally:
             await for_each(fetched, _ack_rest, _AT_ONCE)
 
@@ -211,24 +215,44 @@ class JetStream:
             max_ack_pending=-1,
             num_replicas=3,
         )
-        return await self.streams.pull_subscribe(
+        return await self._streams.pull_subscribe(
             _ACKED_SUBJECT, durable=name, stream=_ACKED_STREAM, config=config
         )
 
     async def _fill_acked(self, total: int) -> None:
         if not self._acked:
-            await self.streams.add_stream(
+            await self._streams.add_stream(
                 StreamConfig(name=_ACKED_STREAM, subjects=[_ACKED_SUBJECT], num_replicas=3)
             )
         while self._acked < total:
-            publishes = (self.streams.publish(_ACKED_SUBJECT, b"x") for _ in range(1000))
+            publishes = (self._streams.publish(_ACKED_SUBJECT, b"x") for _ in range(1000))
             await asyncio.gather(*publishes)
             self._acked += 1000
 
+    async def newest(self, keys: int, size: int) -> Figures:
+        """Ask for the last message of one random subject after another, by direct gets. The stream
+        has a message of `size` bytes for each of `keys` subjects, and three copies.
+        """
+        if not self._is_keyed:
+            config = StreamConfig(name=_KEYED_STREAM, subjects=["keyed.>"], num_replicas=3)
+            config.allow_direct = True
+            await self._streams.add_stream(config)
+            value = payload_of(size)
+            await for_each(
+                range(keys), lambda n: self._streams.publish(f"keyed.{n}", value), _PUBLISHES
+            )
+            self._is_keyed = True
+
+        async def last() -> None:
+            subject = f"keyed.{random.randrange(keys)}"
+            await self._streams.get_last_msg(_KEYED_STREAM, subject, direct=True)
+
+        return await repeated(Meter(self._pids), [last], self._seconds)
+
     async def idle(self) -> Figures:
         """Measure the CPU and memory that the existing consumers cost without any requests."""
-        with (meter := Meter(self.pids)):
-            await asyncio.sleep(self.seconds)
+        with (meter := Meter(self._pids)):
+            await asyncio.sleep(self._seconds)
         return meter.shares() | {"servers MB": meter.memory(max)["servers"]}
 
     # JetStream's own load generator, since nats-py itself limits the rate.
@@ -238,11 +262,11 @@ class JetStream:
         `how`: its command, `async`, or `atomic` or `fast` for batches of JetStream's own.
         """
         rate = _RATE_OF_ONE if in_flight == 1 else _RATE_OF_MANY
-        count = max(in_flight * clients, round(rate * self.seconds))
+        count = max(in_flight * clients, round(rate * self._seconds))
         flags = ("sync",) if in_flight == 1 else (how, "--batch", str(in_flight))
         words = ("js", "pub", *flags, "--clients", str(clients), "--stream", _STREAM, _SUBJECT)
         meter, reported = await self._nats(*words, count=count)
-        await self.streams.purge_stream(_STREAM)
+        await self._streams.purge_stream(_STREAM)
         figures = meter.figures(count, KIB)
         if in_flight == 1:  # otherwise the latencies are those of whole batches
             names = {"p50 ms": "P50", "p99 ms": "P99", "p99.9 ms": "P99.9"}
@@ -263,7 +287,7 @@ class JetStream:
         if not _NATS.exists():
             raise Absent("nats bench is not built: `make bench` does that with Go")
         table = self._folder / "nats.csv"
-        meter = Meter(self.pids)
+        meter = Meter(self._pids)
         argv = [
             str(_NATS), "bench", *words, "--msgs", str(count), "--size", str(KIB), "--no-progress",
             "--server", self._client.connected_url.geturl(), "--no-context", "--csv", str(table),

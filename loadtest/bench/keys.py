@@ -12,13 +12,11 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Self
 
 import aiohttp
 import psutil
 import pyarrow as pa
-from nats.js.api import StreamConfig
 
 from loadtest.bench.goals import Goal
 from loadtest.bench.measure import Figures, Meter, for_each, payload_of, repeated
@@ -31,7 +29,6 @@ from quorumlog.client import Client
 
 _OURS, _PEER = "quorumlog", "JetStream"
 _LOG: Final = "bench"
-_STREAM: Final = "keys"
 _BATCH: Final = 250
 """Records of one append."""
 _VALUE_BYTES: Final = 100
@@ -128,36 +125,6 @@ class Ours:
         }
 
 
-@dataclass(slots=True)
-class Peer:
-    """JetStream with a message for each key."""
-
-    servers: JetStream
-    keys: int
-
-    @classmethod
-    @asynccontextmanager
-    async def running(cls, folder: Path, seconds: float, keys: int) -> AsyncIterator[Self]:
-        """Run the servers until the end of the block."""
-        async with JetStream.running(folder, seconds) as servers:
-            config = StreamConfig(name=_STREAM, subjects=["keys.>"], num_replicas=3)
-            config.allow_direct = True
-            await servers.streams.add_stream(config)
-            value = payload_of(_VALUE_BYTES)
-            await for_each(range(keys), lambda n: servers.streams.publish(f"keys.{n}", value), 500)
-            yield cls(servers, keys)
-
-    async def newest(self) -> Figures:
-        """Ask for the last message of one random subject after another."""
-        dice, streams = random.Random("keys"), self.servers.streams
-
-        async def last() -> None:
-            subject = f"keys.{dice.randrange(self.keys)}"
-            await streams.get_last_msg(_STREAM, subject, direct=True)
-
-        return await repeated(Meter(self.servers.pids), [last], self.servers.seconds)
-
-
 OPTIONS: Final = {
     "time": TIME,
     "rounds": ROUNDS,
@@ -165,16 +132,17 @@ OPTIONS: Final = {
     "keys": (1_000_000, "number of keys"),
     "ledgers": (100, "number of sealed ledgers"),
     "peer_keys": (100_000, "number of keys in JetStream"),
-    "alone": (False, "measure quorumlog without JetStream"),
 }
 
 
 def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
     """Plan rounds of reads of the newest record, and of all records of a key."""
     newest, filtered = "the newest record of a key", "all records of a key"
-    works = [Work(_OURS, newest, Ours.newest), Work(_OURS, filtered, Ours.filtered)]
-    if not asked.alone:
-        works.insert(1, Work(_PEER, newest, Peer.newest))
+    works = [
+        Work(_OURS, newest, Ours.newest),
+        Work(_PEER, newest, JetStream.newest, (asked.peer_keys, _VALUE_BYTES)),
+        Work(_OURS, filtered, Ours.filtered),
+    ]
     goals = [
         Goal(f"{_OURS}: {newest}", "p50 ms", "<=", 5),
         Goal(f"{_OURS}: {filtered}", "% of bytes", "<=", 1),
@@ -185,7 +153,7 @@ def plan(asked: argparse.Namespace, _teller: Teller) -> Plan:
             _OURS: lambda _folder, seconds: Ours.running(
                 seconds, asked.records, asked.keys, asked.ledgers
             ),
-            _PEER: lambda folder, seconds: Peer.running(folder, seconds, asked.peer_keys),
+            _PEER: JetStream.running,
         },
         (Columns("medians of the rounds"),),
         asked.time,
