@@ -16,7 +16,7 @@ from typing import Final, Literal
 from quorumlog import errors
 from quorumlog.protocol import batch
 from quorumlog.protocol.log import NO_KEYS, LogItem, LogMetadata
-from quorumlog.protocol.log.keys import BadIndex, KeyEntries, bucket_of, entries_in, keys_of
+from quorumlog.protocol.log.keys import BadIndex, Bucket, KeyEntries, bucket_of, keys_of
 from services.gateway.engine import Engine
 from services.gateway.interface import LedgerView
 from services.gateway.logs.filters import Filter
@@ -71,7 +71,8 @@ class KeyReader:
         self.lookups = self.skipped_bytes = self.damaged = 0
         """Uses of indexes, bytes of ledgers that these made it unnecessary to read, and indexes
         that could not be used."""
-        self._buckets: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._buckets: OrderedDict[tuple[int, int, int], Bucket] = OrderedDict()
+        """By index, number and the ledger about which the bucket is."""
         self._bucket_bytes = 0
         self._scans: OrderedDict[int, _Scan] = OrderedDict()
 
@@ -267,27 +268,27 @@ class KeyReader:
     async def _look_up(self, item: LogItem, index: int, key: bytes) -> Sequence[int]:
         """Ask an index. Raises: BadIndex if it is not what its log takes it for."""
         view = await self._reads.ended(index, is_fresh=False)
-        data = await self._reads.ended(item.ledger_id, is_fresh=False)
         buckets = view.last_add_confirmed + 1
         number = bucket_of(key, buckets)
-        bucket = self._buckets.pop((index, number), None)
+        place = index, number, item.ledger_id
+        bucket = self._buckets.get(place)
         if bucket is None:
+            data = await self._reads.ended(item.ledger_id, is_fresh=False)
             found = await self._reads.read(index, number, last=number, limit=1, view=view)
-            bucket = b"".join(bytes(each) for run in found.runs for each in run.payloads())
-        else:
-            self._bucket_bytes -= len(bucket)
-        entries = entries_in(
-            bucket,
-            key,
-            buckets=buckets,
-            ledger_id=item.ledger_id,
-            last_entry=data.last_add_confirmed,
-        )
-        self._bucket_bytes += len(bucket) - len(self._buckets.get((index, number), b""))
-        self._buckets[index, number] = bucket
+            bucket = Bucket(
+                b"".join(bytes(each) for run in found.runs for each in run.payloads()),
+                buckets=buckets,
+                ledger_id=item.ledger_id,
+                last_entry=data.last_add_confirmed,
+            )
+            if bucket.number != number:
+                raise BadIndex(f"bucket {bucket.number} is in the place of {number}")
+            self._bucket_bytes += bucket.size * (place not in self._buckets)
+            self._buckets[place] = bucket
+        self._buckets.move_to_end(place)
         while self._bucket_bytes > BUCKET_BYTES_MAX:
-            self._bucket_bytes -= len(self._buckets.popitem(last=False)[1])
-        return entries
+            self._bucket_bytes -= self._buckets.popitem(last=False)[1].size
+        return bucket.entries_of(key)
 
     async def _drop(self, row: LogMetadata, item: LogItem) -> None:
         """Let the log name no index of a ledger, so that the owner builds a new one."""

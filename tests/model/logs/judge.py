@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from quorumlog.protocol import batch
 from quorumlog.protocol.log import NO_KEYS, LogItem, LogMetadata
-from quorumlog.protocol.log.keys import bucket_of, entries_in, keys_of
+from quorumlog.protocol.log.keys import Bucket, bucket_of, keys_of
 from quorumlog.protocol.log.messages import RecordsAppended
 from quorumlog.protocol.metadata import State
 from quorumlog.wire.log_bodies import INDEX_TAG, REWRITE_TAG
@@ -223,8 +223,10 @@ class Judge(LogHistory):
         about = {"ledger_id": item.ledger_id, "last_entry": len(entries) - 1}
         for entry_id, data in enumerate(entries):
             for key in keys_of(data):
-                bucket = index[bucket_of(key, len(index))] if index else b""
-                if entry_id not in entries_in(bucket, key, buckets=len(index), **about):
+                number = bucket_of(key, len(index)) if index else 0
+                if not index or entry_id not in Bucket(
+                    index[number], buckets=len(index), **about
+                ).entries_of(key):
                     self.violated(f"rule 27e: {item.index} lacks a key of entry {entry_id}")
 
     def older_ones_are_closed(self, ledger: Ledger) -> None:

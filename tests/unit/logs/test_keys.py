@@ -11,6 +11,7 @@ import pytest
 from quorumlog import errors
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import NO_KEYS, LogMetadata, indexing, ledgers_of
+from quorumlog.protocol.log.keys import BUCKET_PAIRS, KeyEntries
 from quorumlog.protocol.log.messages import Append
 from services.gateway.edge.pages import LogPages
 from services.gateway.logs import keys as module
@@ -150,7 +151,7 @@ async def test_buckets_are_cached_within_a_bound(monkeypatch: pytest.MonkeyPatch
         keys = two.logs.keys
         for _ in range(3):
             assert await offsets(two, "a") == expected("a")
-            assert keys._bucket_bytes == sum(map(len, keys._buckets.values())) <= 300
+            assert keys._bucket_bytes == sum(each.size for each in keys._buckets.values()) <= 300
         assert keys._buckets
 
 
@@ -221,13 +222,22 @@ def broken(cluster: Cluster, at: int, how: str) -> None:
         case "longer":
             ledger.entries += ledger.entries * 2
             ledger.row = replace(ledger.row, last_entry=2)
+        case "in the wrong place":
+            other = KeyEntries()
+            other.add(0, {b"%d" % number for number in range(2 * BUCKET_PAIRS)})
+            last = len(cluster.ledgers[items[at].ledger_id].entries) - 1
+            buckets = [other.bucket(n, items[at].ledger_id, last) for n in range(1 << other.bits)]
+            ledger.entries[:] = buckets[1:] + buckets[:1]
+            ledger.row = replace(ledger.row, last_entry=len(buckets) - 1)
         case "missing":
             cluster.deleted[index] = cluster.ledgers.pop(index)
         case _:
             raise AssertionError(how)
 
 
-@pytest.mark.parametrize("how", ["damaged", "of another ledger", "longer", "missing"])
+@pytest.mark.parametrize(
+    "how", ["damaged", "of another ledger", "longer", "in the wrong place", "missing"]
+)
 async def test_a_broken_index_is_not_used_and_is_built_anew(how: str) -> None:
     async with filled() as (cluster, (one, two)):
         before = cluster.logs["log"].items[0].index

@@ -17,9 +17,9 @@ from quorumlog.protocol.log.indexing import INDEXED_BYTES_MIN, Indexing, next_in
 from quorumlog.protocol.log.keys import (
     BUCKET_PAIRS,
     BadIndex,
+    Bucket,
     KeyEntries,
     bucket_of,
-    entries_in,
     keys_of,
 )
 from quorumlog.protocol.log.messages import (
@@ -64,8 +64,11 @@ def ledger(ledger_id: int, last: int, **changes: Any) -> LedgerMetadata:
 
 
 def looked_up(buckets: list[bytes], key: bytes, ledger_id: int = 1, last: int = 2) -> list[int]:
-    data = buckets[bucket_of(key, len(buckets))]
-    return entries_in(data, key, buckets=len(buckets), ledger_id=ledger_id, last_entry=last)
+    number = bucket_of(key, len(buckets))
+    found = Bucket(buckets[number], buckets=len(buckets), ledger_id=ledger_id, last_entry=last)
+    assert found.number == number
+    assert found.size == len(buckets[number])
+    return list(found.entries_of(key))
 
 
 class Hand:
@@ -153,33 +156,23 @@ def test_damage_is_never_an_absence() -> None:
         keys.add(number, {b"k%d" % number, b"all"})
     bucket = keys.bucket(0, 1, 19)
     key = b"k3"
-    assert entries_in(bucket, key, buckets=1, ledger_id=1, last_entry=19) == [3]
+    assert looked_up([bucket], key, last=19) == [3]
 
     for at in range(len(bucket)):
         wrong = bytearray(bucket)
         wrong[at] ^= 1 << at % 8
         with pytest.raises(BadIndex):
-            entries_in(bytes(wrong), key, buckets=1, ledger_id=1, last_entry=19)
+            Bucket(bytes(wrong), buckets=1, ledger_id=1, last_entry=19)
     for cut in (bucket[:-1], bucket[:-12], bucket + bucket[-12:], b"", bucket[:10]):
         with pytest.raises(BadIndex):
-            entries_in(cut, key, buckets=1, ledger_id=1, last_entry=19)
+            Bucket(cut, buckets=1, ledger_id=1, last_entry=19)
     for other in ({"ledger_id": 2}, {"last_entry": 18}, {"buckets": 2}, {"buckets": 3}):
         about = {"buckets": 1, "ledger_id": 1, "last_entry": 19} | other
         with pytest.raises(BadIndex):
-            entries_in(bucket, key, **about)
+            Bucket(bucket, **about)
     for count in (0, 3, 1 << 13):
         with pytest.raises(BadIndex):
             bucket_of(key, count)
-
-
-def test_a_bucket_in_the_place_of_another_is_noticed() -> None:
-    keys = KeyEntries()
-    keys.add(0, {b"%d" % number for number in range(2 * BUCKET_PAIRS)})
-    buckets = [keys.bucket(at, 1, 0) for at in range(1 << keys.bits)]
-    assert len(buckets) > 1
-
-    with pytest.raises(BadIndex):
-        looked_up(buckets[::-1], b"7", last=0)
 
 
 def test_keys_in_memory_are_found_as_in_an_index() -> None:

@@ -16,7 +16,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from quorumlog.protocol import batch, packed
@@ -102,28 +102,36 @@ def bucket_of(key: bytes, buckets: int) -> int:
     return hash_of(key) >> 64 - bits
 
 
-def entries_in(
-    data: bytes, key: bytes, *, buckets: int, ledger_id: int, last_entry: int
-) -> list[int]:
-    """The entries, ascending, of a ledger that ends at `last_entry` that may hold a key, by the
-    key's bucket in an index of so many `buckets`. Raises: BadIndex.
-    """
-    at = _HEAD.size + _DIGEST_BYTES
-    if len(data) < at:
-        raise BadIndex(f"a bucket of {len(data)} bytes")
-    head, columns = data[: _HEAD.size], data[at:]
-    version, bits, number, count, about, last = _HEAD.unpack(head)
-    is_meant = version == _VERSION and 1 << bits == buckets and number == bucket_of(key, buckets)
-    if not is_meant or (about, last) != (ledger_id, last_entry):
-        raise BadIndex(f"bucket {number} of {1 << bits} of an index of ledger {about} to {last}")
-    if len(columns) != count * _PAIR_BYTES or data[_HEAD.size : at] != _digest(head, columns):
-        raise BadIndex(f"bucket {number} is damaged")
-    hashes, entries = array("Q", columns[: 8 * count]), array("I", columns[8 * count :])
-    if sys.byteorder == "little":
-        hashes.byteswap()
-        entries.byteswap()
-    hashed = hash_of(key)
-    return entries[bisect_left(hashes, hashed) : bisect_right(hashes, hashed)].tolist()
+class Bucket:
+    """One verified bucket of an index."""
+
+    def __init__(self, data: bytes, *, buckets: int, ledger_id: int, last_entry: int) -> None:
+        """`data` must be a bucket of an index of so many `buckets`, of the ledger that ends at
+        `last_entry`. Raises: BadIndex.
+        """
+        at = _HEAD.size + _DIGEST_BYTES
+        if len(data) < at:
+            raise BadIndex(f"a bucket of {len(data)} bytes")
+        head, columns = data[: _HEAD.size], data[at:]
+        version, bits, self.number, count, about, last = _HEAD.unpack(head)
+        if (version, 1 << bits, about, last) != (_VERSION, buckets, ledger_id, last_entry):
+            raise BadIndex(f"a bucket of {1 << bits} of an index of ledger {about} to {last}")
+        if len(columns) != count * _PAIR_BYTES or data[_HEAD.size : at] != _digest(head, columns):
+            raise BadIndex(f"bucket {self.number} is damaged")
+        self.size = len(data)
+        self._hashes, self._entries = (
+            array("Q", columns[: 8 * count]),
+            array("I", columns[8 * count :]),
+        )
+        if sys.byteorder == "little":
+            self._hashes.byteswap()
+            self._entries.byteswap()
+
+    def entries_of(self, key: bytes) -> Sequence[int]:
+        """The entries, ascending, that may hold a key, which must be one of this bucket's."""
+        hashed = hash_of(key)
+        begin = bisect_left(self._hashes, hashed)
+        return self._entries[begin : bisect_right(self._hashes, hashed)]
 
 
 def _big_endian(column: "array[int]") -> bytes:
