@@ -7,6 +7,7 @@ It is as durable as quorumlog: three copies, and each server syncs before it ans
 import asyncio
 import csv
 import os
+import random
 import signal
 import sys
 from collections import Counter
@@ -49,6 +50,9 @@ _READ_STREAM: Final = "to-read"
 _READ_SUBJECT: Final = "to-read.entries"
 _ACKED_STREAM: Final = "acked"
 _ACKED_SUBJECT: Final = "acked.entries"
+_KEYED_STREAM: Final = "keyed"
+_PUBLISHES: Final = 500
+"""Publications at the same time, while a stream is filled."""
 _ACK_WAIT_S: Final = 3600.0
 _AT_ONCE: Final = 8
 """Consumers that are created, or that fetch, at the same time."""
@@ -75,7 +79,7 @@ class JetStream:
         self._seconds = seconds
         self._streams = client.jetstream(timeout=20)
         self._total = to_read(seconds)
-        self._is_filled = False
+        self._is_filled = self._is_keyed = False
         self._acked = 0
         """Number of messages in the stream whose messages are acknowledged one by one."""
         self._pulls: dict[int, list[Any]] = {}
@@ -224,6 +228,26 @@ class JetStream:
             publishes = (self._streams.publish(_ACKED_SUBJECT, b"x") for _ in range(1000))
             await asyncio.gather(*publishes)
             self._acked += 1000
+
+    async def newest(self, keys: int, size: int) -> Figures:
+        """Ask for the last message of one random subject after another, by direct gets. The stream
+        has a message of `size` bytes for each of `keys` subjects, and three copies.
+        """
+        if not self._is_keyed:
+            config = StreamConfig(name=_KEYED_STREAM, subjects=["keyed.>"], num_replicas=3)
+            config.allow_direct = True
+            await self._streams.add_stream(config)
+            value = payload_of(size)
+            await for_each(
+                range(keys), lambda n: self._streams.publish(f"keyed.{n}", value), _PUBLISHES
+            )
+            self._is_keyed = True
+
+        async def last() -> None:
+            subject = f"keyed.{random.randrange(keys)}"
+            await self._streams.get_last_msg(_KEYED_STREAM, subject, direct=True)
+
+        return await repeated(Meter(self._pids), [last], self._seconds)
 
     async def idle(self) -> Figures:
         """Measure the CPU and memory that the existing consumers cost without any requests."""

@@ -34,6 +34,7 @@ from services.gateway.edge.http.body import ignore_expect
 from services.gateway.edge.http.limits import Limits, Room
 from services.gateway.edge.http.middleware import Metrics, allow_origins, edge_middleware
 from services.gateway.edge.ledgers import LedgerRoutes
+from services.gateway.edge.log_keys import KeyRoutes
 from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.operations import CONTENT_ENCODING, PublicOperation, checked
@@ -282,6 +283,7 @@ def _routes(
     if logs is not None:
         routes += [
             *RecordRoutes(logs, room).routes(),
+            *KeyRoutes(logs).routes(),
             *LogRoutes(logs, room).routes(),
             *ConsumerRoutes(logs.consumers, room).routes(),
             *QueueRoutes(logs.queues, room).routes(),

@@ -128,6 +128,10 @@ class LogMetrics(Collector):
             ("duplicates", "Retries of producers that got the first response", counts.duplicates),
             ("rewrites", "Ledgers that replaced others", self._logs.rewrites.done),
             ("rewritten_bytes", "Bytes of ledgers that replaced others", self._logs.rewrites.bytes),
+            ("key_indexes", "Indexes of keys that were built here", self._logs.rewrites.indexed),
+            ("key_lookups", "Uses of indexes of keys", self._logs.keys.lookups),
+            ("key_skipped_bytes", "Bytes that lookups left unread", self._logs.keys.skipped_bytes),
+            ("key_indexes_damaged", "Indexes that could not be used", self._logs.keys.damaged),
         ):
             yield CounterMetricFamily(f"quorumlog_log_{name}", text, value)
         text = f"By log: the first {LOGS_COUNTED_MAX} appended to here; others are {OTHER_LOGS}"

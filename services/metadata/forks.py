@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from quorumlog.errors import InvalidRequest, LogDeleted
-from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.log import LogMetadata, ledgers_of
 from services.metadata.database import Connection
 from services.metadata.sql import ids_of
 
@@ -55,7 +55,7 @@ async def share(connection: Connection, fork: LogMetadata) -> None:
 
     Raises: InvalidRequest if one of these ledgers is not CLOSED, or is deleted.
     """
-    wanted = sorted(item.ledger_id for item in fork.shared)
+    wanted = sorted(ledgers_of(fork.shared))
     closed = await ids_of(
         connection,
         "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
@@ -89,7 +89,7 @@ async def let_go(connection: Connection, fork: str, ledgers: Iterable[int]) -> N
 
 async def write_shared(connection: Connection, fork: LogMetadata) -> None:
     """Make `shared_ledgers` match the row of a new fork, or of a rebuilt one (rule 18d)."""
-    wanted = sorted(item.ledger_id for item in fork.shared)
+    wanted = sorted(ledgers_of(fork.shared))
     await connection.execute(
         "DELETE FROM shared_ledgers WHERE log = $1 AND ledger_id <> ALL($2::bigint[])",
         fork.name,

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from quorumlog.errors import InvalidRequest
 from quorumlog.protocol.ids import member_name
-from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.log import LogMetadata, ledgers_of
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.rebuild import (
     Action,
@@ -480,7 +480,7 @@ class RebuildTables:
         await self._connection.execute(
             "INSERT INTO unnamed_ledgers (ledger_id, since) SELECT ledger_id, 'infinity' FROM ledgers"
             " WHERE ledger_id = ANY($1::bigint[]) AND body IS NOT NULL ON CONFLICT DO NOTHING",
-            sorted({item.ledger_id for item in (known.own if known else ())} - named),
+            sorted(ledgers_of(known.own if known else ()) - named),
         )
         await record_attempt(self._connection, attempt, f"rebuild log {row.name}")
 

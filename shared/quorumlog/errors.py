@@ -303,6 +303,12 @@ class NoSuchSubscription(NotFound, title="No such subscription"):
     """There is no subscription with this id: it was never created, or it was deleted."""
 
 
+class NoSuchKey(NotFound, title="No record with this key"):
+    """The log had no record with this key before the offset `next_offset`, or its newest record
+    with the key was removed.
+    """
+
+
 class NoSuchBookie(NotFound, title="No such bookie"):
     """No bookie with this name is registered: it never registered, or it was decommissioned."""
 
@@ -621,6 +627,12 @@ class ServiceUnavailable(Unavailable, title="No process of the service answers")
 
 class EntryUnavailable(Unavailable, title="The entry can't be read now"):
     """The entry may exist, but can't be read now. `answers` has the answer of each bookie."""
+
+
+class KeyScanLimit(Unavailable, title="Too many records without an index of their keys"):
+    """The newest record of a key may be in a ledger whose keys are not indexed yet, and which is
+    too large for one request. The gateway remembers what it has read, so a retry goes on there.
+    """
 
 
 class MetadataUnavailable(Unavailable, title="The metadata can't be reached"):

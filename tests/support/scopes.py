@@ -11,6 +11,7 @@ from services.gateway.edge.console import ConsoleRoutes
 from services.gateway.edge.consumers import ConsumerRoutes
 from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.ledgers import LedgerRoutes
+from services.gateway.edge.log_keys import KeyRoutes
 from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.operations import PublicOperation
@@ -32,6 +33,7 @@ _RESOURCES: Final = (
     ConsumerRoutes.operations,
     QueueRoutes.operations,
     RecordRoutes.operations,
+    KeyRoutes.operations,
     _STREAMS,
     SubscriptionRoutes.operations,
     TransactionRoutes.operations,

@@ -297,10 +297,14 @@ class LogPages(Pages[LogBatches]):
         end_s = asyncio.get_running_loop().time() + wait_s
         batches, first, size = list[StoredBatch](), None, 0
         while True:
-            left_s = 0.0 if batches else end_s - asyncio.get_running_loop().time()
-            page = await self._read(at, BATCH_ENTRIES_MAX, TAIL_BYTES, max(left_s, 0.0))
+            page = await self._indexed(at)
+            if page is not None:
+                size += TAIL_BYTES  # buckets of indexes count too
+            else:
+                left_s = 0.0 if batches else end_s - asyncio.get_running_loop().time()
+                page = await self._read(at, BATCH_ENTRIES_MAX, TAIL_BYTES, max(left_s, 0.0))
+                size += self.size(page)
             first = page.first if first is None else first
-            size += self.size(page)
             found = self._wanted.page(page, limit, max_bytes)
             batches += found.batches
             limit, max_bytes = limit - self.count(found), max_bytes - self.size(found)
@@ -309,6 +313,22 @@ class LogPages(Pages[LogBatches]):
             if is_full or is_over or size >= _FILTERED_BYTES_MAX:
                 return replace(found, batches=tuple(batches), first=first)
             at = page.next
+
+    async def _indexed(self, at: Start) -> LogBatches | None:
+        """A page of the batches that may have the wanted key, by indexes; None without one."""
+        key = None if self._wanted is None else self._wanted.key
+        if key is None or not (isinstance(at, int) or at == "earliest"):
+            return None
+        page = await self._logs.keys.page(
+            self._log,
+            at,
+            key,
+            created_at=self._created_at,
+            limit=BATCH_ENTRIES_MAX,
+            max_bytes=TAIL_BYTES,
+        )
+        self._created_at = self._created_at if page is None else page.created_at
+        return page
 
     async def _read(self, at: Start, limit: int, max_bytes: int, wait_s: float) -> LogBatches:
         page = await self._logs.reader.read(

@@ -18,7 +18,14 @@ import orjson
 from quorumlog import errors
 from quorumlog.net.timers import awake
 from quorumlog.protocol.changes import check_unprotected
-from quorumlog.protocol.log import Expiry, LogMetadata, LogSettings, LogState, messages
+from quorumlog.protocol.log import (
+    Expiry,
+    LogMetadata,
+    LogSettings,
+    LogState,
+    ledgers_of,
+    messages,
+)
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import same
 from quorumlog.protocol.metadata import LedgerMetadata
@@ -31,6 +38,7 @@ from services.gateway.logs.accesses import Accesses
 from services.gateway.logs.consumers import Consumers
 from services.gateway.logs.handle import LogHandle, resolve
 from services.gateway.logs.keeper import RowService
+from services.gateway.logs.keys import KeyReader
 from services.gateway.logs.lags import Lags
 from services.gateway.logs.offsets import sizes_of
 from services.gateway.logs.ownership import LogTimes, Ownership
@@ -84,6 +92,7 @@ class LogManager:
         self.rows = LogRows(store)
         self.rewrites = Rewrites(self.ownership, self.orphans, self.rows)
         self.reader = LogReader(engine, self.rows, self.ownership)
+        self.keys = KeyReader(engine, self.reader, self.ownership, self._change)
 
         async def bookies() -> int:
             return len((await engine.directory.refresh()).bookies)
@@ -289,7 +298,7 @@ class LogManager:
         replaced: Sequence[int] = ()
         with contextlib.suppress(errors.QuorumLogError):  # the sweep deletes them later
             replaced = await self._store.placed_orphans(name)
-        await self.orphans.drop([*(item.ledger_id for item in row.items), *replaced])
+        await self.orphans.drop([*sorted(ledgers_of(row.items)), *replaced])
 
     async def truncate(
         self,

@@ -22,6 +22,7 @@ from quorumlog.cli.output import (
 )
 from quorumlog.cli.session import print_all, run
 from quorumlog.client import Client, LogAppended, LogInfo, LogRecord, Paged, Record, Start
+from quorumlog.errors import NoSuchKey
 
 _STARTS: Final = "an offset, earliest, latest, -N (N offsets before the end), an RFC 3339 time, or how long ago: 30s, 5m, 2h, 7d"
 _AGO: Final = re.compile(r"([0-9]{1,6})([smhd])", re.ASCII)
@@ -214,6 +215,41 @@ def tail_log(
         await pipes.write_items(found, framing, pipes.RECORDS)
 
     run(work)
+
+
+@app.command(name="get")
+def get_newest(
+    name: NameArgument,
+    key: Annotated[str, typer.Argument(help="The key.")],
+    framing: pipes.FramingOption = pipes.Framing.LINES,
+) -> None:
+    """Print the newest record of a key."""
+
+    async def work(client: Client) -> None:
+        record = await client.log(name).get(key)
+        if record is None:
+            raise NoSuchKey(f"no record has the key {key}", log=name)
+
+        async def found() -> AsyncGenerator[Sequence[LogRecord], None]:
+            yield [record]
+
+        await pipes.write_items(Paged(found()), framing, pipes.RECORDS)
+
+    run(work)
+
+
+@app.command(name="keys")
+def list_keys(
+    name: NameArgument,
+    prefix: Annotated[str, typer.Option(help="Only keys that begin with this.")] = "",
+) -> None:
+    """Print the keys of a log's records."""
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        keys = client.log(name).keys(prefix)
+        return [{"key": key.decode(errors="backslashreplace")} async for key in keys]
+
+    print_rows(run(work), ("key",))
 
 
 @app.command(name="show")

@@ -156,21 +156,24 @@ class Columns:
         return _cut(self.joined_values, self.value_sizes)
 
     @property
+    def keys(self) -> Iterator[bytes | None]:
+        """The key of each record that has one, or None; nothing if no record has a key."""
+        found = _cut(self.data[self.columns_at :], [max(n, 0) for n in self.key_sizes])
+        return (
+            None if size < 0 else bytes(key)
+            for key, size in zip(found, self.key_sizes, strict=True)
+        )
+
+    @property
     def rows(
         self,
     ) -> Iterator[tuple[memoryview, bytes | None, tuple[tuple[str, str], ...], int | None]]:
         """Value, key, headers and timestamp (None if not set) of each record."""
-        keys: Iterable[bytes | None] = repeat(None)
-        if self.key_sizes:
-            found = _cut(self.data[self.columns_at :], [max(n, 0) for n in self.key_sizes])
-            keys = (
-                None if size < 0 else bytes(key)
-                for key, size in zip(found, self.key_sizes, strict=True)
-            )
         times: Iterable[int | None] = repeat(None)
         if self.times_at is not None:
             given = struct.unpack_from(f">{self.head.count}q", self.data, self.times_at)
             times = (None if time == NO_TIME else time for time in given)
+        keys = self.keys if self.key_sizes else repeat(None)
         return zip(self.values, keys, self.headers or repeat(()), times, strict=False)
 
     @property

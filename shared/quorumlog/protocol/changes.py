@@ -269,6 +269,9 @@ def check_log(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem, ..
                     )
                 )
             continue
+        if new.is_shared(item) and item.index not in (None, before.index):
+            detail = "only the log that wrote a ledger indexes it (rule 27e)"
+            problems.append((f"/row/items/{index}/index", detail))
         for field in ("first_offset", "last_offset"):
             known = getattr(before, field)
             if known is not None and getattr(item, field) != known:

@@ -32,6 +32,7 @@ PAGES = {
     "python": ("docs/guides/python.md", "python"),
     "readme-python": ("README.md", "python"),
     "logs-python": ("docs/guides/logs.md", "python"),
+    "record-keys-python": ("docs/guides/record-keys.md", "python"),
     "consumers": ("docs/guides/consumers.md", "sh"),
     "consumers-python": ("docs/guides/consumers.md", "python"),
     "queues": ("docs/guides/queues.md", "sh"),

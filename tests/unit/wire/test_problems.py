@@ -16,7 +16,7 @@ API_TABLE = {
     401: "unauthenticated wake-token-invalid",
     403: "forbidden caller-refused wrong-password stale-producer",
     404: "not-found no-such-ledger no-such-entry not-yet-confirmed no-such-log no-such-transaction "
-    "no-such-bookie no-such-repair no-such-token no-such-consumer no-such-queue "
+    "no-such-bookie no-such-repair no-such-token no-such-consumer no-such-queue no-such-key "
     "no-such-subscription",
     405: "method-not-allowed",
     406: "not-acceptable",
@@ -37,7 +37,7 @@ API_TABLE = {
     428: "precondition-required",
     429: "overloaded",
     503: "not-enough-bookies entry-unavailable metadata-unavailable recovery-blocked read-only "
-    "metadata-busy database-went-back shutting-down service-unavailable",
+    "metadata-busy database-went-back shutting-down service-unavailable key-scan-limit",
     504: "quorum-timeout",
     500: "internal-error",
     501: "coding-unknown",
