@@ -16,12 +16,22 @@ from setuptools import find_packages, setup
 CLIENT: Final = Path(__file__).resolve().parent / "shared" / "quorumlog" / "client"
 SYNC: Final = CLIENT / "sync.py"
 
-_MODULES: Final = ("producer", "ledger", "consumer", "queue", "log", "transaction", "client")
+_MODULES: Final = (
+    "producer",
+    "ledger",
+    "consumer",
+    "queue",
+    "table",
+    "log",
+    "transaction",
+    "client",
+)
 _CLASSES: Final = (
     "Producer",
     "Ledger",
     "Consumer",
     "Queue",
+    "Table",
     "Log",
     "TransactionLedger",
     "Transaction",
@@ -98,8 +108,14 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
             if any(ast.unparse(each) == "property" for each in item.decorator_list):
                 yield "    @property"
             yield from _method(item)
+    if node.name in ("Consumer", "Table"):
+        yield from _entered(node)
     if node.name == "Consumer":
         yield from _consumer(node)
+    if node.name == "Table":
+        for item in node.body:
+            if isinstance(item, ast.FunctionDef) and item.name in _MAPPING:
+                yield from _method(item)
 
 
 def _text_of(node: ast.stmt | None) -> Iterator[str]:
@@ -115,8 +131,12 @@ def _docstring(node: ast.ClassDef | ast.AsyncFunctionDef | ast.FunctionDef) -> s
     return text.replace("`with` or `async with`", "`with`").replace("`async with`", "`with`")
 
 
-def _consumer(node: ast.ClassDef) -> Iterator[str]:
-    """A consumer's lease, and its loop: what the loop has not given out yet is no part of a commit."""
+_MAPPING: Final = ("__getitem__", "__contains__", "__iter__", "__len__")
+"""The methods by which a table is used like a dictionary."""
+
+
+def _entered(node: ast.ClassDef) -> Iterator[str]:
+    """How a consumer or a table begins and ends."""
     said = {item.name: item for item in node.body if isinstance(item, ast.AsyncFunctionDef)}
     yield "    def __enter__(self) -> Self:"
     yield f'        """{_docstring(said["__aenter__"])}"""'
@@ -125,6 +145,11 @@ def _consumer(node: ast.ClassDef) -> Iterator[str]:
     yield "    def __exit__(self, *reason: object) -> None:"
     yield f'        """{_docstring(said["__aexit__"])}"""'
     yield "        self._portal.run(self._inner.__aexit__(*reason))\n"
+
+
+def _consumer(node: ast.ClassDef) -> Iterator[str]:
+    """A consumer's loop: what the loop has not given out yet is no part of a commit."""
+    said = {item.name: item for item in node.body if isinstance(item, ast.AsyncFunctionDef)}
     yield "    def __iter__(self) -> Iterator[LogRecord]:"
     yield f'        """{_docstring(said["__aiter__"])}"""'
     yield "        for record in self._portal.iterate(self._inner.records()):"

@@ -7,6 +7,7 @@ It is as durable as quorumlog: three copies, and each server syncs before it ans
 import asyncio
 import csv
 import os
+import random
 import signal
 import sys
 from collections import Counter
@@ -49,6 +50,9 @@ _READ_STREAM: Final = "to-read"
 _READ_SUBJECT: Final = "to-read.entries"
 _ACKED_STREAM: Final = "acked"
 _ACKED_SUBJECT: Final = "acked.entries"
+_KEYED_STREAM: Final = "keyed"
+_PUBLISHES: Final = 500
+"""Publications at the same time, while a stream is filled."""
 _ACK_WAIT_S: Final = 3600.0
 _AT_ONCE: Final = 8
 """Consumers that are created, or that fetch, at the same time."""
@@ -75,7 +79,7 @@ class JetStream:
         self._seconds = seconds
         self._streams = client.jetstream(timeout=20)
         self._total = to_read(seconds)
-        self._is_filled = False
+        self._is_filled = self._is_keyed = False
         self._acked = 0
         """Number of messages in the stream whose messages are acknowledged one by one."""
         self._pulls: dict[int, list[Any]] = {}
@@ -225,6 +229,26 @@ class JetStream:
             await asyncio.gather(*publishes)
             self._acked += 1000
 
+    async def newest(self, keys: int, size: int) -> Figures:
+        """Ask for the last message of one random subject after another, by direct gets. The stream
+        has a message of `size` bytes for each of `keys` subjects, and three copies.
+        """
+        if not self._is_keyed:
+            config = StreamConfig(name=_KEYED_STREAM, subjects=["keyed.>"], num_replicas=3)
+            config.allow_direct = True
+            await self._streams.add_stream(config)
+            value = payload_of(size)
+            await for_each(
+                range(keys), lambda n: self._streams.publish(f"keyed.{n}", value), _PUBLISHES
+            )
+            self._is_keyed = True
+
+        async def last() -> None:
+            subject = f"keyed.{random.randrange(keys)}"
+            await self._streams.get_last_msg(_KEYED_STREAM, subject, direct=True)
+
+        return await repeated(Meter(self._pids), [last], self._seconds)
+
     async def idle(self) -> Figures:
         """Measure the CPU and memory that the existing consumers cost without any requests."""
         with (meter := Meter(self._pids)):
@@ -235,7 +259,7 @@ class JetStream:
 
     async def nats_bench(self, in_flight: int, how: str = "async", clients: int = 1) -> Figures:
         """Append with `nats bench`: one entry at a time, or `in_flight` at once by each client.
-        `how`: its command, `async`, or `atomic` or `fast` for batches of JetStream's own.
+        `how`: a command of `nats bench`: `async`, or `atomic` or `fast`, which send batches.
         """
         rate = _RATE_OF_ONE if in_flight == 1 else _RATE_OF_MANY
         count = max(in_flight * clients, round(rate * self._seconds))
@@ -261,7 +285,7 @@ class JetStream:
     async def _nats(self, *words: str, count: int) -> tuple[Meter, dict[str, str]]:
         """Run `nats bench`. Returns its CPU and time, and the figures of its first client. Raises: Absent."""
         if not _NATS.exists():
-            raise Absent("nats bench is not built: `make bench` does that with Go")
+            raise Absent("nats bench is not built: `make bench` builds it with Go")
         table = self._folder / "nats.csv"
         meter = Meter(self._pids)
         argv = [

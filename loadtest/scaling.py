@@ -129,8 +129,8 @@ def table(cluster: Cluster) -> str:
     lines += [
         "",
         (
-            f"While no client writes: {idle_service:.1f} cores of the metadata service, {idle_database:.2f} of"
-            f" Postgres; {cluster.gateways} channels at each bookie, {cluster.bookies} at each gateway."
+            f"While no client writes, the metadata service uses {idle_service:.1f} cores, and Postgres"
+            f" {idle_database:.2f}. A bookie has {cluster.gateways} channels, a gateway {cluster.bookies}."
         ),
     ]
     return "\n".join(lines) + "\n"

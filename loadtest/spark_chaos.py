@@ -96,7 +96,7 @@ class Counts:
 
     @contextlib.contextmanager
     def timed(self, what: str) -> Iterator[None]:
-        """Make `what` the current stage, and add the time that the block takes to it."""
+        """Make `what` the current stage, and add the block's time to it."""
         began = time.monotonic()
         self.stage = what
         try:

@@ -62,7 +62,7 @@ class StoreServers:
             self._psql.communicate()
 
     def _run_sql(self, sql: str) -> None:
-        """Run a statement in a psql that goes on: its start takes as long as the statement."""
+        """Run a statement in an open psql: starting psql takes as long as the statement."""
         if self._psql is None:
             server = self._postgres
             self._psql = subprocess.Popen(

@@ -26,7 +26,7 @@ def main() -> None:
     """Run the job in FILE. The program's arguments are passed to the job."""
     name = os.environ.get("FILE", "")
     if not Path(name).is_file():
-        raise SystemExit(f"make spark FILE=<a Python file>; {name!r} is none")
+        raise SystemExit(f"run make spark FILE=<a Python file>: {name!r} is not a file")
     try:
         raise SystemExit(asyncio.run(_run(name, sys.argv[1:])))
     except (ClusterError, NoJava) as error:

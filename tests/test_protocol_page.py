@@ -11,6 +11,7 @@ from tests.mutation.mutants.list import MUTANTS
 from tests.mutation.mutants.logs import LOG_MUTANTS
 from tests.mutation.mutants.positions import POSITION_MUTANTS
 from tests.mutation.mutants.queues import QUEUE_MUTANTS
+from tests.mutation.mutants.subscriptions import SUBSCRIPTION_MUTANTS
 from tests.support.matrix import cited
 from tests.unit.bookie.mutants import STORAGE_MUTANTS
 
@@ -100,7 +101,7 @@ def test_each_rule_names_its_code_and_what_shows_its_absence() -> None:
 def test_the_scripts_and_mutants_that_the_page_names_are_there() -> None:
     scripts = {str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.txt")}
     mutants = {mutant.name for mutant in (*MUTANTS, *END_MUTANTS, *LOG_MUTANTS, *POSITION_MUTANTS)}
-    mutants |= {mutant.name for mutant in QUEUE_MUTANTS}
+    mutants |= {mutant.name for mutant in (*QUEUE_MUTANTS, *SUBSCRIPTION_MUTANTS)}
     mutants |= {mutant.name for mutant in STORAGE_MUTANTS}
 
     strange = [

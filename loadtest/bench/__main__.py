@@ -35,6 +35,7 @@ BENCHMARKS: Final = {
     "durable-streams": ("loadtest.bench.durable_streams", "streams of quorumlog and of the Durable Streams server from npm"),
     "forward": ("loadtest.bench.forward", "the cost of an append that a gateway forwards to the log's owner"),
     "idle": ("loadtest.bench.idle", "memory and CPU of one gateway for open ledgers, logs and connections"),
+    "keys": ("loadtest.bench.keys", "the newest record of a key, and of JetStream's subject; bytes of a read of one key"),
     "many": ("loadtest.bench.many", "the cost of an audit and of cluster status with 10,000 and 100,000 ledgers"),
     "metadata": ("loadtest.bench.metadata", "requests per second of the metadata service with few and with many ledgers"),
     "rebuild": ("loadtest.bench.rebuild", "the cost of rebuilding the metadata from the bookies with many ledgers"),

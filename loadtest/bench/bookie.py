@@ -113,7 +113,9 @@ class Filled:
         """Run an empty bookie during the block. Raises: Absent if the disk is too small."""
         needed, free = scale.needed_bytes, shutil.disk_usage(folder).free
         if free < needed:
-            raise Absent(f"it takes {needed:,} bytes in {folder}, where {free:,} are free")
+            raise Absent(
+                f"the benchmark needs {needed:,} bytes in {folder}, where {free:,} are free"
+            )
         async with lone_bookie(folder) as bookie:
             filler = Filler(
                 bookie.client(),

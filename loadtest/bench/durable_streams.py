@@ -175,7 +175,7 @@ class Load:
             with Meter(self.pids) as meter:
                 for _ in during(self.seconds):
                     if _read_all(connection, path, buffer) != count * size:
-                        raise Failed("a read had not all of the stream")
+                        raise Failed("a read did not return the whole stream")
                     rounds += 1
         finally:
             connection.close()

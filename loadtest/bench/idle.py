@@ -1,8 +1,8 @@
 """The cost of open but unused ledgers, logs and connections at one gateway.
 
 Each ledger and log has one record. Memory is the RSS of all processes of a kind. CPU is that of the
-gateway, the bookies and the metadata service in an idle second. They send each other periodic
-requests, whatever is open.
+gateway, the bookies and the metadata service in an idle second. These processes send each other
+periodic requests, whatever is open.
 """
 
 import argparse

@@ -88,9 +88,9 @@ class BookKeeper:
     async def running(cls, folder: Path, seconds: float) -> AsyncIterator[Self]:
         """Run ZooKeeper, three bookies and a client until the end of the block. Raises: Absent."""
         if shutil.which("java") is None:
-            raise Absent("there is no Java")
+            raise Absent("Java is not installed")
         if not (_BUILT / "classes" / "Load.class").exists():
-            raise Absent("it is not built: `make bench` does that with Maven")
+            raise Absent("BookKeeper's client is not built: `make bench` builds it with Maven")
         peer = cls(folder / "bookkeeper", seconds)
         try:
             await peer._start()

@@ -168,8 +168,8 @@ class Auditor:
         self._writable = there
 
     async def _queue_drains(self, bookies: Iterable[BookieInfo]) -> None:
-        """Queues repairs of all entries of draining members, without a grace period. Repeats that,
-        because gateways that don't know of a drain yet may choose the member for a new ensemble.
+        """Queues repairs of all entries of draining members, without a grace period. Each audit
+        does so again, because gateways that don't know of a drain may choose the member.
         """
         clock = awake().time
         begun, triggers = clock(), self._triggers

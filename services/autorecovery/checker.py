@@ -120,8 +120,8 @@ class Checker:
         log.info("all-checked", extra={"took_s": round(self.pass_s, 3), "lacking": self.lacking})
 
     async def verify_on_request(self, ledger_id: int, *, queue: bool) -> ReplicaReport:
-        """Like `verify`, for a caller of the API. A check reads all copies, and a request for one is
-        small. Raises: Overloaded if `_REQUESTED_MAX` requested checks already run.
+        """Like `verify`, for a caller of the API. Concurrent checks are limited, since each reads
+        all copies. Raises: Overloaded if `_REQUESTED_MAX` requested checks already run.
         """
         if self._requested >= _REQUESTED_MAX:
             raise Overloaded(f"{_REQUESTED_MAX} requested checks already run in this process")

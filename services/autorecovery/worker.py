@@ -149,7 +149,7 @@ class Worker:
             # 15).
             answering = (await self._ledger_info_from(item.member, row.ledger_id)).get("bookie")
             if isinstance(answering, str) and answering != item.member:
-                raise BookieAway("it has just returned as a later incarnation", bookie=item.member)
+                raise BookieAway("the bookie returned as a later incarnation", bookie=item.member)
             for first, last in item.ranges:
                 for wanted in fragment_ranges(row, MissedRange(item.member, first, last)):
                     row = await self._copy_missing(row, item.member, wanted)
@@ -186,7 +186,7 @@ class Worker:
             if member not in fragment.bookies:
                 continue
             if not row.is_closed_fragment(index):
-                raise FragmentOpen("its last fragment is open", ledger_id=row.ledger_id)
+                raise FragmentOpen("the ledger's last fragment is open", ledger_id=row.ledger_id)
             target = self._target(row, index, member)
             repair = FragmentRepair(
                 row,
@@ -223,7 +223,7 @@ class Worker:
     async def _row(self, ledger_id: int) -> LedgerMetadata:
         status, row = await self._ports.metadata.read(ledger_id)
         if status is CasStatus.MISSING:
-            raise errors.NoSuchLedger("it is deleted", ledger_id=ledger_id)
+            raise errors.NoSuchLedger("the ledger is deleted", ledger_id=ledger_id)
         if row is None:
             raise errors.NotEnoughBookies(
                 "the ledger's metadata can't be read now", ledger_id=ledger_id
@@ -270,7 +270,7 @@ class Worker:
         found = self._directory.candidates(fragment.bookies, staying)
         if not found:
             raise errors.NotEnoughBookies(
-                f"no bookie is free to take its place: {self._directory.census()}",
+                f"no bookie is free to replace the member: {self._directory.census()}",
                 ledger_id=row.ledger_id,
             )
         return found[0]

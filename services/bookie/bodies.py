@@ -37,7 +37,7 @@ class EntriesBody(VerdictBody):
 
 
 class HeldBody(Body):
-    """What the bookie stores of one ledger."""
+    """The bookie's stored data about one ledger."""
 
     bookie: str
     ledger_id: int

@@ -43,7 +43,7 @@ its index all the time. Chosen by judgement."""
 
 
 class Disposal(Enum):
-    """What a ledger's metadata allows this bookie to do with its entries of the ledger."""
+    """What this bookie may do with its entries of a ledger, by the ledger's metadata."""
 
     KEEP = auto()
     DROP = auto()

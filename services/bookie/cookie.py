@@ -58,7 +58,7 @@ class Identity:
     """None if the file system keeps no birth times."""
 
     def is_same(self, other: "Identity") -> bool:
-        """Whether both are one file. Birth times are compared only if both are known."""
+        """Whether both identities are one file's. Birth times count only if both are known."""
         if self.inode != other.inode:
             return False
         return None in (self.born_ns, other.born_ns) or self.born_ns == other.born_ns

@@ -44,7 +44,7 @@ def check_format(directory: Path) -> None:
         return
     if found != str(FORMAT):
         raise DirectoryTooNew(
-            f"{directory} is of format {found[:20]!r}, by {file}, and this release reads format {FORMAT}. Nothing was"
+            f"{directory} has format {found[:20]!r} (see {file}), but this release reads format {FORMAT}. Nothing was"
             " changed. Start the release that wrote it, or a later one."
         )
 

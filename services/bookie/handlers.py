@@ -152,7 +152,7 @@ async def open_channel(request: web.Request, _given: Given) -> web.StreamRespons
             headers={hdrs.UPGRADE: ", ".join(spoken)},
         )
     raise errors.BadRequest(
-        f"this route is a channel: the request asks for no upgrade to {spoken[0]}"
+        f"this route is a channel: send a request for an upgrade to {spoken[0]}"
     )
 
 
@@ -182,7 +182,7 @@ async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:
     except BadRun as error:
         raise errors.BadRequest(f"the body is not a run: {error}") from error
     if run.ledger_id != ledger_id:
-        raise errors.InvalidRequest(f"the run is of ledger {run.ledger_id}")
+        raise errors.InvalidRequest(f"the run is not of this ledger, but of {run.ledger_id}")
     asked = AddAsked(
         given[MEMBER] or store.me, run, given[KEY], kind == "recovery", kind == "repair"
     )
@@ -270,7 +270,7 @@ async def list_rows(request: web.Request, given: Given) -> web.StreamResponse:
 
 @ROUTES.add(f"GET {_LEDGER}", LEDGER_ID, roles=WRITERS | OPERATORS, gives=HeldBody)
 async def get_ledger(request: web.Request, given: Given) -> web.StreamResponse:
-    """What this bookie stores of a ledger."""
+    """This bookie's stored data about a ledger."""
     store = _store(request)
     ledger_id = given[LEDGER_ID]
     _check_not_withheld(store, ledger_id)

@@ -1,4 +1,4 @@
-"""All ledgers of a bookie: one view over those in memory and the index, which has all of them."""
+"""All ledgers of a bookie: one view of the ledgers in memory and of all those in the index."""
 
 import asyncio
 from collections.abc import Iterator
@@ -113,7 +113,7 @@ class LedgerTable:
         return [held.row_copy(name) for name in held.row_names]
 
     def row_names(self, ledger_id: int) -> tuple[RowName, ...]:
-        """The names of these copies. Does not load the ledger: the collector asks for all."""
+        """The names of a ledger's copies of metadata. Does not load the ledger."""
         held = self._ledgers.get(ledger_id)
         if held is not None:
             return held.row_names
@@ -149,9 +149,7 @@ class LedgerTable:
         )
 
     async def ranges(self, ledger_id: int, first: int, last: int, limit: int) -> Ranges:
-        """Stored ranges within first..last, about `limit` at most. Yields to the loop between
-        steps.
-        """
+        """About `limit` stored ranges within first..last. Yields to the loop between steps."""
         found: list[tuple[int, int]] = []
         while first <= last and len(found) < limit:
             ledger = self.ledger(ledger_id)
@@ -166,8 +164,8 @@ class LedgerTable:
         return tuple(found)
 
     def evict_idle(self) -> None:
-        """Evict idle ledgers of which nothing is stored, and those unused for a round. Above
-        `LEDGERS_MAX`, evict all idle ledgers.
+        """Evict idle ledgers that store nothing or were unused for a round. Above `LEDGERS_MAX`,
+        evict all idle ledgers.
         """
         is_much = len(self._ledgers) > LEDGERS_MAX
         asked, self._unheld = self._unheld, set()

@@ -126,7 +126,7 @@ class Index:
             self._db[_FORMAT_KEY] = FORMAT
         elif found != FORMAT:
             self.close()
-            raise ValueError(f"the index is of format {found!r}")
+            raise ValueError(f"the index has the format {found!r}")
 
     def _open_database(self) -> Rdict:
         options = Options(raw_mode=True)
@@ -311,7 +311,7 @@ class Index:
         cursor.status()
 
     def close(self) -> None:
-        """Close the database. The log has what RocksDB could not write."""
+        """Close the database. A replay of the log restores what RocksDB could not write."""
         with contextlib.suppress(Exception):
             self._db.close()
 

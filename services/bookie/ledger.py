@@ -38,7 +38,7 @@ def _without_repeats(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 class StoredLedger:
-    """What the bookie stores of one ledger: `recent` parts in memory, all others in the index.
+    """One ledger as the bookie stores it: `recent` parts in memory, all others in the index.
 
     Invariants:
     - parts are disjoint as sets of ids;
@@ -326,7 +326,7 @@ class StoredLedger:
         )
 
     def change(self) -> IndexChange:
-        """What a checkpoint has to write. The index row may be ahead of the checkpoint's log
+        """A checkpoint's changes to write. The index row may be ahead of the checkpoint's log
         position: its fields are monotone, so replaying the same records again is harmless.
         """
         self._dirty_count = 0

@@ -12,7 +12,7 @@ check authentication codes: rule 30.) The bookie ends a ledger's limbo when no f
 older incarnation and the index has all entries that metadata places here.
 
 Metadata may name an older incarnation after phase one, or after the ledger's limbo, because a
-change for the older member completed late. Such a ledger needs no mark: addressed as the older
+change for the older member completed late. These ledgers need no mark: addressed as the older
 member, the bookie denies nothing and accepts no normal add (rule 15, ADR 7). A repair replaces the
 older member only after all entries were read back (rule 20a). So a count of the indexed entries is
 enough to end limbo: copies were read back, and the new member itself acknowledged later adds.

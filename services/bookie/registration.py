@@ -3,7 +3,7 @@
 
 A start reads the directory's cookie and marker and the registered cookie, probes the process that
 the registered cookie names, calls `decide`, writes the local cookie, and registers it by
-compare-and-swap. Of two concurrent starts one succeeds; the other then finds the first at its URL.
+compare-and-swap. If two start at once, one succeeds, and the other then finds the first at its URL.
 """
 
 import asyncio

@@ -326,7 +326,7 @@ def is_blank(segments: Segments, segment: int, start: int, end: int) -> bool:
 
 
 class SegmentState(NamedTuple):
-    """What a segment records besides entries."""
+    """The content of a segment besides its entries."""
 
     ledgers: set[int]
     """Ledgers with records in the segment, other than deletions."""
@@ -339,7 +339,7 @@ class SegmentState(NamedTuple):
 
 
 def state_of(segments: Segments, segment: int) -> SegmentState:
-    """Read what a segment records besides entries. Raises OSError, LogDamaged (invalid head).
+    """Read a segment's content besides entries. Raises OSError, LogDamaged (invalid head).
 
     Entries are not read: their records' heads, which have a CRC, name their ledgers.
     """

@@ -142,12 +142,12 @@ class BookieRuntime:
 
     @property
     def state(self) -> bodies.BookieMode:
-        """The mode that the operator set; `read-only` instead of `writable` on a full disk."""
+        """The mode that the operator set, but a full disk turns `writable` into `read-only`."""
         is_full = self.store is not None and self.store.disk.is_read_only
         return "read-only" if is_full and self._wanted_mode == "writable" else self._wanted_mode
 
     def set_state(self, wanted: bodies.BookieMode) -> None:
-        """Apply the operator's mode, and keep it over restarts. Blocks for one small file."""
+        """Apply the operator's mode, and keep it over restarts. Blocks to write one small file."""
         store = self.store
         assert store is not None, "it serves"
         write_durably(store.directory / _STATE_FILE, wanted.encode())

@@ -149,7 +149,7 @@ class Space:
         return broken
 
     async def _states(self, numbers: list[int]) -> dict[int, SegmentState]:
-        """The log records of these segments that are not entries, without segments that must stay."""
+        """The log records in these segments that are not entries. Omits segments that must stay."""
         states = {}
         for number in numbers:
             try:

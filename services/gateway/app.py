@@ -34,6 +34,7 @@ from services.gateway.edge.http.body import ignore_expect
 from services.gateway.edge.http.limits import Limits, Room
 from services.gateway.edge.http.middleware import Metrics, allow_origins, edge_middleware
 from services.gateway.edge.ledgers import LedgerRoutes
+from services.gateway.edge.log_keys import KeyRoutes
 from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.operations import CONTENT_ENCODING, PublicOperation, checked
@@ -54,6 +55,8 @@ from services.gateway.metrics import EngineMetrics, LogMetrics, counts_of
 from services.gateway.rates import Rates
 from services.gateway.streams.operations import log_of
 from services.gateway.streams.routes import StreamRoutes, stream_headers
+from services.gateway.streams.subscriptions import SubscriptionRoutes
+from services.gateway.streams.webhooks import Networks
 
 _DESCRIPTION = (
     "Replicated, append-only ledgers over HTTP: the BookKeeper protocol. Errors are problem "
@@ -93,9 +96,11 @@ def build_app(
     callers: Callers | None = None,
     cors_origins: Iterable[str] = (),
     hosts: Hosts | None = None,
+    webhook_networks: Networks = (),
 ) -> web.Application:
     """Builds the public application. The caller starts and stops the engine and the logs.
-    `callers`: verifies access tokens; if None, requests need no token.
+    `callers`: verifies access tokens; if None, requests need no token. `webhook_networks`: private
+    networks to which webhooks may be sent.
     """
     app = web.Application()
     room = app[_ROOM] = Room(limits)
@@ -103,6 +108,11 @@ def build_app(
     rates = app[_RATES] = Rates(engine, lambda: counts_of(app[_METRICS], logs))
     app.cleanup_ctx.append(partial(_sampling, rates))
     routes = _routes(engine, room, logs, transactions, callers, rates)
+    if logs is not None:
+        subscriptions = SubscriptionRoutes(logs, room, webhook_networks)
+        app.on_cleanup.append(subscriptions.close)
+        # Before the streams, whose paths match theirs.
+        routes[:0] = [checked(route, room) for route in subscriptions.routes()]
     routes += console.routes()
     app[_ROUTES] = routes
     declared = [*(route.operation for route in routes), *SHARED]
@@ -273,6 +283,7 @@ def _routes(
     if logs is not None:
         routes += [
             *RecordRoutes(logs, room).routes(),
+            *KeyRoutes(logs).routes(),
             *LogRoutes(logs, room).routes(),
             *ConsumerRoutes(logs.consumers, room).routes(),
             *QueueRoutes(logs.queues, room).routes(),
@@ -292,10 +303,10 @@ async def running_logs(
     transactions = TransactionClient(engine.metadata)
     store = MetadataLogs(LogClient(engine.metadata, engine.database_clock), transactions)
     logs = LogManager(engine=engine, store=store, peers=LogPeers(engine.peers), times=times)
-    engine.rows.on_gap.append(logs.rows.gap)
-    engine.rows.on_log = logs.rows.heard
+    engine.rows.on_gap += [logs.rows.gap, logs.subscriptions.gap]
+    engine.rows.on_log += [logs.rows.heard, logs.subscriptions.heard]
     sweep = Sweep(logs, store)
-    for work in (sweep.run, sweep.run_orphans):
+    for work in (sweep.run, sweep.run_orphans, logs.subscriptions.run):
         _ = logs.ownership.task(restarted(work))
     try:
         yield logs, Transactions(engine=engine, logs=logs, store=store, client=transactions)
@@ -353,6 +364,7 @@ async def create_apps(settings: GatewaySettings) -> Sequence[Listening]:
         callers=callers,
         cors_origins=settings.cors_origins,
         hosts=settings.hosts,
+        webhook_networks=settings.webhook_networks,
     )
     app[METRICS].register(EngineMetrics(engine))
     if settings.hsts_s:

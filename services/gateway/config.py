@@ -59,6 +59,8 @@ class GatewaySettings(ServiceSettings, Limits):
     """Networks of proxies (`10.0.0.0/8`) that are trusted to name the client of a request."""
     proxies_send: ProxiesSend = "x-forwarded-for"
     """How trusted proxies name the client."""
+    webhook_networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Private networks (`10.0.0.0/8`) to which webhooks of streams may be sent, by http too."""
     quorum_timeout_s: float = Field(default=10.0, gt=0)
     """An append without its ack quorum after this time fails with the outcome unknown."""
     silent_bookie_s: float = Field(default=2.0, gt=0)

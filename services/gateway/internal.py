@@ -157,7 +157,7 @@ class _LedgerRoutes:
             if not engine.writes(ledger_id):
                 writer = (await engine.rows.row(ledger_id)).writer
                 if writer is None or writer.id != engine.writer.id:
-                    raise WriterLost("no write handle", ledger_id=ledger_id, outcome=NOT_DONE)
+                    raise WriterLost("not the writer", ledger_id=ledger_id, outcome=NOT_DONE)
             request[entries.FORWARDED] = True
             return await public.handler(request, given)
 

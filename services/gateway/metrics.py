@@ -16,6 +16,7 @@ from services.gateway.logs.handle import LOGS_COUNTED_MAX, OTHER_LOGS
 from services.gateway.logs.lags import CONSUMERS_SHOWN_MAX, OTHER_CONSUMERS, Measured
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.queues import QUEUES_SHOWN_MAX
+from services.gateway.logs.subscriptions import SubscriptionService
 from services.gateway.logs.transactions import Transactions
 from services.gateway.rates import Counts
 from services.gateway.streams.operations import APPEND
@@ -127,6 +128,10 @@ class LogMetrics(Collector):
             ("duplicates", "Retries of producers that got the first response", counts.duplicates),
             ("rewrites", "Ledgers that replaced others", self._logs.rewrites.done),
             ("rewritten_bytes", "Bytes of ledgers that replaced others", self._logs.rewrites.bytes),
+            ("key_indexes", "Indexes of keys that were built here", self._logs.rewrites.indexed),
+            ("key_lookups", "Uses of indexes of keys", self._logs.keys.lookups),
+            ("key_skipped_bytes", "Bytes that lookups left unread", self._logs.keys.skipped_bytes),
+            ("key_indexes_damaged", "Indexes that could not be used", self._logs.keys.damaged),
         ):
             yield CounterMetricFamily(f"quorumlog_log_{name}", text, value)
         text = f"By log: the first {LOGS_COUNTED_MAX} appended to here; others are {OTHER_LOGS}"
@@ -142,12 +147,13 @@ class LogMetrics(Collector):
             count = self._transactions.published_ledgers
             yield CounterMetricFamily("quorumlog_published_ledgers", text, count)
         yield from _queues(self._logs.queues.measured)
+        yield from _subscriptions(self._logs.subscriptions)
         measured = self._logs.lags.measured
         if measured is not None:
             yield from _lags(measured)
 
 
-def _queues(measured: Sequence[tuple[Queue, int]]) -> Iterable[Metric]:
+def _queues(measured: Sequence[tuple[Queue, int, float | None]]) -> Iterable[Metric]:
     """Yields the progress of work queues, at the gateway that owns the log of queues."""
     which, labels = f"of the first {QUEUES_SHOWN_MAX} queues by name", ("log", "queue")
     families: list[GaugeMetricFamily | CounterMetricFamily] = [
@@ -157,6 +163,7 @@ def _queues(measured: Sequence[tuple[Queue, int]]) -> Iterable[Metric]:
                 ("depth", "Records that are not done"),
                 ("in_flight", "Records that workers have"),
                 ("unsettled", "Records that were given and are not done"),
+                ("oldest_seconds", "Age of the first record that is not done"),
             )
         ),
         *(
@@ -168,12 +175,28 @@ def _queues(measured: Sequence[tuple[Queue, int]]) -> Iterable[Metric]:
             )
         ),
     ]
-    for row, depth in measured:
+    for row, depth, oldest_s in measured:
         counts = (row.redelivered, row.dead, row.lost)
-        values = (depth, row.in_flight, len(row.given), *counts)
+        values = (depth, row.in_flight, len(row.given), oldest_s, *counts)
         for family, value in zip(families, values, strict=True):
-            family.add_metric(row.key, value)
+            if value is not None:
+                family.add_metric(row.key, value)
     yield from families
+
+
+def _subscriptions(service: SubscriptionService) -> Iterable[Metric]:
+    """Yields what was delivered here, and at the owner of the log of subscriptions what was not."""
+    for name, text, count in (
+        ("deliveries", "Wakes that receivers accepted, or that were announced", service.deliveries),
+        ("failures", "Attempts to deliver or announce a wake that failed", service.failures),
+    ):
+        yield CounterMetricFamily(f"quorumlog_subscription_{name}", text, count)
+    if service.is_here:
+        text = "Subscriptions of streams"
+        yield GaugeMetricFamily("quorumlog_subscriptions", text, service.count)
+        name = "quorumlog_subscription_oldest_undelivered_seconds"
+        text = "Age of the oldest wake that no receiver has accepted"
+        yield GaugeMetricFamily(name, text, service.oldest_ms / 1000)
 
 
 def _lags(measured: Measured) -> Iterable[Metric]:

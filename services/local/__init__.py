@@ -1,5 +1,5 @@
 """The one-machine cluster: runs embedded Postgres and Redis, and all services, as processes.
 
-Imports none of the services, so it knows them only by their responses. Of `quorumlog`, it imports
-only what it needs for settings, secrets and certificates.
+The package imports none of the services, so it knows them only by their responses. It imports only
+the parts of `quorumlog` for settings, secrets and certificates.
 """

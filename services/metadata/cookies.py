@@ -186,7 +186,7 @@ def check_cookie(name: str, old: Cookie | None, new: Cookie, cluster_id: str) ->
     problems: list[tuple[str, str]] = []
     if new.cluster_id != cluster_id:
         problems.append(
-            ("/cookie/cluster_id", f"the database is of cluster {cluster_id} (rule 18)")
+            ("/cookie/cluster_id", f"the database belongs to cluster {cluster_id} (rule 18)")
         )
     if old is not None:
         if new.incarnation < old.incarnation:

@@ -299,7 +299,7 @@ class Database:
             raise self.memory.error(missing)  # another check found them missing meanwhile
         # Require `had_asked` too: tokens that bookies reported since then were not compared.
         if not (had_asked and self.has_asked):
-            raise errors.MetadataUnavailable("the bookies are asked what they know of the database")
+            raise errors.MetadataUnavailable("the bookies are being asked about the database")
         return wanted
 
     async def _compare(self, connection: Connection, asked: Presented | None) -> set[str]:

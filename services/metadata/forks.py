@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from quorumlog.errors import InvalidRequest, LogDeleted
-from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.log import LogMetadata, ledgers_of
 from services.metadata.database import Connection
 from services.metadata.sql import ids_of
 
@@ -31,7 +31,7 @@ KEPT: Final = (
 async def check_name_free(connection: Connection, name: str) -> None:
     """Raise LogDeleted if forks exist of a deleted log of this name."""
     if await connection.fetchval(KEPT, name):
-        raise LogDeleted(f"the log {name} is deleted, but forks of it are not", log=name)
+        raise LogDeleted(f"the log {name} is deleted, but forks of it exist", log=name)
 
 
 async def note_source(connection: Connection, name: str, source: str | None) -> None:
@@ -55,7 +55,7 @@ async def share(connection: Connection, fork: LogMetadata) -> None:
 
     Raises: InvalidRequest if one of these ledgers is not CLOSED, or is deleted.
     """
-    wanted = sorted(item.ledger_id for item in fork.shared)
+    wanted = sorted(ledgers_of(fork.shared))
     closed = await ids_of(
         connection,
         "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
@@ -71,7 +71,7 @@ async def share(connection: Connection, fork: LogMetadata) -> None:
 
 
 async def shared_among(connection: Connection, ledgers: Collection[int]) -> set[int]:
-    """Those of `ledgers` that forks name. Before a deletion, the caller locks the ledgers' rows."""
+    """The `ledgers` that forks name. Before a deletion, the caller locks the ledgers' rows."""
     query = "SELECT DISTINCT ledger_id FROM shared_ledgers WHERE ledger_id = ANY($1::bigint[])"
     return {*await ids_of(connection, query, sorted(ledgers))}
 
@@ -89,7 +89,7 @@ async def let_go(connection: Connection, fork: str, ledgers: Iterable[int]) -> N
 
 async def write_shared(connection: Connection, fork: LogMetadata) -> None:
     """Make `shared_ledgers` match the row of a new fork, or of a rebuilt one (rule 18d)."""
-    wanted = sorted(item.ledger_id for item in fork.shared)
+    wanted = sorted(ledgers_of(fork.shared))
     await connection.execute(
         "DELETE FROM shared_ledgers WHERE log = $1 AND ledger_id <> ALL($2::bigint[])",
         fork.name,

@@ -228,9 +228,9 @@ async def delete_cookie(request: web.Request, given: Given) -> web.Response:
     row = await parts.cookies.get(name)
     found = await parts.liveness.bookies([row])
     if found.stale:
-        raise StillNamed("liveness is unknown now: Redis is away", bookie=name)
+        raise StillNamed("liveness is unknown now: Redis can't be reached", bookie=name)
     if found.bookies[0].state != "lost":
-        raise StillNamed(f"{name} lives: stop it first", bookie=name)
+        raise StillNamed(f"bookie {name} is alive: stop it first", bookie=name)
     await parts.cookies.retire(name, version=row.version)
     await parts.liveness.forget_bookie(name)
     return web.Response(status=204)

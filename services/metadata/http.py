@@ -1,4 +1,4 @@
-"""What the routes of the metadata service share: stores, parameters, bodies and answers.
+"""The shared parts of the metadata service's routes: stores, parameters, bodies and answers.
 
 Most operations are one call of a store's method, and need no handler (`StoreRoutes.serve`).
 """

@@ -216,7 +216,7 @@ async def _get(session: aiohttp.ClientSession, url: str, name: str, gives: type[
 async def _witnesses_of(
     session: aiohttp.ClientSession, name: str, url: str, cluster_id: str
 ) -> BookieWitnesses | None:
-    """What a bookie knows of the database; None if it is silent, or another bookie answers."""
+    """A bookie's knowledge of the database; None if it is silent, or another bookie answers."""
     asking = _get(session, f"{url}/v1/witnesses", name, BookieWitnesses)
     answer = await _reported_in_time(name, url, _ASK_S, asking)
     if answer is not None and (answer.bookie, answer.cluster_id) != (name, cluster_id):

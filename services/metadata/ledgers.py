@@ -184,7 +184,7 @@ class LedgerStore(RowStore):
         check_deleted(old, request)
         if old.log is None and old.state is not State.CLOSED:
             raise errors.InvalidRequest(
-                "only a CLOSED ledger is deleted: recover it first", ledger_id=ledger_id
+                "only a CLOSED ledger can be deleted: recover it first", ledger_id=ledger_id
             )
         await leave_tombstone(connection, old)
         await record_attempt(connection, request.attempt, target)
@@ -369,7 +369,7 @@ async def _join_transaction(
         state = await connection.fetchval("SELECT state FROM transactions WHERE id = $1", name)
         raise _ENDED_ERRORS.get(state, errors.NoSuchTransaction)(f"transaction {name}", log=row.log)
     if log != row.log:
-        raise errors.InvalidRequest(f"the transaction is of the log {log}")
+        raise errors.InvalidRequest(f"the transaction belongs to the log {log}")
     await connection.execute(
         "INSERT INTO transaction_ledgers (ledger_id, transaction, partition, attempt)"
         " VALUES ($1, $2, $3::text::bigint, $4::text::bigint)",
@@ -484,8 +484,7 @@ async def leave_tombstone(connection: Connection, row: LedgerMetadata) -> None:
     """Replace a locked row by a tombstone.
 
     No log can begin to name the ledger until the transaction ends, since naming needs the row's
-    lock.
-    Raises: OwnedByLog if a log names the ledger.
+    lock. Raises: OwnedByLog if a log names the ledger.
     """
     if row.log is not None:
         if await shared_among(connection, [row.ledger_id]):

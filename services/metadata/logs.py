@@ -14,7 +14,7 @@ import orjson
 
 from quorumlog.errors import AlreadyDone, InvalidRequest, LogExists, NoSuchLog
 from quorumlog.protocol.changes import check_log, check_unprotected
-from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogItem, LogMetadata
+from quorumlog.protocol.log import LOG_LEDGERS_MAX, LogItem, LogMetadata, ledgers_of
 from quorumlog.protocol.metadata import REPLACED_MAX
 from quorumlog.protocol.once import Once
 from quorumlog.wire.bodies import RowDelete, document_of, json_of, received
@@ -83,7 +83,7 @@ class LogStore(RowStore):
 
     @proven
     async def shared(self, connection: Connection, request: SharedAsk) -> LedgerIds:
-        """Those of the given ledgers that forks name, ascending, read from the primary."""
+        """The given ledgers that forks name, ascending, read from the primary."""
         found = await forks.shared_among(connection, set(request.ledgers))
         return LedgerIds(ledgers=tuple(sorted(found)))
 
@@ -144,7 +144,7 @@ class LogStore(RowStore):
             row = await _forked(connection, row, request.fork)
         source = None if request.fork is None else request.fork.source
         await forks.note_source(connection, row.name, source)
-        named = {item.ledger_id for item in row.own}
+        named = ledgers_of(row.own)
         await _require_all(connection, row.name, _LOCKED, named, row.name)
         await _require_all(connection, row.name, _CLAIMED, named)
         record = await connection.fetchrow(
@@ -246,7 +246,7 @@ async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[in
     )
     await release_unpublished(connection, [record["id"] for record in ended])
     await connection.execute("DELETE FROM app_versions WHERE log = $1", row.name)
-    ledgers = {item.ledger_id for item in row.own}
+    ledgers = ledgers_of(row.own)
     # A reader with an older row may know the ledgers that others have replaced since (rule 27c).
     replaced = await sql.ids_of(connection, ORPHANS_OF_LOG, 0, -1, LOG_LEDGERS_MAX, row.name)
     latest = sorted({*ledgers, *replaced} - {*kept})[-DELETED_WITH_LOG_MAX:]
@@ -255,7 +255,7 @@ async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[in
         "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])", sorted(deleted)
     )
     await _release_ledgers(connection, ledgers - deleted)
-    await forks.let_go(connection, row.name, {item.ledger_id for item in row.shared})
+    await forks.let_go(connection, row.name, ledgers_of(row.shared))
     await forks.forget_source(connection, row.name)
     await connection.execute(
         "UPDATE logs SET version = version + 1, body = NULL, changed_at = now() WHERE name = $1",
@@ -281,7 +281,7 @@ _PUBLISHED: Final = (
 _CLOSED: Final = (
     "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
 )
-"""Selects locked ledgers that may replace others (rule 27c)."""
+"""Selects locked ledgers that may replace others (rule 27c), or be indexes (rule 27e)."""
 _WHOLE: Final = (
     "SELECT ledger_id FROM ledgers WHERE ledger_id = ANY($1::bigint[]) AND state = 'CLOSED'"
     " AND NOT coalesce((body ->> 'may_lack_entries')::boolean, false)"
@@ -383,15 +383,15 @@ async def change_row(
     `published`: ledgers of `transaction` that the log begins to name. Raises: InvalidRequest.
     """
     rewritten = check_log(old, new)
-    before = {item.ledger_id for item in old.items}
-    after = {item.ledger_id for item in new.items}
-    shared = {item.ledger_id for item in old.shared}
+    before, after = ledgers_of(old.items), ledgers_of(new.items)
+    shared = ledgers_of(old.shared)
+    indexes = after - before - {item.ledger_id for item in new.items}
     places = _places_of(new) - _places_of(old)
     locked = after - before | {ledger_id for ledger_id, _ in places}
     await _require_all(connection, new.name, _LOCKED, locked, new.name)
     await _require_all(connection, new.name, _CLAIMED, after - before - set(published))
     await _require_all(connection, new.name, _PUBLISHED, published, transaction)
-    await _require_all(connection, new.name, _CLOSED, rewritten)
+    await _require_all(connection, new.name, _CLOSED, {*rewritten, *indexes})
     for items in rewritten.values():
         await _require_all(connection, new.name, _WHOLE, [item.ledger_id for item in items])
     replaced = {at: await _replaced(connection, items) for at, items in rewritten.items()}

@@ -58,7 +58,7 @@ class HeldCopies:
 
 
 async def lost_of(connection: Connection, memory: Memory, held: HeldCopies) -> Sequence[str]:
-    """Those changes of a bookie's copies that the database lacks, in the caller's snapshot.
+    """The changes of a bookie's copies that the database lacks, in the caller's snapshot.
 
     Raises: DatabaseWentBack if a change is lacking, and no operator has accepted a loss yet.
     """

@@ -258,13 +258,13 @@ class _Work:
         if len(clusters) > 1 or not await self._tables.is_empty():
             reported = ", ".join(f"{source.name}: {_cluster_of(source)}" for source in sources)
             raise InvalidRequest(
-                f"the database is of cluster {cluster_id}, and the bookies report {reported}. Only an"
+                f"the database belongs to cluster {cluster_id}, but the bookies report {reported}. Only an"
                 " empty database can take over a cluster, and only if all bookies are of one"
             )
         found = clusters.pop()
         if not (self._ask.dry_run or self._ask.take_over):
             raise InvalidRequest(
-                f"the database is empty, and the bookies are of cluster {found}: to make it that"
+                f"the database is empty, and the bookies belong to cluster {found}: to make it that"
                 " cluster's database, ask for `take_over`"
             )
         return found

@@ -1,4 +1,4 @@
-"""What a rebuild reads and writes in the database (rule 18d).
+"""The database as a rebuild reads and writes it (rule 18d).
 
 Everything runs on one connection, which holds a lock until it is closed, so that only one rebuild
 runs at a time. Witnesses are not checked, since rebuilds are for databases that went back. A row is
@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from quorumlog.errors import InvalidRequest
 from quorumlog.protocol.ids import member_name
-from quorumlog.protocol.log import LogMetadata
+from quorumlog.protocol.log import LogMetadata, ledgers_of
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.rebuild import (
     Action,
@@ -267,7 +267,7 @@ class RebuildTables:
     async def _known(
         self, ledger_ids: Sequence[int], attempts: Sequence[str], *, writes: bool
     ) -> dict[int, Known]:
-        """What the database contains of these ledgers, whose rows are locked with `writes`."""
+        """The database's data about these ledgers, whose rows are locked with `writes`."""
         records = await self._connection.fetch(
             f"SELECT {ROW} FROM ledgers WHERE ledger_id = ANY($1::bigint[]) ORDER BY ledger_id"
             + (" FOR UPDATE" if writes else ""),
@@ -480,7 +480,7 @@ class RebuildTables:
         await self._connection.execute(
             "INSERT INTO unnamed_ledgers (ledger_id, since) SELECT ledger_id, 'infinity' FROM ledgers"
             " WHERE ledger_id = ANY($1::bigint[]) AND body IS NOT NULL ON CONFLICT DO NOTHING",
-            sorted({item.ledger_id for item in (known.own if known else ())} - named),
+            sorted(ledgers_of(known.own if known else ()) - named),
         )
         await record_attempt(self._connection, attempt, f"rebuild log {row.name}")
 
@@ -518,7 +518,7 @@ def _judged(ledger_id: int, decision: Decision, known: Known, held: Sequence[Hel
 
 
 def _target_of(row: LedgerMetadata) -> str:
-    """The target under which a repeat looks up the change that made the row (rule 6)."""
+    """The target by which a retry finds the change that made the row (rule 6)."""
     if row.deletion:
         return f"delete ledger {row.ledger_id}"
     return f"create ledger {row.ledger_id}" if row.version == 1 else f"ledger {row.ledger_id}"

@@ -1,9 +1,9 @@
 """The repair queue of missed entries, with one item per ledger and member (rule 8); the leases of
 workers and auditors, and operators' settings.
 
-A worker changes an item only by the item's version. Each claim, failure and new range gives the
-item a version that was never used before. So a worker whose claim expired, or whose item got new
-ranges, can't clear entries that it has not copied, not even entries of a later item.
+A worker can change an item only if it names the item's current version. Each claim, failure and new
+range gives the item a version that was never used before. So a worker whose claim expired, or whose
+item got new ranges, can't clear entries that it has not copied, not even entries of a later item.
 
 A transaction that locks several items locks them in the order of ledger and member (bytewise), or
 skips locked items, so that no deadlock arises.
@@ -235,10 +235,10 @@ async def _lock(
         member,
     )
     if record is None:
-        raise NoSuchRepair("no such item", ledger_id=ledger_id, bookie=member)
+        raise NoSuchRepair("the queue has no such item", ledger_id=ledger_id, bookie=member)
     if record["version"] != version or record["worker"] != worker:
         raise VersionConflict(
-            "the claim is over, or the item changed since",
+            "the claim has ended, or the item has changed since",
             ledger_id=ledger_id,
             bookie=member,
             current=_repair_of(record).model_dump(mode="json"),

@@ -107,7 +107,7 @@ def read_key_file(file: Path) -> KeyRing:
         why = error.strerror if isinstance(error, OSError) else "is not ASCII"
         raise KeyFileUnusable(f"{file}: {why}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise KeyFileUnusable(f"{file}: others may read it: chmod 600")
+        raise KeyFileUnusable(f"{file}: other users may read the file: run chmod 600")
     lines = text.split()
     if not lines or not all(map(_LINE.fullmatch, lines)):
         raise KeyFileUnusable(

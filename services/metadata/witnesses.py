@@ -80,7 +80,7 @@ class WitnessStore(RowStore):
         for witness in witnesses:
             token = token_of(cluster_id, witness)
             if token is None:
-                raise InvalidRequest(f"{witness} is no witness of this cluster ({cluster_id})")
+                raise InvalidRequest(f"{witness} is not a witness of this cluster ({cluster_id})")
             tokens.add(token)
         # Witnesses are not checked: the database lacks these tokens, and an operator decides.
         await self.database.run(lambda connection: note_lost(connection, lost))

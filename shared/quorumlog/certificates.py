@@ -69,10 +69,10 @@ class Subject:
         for what, name in (("cluster", self.cluster), ("name", self.name)):
             if not _NAME.fullmatch(name):
                 raise CertificateRefused(
-                    f"{name!r} is no {what}: 1 to 100 letters, digits, '.', '_' and '-'"
+                    f"{name!r} is not a valid {what}: use 1 to 100 letters, digits, '.', '_' and '-'"
                 )
         if self.role not in ROLES:
-            raise CertificateRefused(f"{self.role!r} is no role: {', '.join(ROLES)}")
+            raise CertificateRefused(f"{self.role!r} is not a role: use {', '.join(ROLES)}")
         for host in self.hosts:
             _general_name(host)
 
@@ -99,7 +99,7 @@ class Description:
     is_authority: bool
 
     def days_left(self, now: datetime) -> int:
-        """Whole days until the certificate's end; negative after it."""
+        """Whole days until the certificate expires; negative after that."""
         return (self.ends - now).days
 
 
@@ -169,7 +169,7 @@ def renew(folder: Path, certificate: Path, *, days: int = DAYS) -> Path:
     authority = _cluster_of(_read_certificate(folder / f"{_AUTHORITY}.pem"))
     if subject.cluster != authority:
         raise CertificateRefused(
-            f"{certificate} is of cluster {subject.cluster}, and {folder} of {authority}"
+            f"{certificate} belongs to cluster {subject.cluster}, but {folder} to {authority}"
         )
     if certificate.name != f"{subject.file}.pem":
         raise CertificateRefused(f"{certificate} must be called {subject.file}.pem")
@@ -284,7 +284,7 @@ def _general_name(host: str) -> x509.GeneralName:
     first, *others = host.split(".")
     if len(host) > 253 or not all(map(_LABEL.fullmatch, (*others, *({first} - {"*"})))):
         raise CertificateRefused(
-            f"{host!r} is no host: a DNS name or an IP address, without a port"
+            f"{host!r} is not a host: a DNS name or an IP address, without a port"
         )
     return x509.DNSName(host)
 
@@ -350,7 +350,7 @@ def _read_certificate(file: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(file.read_bytes())
     except ValueError as error:
-        raise CertificateRefused(f"{file} is no certificate in PEM: {error}") from None
+        raise CertificateRefused(f"{file} is not a certificate in PEM: {error}") from None
 
 
 def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
@@ -358,9 +358,9 @@ def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
         key = serialization.load_pem_private_key(file.read_bytes(), None)
     except (TypeError, ValueError):
         # The original error's text may contain parts of the key.
-        raise CertificateRefused(f"{file} is no key in PEM without a password") from None
+        raise CertificateRefused(f"{file} is not a key in PEM without a password") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CertificateRefused(f"{file} is no key of an authority that `init` made")
+        raise CertificateRefused(f"{file} is not the key of an authority that `init` made")
     return key
 
 

@@ -218,6 +218,12 @@ class InvalidRequest(Invalid, code="invalid", status=422, title="The request is 
     """
 
 
+class WebhookUrlRejected(Invalid, title="The webhook's URL is not allowed"):
+    """A webhook's URL must use https and must not name a host of a private network, unless the
+    operator has allowed that network (`WEBHOOK_NETWORKS`).
+    """
+
+
 class Unauthenticated(Refused, status=401, title="The caller is not known"):
     """The request has no credentials, or its credentials are not valid here."""
 
@@ -225,6 +231,10 @@ class Unauthenticated(Refused, status=401, title="The caller is not known"):
     def headers(self) -> dict[str, str]:
         """The error's headers, with the challenge that every response with status 401 must have."""
         return {"WWW-Authenticate": 'Bearer realm="quorumlog"', **super().headers}
+
+
+class WakeTokenInvalid(Unauthenticated, title="The wake's token is not valid"):
+    """The request needs the token that came with the wake, as `Authorization: Bearer …`."""
 
 
 class Forbidden(Refused, title="Not allowed"):
@@ -287,6 +297,16 @@ class NoSuchConsumer(NotFound, title="No such consumer"):
 
 class NoSuchQueue(NotFound, title="No such queue"):
     """The log has no queue with this name."""
+
+
+class NoSuchSubscription(NotFound, title="No such subscription"):
+    """There is no subscription with this id: it was never created, or it was deleted."""
+
+
+class NoSuchKey(NotFound, title="No record with this key"):
+    """The log had no record with this key before the offset `next_offset`, or its newest record
+    with the key was removed.
+    """
 
 
 class NoSuchBookie(NotFound, title="No such bookie"):
@@ -458,6 +478,38 @@ class TooManyQueues(Superseded, title="There are too many queues"):
     """
 
 
+class SubscriptionExists(Superseded, title="The subscription exists with other settings"):
+    """The subscription exists with another configuration. Delete it to create it anew; what it has
+    acknowledged is then lost.
+    """
+
+
+class TooManySubscriptions(Superseded, title="There are too many subscriptions"):
+    """The cluster has reached its limit of subscriptions, or of streams that they link. Nothing was
+    done.
+    """
+
+
+class WakeFenced(Superseded, title="The wake is no longer the current one"):
+    """The lease of this wake ended, or it was acknowledged. Another worker may have the work.
+    Nothing was acknowledged. `generation` is the current one.
+    """
+
+
+class AlreadyClaimed(Superseded, title="Another worker has claimed the subscription"):
+    """The worker `current_holder` has the wake `generation` until its lease ends."""
+
+
+class NoPendingWork(Superseded, title="The subscription has no pending work"):
+    """All streams of the subscription are acknowledged up to their ends: wait for the next wake."""
+
+
+class InvalidOffset(Superseded, title="The offset can't be acknowledged"):
+    """An acknowledged offset is below an earlier one, beyond the stream's end, or of a stream that
+    the subscription does not have. Nothing was acknowledged.
+    """
+
+
 class SequenceGap(
     Superseded, title="A request of this producer is missing before this one", retryable=True
 ):
@@ -575,6 +627,12 @@ class ServiceUnavailable(Unavailable, title="No process of the service answers")
 
 class EntryUnavailable(Unavailable, title="The entry can't be read now"):
     """The entry may exist, but can't be read now. `answers` has the answer of each bookie."""
+
+
+class KeyScanLimit(Unavailable, title="Too many records without an index of their keys"):
+    """The newest record of a key may be in a ledger whose keys are not indexed yet, and which is
+    too large for one request. The gateway remembers what it has read, so a retry goes on there.
+    """
 
 
 class MetadataUnavailable(Unavailable, title="The metadata can't be reached"):

@@ -239,6 +239,48 @@ async def test_consumers_are_reset_and_deleted(page: Page, tabs: Tabs) -> None:
     await expect(page.get_by_text("No consumer. A program creates one")).to_be_visible()
 
 
+async def test_queues_are_created_redriven_and_deleted(page: Page, tabs: Tabs) -> None:
+    tabs.expected.append("status of 422 .*/queues/mail")
+    await make(page, "queued", [{"text": str(n)} for n in range(5)])
+    await make(page, "queued.dead")
+    await page.goto("/#/logs/queued/queues")
+    await expect(page.get_by_text("No queue. A queue gives")).to_be_visible()
+    form = await opened(page, "Create a queue")
+    await form.get_by_label("Name").fill("not a name")
+    await confirm(page, "Create a queue")
+    await expect(form.get_by_role("alert")).to_contain_text("letters, digits")
+    await form.get_by_label("Name").fill("mail")
+    await form.get_by_label("Attempts").fill("1")
+    await confirm(page, "Create a queue")
+    await expect(form.get_by_role("alert")).to_contain_text("dead_letter_log")
+    await form.get_by_label("Dead-letter log").fill("queued.dead")
+    await no_serious_violations(page)
+    await confirm(page, "Create a queue")
+    await expect(page.get_by_text("The queue mail gives records")).to_be_visible()
+
+    path = "/v1/logs/queued/queues/mail"
+    claimed = (await ask(page, "POST", f"{path}/claim", {"max": 3}))["records"]
+    refused = {"claims": [{"claim": claimed[0]["claim"], "offsets": [0]}]}
+    await ask(page, "POST", f"{path}/nak", refused)
+    table = page.get_by_role("region", name="Queues of the log")
+    await expect(table.locator("[data-name='Dead letters']")).to_have_text("1")
+    await expect(table.locator("[data-name='Not done']")).to_have_text("4")
+    await expect(table.locator("[data-name='Workers have']")).to_have_text("2")
+    await expect(table.locator("[data-name='Oldest']")).to_contain_text("ago")
+    await page.get_by_role("button", name="Details of mail").click()
+    await expect(fact(page, "Given and not done")).to_have_text("2 of at most 1,000")
+    await no_serious_violations(page)
+    await fits_phone(page)
+
+    await opened(page, "Redrive")
+    await confirm(page, "Redrive")
+    await expect(page.get_by_text("Dead letters that were sent back: 1.")).to_be_visible()
+    await expect(table.locator("[data-name='Not done']")).to_have_text("5")
+    await opened(page, "Delete")
+    await confirm(page, "Delete", "mail")
+    await expect(page.get_by_text("No queue. A queue gives")).to_be_visible()
+
+
 async def test_a_token_for_reading_one_log_changes_nothing(
     cluster: Cluster, admin: str, page: Page, tabs: Tabs
 ) -> None:

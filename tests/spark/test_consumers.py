@@ -503,13 +503,13 @@ def test_a_batch_publishes_nothing(spark: SparkSession, cluster: SparkCluster) -
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"startingOffsets": '{"consumer":"a b"}'}, "no name of a consumer"),
+        ({"startingOffsets": '{"consumer":"a b"}'}, "not a valid name of a consumer"),
         ({"startingOffsets": '{"consumer":"a","to":"b"}'}, "names a consumer as"),
         ({"startingOffsets": '{"consumer":"a","log":{"0":1}}'}, "names a consumer as"),
-        ({"startingOffsets": '{"consumer":"a","from":"now"}'}, "from is earliest or latest"),
+        ({"startingOffsets": '{"consumer":"a","from":"now"}'}, "from must be earliest or latest"),
         ({"startingOffsets": '{"from":"latest"}'}, "names a consumer as"),
-        ({"endingOffsets": '{"consumer":"a"}'}, "endingOffsets is"),
-        ({"publishProgressAs": "a b"}, "no name of a consumer"),
+        ({"endingOffsets": '{"consumer":"a"}'}, "endingOffsets must be"),
+        ({"publishProgressAs": "a b"}, "not a valid name of a consumer"),
         ({"publishProgresAs": "a"}, "is it publishProgressAs"),
     ],
 )

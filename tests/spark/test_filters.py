@@ -1,7 +1,9 @@
 """Filters that prune the plan of a read: only where asked for, and never a row of the result."""
 
+import base64
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,7 +13,17 @@ from loadtest.spark_cluster import SparkCluster
 pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, In, LessThan, Not
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
 
 from quorumlog.spark.filters import pruning_of
 from quorumlog.spark.options import ReadOptions
@@ -268,3 +280,132 @@ def test_pushing_is_off_by_default() -> None:
     assert json.dumps(ReadOptions.of({"subscribe": "a", "pushFilters": "TRUE"}).pushes_filters) == (
         "true"
     )
+
+
+KEYS = (b"ada", b"adb", b"bob", None, b"\xff\xfe", b"ada-1")
+
+
+@pytest.fixture(scope="module")
+def keyed(session: SparkSession, cluster: SparkCluster) -> tuple[str, DataFrame]:
+    """A log with keys and ascending timestamps in three ledgers, and all of its records."""
+    log = cluster.create("keyed")
+    path = f"/v1/logs/{log}"
+    for n in range(60):
+        key = KEYS[n % 6]
+        record = {
+            "data": base64.b64encode(b"%d" % n).decode(),
+            "timestamp": f"2026-01-01T00:00:{n:02}Z",
+        }
+        if key is not None:
+            record["key"] = base64.b64encode(key).decode()
+        cluster.http.request("POST", f"{path}/records", value=record, is_repeatable=False)
+        if n in (19, 39):
+            cluster.http.request("POST", f"{path}/roll", is_repeatable=True)
+    whole = load(session, cluster, subscribe=log)
+    return log, session.createDataFrame(whole.collect(), whole.schema)
+
+
+def at(second: float) -> str:
+    return f"timestamp '2026-01-01 00:00:{second}Z'"
+
+
+# Each with how many ranges are left of three. Ranges of a read by key are joined.
+@pytest.mark.parametrize(
+    ("condition", "parts"),
+    [
+        ("key = X'616461'", 1),
+        ("key <=> X'616461' AND offset >= 30", 1),
+        ("key = X'FFFE'", 3),
+        ("key = X''", 1),
+        ("key >= X'6164' AND key < X'6165'", 1),
+        ("key > X'616461' AND key <= X'616462'", 1),
+        ("key < X'62'", 3),
+        ("key IN (X'616461', X'626F62')", 3),
+        ("key <> X'616461'", 3),
+        ("key IS NULL", 3),
+        ("CAST(key AS string) LIKE 'ad%'", 3),
+        (f"timestamp >= {at(15)} AND timestamp < {at(30.001)}", 2),
+        (f"timestamp = {at(20)} OR timestamp = {at(40)}", 3),
+        (f"timestamp > {at(59)}", 0),
+        (f"timestamp <= {at(3)} AND key = X'616461'", 1),
+        (f"timestamp = {at(12.5)}", 0),
+        ("timestamp < timestamp '1969-01-01 00:00:00Z'", 0),
+    ],
+)
+def test_a_read_pruned_by_keys_and_times_has_the_rows_of_a_whole_one(
+    pushing: SparkSession,
+    cluster: SparkCluster,
+    keyed: tuple[str, DataFrame],
+    condition: str,
+    parts: int,
+) -> None:
+    log, everything = keyed
+    options = {"subscribe": log, "pushFilters": "true", "timestampsAscend": "true"}
+    pruned = load(pushing, cluster, **options).filter(condition)
+
+    assert pruned.collect() == everything.filter(condition).collect()
+    assert pruned.rdd.getNumPartitions() == max(parts, 1)
+
+
+@pytest.mark.parametrize(
+    ("filters", "asked"),
+    [
+        ([EqualTo(("key",), b"ada")], ("key", "ada")),
+        ([EqualTo(("key",), b"")], ("key", "")),
+        ([GreaterThanOrEqual(("key",), b"ad"), LessThan(("key",), b"ae")], ("key_prefix", "ad")),
+        ([GreaterThan(("key",), b"adx"), LessThan(("key",), b"afy")], ("key_prefix", "a")),
+        ([EqualTo(("key",), b"ad\xff")], ("key_prefix", "ad")),
+        ([EqualTo(("key",), b"\xff")], None),
+        ([GreaterThanOrEqual(("key",), b"ad")], None),
+        ([LessThan(("key",), b"ad")], None),
+        ([GreaterThan(("key",), b"adx"), LessThanOrEqual(("key",), b"adz")], ("key_prefix", "ad")),
+        ([In(("key",), (b"ada",))], None),
+        ([EqualTo(("key",), None)], None),
+    ],
+)
+def test_gateways_select_keys_and_spark_checks_them(
+    filters: list[Filter], asked: tuple[str, str] | None
+) -> None:
+    pruning, left = pruning_of(filters, of_logs=True)
+
+    assert left == filters
+    assert pruning.filters == (() if asked is None else (asked,))
+    assert pruning_of(filters, of_logs=False)[0] == EVERYTHING
+
+
+def test_tasks_of_a_read_by_key_get_its_records_only(
+    cluster: SparkCluster, keyed: tuple[str, DataFrame]
+) -> None:
+    log, _ = keyed
+    options = ReadOptions.of({"gateway.url": cluster.urls, "subscribe": log, "minPartitions": "2"})
+    reader = PruningReader(options, None)
+    reader.pushFilters([EqualTo(("key",), b"bob"), LessThan(("offset",), 50)])
+
+    parts = reader.partitions()
+
+    assert [(part.first, part.end, part.filters) for part in parts] == [
+        (0, 25, (("key", "bob"),)),
+        (25, 50, (("key", "bob"),)),
+    ]
+    found = [
+        [row for page in reader.read(part) for row in page.column("offset").to_pylist()]
+        for part in parts
+    ]
+    assert found == [[2, 8, 14, 20], [26, 32, 38, 44]]
+
+
+def test_times_prune_only_where_the_option_says_that_they_ascend(
+    cluster: SparkCluster, keyed: tuple[str, DataFrame]
+) -> None:
+    log, _ = keyed
+    for ascends, ranges in (
+        ("true", [(15, 20), (20, 31)]),
+        ("false", [(0, 20), (20, 40), (40, 60)]),
+    ):
+        given = {"gateway.url": cluster.urls, "subscribe": log, "timestampsAscend": ascends}
+        reader = PruningReader(ReadOptions.of(given), None)
+        first, last = (datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC) for second in (15, 30))
+        filters = [GreaterThanOrEqual(("timestamp",), first), LessThanOrEqual(("timestamp",), last)]
+
+        assert reader.pushFilters(filters) == filters
+        assert [(part.first, part.end) for part in reader.partitions()] == ranges

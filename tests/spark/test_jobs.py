@@ -351,7 +351,7 @@ def _ruined(path: Path) -> None:
     [
         (Path.unlink, "not exist"),
         (_ruined, "can't be read"),
-        (_with_other_headers, "not what was read"),
+        (_with_other_headers, "differ from the log"),
     ],
 )
 def test_nothing_is_truncated_where_a_file_of_an_earlier_run_is_damaged(

@@ -21,12 +21,12 @@ from quorumlog.spark.streaming import StreamReader
         ({}, "exactly one of"),
         ({"subscribe": "a", "ledgers": "1"}, "exactly one of"),
         ({"subscribe": "a b"}, "not a valid name of a log"),
-        ({"subscribePattern": "[a"}, "no regular expression"),
+        ({"subscribePattern": "[a"}, "not a regular expression"),
         ({"assign": '{"a":[1]}'}, "the partition 0 only"),
         ({"ledgers": "x"}, "list of ids"),
-        ({"subscribe": "a", "columns": "values"}, "columns are some of"),
+        ({"subscribe": "a", "columns": "values"}, "columns must be some of"),
         ({"subscribe": "a", "failOnDataLoss": "yes"}, "true or false"),
-        ({"subscribe": "a", "startingOffsets": '{"a":3}'}, "startingOffsets is"),
+        ({"subscribe": "a", "startingOffsets": '{"a":3}'}, "startingOffsets must be"),
         ({"subscribe": "a", "startingOffsets": '{"b":{"0":3}}'}, "names the log b"),
         ({"subscribePattern": "a.*", "endingOffsets": '{"b":{"0":3}}'}, "names the log b"),
         ({"subscribe": "a", "endingOffsets": "earliest"}, "can't be earliest"),
@@ -42,6 +42,15 @@ from quorumlog.spark.streaming import StreamReader
         ({"subscribe": "a", "gateway.url": "localhost:8080"}, "http://host:port"),
         ({"subscribe": "a", "gateway.url": ""}, "http://host:port"),
         ({"subscribe": "a", "gateway.url": "http://a:1,b:2"}, "http://host:port"),
+        ({"subscribe": "a,b", "queue": "mail"}, "queue is a queue of one log"),
+        ({"subscribePattern": "a.*", "queue": "mail"}, "queue is a queue of one log"),
+        ({"ledgers": "1", "queue": "mail"}, "queue is a queue of one log"),
+        ({"subscribe": "a", "queue": "no such name"}, "no name of a queue"),
+        (
+            {"subscribe": "a", "queue": "b", "startingOffsets": "latest"},
+            "does not apply to a queue",
+        ),
+        ({"subscribe": "a", "queue": "b", "publishProgressAs": "c"}, "does not apply to a queue"),
     ],
 )
 def test_what_a_read_can_not_mean_is_refused(options: dict[str, str], what: str) -> None:
@@ -54,7 +63,7 @@ def test_what_a_read_can_not_mean_is_refused(options: dict[str, str], what: str)
     [
         ({"topic": "no such name"}, "not a valid name of a log"),
         ({"topic": "a", "txnAppId": "x"}, "go together"),
-        ({"topic": "a", "txnAppId": "x", "txnVersion": "seven"}, "is a number"),
+        ({"topic": "a", "txnAppId": "x", "txnVersion": "seven"}, "must be a number"),
         ({"topic": "a", "maxLedgersPerCommit": "0"}, "at least 1"),
         ({"topik": "a"}, "is it topic"),
         ({"topic": "a", "txnapp": "x"}, "is it txnAppId"),
@@ -123,7 +132,7 @@ def test_a_schema_of_ones_own_is_refused() -> None:
         (["Value"], StringType(), "Value: a row has value"),
         (["key"], StringType(), "value is missing"),
         (["value"], LongType(), r"to_json\(struct\(\*\)\)"),
-        (["value"], StringType(), "which log"),
+        (["value"], StringType(), "no log is named"),
     ],
 )
 def test_columns_that_make_no_records_are_refused(names: list[str], kind: Any, what: str) -> None:
@@ -150,11 +159,11 @@ def test_a_token_is_of_the_option_or_the_environment_and_is_shown_nowhere(
     assert "qlt_" not in repr(options)
     assert "a password" not in repr(options)
     for wrong in ("qlt_option\n", "qlt_ option", "qlt_\u00f6", ""):
-        with pytest.raises(BadOption, match="token is ASCII") as refused:
+        with pytest.raises(BadOption, match="token must be ASCII") as refused:
             ClusterAccess.of({"token": wrong})
         assert "qlt_" not in str(refused.value)
     (tmp_path / "token").write_text("\n")
-    with pytest.raises(BadOption, match="token is ASCII"):
+    with pytest.raises(BadOption, match="token must be ASCII"):
         ClusterAccess.of({})
     (tmp_path / "token").unlink()
     assert WriteOptions.of(given, is_stream=False) == options, "the file is not needed"

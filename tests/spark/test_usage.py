@@ -32,9 +32,9 @@ def test_a_job_says_what_it_takes(name: str) -> None:
     ("name", "arguments", "what"),
     [
         ("scrub", (), "--gateway"),
-        ("scrub", ("--gateway", "127.0.0.1:8080"), "no list of URLs"),
+        ("scrub", ("--gateway", "127.0.0.1:8080"), "not a list of URLs"),
         ("scrub", (*GATEWAY, "--sample", "2"), "--sample"),
-        ("scrub", (*GATEWAY, "--repair", "metadata"), "no list of URLs"),
+        ("scrub", (*GATEWAY, "--repair", "metadata"), "not a list of URLs"),
         ("archive", (*GATEWAY, "--log", "a"), "--path"),
         (
             "archive",
@@ -48,7 +48,7 @@ def test_a_job_says_what_it_takes(name: str) -> None:
         (
             "ingest",
             (*GATEWAY, "--log", "a", "--path", "x", "--create", "--setting", "y"),
-            "no setting",
+            "not a setting",
         ),
         ("ingest", (*GATEWAY, "--log", "a", "--path", "x", "--option", "y"), "name=value"),
         ("ingest", (*GATEWAY, "--log", "a", "--path", "x", "--stream"), "and --checkpoint"),

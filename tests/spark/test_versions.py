@@ -198,7 +198,9 @@ print(issubclass(StreamReader, api.DataSourceStreamReader), [base.__name__ for b
     assert "'DataSourceStreamWriter', 'DataSourceArrowWriter'" in kinds
 
 
-@pytest.mark.parametrize("name", ["pushFilters", "maxOffsetsPerTrigger", "publishProgressAs"])
+@pytest.mark.parametrize(
+    "name", ["pushFilters", "maxOffsetsPerTrigger", "publishProgressAs", "queue"]
+)
 def test_an_option_is_refused_where_pyspark_is_too_old_for_it(name: str) -> None:
     with pytest.raises(BadOption, match=rf"{name} needs PySpark 4\.[12] or later; this is 4\.0\.5"):
         check({name.lower(): "1"}, "4.0.5")

@@ -11,6 +11,7 @@ from services.gateway.edge.console import ConsoleRoutes
 from services.gateway.edge.consumers import ConsumerRoutes
 from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.ledgers import LedgerRoutes
+from services.gateway.edge.log_keys import KeyRoutes
 from services.gateway.edge.log_records import RecordRoutes
 from services.gateway.edge.logs import LogRoutes
 from services.gateway.edge.operations import PublicOperation
@@ -19,6 +20,7 @@ from services.gateway.edge.queues import QueueRoutes
 from services.gateway.edge.tokens import TokenRoutes
 from services.gateway.edge.transactions import TransactionRoutes
 from services.gateway.streams import operations as stream_operations
+from services.gateway.streams.subscriptions import SubscriptionRoutes
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference" / "security.md"
 _STREAMS: Final = {
@@ -31,7 +33,9 @@ _RESOURCES: Final = (
     ConsumerRoutes.operations,
     QueueRoutes.operations,
     RecordRoutes.operations,
+    KeyRoutes.operations,
     _STREAMS,
+    SubscriptionRoutes.operations,
     TransactionRoutes.operations,
     TokenRoutes.operations,
     ClusterRoutes.operations,

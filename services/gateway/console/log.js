@@ -1,9 +1,10 @@
-// One log: its facts, settings, ledgers and consumers, and what can be done with it.
+// One log: its facts, settings, ledgers, consumers and queues, and what can be done with it.
 
 import { may } from "./access.js";
 import { Problem, call, get, quoted, useGet } from "./api.js";
 import { Consumers, Rate, useRates } from "./consumers.js";
 import { LIMITS, LimitFields, isName, limitTexts, limited, limitsOf, refuse, useForm } from "./logform.js";
+import { Queues } from "./queues.js";
 import { Append, Browse } from "./records.js";
 import { Tail } from "./tail.js";
 import { Size, Timeline } from "./timeline.js";
@@ -24,7 +25,7 @@ function Shown({ name, caller, query, tab }) {
   const rates = useRates(loaded.data ? [loaded.data] : [], loaded.at).get(name) || [];
   const mayRead = may(caller, "read", "logs", name);
   const log = loaded.data;
-  const tabs = [["", "Overview"], ...(mayRead ? [["records", "Records"], ["tail", "Live tail"]] : []), ["consumers", "Consumers"]];
+  const tabs = [["", "Overview"], ...(mayRead ? [["records", "Records"], ["tail", "Live tail"]] : []), ["consumers", "Consumers"], ["queues", "Queues"]];
   const known = tabs.some(([one]) => one === tab);
   const shared = { name, caller, query, log };
   return html`<${Fragment}>
@@ -40,6 +41,7 @@ function Shown({ name, caller, query, tab }) {
     ${log && known && tab === "records" && html`<${Browse} key=${`${log.created_at} ${query.get("from")}`} ...${shared} reload=${loaded.reload} />`}
     ${log && known && tab === "tail" && html`<${Tail} key=${log.created_at} ...${shared} reload=${loaded.reload} />`}
     ${tab === "consumers" && html`<${Consumers} name=${name} caller=${caller} />`}
+    ${log && tab === "queues" && html`<${Queues} ...${shared} />`}
   <//>`;
 }
 
@@ -158,7 +160,7 @@ function End({ name, log, mayRead, done }) {
       <//>`}
       <${Act} label="Delete" title="Delete the log" typed=${name} isDanger disabled=${log.deletion_protection}
         act=${() => call("DELETE", path, { params })} done=${() => { location.hash = "#/logs"; }}>
-        <p>Deletes the log with all ${count(log.next_offset - log.first_offset)} records, its ${count(log.ledgers.length)} ledgers and its consumers. They can't be restored. The name is then free for a new log.</p>
+        <p>Deletes the log with all ${count(log.next_offset - log.first_offset)} records, its ${count(log.ledgers.length)} ledgers, its consumers and its queues. They can't be restored. The name is then free for a new log.</p>
       <//>
     </div>
   </section>`;

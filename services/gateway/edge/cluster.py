@@ -207,7 +207,7 @@ class ClusterRoutes(op.Handlers, tag="Cluster"):
         """Explain the code of a problem."""
         cls = errors.codes().get(given[CODE])
         if cls is None:
-            raise errors.RouteNotFound("there is no problem with this code")
+            raise errors.RouteNotFound("no error has this code")
         if accepted(request, (HTML, JSON)) == JSON:
             return json_value(problem_json(cls))
         return html_response(problem_page(cls))

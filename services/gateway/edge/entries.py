@@ -375,7 +375,7 @@ class EntryRoutes(op.Handlers, tag="Entries"):
                 "last_add_confirmed": done.last_add_confirmed,
             },
             append,
-            lambda start, _created_at: PageStream(pages, self._room, start),
+            lambda start, *_: PageStream(pages, self._room, start),
         )
         return await serve(request, self._room, target)
 

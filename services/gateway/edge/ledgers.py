@@ -102,7 +102,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
 
         The gateway that creates a ledger is its writer. Other gateways forward appends to the
         writer. A ledger of a transaction is like the ledgers of its log: each append is one entry,
-        which is a batch of records. `close` seals the ledger, and the commit must name it.
+        which is a batch of records. Close the ledger before the commit, which must name it.
         """
         value = await body.read_object(request, self._room)
         once = op.once_of(request, given, value)
@@ -268,7 +268,7 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
     async def accept_loss(self, request: web.Request, given: Given) -> web.Response:
         """Accept the loss of entries that no bookie can serve any more.
 
-        Irrevocable, and for operators. The ledger must be CLOSED, and all bookies that could have
+        For operators; can't be undone. The ledger must be CLOSED, and all bookies that could have
         the entries must deny having them. From then on, reads get 410 `entry-lost`.
         """
         wanted = await body.read_model(request, self._room, models.AcceptLoss)

@@ -234,6 +234,26 @@ class LogRecords(models.Model):
     created_at: Annotated[str, WithJsonSchema(models.DATE_TIME)]
 
 
+class RecordKey(models.Model):
+    """A key, and the offset of its last record in a page. `key` and `key_base64`: as in a record."""
+
+    offset: models.Id
+    key: str | None
+    key_base64: Annotated[str, WithJsonSchema(models.BASE64)] | None = None
+
+
+class LogKeys(models.Model):
+    """A page of keys, in the order of the offsets. The next page begins at the offset `next`."""
+
+    log: str
+    keys: list[RecordKey]
+    next: models.Id
+    first_offset: models.Id
+    closed: bool
+    """Whether the log is closed and `next` is its end."""
+    created_at: Annotated[str, WithJsonSchema(models.DATE_TIME)]
+
+
 class LogOpen(models.Model):
     """Request to open a log for one writer."""
 

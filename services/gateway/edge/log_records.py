@@ -1,13 +1,21 @@
 """The resource /v1/logs/{name}/records: append records to a log, and read its records."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from aiohttp import WSMessage, WSMsgType, web
 
 from quorumlog import errors, header
 from quorumlog.net.operations import Content, Reply
-from quorumlog.net.parameters import Given, Parameter, header_integer, int64, invalid, query_pairs
+from quorumlog.net.parameters import (
+    Given,
+    Parameter,
+    escaped,
+    header_integer,
+    int64,
+    invalid,
+    query_pairs,
+)
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log.messages import Append, RecordsAppended
@@ -83,17 +91,18 @@ FROM: Final[Parameter[Start]] = Parameter(
 )
 
 
-def _utf8(text: str, _pointer: str) -> bytes:
+def utf8(text: str, _pointer: str) -> bytes:
+    """The bytes of a parameter that is a key, or the beginning of one."""
     return text.encode()
 
 
 KEY: Final[Parameter[bytes | None]] = Parameter(
-    "key", "query", _utf8, {"type": "string"}, "Only records with this key (UTF-8).", None
+    "key", "query", utf8, {"type": "string"}, "Only records with this key (UTF-8).", None
 )
 KEY_PREFIX: Final[Parameter[bytes | None]] = Parameter(
     "key_prefix",
     "query",
-    _utf8,
+    utf8,
     {"type": "string"},
     "Only records whose key begins with this text.",
     None,
@@ -312,7 +321,9 @@ class RecordRoutes(op.Handlers, tag="Records"):
         offsets of each acknowledged batch, which acknowledges all earlier batches too.
         `{"tail":{"from":0,"encoding":"base64"}}` requests the tail. `from` may be `earliest`,
         `latest`, -N or a time, as in a read; `created` may be the log's `created_at`; the encoding
-        `frames` selects binary messages. From `latest`, -N or a time, the first message is
+        `frames` selects binary messages. `key`, `key_prefix` and `header` (an object) select
+        records, as in a read; a message without records then reports by `next` how far the gateway
+        has looked. From `latest`, -N or a time, the first message is
         `{"tail":{"from":7}}`, the offset where the tail begins. After a problem object the socket
         closes. With the subprotocol `quorumlog.appends` there is no tail, and each message is one
         append, answered as over HTTP.
@@ -328,10 +339,13 @@ class RecordRoutes(op.Handlers, tag="Records"):
             lambda message: self._records_of(request, message),
             lambda done: {"first_offset": done.first, "last_offset": done.last},
             append,
-            lambda start, created: PageStream(
-                LogPages(self._logs, name, created or created_at), self._room, start
+            lambda start, created, chosen: PageStream(
+                LogPages(self._logs, name, created or created_at, _filter_of(chosen)),
+                self._room,
+                start,
             ),
             start_of_json,
+            ("key", "key_prefix", "header"),
         )
         return await serve(request, self._room, target)
 
@@ -371,6 +385,27 @@ def _appended(name: str, done: RecordsAppended) -> bytes:
         done.last_offset,
         done.ledger_id,
         done.entry_id,
+    )
+
+
+def _filter_of(chosen: Mapping[str, Any]) -> Filter | None:
+    """The filter of a request for the tail. Raises: InvalidRequest."""
+    headers = chosen.get("header", {})
+    texts = {name: value for name, value in chosen.items() if name != "header"}
+    if isinstance(headers, dict):
+        texts |= {f"header/{escaped(name)}": value for name, value in headers.items()}
+    else:
+        raise invalid("/tail/header", "must be an object")
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise invalid(f"/tail/{name}", "must be a string")
+    key, prefix = (chosen.get(name) for name in ("key", "key_prefix"))
+    if not chosen:
+        return None
+    return Filter(
+        None if key is None else key.encode(),
+        None if prefix is None else prefix.encode(),
+        tuple(headers.items()),
     )
 
 

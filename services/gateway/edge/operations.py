@@ -198,6 +198,7 @@ def operation(
     tag: str | None = None,
     needs_body: bool = False,
     is_audited: bool = False,
+    ignores_unknown: bool = False,
 ) -> Callable[[_H], _H]:
     """Declare the operation of the handler below. The operation's name comes from the handler's,
     its summary is the first line of the handler's docstring, and its description is the rest.
@@ -225,6 +226,7 @@ def operation(
             (*regular, *errors),
             needs_body,
             is_audited=is_audited,
+            ignores_unknown=ignores_unknown,
             scope=scope,
         )
         return handler

@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Final
 
 import orjson
+import pybase64
 
 from quorumlog import header
 from quorumlog.protocol.batch import StoredBatch
@@ -89,8 +90,8 @@ class Pages(Followable[P]):
         """The numbers of the items in a page."""
 
     @abstractmethod
-    def payloads(self, page: P) -> Iterable[tuple[int, bytes | memoryview]]:
-        """The numbers of the items in a page, each with its payload."""
+    def values(self, page: P) -> Iterable[bytes | memoryview]:
+        """The payloads of the items in a page, in the order of `numbers`."""
 
     @abstractmethod
     def arrow(self, page: P) -> bytes:
@@ -123,10 +124,10 @@ class Pages(Followable[P]):
 
     def frames(self, page: P) -> bytes:
         """Encode a page as frames: (u64 number, u32 length, payload) for each item."""
-        payloads = [payload for _, payload in self.payloads(page)]
-        parts: list[bytes | memoryview] = [b""] * (2 * len(payloads))
-        parts[::2] = map(_FRAME.pack, self.numbers(page), map(len, payloads))
-        parts[1::2] = payloads
+        values = list(self.values(page))
+        parts: list[bytes | memoryview] = [b""] * (2 * len(values))
+        parts[::2] = map(_FRAME.pack, self.numbers(page), map(len, values))
+        parts[1::2] = values
         return b"".join(parts)
 
     def message(self, page: P, encoding: str) -> bytes:
@@ -146,7 +147,8 @@ class Pages(Followable[P]):
         end = orjson.dumps(self.members(last))[1:]
         before = b'{%b,"%b":[' % (self.name, self.noun)
         for page in pages:
-            yield before + b",".join(self.items(page, encoding))
+            items = iter(self.items(page, encoding))
+            yield b",".join(chain((before + next(items, b""),), items))
             before = b","
         yield b"],%b" % end
 
@@ -215,9 +217,9 @@ class LedgerPages(Pages[ReadResult]):
         """The entry ids of a page."""
         return chain.from_iterable(run.ids for run in page.runs)
 
-    def payloads(self, page: ReadResult) -> Iterable[tuple[int, memoryview]]:
-        """The entry ids of a page, each with the entry's payload."""
-        return chain.from_iterable(zip(run.ids, run.payloads(), strict=True) for run in page.runs)
+    def values(self, page: ReadResult) -> Iterable[memoryview]:
+        """The payloads of a page."""
+        return chain.from_iterable(run.payloads() for run in page.runs)
 
     def arrow(self, page: ReadResult) -> bytes:
         """Encode a page as an Arrow stream with the columns `entry_id` and `value`."""
@@ -225,9 +227,13 @@ class LedgerPages(Pages[ReadResult]):
 
     def items(self, page: ReadResult, encoding: str) -> Iterable[bytes]:
         """Encode each entry of a page as a JSON object."""
+        numbers, payloads = self.numbers(page), self.values(page)
+        if encoding == "base64":  # most reads, so without a Python call for each entry
+            values = map(pybase64.b64encode, payloads)
+            return map(b'{"entry_id":%d,"data":"%b"}'.__mod__, zip(numbers, values, strict=True))
         return (
-            b'{"entry_id":%d,%b}' % (entry_id, encoded(payload, encoding))
-            for entry_id, payload in self.payloads(page)
+            b'{"entry_id":%d,%b}' % (number, encoded(payload, encoding))
+            for number, payload in zip(numbers, payloads, strict=True)
         )
 
     def members(self, page: ReadResult) -> dict[str, int | str]:
@@ -291,10 +297,14 @@ class LogPages(Pages[LogBatches]):
         end_s = asyncio.get_running_loop().time() + wait_s
         batches, first, size = list[StoredBatch](), None, 0
         while True:
-            left_s = 0.0 if batches else end_s - asyncio.get_running_loop().time()
-            page = await self._read(at, BATCH_ENTRIES_MAX, TAIL_BYTES, max(left_s, 0.0))
+            page = await self._indexed(at)
+            if page is not None:
+                size += TAIL_BYTES  # buckets of indexes count too
+            else:
+                left_s = 0.0 if batches else end_s - asyncio.get_running_loop().time()
+                page = await self._read(at, BATCH_ENTRIES_MAX, TAIL_BYTES, max(left_s, 0.0))
+                size += self.size(page)
             first = page.first if first is None else first
-            size += self.size(page)
             found = self._wanted.page(page, limit, max_bytes)
             batches += found.batches
             limit, max_bytes = limit - self.count(found), max_bytes - self.size(found)
@@ -303,6 +313,22 @@ class LogPages(Pages[LogBatches]):
             if is_full or is_over or size >= _FILTERED_BYTES_MAX:
                 return replace(found, batches=tuple(batches), first=first)
             at = page.next
+
+    async def _indexed(self, at: Start) -> LogBatches | None:
+        """A page of the batches that may have the wanted key, by indexes; None without one."""
+        key = None if self._wanted is None else self._wanted.key
+        if key is None or not (isinstance(at, int) or at == "earliest"):
+            return None
+        page = await self._logs.keys.page(
+            self._log,
+            at,
+            key,
+            created_at=self._created_at,
+            limit=BATCH_ENTRIES_MAX,
+            max_bytes=TAIL_BYTES,
+        )
+        self._created_at = self._created_at if page is None else page.created_at
+        return page
 
     async def _read(self, at: Start, limit: int, max_bytes: int, wait_s: float) -> LogBatches:
         page = await self._logs.reader.read(
@@ -359,9 +385,9 @@ class LogPages(Pages[LogBatches]):
             range(found.first_offset, found.first_offset + found.count) for found in page.batches
         )
 
-    def payloads(self, page: LogBatches) -> Iterable[tuple[int, memoryview]]:
-        """The offsets of a page, each with the record's value."""
-        return zip(self.numbers(page), page.values, strict=True)
+    def values(self, page: LogBatches) -> Iterable[memoryview]:
+        """The values of a page's records."""
+        return page.values
 
     def arrow(self, page: LogBatches) -> bytes:
         """Encode a page as an Arrow stream with all columns of the records."""

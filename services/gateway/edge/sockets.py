@@ -16,10 +16,10 @@ later messages are not carried out.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import orjson
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
@@ -47,7 +47,7 @@ _HEARTBEAT_S: Final = 20.0
 """Interval of pings: below the 60 s after which proxies commonly close a silent connection."""
 _CONTROL_BYTES_MAX: Final = 300
 """Maximum length of a request for the tail; a longer message is an append."""
-_TAIL: Final = {"from", "encoding", "created"}
+_TAIL: Final = ("from", "encoding", "created")
 _ENCODINGS: Final = ("base64", "text", "json", "frames")
 
 T = TypeVar("T")
@@ -70,10 +70,14 @@ class SocketTarget(Generic[T, P]):
     """Builds the JSON members that acknowledge a run."""
     append: Callable[[list[T]], Awaitable[bytes]]
     """Appends a message's items; returns the body of the HTTP response. Raises: QuorumLogError."""
-    stream: Callable[[Start, str | None], PageStream[P]]
-    """Creates the pages from a start on, of the log with this `created_at` or the socket's own."""
+    stream: Callable[[Start, str | None, Mapping[str, Any]], PageStream[P]]
+    """Creates the pages from a start on, of the log with this `created_at` or the socket's own,
+    that meet the conditions of a request. Raises: InvalidRequest.
+    """
     start: Callable[[object, str], Start] = id_of_json
     """Parses where a tail begins, from a JSON value and its pointer. Raises: InvalidRequest."""
+    conditions: Collection[str] = ()
+    """The members of a request for the tail that select items."""
 
 
 async def serve(
@@ -233,10 +237,10 @@ class _Session(Generic[T, P]):
         if type(value) is not dict or "tail" not in value:
             return False
         asked = value["tail"]
-        if len(value) > 1 or not isinstance(asked, dict) or asked.keys() - _TAIL:
-            raise invalid(
-                "/tail", "must be the only member, an object with from, encoding or created"
-            )
+        known = [*_TAIL, *self._target.conditions]
+        if len(value) > 1 or not isinstance(asked, dict) or asked.keys() - {*known}:
+            names = f"{', '.join(known[:-1])} or {known[-1]}"
+            raise invalid("/tail", f"must be the only member, an object with {names}")
         encoding = asked.get("encoding", "base64")
         if encoding not in _ENCODINGS:
             raise invalid("/tail/encoding", f"must be one of {', '.join(_ENCODINGS)}")
@@ -247,7 +251,9 @@ class _Session(Generic[T, P]):
         created_at = asked.get("created")
         if created_at is not None:
             created_at = created_at_of(str(created_at), "/tail/created")
-        self._tail.set_result(_messages(self._target.stream(start, created_at), encoding))
+        chosen = {name: asked[name] for name in self._target.conditions if name in asked}
+        stream = self._target.stream(start, created_at, chosen)
+        self._tail.set_result(_messages(stream, encoding))
         return True
 
     async def follow(self) -> None:
@@ -286,7 +292,8 @@ async def _messages(stream: PageStream[P], encoding: str) -> Tail:
             if is_sought:
                 yield orjson.dumps({"tail": {"from": stream.begin(shared.page)}}).decode()
                 is_sought = False
-            if pages.count(shared.page):
+            is_shown = encoding != "frames" and pages.has_moved(shared.page)
+            if is_shown or pages.count(shared.page):
                 yield shared.form(("socket", encoding), message)
             if pages.is_end(shared.page):
                 yield orjson.dumps({"end": pages.ending(shared.page)}).decode()

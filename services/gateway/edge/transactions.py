@@ -1,4 +1,4 @@
-"""The resource /v1/transactions: publish sealed ledgers to a log atomically."""
+"""The resource /v1/transactions: publish closed ledgers to a log atomically."""
 
 from typing import Annotated, Any, Final, Literal
 

@@ -173,7 +173,7 @@ class Ends:
             # operator's change, other bookies may have the entries.
             status, now = await self._ports.metadata.cas(changed, (), attempt=new_attempt())
             if status is CasStatus.MISSING:
-                raise errors.NoSuchLedger("it is deleted", ledger_id=row.ledger_id)
+                raise errors.NoSuchLedger("the ledger is deleted", ledger_id=row.ledger_id)
             if now is None:
                 raise errors.MetadataUnavailable(ledger_id=row.ledger_id)
             self._rows.put(now)

@@ -134,7 +134,7 @@ class Engine:
         Raises: ShuttingDown, and what `Creations.create` raises.
         """
         if self._is_draining:
-            raise errors.ShuttingDown("this gateway is about to end")
+            raise errors.ShuttingDown("this gateway is shutting down")
         return await self._creations.create(options)
 
     async def get(self, ledger_id: int) -> LedgerMetadata:
@@ -213,7 +213,7 @@ class Engine:
                 self.rows.put(row := changed)
                 break
             if status is CasStatus.MISSING:
-                raise errors.NoSuchLedger("it is deleted", ledger_id=ledger_id)
+                raise errors.NoSuchLedger("the ledger is deleted", ledger_id=ledger_id)
             if changed is None:
                 raise errors.MetadataUnavailable(ledger_id=ledger_id)
         await spread(row, self._ports)  # members keep copies of the metadata (rule 18b)
@@ -343,8 +343,8 @@ class Engine:
         ]
 
     async def cluster(self) -> dict[str, Any]:
-        """Every service with its state, also those that are gone since an hour at most, and ledgers
-        that are degraded, kept or under-replicated.
+        """Every service with its state, including services that disappeared within the last hour,
+        and the ledgers that are degraded, under-replicated, or kept by bookies (rule 18c).
         """
         queue = RepairClient(self.metadata, self.writer.id)
         bookies, services, metadata, missing, repairs, summary = await asyncio.gather(
@@ -386,7 +386,7 @@ class Engine:
     async def ready(self) -> None:
         """Checks that a default ledger could be created now. Raises: the errors of `create`."""
         if self._is_draining:
-            raise errors.ShuttingDown("this gateway is about to end")
+            raise errors.ShuttingDown("this gateway is shutting down")
         size = LedgerOptions().quorum.ensemble_size
         await self.directory.refresh()
         if not self.directory.new_ensemble(size):

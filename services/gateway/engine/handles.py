@@ -77,9 +77,7 @@ class Handles:
         """Returns the ledger's write handle. Raises: WriterLost."""
         handle = self.by_ledger.get(ledger_id)
         if handle is None:
-            raise errors.WriterLost(
-                "this process has no write handle", ledger_id=ledger_id, outcome=errors.NOT_DONE
-            )
+            raise errors.WriterLost("not the writer", ledger_id=ledger_id, outcome=errors.NOT_DONE)
         return handle
 
     def open(self, row: LedgerMetadata, peer: str) -> None:
@@ -132,18 +130,20 @@ class Handles:
         return [ledger_id for ledger_id in self.by_ledger if self.has_password(ledger_id)]
 
     def writer_of(self, row: LedgerMetadata) -> Writer:
-        """Returns the ledger's writer to forward to. Raises: LedgerClosed, LedgerFenced,
-        WriterLost.
-        """
+        """The ledger's writer to forward to. Raises: LedgerClosed, LedgerFenced, WriterLost."""
         if is_closed(row):
             raise errors.LedgerClosed(
-                f"it ends at {row.last_entry}", ledger_id=row.ledger_id, last_entry=row.last_entry
+                f"the ledger ends at {row.last_entry}",
+                ledger_id=row.ledger_id,
+                last_entry=row.last_entry,
             )
         if row.state is State.IN_RECOVERY:
-            raise errors.LedgerFenced("it is being recovered", ledger_id=row.ledger_id)
+            raise errors.LedgerFenced("the ledger is being recovered", ledger_id=row.ledger_id)
         if row.writer is None or row.writer.id == self.writer.id:
             raise errors.WriterLost(
-                "no write handle", ledger_id=row.ledger_id, outcome=errors.NOT_DONE
+                "not the writer",
+                ledger_id=row.ledger_id,
+                outcome=errors.NOT_DONE,
             )
         return row.writer
 
@@ -172,7 +172,7 @@ class Handles:
             if last is not None and last != row.last_entry:
                 row = await self.ends.reported(row)
                 raise errors.LedgerClosed(
-                    f"another process closed it at {row.last_entry}, not at {last}",
+                    f"another process closed the ledger at {row.last_entry}, not at {last}",
                     ledger_id=ledger_id,
                     last_entry=row.last_entry,
                 )

@@ -119,7 +119,7 @@ class Gatekeeper:
 
 
 def _note(row: LedgerMetadata, status: int, code: str = "") -> None:
-    """Audits the first use of a right password in this process, or each use of a wrong one."""
+    """Audits the first use of the right password in this process, and each use of a wrong one."""
     target = f"ledgers/{row.ledger_id}"
     audit.note("openLedger", target, status, code, who=audit.WHO.get(), remote=PEER.get())
 

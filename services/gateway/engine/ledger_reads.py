@@ -228,7 +228,7 @@ class LedgerReads:
         if not is_closed(row):
             row = await self._rows.fresh(ledger_id)
         if not is_closed(row):
-            raise errors.WriterLost("no write handle", ledger_id=ledger_id, outcome=errors.NOT_DONE)
+            raise errors.WriterLost("not the writer", ledger_id=ledger_id, outcome=errors.NOT_DONE)
         view = await self._ended(row)
         return view, view.row.version
 

@@ -94,7 +94,7 @@ class Placing:
             return False
         if self._enforces_zones:
             raise errors.NotEnoughBookies(
-                f"the copies of an entry would lie in {used} zones, {wanted} are asked for"
+                f"the copies of an entry would be in {used} zones, but {wanted} are required"
                 " (ZONES_MIN)"
             )
         self.narrow_count += 1
@@ -144,7 +144,7 @@ class Creations:
                 else:
                     return row
             raise errors.NotEnoughBookies(
-                f"bookies registered anew while an ensemble was chosen, {_PLACINGS} times: {stale}"
+                f"bookies registered again {_PLACINGS} times while an ensemble was being chosen: {stale}"
             ) from stale
         finally:
             if not is_kept:
@@ -225,7 +225,7 @@ def transaction_of(row: LedgerMetadata) -> str | None:
 
 def check_not_of_log(row: LedgerMetadata, instead: str) -> None:
     """Raises OwnedByLog if only a log may append to the ledger and close it (rule 27). Clients
-    append to a transaction's ledger and seal it, although the ledger names a log.
+    append to a transaction's ledger and close it, although the ledger names a log.
     """
     if row.log is not None and transaction_of(row) is None:
         raise errors.OwnedByLog(instead, ledger_id=row.ledger_id, log=row.log)
@@ -239,7 +239,7 @@ async def packed_batch(data: bytes) -> bytes:
 
 
 class Appends:
-    """The appends of this gateway's clients. Keeps no state."""
+    """The appends of this gateway's clients. The object keeps no state."""
 
     def __init__(self, handles: Handles, peers: Peers) -> None:
         """`handles`: the ledgers that this process writes; `peers`: the other gateways."""
@@ -323,7 +323,7 @@ class Appends:
         try:
             handle = self._handles.get(ledger_id)
             if transaction_of(handle.access_row) is None:
-                raise errors.OwnedByLog("the ledger is of no transaction", ledger_id=ledger_id)
+                raise errors.OwnedByLog("the ledger belongs to no transaction", ledger_id=ledger_id)
             if (PACKED_TAG, "true") in handle.access_row.extra:
                 data = await packed_batch(data)
             if len(data) > batch.BATCH_BYTES_MAX:

@@ -103,7 +103,7 @@ class Peers:
         Raises: WriterLost if it cannot be reached, TimeoutError, and the writer's own error.
         """
         if writer.id in self._gone:
-            raise _not_sent("its process was replaced")
+            raise _not_sent("the writer's process was replaced")
         headers = {header.FORWARDED_WRITER: writer.id}
         if media is not None:
             headers[hdrs.CONTENT_TYPE] = media
@@ -127,9 +127,9 @@ class Peers:
                 body = await answer.read()
                 status, instance = answer.status, answer.headers.get(header.FORWARDED_WRITER)
         except aiohttp.ClientConnectorError as error:
-            raise _not_sent(f"nothing listens at its address: {error}") from error
+            raise _not_sent(f"nothing listens at the writer's address: {error}") from error
         except aiohttp.ConnectionTimeoutError as error:
-            raise _not_sent("its process can't be reached") from error
+            raise _not_sent("the writer's process can't be reached") from error
         except aiohttp.ClientError as error:
             raise errors.WriterLost(
                 f"the connection broke: {error!r}", outcome=errors.UNKNOWN
@@ -138,20 +138,20 @@ class Peers:
             self._gone[writer.id] = None
             if len(self._gone) > _GONE_MAX:
                 self._gone.popitem(last=False)
-            raise _not_sent("another process answers at its address")
+            raise _not_sent("another process answers at the writer's address")
         if status >= 400:
             problem = from_answer(status, body)
             if isinstance(problem, errors.ForeignHost | errors.RouteNotFound):
-                raise _not_sent("another process listens at its address")
+                raise _not_sent("another process listens at the writer's address")
             if isinstance(problem, errors.Unauthenticated | errors.Forbidden):
-                raise _not_sent(f"it refuses this gateway: {problem.detail}")
+                raise _not_sent(f"the writer refuses this gateway: {problem.detail}")
             if type(problem) is errors.QuorumLogError:
                 raise errors.WriterLost(
-                    f"no answer of the writer: {problem.detail}", outcome=errors.UNKNOWN
+                    f"the writer did not answer: {problem.detail}", outcome=errors.UNKNOWN
                 )
             raise problem
         if instance is None:
-            raise errors.WriterLost("something else answers at its address", outcome=errors.UNKNOWN)
+            raise errors.WriterLost("another program has the address", outcome=errors.UNKNOWN)
         return body
 
 

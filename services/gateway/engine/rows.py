@@ -63,7 +63,7 @@ class LedgerRows:
     """Gets the id of each ledger that is no longer OPEN."""
     on_gap: list[Callable[[], None]] = field(default_factory=list)
     """Callbacks for gaps in the stream of changes: changes may have been missed."""
-    on_log: Callable[[str], None] | None = None
+    on_log: list[Callable[[str], None]] = field(default_factory=list)
     """Gets the name of each changed log."""
     _rows: OrderedDict[int, LedgerMetadata] = field(default_factory=OrderedDict)
     _stale: set[int] = field(default_factory=set)
@@ -85,8 +85,9 @@ class LedgerRows:
                         self._changed(ledger_id)
                     for reread in self.on_gap:
                         reread()
-                elif change.log is not None and self.on_log is not None:
-                    self.on_log(change.log)
+                elif change.log is not None:
+                    for heard in self.on_log:
+                        heard(change.log)
                 elif change.ledger_id is not None:
                     self._on_change(
                         change.ledger_id, change.version or 0, is_deleted=change.deleted

@@ -124,7 +124,7 @@ class Accesses:
         return verdict
 
     async def here(self, name: str, expiry: Expiry, *, is_access: bool) -> Verdict:
-        """This process's verdict as keeper. `expiry` was read after the request began."""
+        """This process's verdict as keeper. The caller read `expiry` after the request began."""
         if self._kept.lives(expiry.term, expiry.idle_s, self._awake_s(), is_access=is_access):
             return Verdict.LIVES
         removal = self._removals.get(expiry.term)
@@ -180,7 +180,7 @@ class Accesses:
         use.timer = self._loop.call_later(delay_s, self._ask_again, use)
 
     def _ask_again(self, use: _Use) -> None:
-        """Count an access. The next one follows after `every_s`, or later if the keeper is slow."""
+        """Count an access. The next follows after `every_s`, or later if the keeper is slow."""
         began_s = self._loop.time()
 
         def settled(question: asyncio.Task[bool]) -> None:

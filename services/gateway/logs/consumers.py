@@ -47,7 +47,7 @@ StateOf = Literal["ok", "log-replaced", "offset-truncated"]
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What a consumer has not processed. A field is None if it can't be read now."""
+    """A consumer's unprocessed part of a log. A field is None if it can't be read now."""
 
     records: int
     bytes: int | None
@@ -432,7 +432,7 @@ async def _resolved(asked: Awaitable[Position], answer: asyncio.Future[Position]
 
 
 def check_within(row: LogMetadata, offset: int, pointer: str) -> None:
-    """Raise InvalidRequest below the log's beginning."""
+    """Raise InvalidRequest if the offset is below the log's beginning."""
     if offset < row.first_offset:
         raise _out_of(row, pointer, f"the log begins at {row.first_offset}")
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from quorumlog import errors
-from quorumlog.protocol.log import LogMetadata, messages
+from quorumlog.protocol.log import LogMetadata, ledgers_of, messages
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.metadata import Deletion, Writer
 from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX, PACKED_TAG
@@ -57,7 +57,7 @@ LogOutcome = (
 
 
 class Machine(Protocol):
-    """A machine of a log: `LogRoute`, or a `Rewrite`."""
+    """A machine of a log: `LogRoute`, a `Rewrite` or an `Indexing`."""
 
     def step(self, event: messages.Event, now: Now) -> Sequence[messages.Effect]:
         """Take an event and return the effects."""
@@ -248,7 +248,7 @@ class LogDriver:
             case messages.MeasureLedger(row):
                 return await end_of(row, engine)
             case messages.ReadBatches():
-                return await _read(engine, question)
+                return await read_batches(engine, question)
             case messages.CountBookies():
                 states = [bookie.state for bookie in (await engine.directory.refresh()).bookies]
                 return states.count("writable")
@@ -270,7 +270,7 @@ class LogDriver:
         the members or the database can't confirm the deletion, the outcome is unknown.
         """
         engine, store = self._ports.engine, self._ports.store
-        deleted = {*(i.ledger_id for i in row.own), *(await store.placed_orphans(row.name))}
+        deleted = {*ledgers_of(row.own), *(await store.placed_orphans(row.name))}
         ledgers = await engine.existing(sorted(deleted)[-DELETED_WITH_LOG_MAX:])
         other = await store.delete(row)
         if other is None:
@@ -307,10 +307,13 @@ class LogDriver:
                 await asyncio.gather(task, return_exceptions=True)
 
 
-async def _read(engine: Engine, asked: messages.ReadBatches) -> messages.BatchesRead:
+async def read_batches(
+    engine: Engine, asked: messages.ReadBatches, max_bytes: int = _REPLAY_BYTES
+) -> messages.BatchesRead:
+    """Read entries of a CLOSED ledger, about `max_bytes` at most. Raises: EntryUnavailable."""
     try:
         found = await engine.reads.read(
-            asked.ledger_id, asked.first, last=asked.last, limit=10_000, max_bytes=_REPLAY_BYTES
+            asked.ledger_id, asked.first, last=asked.last, limit=10_000, max_bytes=max_bytes
         )
     except errors.EntryLost as error:
         return messages.BatchesRead((), error.members["next"], is_lost=True)

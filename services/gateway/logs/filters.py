@@ -26,7 +26,7 @@ class Filter:
         """
         batches: list[StoredBatch] = []
         for found in page.batches:
-            for part in self._matching(found):
+            for part in self.matching(found):
                 count, size = part.columns.fitting(
                     0, min(part.count, limit), max_bytes, RECORD_COST
                 )
@@ -42,7 +42,7 @@ class Filter:
                     )
         return replace(page, batches=tuple(batches))
 
-    def _matching(self, found: StoredBatch) -> Iterator[StoredBatch]:
+    def matching(self, found: StoredBatch) -> Iterator[StoredBatch]:
         """The matching records of a batch, each part with consecutive offsets."""
         indexes = list(self._indexes(found.columns))
         if len(indexes) == found.count:

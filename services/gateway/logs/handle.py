@@ -144,7 +144,7 @@ class LogHandle:
         )
 
     def heal(self, ledger_id: int) -> asyncio.Future[bool]:
-        """Seal the log if this ledger's writer is gone. Returns False if the writer is alive."""
+        """Seal the log's last ledger if this ledger's writer is gone. Returns False if it lives."""
         return self._ask(lambda future: messages.HealAsked(future, ledger_id))
 
     def delete(
@@ -156,7 +156,7 @@ class LogHandle:
         return self._ask(partial(messages.DeletionAsked, created_at=created_at, term=term))
 
     def drain(self) -> asyncio.Future[None]:
-        """Give up ownership of the log and seal it, so that another gateway can own it at once."""
+        """Give the log up and seal its last ledger, so that another gateway can own it at once."""
         return self._ask(messages.DrainAsked)
 
     def _ask(self, event: Callable[[asyncio.Future[Any]], messages.Event]) -> asyncio.Future[Any]:

@@ -116,7 +116,7 @@ class Lags:
         self._logs: dict[str, _Seen | None] = {}
         """The logs that have consumers, as the sweeps have read them. None: the log does not exist."""
         self._is_sealed = False
-        """Whether the log of committed offsets is sealed, so that it may have no owner."""
+        """Whether the log of committed offsets has only sealed ledgers, and so maybe no owner."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -167,8 +167,8 @@ class Lags:
 
     async def _measure(self, seen: Mapping[str, _Seen | None]) -> None:
         if not self._is_owner:
-            # Asking for a page gives the sealed log an owner. Without an owner no lag is measured,
-            # and lost workers would go unnoticed.
+            # A request for a page gives the log an owner. Without an owner no lag is measured, and
+            # lost workers would go unnoticed.
             with contextlib.suppress(QuorumLogError):
                 await self._positions.page(POSITIONS_LOG, after="", limit=1)
             return

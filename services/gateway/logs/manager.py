@@ -18,19 +18,27 @@ import orjson
 from quorumlog import errors
 from quorumlog.net.timers import awake
 from quorumlog.protocol.changes import check_unprotected
-from quorumlog.protocol.log import Expiry, LogMetadata, LogSettings, LogState, messages
+from quorumlog.protocol.log import (
+    Expiry,
+    LogMetadata,
+    LogSettings,
+    LogState,
+    ledgers_of,
+    messages,
+)
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import same
 from quorumlog.protocol.metadata import LedgerMetadata
 from quorumlog.protocol.once import Once
 from quorumlog.protocol.transaction import Transaction
-from quorumlog.wire.position_bodies import POSITIONS_LOG, QUEUES_LOG
+from quorumlog.wire.position_bodies import POSITIONS_LOG, QUEUES_LOG, SUBSCRIPTIONS_LOG
 from services.gateway.engine import Engine
 from services.gateway.engine.ledger_writes import LARGE_BYTES, packed_batch
 from services.gateway.logs.accesses import Accesses
 from services.gateway.logs.consumers import Consumers
 from services.gateway.logs.handle import LogHandle, resolve
 from services.gateway.logs.keeper import RowService
+from services.gateway.logs.keys import KeyReader
 from services.gateway.logs.lags import Lags
 from services.gateway.logs.offsets import sizes_of
 from services.gateway.logs.ownership import LogTimes, Ownership
@@ -40,6 +48,7 @@ from services.gateway.logs.queues import QueueService
 from services.gateway.logs.reading import LogReader
 from services.gateway.logs.rewrites import Rewrites
 from services.gateway.logs.store import LogRows, MetadataLogs, Orphans
+from services.gateway.logs.subscriptions import SubscriptionService
 from services.gateway.logs.views import LogView, LogViews
 
 log = logging.getLogger(__name__)
@@ -83,6 +92,7 @@ class LogManager:
         self.rows = LogRows(store)
         self.rewrites = Rewrites(self.ownership, self.orphans, self.rows)
         self.reader = LogReader(engine, self.rows, self.ownership)
+        self.keys = KeyReader(engine, self.reader, self.ownership, self._change)
 
         async def bookies() -> int:
             return len((await engine.directory.refresh()).bookies)
@@ -98,9 +108,13 @@ class LogManager:
         self.positions = PositionService(self, self.reader.read, expiry_s=expiry_s, **rows)
         self.consumers = Consumers(engine, store, self.ownership, self.reader, self.positions)
         self.queues = QueueService(self, self.reader, self.consumers, **rows)
-        self._services: Mapping[str, RowService[Any]] = {
+        self.subscriptions = SubscriptionService(
+            self, self.reader, self.consumers, store.list, **rows
+        )
+        self.services: Mapping[str, RowService[Any]] = {
             POSITIONS_LOG: self.positions,
             QUEUES_LOG: self.queues,
+            SUBSCRIPTIONS_LOG: self.subscriptions,
         }
         self.me = engine.writer
         self.accesses = Accesses(
@@ -279,12 +293,12 @@ class LogManager:
             row = await self.ownership.handle(name).delete(created_at or found.created_at, term)
         finally:
             self.rows.changed(name)
-        for service in self._services.values():
+        for service in self.services.values():
             service.log_deleted(name, row.created_at)
         replaced: Sequence[int] = ()
         with contextlib.suppress(errors.QuorumLogError):  # the sweep deletes them later
             replaced = await self._store.placed_orphans(name)
-        await self.orphans.drop([*(item.ledger_id for item in row.items), *replaced])
+        await self.orphans.drop([*sorted(ledgers_of(row.items)), *replaced])
 
     async def truncate(
         self,
@@ -519,7 +533,7 @@ class LogManager:
             case messages.Append():
                 return await self.append(name, replace(call, is_forwarded=True))
             case messages.Consult(data):
-                return await self._services[name].answer_here(data)
+                return await self.services[name].answer_here(data)
             case _:
                 done: Transaction | None = await self._ask(name, call, is_forwarded=True)
                 return done
@@ -609,12 +623,12 @@ def _wall_ms() -> int:
 
 
 def _is_past(now: LogMetadata, new: LogMetadata) -> bool:
-    """Whether `now` begins no earlier than `new`, or is the metadata of another log."""
+    """Whether the log `now` begins at or after the beginning of `new`, or is another log."""
     return now.created_at != new.created_at or now.first_offset >= new.first_offset
 
 
 def _replaced(ledgers: Sequence[LedgerMetadata]) -> list[int]:
-    """The ledgers that these have replaced. No list of orphans has those that a rebuild found."""
+    """The ledgers that `ledgers` replaced. Lists of orphans lack those that a rebuild found."""
     lineages = [ledger.lineage for ledger in ledgers if ledger.lineage is not None]
     return sorted({ledger_id for lineage in lineages for ledger_id, _ in lineage.replaced})
 

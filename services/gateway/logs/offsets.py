@@ -304,7 +304,7 @@ async def _hole(engine: Engine, ledger_id: int, entry_id: int) -> BatchHead:
 async def read_sized_head(
     engine: Engine, ledger_id: int, entry_id: int, view: LedgerView | None = None
 ) -> tuple[BatchHead, int]:
-    """The head of an entry's batch, and the ledger's bytes up to and including the entry."""
+    """The head of an entry's batch, and the bytes of the ledger up to and including the entry."""
     found = await engine.reads.read(ledger_id, entry_id, last=entry_id, limit=1, view=view)
     for run in found.runs:
         index = run.index(entry_id)

@@ -57,7 +57,7 @@ class LogTimes:
 
 
 class Ownership:
-    """The handles of logs. Each handle knows whether this process owns its log."""
+    """The handles of this gateway's logs. Each handle knows whether this process owns its log."""
 
     def __init__(
         self,
@@ -160,8 +160,8 @@ class Ownership:
         return await self._peers.is_alive(writer)
 
     async def drain(self) -> None:
-        """Accept no new work, settle requests in flight, and seal the logs that this process owns,
-        so that another gateway can own them at once.
+        """Accept no new work, settle requests in flight, and seal the last ledgers of the logs that
+        this process owns, so that another gateway can own the logs at once.
         """
         self._is_draining = True
         self._sealing = {name: handle.drain() for name, handle in self._handles.items()}

@@ -79,9 +79,7 @@ class Claimed:
 
 @dataclass(slots=True)
 class _Seen:
-    """What this gateway knows of a queue with the order `key`: its done records, and the keys of
-    the others.
-    """
+    """This gateway's view of a queue with the order `key`: done records, and the keys of others."""
 
     created: str
     floor: int = -1
@@ -103,6 +101,9 @@ class QueueService(RowService[Queue]):
         """Claims that wait for a change of their queue, in order."""
         self._movers: dict[Key, asyncio.Task[None]] = {}
         self._depths: dict[Key, int] = {}
+        self._oldest: dict[Key, tuple[str, int, int | None]] = {}
+        """For each shown queue: its log's creation, the first record that is not done, and when
+        that record was appended; None if that is unknown."""
         self._measuring: asyncio.Task[None] | None = None
 
     def _counts_once(self, request: Any) -> bool:
@@ -240,8 +241,8 @@ class QueueService(RowService[Queue]):
             self._watchers.pop(key, None)
 
     def _wake(self, key: Key) -> None:
-        """Let the claim that waits longest ask again. If it gets records, that is a change, which
-        wakes the next one; if it ends without asking again, it wakes the next one itself.
+        """Let the claim that has waited longest ask again. If it gets records, this change wakes
+        the next claim; if it ends without asking, it wakes the next claim itself.
         """
         for future in self._watchers.get(key, ()):
             if not future.done():
@@ -249,7 +250,7 @@ class QueueService(RowService[Queue]):
                 return
 
     def _wake_here(self, key: Key) -> None:
-        """Wake a claim after a change that this gateway asked for. The owner does that for all."""
+        """Wake a claim after this gateway's own change. The owner wakes one after each change."""
         if not self.is_here:
             self._wake(key)
 
@@ -260,8 +261,8 @@ class QueueService(RowService[Queue]):
                 self._move(row.key)
 
     async def _take(self, row: LogMetadata, queue: str, end: int, count: int) -> Taken:
-        """Claim records at the owner. With the order `key`, with the keys of records by what the
-        last answer said is not done; once more if that has changed.
+        """Claim records at the owner. With the order `key`, the request has the keys of the records
+        that are not done by the last answer; it is sent again if these records have changed.
         """
         key = (row.name, queue)
         asked = queues.Take(row.name, queue, row.created_at, row.first_offset, end, count)
@@ -443,16 +444,38 @@ class QueueService(RowService[Queue]):
         depths = {}
         for row in islice(sorted(self.kept.values(), key=lambda row: row.key), QUEUES_SHOWN_MAX):
             with contextlib.suppress(errors.QuorumLogError):
-                end = await self._end_of(row, (await self._consumers.recent(row.log)).row)
+                log_row = (await self._consumers.recent(row.log)).row
+                end = await self._end_of(row, log_row)
                 self._depths[row.key] = row.depth(end)
+                if end >= 0 and self._depths[row.key]:
+                    await self._find_oldest(row, log_row)
             depths[row.key] = self._depths.get(row.key, 0)
         self._depths = depths
+        self._oldest = {key: found for key, found in self._oldest.items() if key in depths}
+
+    async def _find_oldest(self, row: Queue, log_row: LogMetadata) -> None:
+        """Learn when a queue's first record that is not done was appended."""
+        created, at = log_row.created_at, max(row.floor, log_row.first_offset)
+        known = self._oldest.get(row.key)
+        if known is None or known[2] is None or known[:2] != (created, at):
+            self._oldest[row.key] = created, at, None
+            self._oldest[row.key] = created, at, await self._consumers.appended_ms(log_row, at)
 
     @property
-    def measured(self) -> Sequence[tuple[Queue, int]]:
-        """The first queues by name, each with its depth, if this process owns their log."""
+    def measured(self) -> Sequence[tuple[Queue, int, float | None]]:
+        """The first queues by name, each with its depth and the age in seconds of its first record
+        that is not done, if this process owns their log.
+        """
         rows = self.kept if self.is_here else {}
-        return [(rows[key], depth) for key, depth in self._depths.items() if key in rows]
+        return [
+            (rows[key], depth, self._age_s(key) if depth else 0.0)
+            for key, depth in self._depths.items()
+            if key in rows
+        ]
+
+    def _age_s(self, key: Key) -> float | None:
+        came_ms = self._oldest[key][2] if key in self._oldest else None
+        return None if came_ms is None else max(0, self._wall_ms() - came_ms) / 1000
 
     def _move(self, key: Key) -> None:
         """Carry out the moves of a queue in the background, unless a task does that already."""
@@ -519,15 +542,15 @@ class QueueService(RowService[Queue]):
         return ended
 
     async def _begun(self, row: Queue, move: Move, target: str, kept: Offsets) -> Queue:
-        """Note the end of the other log, and that the append of these records may be sent."""
+        """Record that the append of these records may be sent, and the present end of its log."""
         log_row = await self._reader.rows.row(target)
         if move.is_back and log_row.created_at != row.created:
             return await self._ended(row, move, 0)
         # Once a move has begun, the dead-letter log can't be changed any more.
         if log_row.writer_token and move.since < 0:
-            raise errors.LogFenced("the log takes appends of its writer only", log=target)
+            raise errors.LogFenced("the log accepts appends of its writer only", log=target)
         if log_row.state is LogState.CLOSED and move.since < 0:
-            raise errors.LogClosed("the log takes no more records", log=target)
+            raise errors.LogClosed("the log is closed", log=target)
         end = await self._reader.end(target, log_row)
         created = move.created if move.is_back else log_row.created_at
         seen = (move.since, move.created)
@@ -637,7 +660,7 @@ class QueueService(RowService[Queue]):
 
 
 def _number(key: bytes | None) -> int:
-    """A number of a record's key; 0: it has none."""
+    """A number that stands for a record's key; 0 without a key."""
     if key is None:
         return 0
     return int.from_bytes(blake2b(key, digest_size=7).digest(), "big") or 1

@@ -30,7 +30,7 @@ from services.gateway.logs.values import Last, LogBatches, Page, Since, Start
 _ROW_POLL_S: Final = 0.2
 """Interval at which a read at the tail polls the metadata of a log without an open ledger."""
 
-_TRIES_MAX: Final = 5
+TRIES_MAX: Final = 5
 """How often a read retries when the metadata names a deleted ledger. Races need fewer retries."""
 
 _ASK_S: Final = 5.0
@@ -199,18 +199,18 @@ class LogReader:
         """The first offset appended at `ms` or later, else the end. Raises: EntryUnavailable."""
 
         async def last_entry(item: LogItem) -> int:
-            view = await self._view(name, item)
+            view = await self.view(name, item)
             if view is None:
                 raise _Resealed
             return view.last_add_confirmed
 
-        for _ in range(_TRIES_MAX):
+        for _ in range(TRIES_MAX):
             try:
                 at = await find_time(
                     row, ms, last_entry=last_entry, read_head=partial(read_head, self._engine)
                 )
             except _Resealed:
-                pass  # the writer was gone, and the log was sealed
+                pass  # the writer was gone, and its ledger was sealed
             except errors.NoSuchLedger as error:
                 if error.members.get("deleted") is False:
                     item = row.item_of(error.ledger_id or NO_ENTRY)
@@ -219,9 +219,9 @@ class LogReader:
             else:
                 return at, row
             row = await self.fresh(name, row.created_at)
-        raise _unstable(name)
+        raise unstable(name)
 
-    async def _view(self, name: str, item: LogItem, page: Page | None = None) -> LedgerView | None:
+    async def view(self, name: str, item: LogItem, page: Page | None = None) -> LedgerView | None:
         """The ledger with its acknowledged end; None if the log's metadata must be read again.
         `page` has the metadata of the read; None means fresh metadata.
 
@@ -261,12 +261,12 @@ class LogReader:
         log is another one than that of `row` or `created_at`.
         """
         row = row or await self.fresh(name, created_at)
-        for _ in range(_TRIES_MAX):
+        for _ in range(TRIES_MAX):
             found = await self._end(name, row, page)
             if found is not None:
                 return found
             row = await self.fresh(name, row.created_at)
-        raise _unstable(name)
+        raise unstable(name)
 
     async def last_batch(self, row: LogMetadata) -> batch.BatchHead | None:
         """The head of a CLOSED log's last batch; None if its own last ledger has no batch."""
@@ -335,8 +335,8 @@ class LogReader:
                     return
                 if error.members.get("deleted") is False:
                     raise _without_row(row.name, item.ledger_id, page.at) from error
-                if tries > _TRIES_MAX:
-                    raise _unstable(row.name) from None
+                if tries > TRIES_MAX:
+                    raise unstable(row.name) from None
                 is_through = False
             is_last = not is_sealed or (page.at == before and page.is_fresh)
             if is_through and is_last:
@@ -347,7 +347,7 @@ class LogReader:
     async def _fill_from(self, item: LogItem, page: Page) -> bool:
         """Gather records of one ledger; False if the log's metadata must be read again."""
         page.stop = None if item.last_offset is None else item.last_offset + 1
-        view = page.view = await self._view(page.row.name, item, page)
+        view = page.view = await self.view(page.row.name, item, page)
         page.news = None
         if view is None:
             return False
@@ -430,7 +430,7 @@ class LogReader:
 
     async def _confirmed(self, name: str, item: LogItem) -> LedgerView | None:
         """The LAC of a ledger without a known end, from its writer or its CLOSED metadata. Returns
-        None if the writer was gone and the log was sealed instead.
+        None if the writer was gone and the ledger was sealed instead.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + _ASK_S
@@ -506,7 +506,8 @@ def _without_row(name: str, ledger_id: int | None, at: int) -> errors.EntryUnava
     )
 
 
-def _unstable(name: str) -> errors.EntryUnavailable:
+def unstable(name: str) -> errors.EntryUnavailable:
+    """The error for a log whose metadata changed at every try."""
     return errors.EntryUnavailable("the log's metadata changed at every try", log=name)
 
 

@@ -1,4 +1,6 @@
-"""Rewrites of logs at one gateway: merges small sealed ledgers into larger ones (rule 27c)."""
+"""Rewrites of logs at one gateway: merges small sealed ledgers into larger ones (rule 27c), and
+indexes the keys of those that stay (rule 27e).
+"""
 
 import asyncio
 import logging
@@ -9,10 +11,20 @@ from zlib import crc32
 
 from quorumlog.errors import QuorumLogError, WriterLost
 from quorumlog.protocol.log import LogItem, LogMetadata, messages
+from quorumlog.protocol.log.indexing import Indexing, next_index
 from quorumlog.protocol.log.merge import next_merge
 from quorumlog.protocol.log.rewrite import Rewrite
-from quorumlog.wire.log_bodies import REWRITE_TAG
-from services.gateway.logs.driver import SUBMIT_BYTES, Broke, LogDriver, LogOutcome, cut, options_of
+from quorumlog.wire.log_bodies import INDEX_TAG, REWRITE_TAG
+from quorumlog.wire.position_bodies import OWN_LOGS
+from services.gateway.logs.driver import (
+    SUBMIT_BYTES,
+    Broke,
+    LogDriver,
+    LogOutcome,
+    cut,
+    options_of,
+    read_batches,
+)
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.store import LogRows, Orphans
 
@@ -20,15 +32,17 @@ log = logging.getLogger(__name__)
 
 BYTES_PER_S: Final = 16 << 20
 """Bytes that a gateway's rewrites write per second: chosen by judgement, so that they take a small
-part of a disk's bandwidth."""
+part of a disk's bandwidth. So many bytes per second are read for indexes, too."""
 
+_INDEXED_AT_ONCE: Final = 256 << 10
+"""Bytes that are decoded at once for an index: more would delay other requests."""
 
 _SPOILED_MAX: Final = 1000
 """Logs of which ledgers that can't be rewritten are remembered."""
 
 
 class Rewrites:
-    """Rewrites ledgers of logs, and counts."""
+    """Rewrites ledgers of logs, and counts the rewrites."""
 
     def __init__(self, ownership: Ownership, orphans: Orphans, rows: LogRows) -> None:
         """Starts without a rewrite."""
@@ -37,45 +51,53 @@ class Rewrites:
         """Rewrites that took the place of ledgers."""
         self.bytes = 0
         """Bytes of the ledgers that they wrote."""
+        self.indexed = 0
+        """Ledgers whose keys were indexed."""
         self._wanted: dict[str, None] = {}
-        """Names of logs with ledgers to merge, in the order of their turns."""
+        """Names of logs with ledgers to merge or to index, in the order of their turns."""
         self._spoiled: dict[str, set[int]] = {}
         """Ledgers for which no rewrite can succeed, by log."""
         self._merging: asyncio.Task[None] | None = None
 
     def want(self, row: LogMetadata) -> None:
-        """Merge ledgers of a log in the background, if it has ledgers to merge. This process must
-        be the log's owner, unless no ledger of the log is open.
+        """Merge and index ledgers of a log in the background, if that is due. This process must be
+        the log's owner, unless no ledger of the log is open.
         """
-        if not self._next(row):
+        if self._next(row) is None:
             return
         self._wanted[row.name] = None
         if self._merging is None or self._merging.done():
             self._merging = self.ownership.task(self._merge())
 
-    def _next(self, row: LogMetadata) -> Sequence[LogItem]:
+    def _next(self, row: LogMetadata) -> Rewrite | Indexing | None:
+        """The work on a log that is due, if this process may do it."""
         owner = self.ownership.owner(row.name)
-        may_merge = not row.unsealed or (owner is not None and owner.is_mine(row))
-        return next_merge(row, self._spoiled.get(row.name, ())) if may_merge else ()
+        if row.unsealed and (owner is None or not owner.is_mine(row)):
+            return None
+        spoiled = self._spoiled.get(row.name, ())
+        if items := next_merge(row, spoiled):
+            return Rewrite(row, items)
+        item = None if row.name in OWN_LOGS else next_index(row, spoiled)
+        return None if item is None else Indexing(row, item)
 
     async def _merge(self) -> None:
-        """Merge ledgers of the wanted logs in turn, until there are none. The next sweep retries
-        failures.
+        """Merge and index ledgers of the wanted logs in turn, until there are none. The next sweep
+        retries failures.
         """
         while self._wanted:
             name = next(iter(self._wanted))
             del self._wanted[name]
             try:
                 row = await self.rows.row(name)
-                items = self._next(row)
-                if items and await self._is_chosen(row):
-                    self._ended(row, await self.rewrite(row, items))
+                machine = self._next(row)
+                if machine is not None and await self._is_chosen(row):
+                    self._ended(row, await self._run(row, machine))
             except QuorumLogError as error:
                 log.warning("ledgers-not-rewritten", extra={"log": name, "error": repr(error)})
 
     async def _is_chosen(self, row: LogMetadata) -> bool:
-        """Whether this process merges the ledgers of a log. Of a log without an open ledger, one of
-        the gateways that are known to live does so: if several do, all but one work in vain.
+        """Whether this process merges the ledgers of a log. If no ledger of the log is open, one
+        gateway that is known to live merges them: of several, all but one would work in vain.
         """
         if row.unsealed:
             return True
@@ -96,20 +118,29 @@ class Rewrites:
 
     async def rewrite(self, row: LogMetadata, items: Sequence[LogItem]) -> messages.RewriteDone:
         """Replace adjacent sealed ledgers of a log, as `row` names them, by one ledger."""
-        driver = _RewriteDriver(self, Rewrite(row, items), row.name)
-        done = await driver.run()
-        if isinstance(done.log, LogMetadata):
-            self.done += 1
-            self.bytes += done.size
-            log.info("ledgers-rewritten", extra={"log": row.name, "ledgers": len(items)})
+        return await self._run(row, Rewrite(row, items))
+
+    async def index(self, row: LogMetadata, item: LogItem) -> messages.RewriteDone:
+        """Index the keys of one of the log's own sealed ledgers, as `row` names it."""
+        return await self._run(row, Indexing(row, item))
+
+    async def _run(self, row: LogMetadata, machine: Rewrite | Indexing) -> messages.RewriteDone:
+        done = await _RewriteDriver(self, machine, row.name).run()
+        is_done, is_index = isinstance(done.log, LogMetadata), isinstance(machine, Indexing)
+        if is_done:
+            self.indexed += is_index
+            self.done += not is_index
+            self.bytes += 0 if is_index else done.size
+            what = "ledger-indexed" if is_index else "ledgers-rewritten"
+            log.info(what, extra={"log": row.name, "bytes": done.size})
         return done
 
 
 class _RewriteDriver(LogDriver):
-    """The driver of a rewrite."""
+    """The driver of a rewrite or an indexing."""
 
-    def __init__(self, rewrites: Rewrites, machine: Rewrite, name: str) -> None:
-        self._rewrites = rewrites
+    def __init__(self, rewrites: Rewrites, machine: Rewrite | Indexing, name: str) -> None:
+        self._rewrites, self._is_index = rewrites, isinstance(machine, Indexing)
         self._done: asyncio.Future[messages.RewriteDone] = (
             asyncio.get_running_loop().create_future()
         )
@@ -136,11 +167,16 @@ class _RewriteDriver(LogDriver):
         match question:
             case messages.CreateLedger(row):
                 options = options_of(row)
-                tags = (*options.tags, (REWRITE_TAG, "true"))
+                tag = INDEX_TAG if self._is_index else REWRITE_TAG
+                tags = (*options.tags, (tag, "true"))
                 # The old ledgers, which have all their copies, are deleted (rule 29).
                 return await self._ports.engine.create(
                     replace(options, tags=tags, allow_degraded=False)
                 )
+            case messages.ReadBatches() if self._is_index:
+                read = await read_batches(self._ports.engine, question, _INDEXED_AT_ONCE)
+                await asyncio.sleep(sum(len(data) for _, data in read.entries) / BYTES_PER_S)
+                return read
             case messages.WriteBatches():
                 return await self._write(question)
             case messages.SwapLog(row):
@@ -156,7 +192,7 @@ class _RewriteDriver(LogDriver):
         for payloads in cut(asked.payloads, SUBMIT_BYTES):
             done = await handle.append(payloads, first)
             if done.first != first:
-                raise WriterLost("an entry got another id than the one it was meant for")
+                raise WriterLost("an entry did not get the expected id")
             first += len(payloads)
             await asyncio.sleep(sum(map(len, payloads)) / BYTES_PER_S)
 

@@ -109,7 +109,9 @@ class MetadataLogs:
             raise error.with_outcome(UNKNOWN) from error
         if not has(row):
             raise DatabaseWentBack(
-                "the database lacks a change of the log that it had made", log=name, outcome=UNKNOWN
+                "the database lacks a change of the log that it acknowledged",
+                log=name,
+                outcome=UNKNOWN,
             )
 
     async def cas(self, log: LogMetadata, once: Once | None = None) -> LogMetadata | RowChanged:
@@ -222,8 +224,8 @@ class Orphans:
         """Ledgers that have replaced others and whose places bookies keep."""
 
     async def released(self, row: LogMetadata) -> Sequence[LedgerMetadata]:
-        """The existing ledgers that the log, or earlier logs of its name, have released. Those with
-        records that the log still has are left out: another ledger has replaced them (rule 27c).
+        """The existing ledgers that the log, or earlier logs of its name, have released. Ledgers
+        whose records the log still has are left out: another ledger has replaced them (rule 27c).
 
         Raises: the error of the request, with outcome `unknown`, as `unshared` does.
         """
@@ -256,7 +258,7 @@ class Orphans:
         for ledger in await self._engine.existing([ledger_id]):
             row = None if ledger.first_offset is None else await self._row(ledger.log)
             if not await self._store.unshared([ledger]):
-                raise OwnedByLog("a fork names it", ledger_id=ledger_id, log=ledger.log)
+                raise OwnedByLog("a fork names the ledger", ledger_id=ledger_id, log=ledger.log)
             await self._delete(ledger, row, set())
 
     async def _row(self, name: str | None) -> LogMetadata | None:
@@ -293,12 +295,12 @@ class Orphans:
         if row is None or ledger.first_offset is None:
             return
         if row.item_of(ledger.ledger_id) is not None:
-            raise OwnedByLog("the log names it", ledger_id=ledger.ledger_id, log=ledger.log)
+            raise OwnedByLog("the log names the ledger", ledger_id=ledger.ledger_id, log=ledger.log)
         item = row.item_at(ledger.first_offset) if _has_records_of(row, ledger) else None
         if item is None or not item.replaced or item.ledger_id in self._kept:
             return
         if item.ledger_id in unkept:
-            raise EntryUnavailable("its place is not kept", ledger_id=item.ledger_id)
+            raise EntryUnavailable("the place is not kept yet", ledger_id=item.ledger_id)
         unkept.add(item.ledger_id)
         await self._engine.keep_place(item.ledger_id)
         unkept.discard(item.ledger_id)

@@ -2,8 +2,8 @@
 
 Every gateway watches all logs. A sweep reads the metadata of logs that have changed, and of logs
 for which something is due. Now and then it reads all logs. The owner rolls by time and applies the
-retention. If the owner is gone, the log is sealed, so that its records are readable
-(docs/guides/logs.md); the retention applies to sealed logs too. A separate task deletes orphans,
+retention. If the owner is gone, the log's last ledger is sealed, so that its records are readable
+(docs/guides/logs.md); the retention applies to such logs too. A separate task deletes orphans,
 because there may be thousands, and logs must not wait for them. Concurrent sweeps do no harm,
 because the compare-and-swap decides. The owner of the committed offsets measures consumer lag from
 the metadata that its sweep reads.
@@ -76,13 +76,11 @@ class Sweep:
     async def sweep_logs(self) -> None:
         """Sweep the logs that have changed or are due; all logs if changes may have been missed."""
         heard = self._logs.rows.take_heard()
-        positions, queues = self._logs.positions, self._logs.queues
-        deleted, freed = positions.take_deleted(), queues.take_deleted()
+        freed = [(one, one.take_deleted()) for one in self._logs.services.values()]
         self._alive.clear()
         try:
             wanted = {
-                *deleted,
-                *freed,
+                *(name for _, gone in freed for name in gone),
                 *(heard or ()),
                 *self._logs.lags.begin(),
                 *await self._due(),
@@ -101,10 +99,10 @@ class Sweep:
             raise
         self._logs.lags.end()
         # If a new log has the name, the old log's consumers stay, and get `log-replaced`.
-        for service, gone in ((positions, deleted), (queues, freed)):
+        for service, gone in freed:
             await service.free({name: at for name, at in gone.items() if name not in self._watched})
-        await positions.expire()
-        await queues.tick()
+        await self._logs.positions.expire()
+        await self._logs.queues.tick()
 
     async def _sweep_all(self) -> None:
         """Sweep every log, and forget the logs that no longer exist."""
@@ -158,7 +156,7 @@ class Sweep:
         return due
 
     def _now_ms(self) -> int:
-        """The time by the database's clock, which dated the seals, because a deletion is final."""
+        """The database's time, by which ledgers were sealed too, because a deletion is final."""
         return (self._store.database_ms() or 0) if self._logs.deletes_by_age else 0
 
     async def _is_alive(self, writer: Writer | None) -> bool:
@@ -233,7 +231,7 @@ def _release_ms(row: LogMetadata) -> float:
 
 def retained_from(row: LogMetadata, *, now_ms: int) -> int:
     """The offset below which the settings release records: whole sealed ledgers, oldest first, that
-    are too old or exceed the log's bytes. An archived log releases archived records only.
+    are too old or exceed the log's bytes. An archived log releases only archived records.
     """
     sealed = [item for item in row.items[:-1] if item.last_offset is not None]
     kept_bytes = sum(item.bytes for item in row.items)

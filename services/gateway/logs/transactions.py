@@ -1,6 +1,6 @@
 """Transactions at this gateway: begin, write, commit and abort.
 
-Task attempts write and seal a transaction's ledgers, each in one process. The ledgers store record
+Task attempts write and close a transaction's ledgers, each in one process. The ledgers store record
 batches, as a log does. Readers see the ledgers once a commit has published them on the log, through
 the log's owner (rule 28). Ledgers that are not published are fenced and deleted.
 """

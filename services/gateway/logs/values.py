@@ -1,10 +1,12 @@
 """Values that reads and appends of logs use, and the page that a read fills with stored batches."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from sys import maxsize
 from typing import Final, Literal
+from urllib.parse import unquote
 
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import Columns, Record, StoredBatch
@@ -16,6 +18,7 @@ CREATED_AT: Final = r"[0-9a-fT:.Z-]{1,40}"
 
 STREAM_PREFIX: Final = "durable-stream."
 """Reserved prefix of the logs that back streams; clients can't create other logs with it."""
+_ESCAPED: Final = re.compile(rb"[^A-Za-z0-9.-]")
 
 _REST: Final = 8
 """A page ends after a read of bookies if less than 1/8 of its bytes are left (by judgement)."""
@@ -26,6 +29,18 @@ RECORD_COST: Final = 64
 _SHRINKS: Final = 4
 """Expected compression ratio of batches before the first one was read. If the ratio is too low, a
 page takes another read of bookies. If the ratio is too high, a read returns too much."""
+
+
+def stream_name(path: str) -> str:
+    """The name of a stream's log, after the prefix: each byte of the path's UTF-8, except letters,
+    digits, `.` and `-`, becomes `_` and two hexadecimal digits. Raises: UnicodeEncodeError.
+    """
+    return _ESCAPED.sub(lambda found: b"_%02X" % found[0][0], path.encode()).decode()
+
+
+def stream_path(name: str) -> str:
+    """The path of the stream that a log backs."""
+    return unquote(name.removeprefix(STREAM_PREFIX).replace("_", "%"))
 
 
 @dataclass(frozen=True, slots=True)

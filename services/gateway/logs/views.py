@@ -59,9 +59,7 @@ class LogViews:
         prefix: str = "",
         shown: tuple[str, ...] | None = None,
     ) -> tuple[list[LogView], str | None]:
-        """A page of logs by name, and the next page's `after`. `shown` is `Caller.listed`; None:
-        all.
-        """
+        """A page of logs by name, and the next page's `after`. `shown`: `Caller.listed`."""
         list_page = partial(self._store.list, limit=limit, prefix=prefix, shown=shown)
         listed, following = await list_page(after=after)
         while following is not None and all(row.name in OWN_LOGS for row in listed):

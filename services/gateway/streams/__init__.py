@@ -2,5 +2,5 @@
 (docs/guides/durable-streams.md).
 
 The rules here come from PROTOCOL.md in the repository durable-streams/durable-streams. The code
-cites its sections. May use `edge` and `logs`.
+cites its sections. The package may use `edge` and `logs`.
 """

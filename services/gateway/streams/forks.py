@@ -148,7 +148,7 @@ class StreamForks:
             source = await self._find(wanted.source)
         except errors.LogDeleted as error:
             raise errors.StreamConflict(
-                "the source is deleted, and forks of it are not", log=wanted.source
+                "the source is deleted, but forks of it exist", log=wanted.source
             ) from error
         end, _ = await self._logs.reader.tail(source.row.name, source.row)
         offset = end

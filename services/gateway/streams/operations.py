@@ -20,23 +20,24 @@ from services.gateway.edge.access.scopes import Named, Scope, on
 from services.gateway.edge.http.media import EVENTS
 from services.gateway.edge.logs import WRITING
 from services.gateway.edge.starts import created_of, token_of
-from services.gateway.logs.values import STREAM_PREFIX
+from services.gateway.logs.values import STREAM_PREFIX, stream_name
 from services.gateway.streams import config
 
 PREFIX: Final = "/v1/stream/"
-_ESCAPED: Final = re.compile(rb"[^A-Za-z0-9.-]")
+RESERVED: Final = "__ds"
+"""The first segment of the paths that are not streams (section 6)."""
 
 
 def log_of(path: str) -> str:
-    """The name of the log that backs a stream: each byte of the path's UTF-8, except letters,
-    digits, `.` and `-`, becomes `_` and two hexadecimal digits. Raises: BadRequest if the path is
-    not UTF-8 or is too long.
+    """The name of the log that backs a stream. Raises: BadRequest if the path is not UTF-8, is too
+    long, or is reserved for the protocol.
     """
     try:
-        data = path.encode()
+        name = STREAM_PREFIX + stream_name(path)
     except UnicodeEncodeError as error:
         raise BadRequest("the stream's path is not UTF-8") from error
-    name = STREAM_PREFIX + _ESCAPED.sub(lambda found: b"_%02X" % found[0][0], data).decode()
+    if path.partition("/")[0] == RESERVED:
+        raise BadRequest(f"paths below {RESERVED} are not streams")
     if not re.fullmatch(LOG_NAME, name):
         raise BadRequest(
             f"the stream's path is too long: its log's name would have {len(name)} characters, of at most 200"
@@ -84,7 +85,8 @@ def offset_text(offset: int, created_at: str) -> str:
     return f"{offset:0{_OFFSET_DIGITS}d}_{token_of(created_at)}"
 
 
-def _offset(text: str, pointer: str) -> Position:
+def offset_of(text: str, pointer: str) -> Position:
+    """Parse an offset that a stream returned, `-1` or `now`. Raises: BadRequest."""
     if text == "-1":
         return "earliest"
     if text == "now":
@@ -99,7 +101,7 @@ def _fork_offset(text: str, pointer: str) -> Place | Literal[0]:
     """Parse a fork's offset. Clients may write 0 as the protocol's reference server does."""
     if _FIRST_OFFSET.fullmatch(text):
         return 0
-    found = _offset(text, pointer)
+    found = offset_of(text, pointer)
     if not isinstance(found, Place):
         raise BadRequest(f"{pointer}: must be a Stream-Next-Offset of the source")
     return found
@@ -160,7 +162,7 @@ STREAM: Final[Parameter[str]] = Parameter(
 OFFSET: Final[Parameter[Position | None]] = Parameter(
     "offset",
     "query",
-    _offset,
+    offset_of,
     {"type": "string", "pattern": f"^(-1|now|{_OFFSET.pattern})$"},
     "Where to begin: `-1` (the start), `now` (the tail), or a `Stream-Next-Offset`.",
     None,

@@ -50,7 +50,7 @@ class _Sent:
 
     @property
     def begins(self) -> str:
-        """What a creation puts into the stream; empty for a stream created empty and open."""
+        """The data with which the stream is created; empty for a stream created empty and open."""
         return "records" if self.records else "closed" if self.closes else ""
 
     def call(self, row: LogMetadata) -> Append:

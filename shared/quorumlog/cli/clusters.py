@@ -199,8 +199,8 @@ def rebuild(
         bool,
         typer.Option(
             "--take-over",
-            help="The lost database never comes back: make an empty database that of the bookies' cluster, and accept"
-            " changes as lost that bookies know of but that no copy contains.",
+            help="The lost database never comes back: give an empty database the bookies' cluster id, and accept the"
+            " loss of changes that bookies know of, but of which no copy exists.",
         ),
     ] = False,
     bookie: Annotated[
@@ -213,7 +213,7 @@ def rebuild(
         list[str] | None,
         typer.Option(
             "--without",
-            help="A bookie that is gone for ever, or whose earlier directory is. The rebuild of open ledgers does not wait"
+            help="A bookie that is gone for ever, or that lost its earlier directory. The rebuild of open ledgers does not wait"
             " for it.",
         ),
     ] = None,

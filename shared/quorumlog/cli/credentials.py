@@ -228,7 +228,7 @@ def show(
 
     def described(library: Any) -> list[dict[str, Any]]:
         if not files and not (folder / "ca.pem").exists():
-            raise FileNotFoundError(f"{folder} has no ca.pem: `quorumlog certificates init`")
+            raise FileNotFoundError(f"{folder} has no ca.pem: run `quorumlog certificates init`")
         named = files or sorted(set(folder.glob("*.pem")) - set(folder.glob("*-key.pem")))
         return [_row(file, library) for file in named]
 

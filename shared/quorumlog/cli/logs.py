@@ -22,6 +22,7 @@ from quorumlog.cli.output import (
 )
 from quorumlog.cli.session import print_all, run
 from quorumlog.client import Client, LogAppended, LogInfo, LogRecord, Paged, Record, Start
+from quorumlog.errors import NoSuchKey
 
 _STARTS: Final = "an offset, earliest, latest, -N (N offsets before the end), an RFC 3339 time, or how long ago: 30s, 5m, 2h, 7d"
 _AGO: Final = re.compile(r"([0-9]{1,6})([smhd])", re.ASCII)
@@ -44,7 +45,7 @@ RetentionSecondsOption = Annotated[
     int | None, typer.Option(min=0, help="Retain ledgers for this many seconds.")
 ]
 MergeBelowBytesOption = Annotated[
-    int | None, typer.Option(min=0, help="Merge ledgers that are smaller than this in bytes.")
+    int | None, typer.Option(min=0, help="Merge ledgers smaller than this many bytes.")
 ]
 
 app = typer.Typer(
@@ -130,7 +131,7 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
         name, equals, found[name] = header.partition("=")
         is_utf8 = os.fsencode(header).decode(errors="ignore") == header
         if not name or not equals or not is_utf8:
-            raise typer.BadParameter(f"--header is NAME=VALUE in UTF-8, not {header!r}")
+            raise typer.BadParameter(f"--header must be NAME=VALUE in UTF-8, not {header!r}")
     return found
 
 
@@ -147,7 +148,7 @@ def _start(text: str, option: str = "--from") -> Start:
     except ValueError:
         at = None
     if at is None or at.tzinfo is None:
-        raise typer.BadParameter(f"{option} is {_STARTS}; a time needs a time zone")
+        raise typer.BadParameter(f"{option} must be {_STARTS}; a time needs a time zone")
     return at
 
 
@@ -157,7 +158,7 @@ PrefixOption = Annotated[
 ]
 HeaderOption = Annotated[
     list[str] | None,
-    typer.Option("--header", metavar="NAME=VALUE", help="Only records with it; repeatable."),
+    typer.Option("--header", metavar="NAME=VALUE", help="Only with this header; repeatable."),
 ]
 
 
@@ -202,8 +203,8 @@ def tail_log(
     header: HeaderOption = None,
     framing: pipes.FramingOption = pipes.Framing.LINES,
 ) -> None:
-    """Print the last records, and new records until the log is closed. Of the last records, only
-    those are printed that match the key and headers.
+    """Print the last records, and new records until the log is closed. Only records that match the
+    key and headers are printed.
     """
     last: Start = -lines if lines else "latest"
     start = last if first is None else _start(first)
@@ -214,6 +215,41 @@ def tail_log(
         await pipes.write_items(found, framing, pipes.RECORDS)
 
     run(work)
+
+
+@app.command(name="get")
+def get_newest(
+    name: NameArgument,
+    key: Annotated[str, typer.Argument(help="The key.")],
+    framing: pipes.FramingOption = pipes.Framing.LINES,
+) -> None:
+    """Print the newest record of a key."""
+
+    async def work(client: Client) -> None:
+        record = await client.log(name).get(key)
+        if record is None:
+            raise NoSuchKey(f"no record has the key {key}", log=name)
+
+        async def found() -> AsyncGenerator[Sequence[LogRecord], None]:
+            yield [record]
+
+        await pipes.write_items(Paged(found()), framing, pipes.RECORDS)
+
+    run(work)
+
+
+@app.command(name="keys")
+def list_keys(
+    name: NameArgument,
+    prefix: Annotated[str, typer.Option(help="Only keys that begin with this.")] = "",
+) -> None:
+    """Print the keys of a log's records."""
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        keys = client.log(name).keys(prefix)
+        return [{"key": key.decode(errors="backslashreplace")} async for key in keys]
+
+    print_rows(run(work), ("key",))
 
 
 @app.command(name="show")

@@ -129,7 +129,7 @@ async def records(
             if found:
                 yield found
             if len(rest) > _RECORD_BYTES_MAX:
-                raise CutShort(f"a record of more than {_RECORD_BYTES_MAX} bytes")
+                raise CutShort(f"a record has more than {_RECORD_BYTES_MAX} bytes")
     if framing is Framing.FRAMES and rest:
         raise CutShort("the input ends within a frame")
     if rest:
@@ -305,7 +305,7 @@ async def _stopped(
     elif later:
         said += f", and {later} after those that were refused"
     elif sending.count:
-        said += f"; go on after the first {sending.count} of the input"
+        said += f"; continue the input after its first {sending.count} {name}"
     members = {"appended": sending.count, "first": sending.first, "last": sending.last}
     return EndedEarly(said, members | {"appended_later": later, "is_rest_known": is_known}, why)
 

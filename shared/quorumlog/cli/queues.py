@@ -22,7 +22,9 @@ QueueArgument = Annotated[str, typer.Argument(help="The queue's name.")]
 JobsArgument = Annotated[
     list[str], typer.Argument(metavar="CLAIM:OFFSET…", help="Jobs, as `claim` prints them.")
 ]
-MaxOption = Annotated[int, typer.Option("--max", min=1, max=1000, help="The most records.")]
+MaxOption = Annotated[
+    int, typer.Option("--max", min=1, max=1000, help="Maximum number of records.")
+]
 Order = Literal["none", "key"]
 
 app = typer.Typer(no_args_is_help=True, help="Work queues, by which many workers share a log.")
@@ -32,14 +34,14 @@ app = typer.Typer(no_args_is_help=True, help="Work queues, by which many workers
 def create_queue(
     log: LogArgument,
     queue: QueueArgument,
-    lease_s: Annotated[float, typer.Option("--lease", min=1, help="Seconds for a claim.")] = 30.0,
+    lease_s: Annotated[float, typer.Option("--lease", min=1, help="Lease in seconds.")] = 30.0,
     max_attempts: Annotated[
-        int | None, typer.Option(min=1, help="Then a record goes to the dead-letter log.")
+        int | None, typer.Option(min=1, help="Attempts before the dead-letter log.")
     ] = None,
     dead_letter_log: Annotated[str | None, typer.Option(help="The log for dead letters.")] = None,
     order: Annotated[Order, typer.Option(help="`key`: one record of a key at a time.")] = "none",
     max_in_flight: Annotated[
-        int, typer.Option(min=1, help="The most records that are given and not done.")
+        int, typer.Option(min=1, help="At most this many records are given and not done.")
     ] = 1000,
     first: Annotated[
         str, typer.Option("--from", help="Where a new queue begins: earliest or latest.")
@@ -127,18 +129,18 @@ def work_on_queue(
             help="Run for each record, without a shell; {} is its value, which is also the input.",
         ),
     ],
-    concurrency: Annotated[int, typer.Option(min=1, max=100, help="Commands at a time.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, max=100, help="Concurrent commands.")] = 1,
     wait_s: Annotated[
-        float | None, typer.Option("--wait", min=0, help="End after so many seconds without work.")
+        float | None, typer.Option("--wait", min=0, help="Seconds without work until the end.")
     ] = None,
     delay_s: Annotated[
-        float, typer.Option("--delay", min=0, max=3600, help="Seconds before a failed one's retry.")
+        float, typer.Option("--delay", min=0, max=3600, help="Seconds until a failed job's retry.")
     ] = 1.0,
 ) -> None:
     """Run a command for each record. Status 0 acknowledges the record; any other gives it back."""
     words = shlex.split(command)
     if not words:
-        raise typer.BadParameter("--exec is a command")
+        raise typer.BadParameter("--exec needs a command")
 
     async def work(client: Client) -> None:
         mine = client.log(log).queue(queue)
@@ -198,5 +200,5 @@ def _job(text: str) -> Job:
     """Parse a job. Raises: typer.BadParameter."""
     claim, _, offset = text.partition(":")
     if not (claim.isdecimal() and offset.isdecimal()):
-        raise typer.BadParameter(f"a job is CLAIM:OFFSET, not {text!r}")
+        raise typer.BadParameter(f"a job must be CLAIM:OFFSET, not {text!r}")
     return Job(LogRecord(int(offset), b"", None, {}, "", 0, 0), 0, int(claim))

@@ -16,6 +16,10 @@ async with Client("http://127.0.0.1:8080", "http://127.0.0.1:8081") as client:
             print(record.offset)
             await consumer.commit()
 
+    async with log.table() as table:
+        await table.caught_up()
+        print(table["customer-7"].value)
+
     async for job in log.queue("mail").jobs(concurrency=20):
         print(job.record.offset)
 
@@ -44,6 +48,7 @@ from quorumlog.client.records import (
     Start,
 )
 from quorumlog.client.shown import ClusterInfo, ConsumerInfo, LedgerInfo, LogInfo, QueueInfo
+from quorumlog.client.table import Table
 from quorumlog.client.transaction import Transaction, TransactionLedger
 from quorumlog.errors import ClientBroke, ClientClosed, ConnectionLost
 
@@ -74,6 +79,7 @@ __all__ = [
     "Record",
     "RefusedJob",
     "Start",
+    "Table",
     "Transaction",
     "TransactionLedger",
     "Unsettled",

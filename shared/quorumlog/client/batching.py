@@ -47,11 +47,11 @@ class Batching:
         for name in ("bytes_max", "count_max", "queued_bytes_max"):
             checks.whole(name, getattr(self, name))
         if not isinstance(self.linger_ms, int | float):
-            raise TypeError(f"linger_ms is a number, not {type(self.linger_ms).__name__}")
+            raise TypeError(f"linger_ms must be a number, not {type(self.linger_ms).__name__}")
         if self.bytes_max < 1 or self.queued_bytes_max < 1 or not self.linger_ms >= 0:
-            raise ValueError("sizes are at least 1, and linger_ms is not negative")
+            raise ValueError("sizes must be at least 1, and linger_ms must not be negative")
         if not 1 <= self.count_max <= _ENTRIES_MAX:
-            raise ValueError(f"count_max is 1 to {_ENTRIES_MAX}")
+            raise ValueError(f"count_max must be 1 to {_ENTRIES_MAX}")
 
 
 @dataclass(frozen=True, slots=True)

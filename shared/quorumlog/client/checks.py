@@ -25,42 +25,42 @@ def check_process(pid: int) -> None:
 def text(name: str, value: object) -> str:
     """Check for a str that UTF-8 can encode. Raises: TypeError, ValueError, as all checks here."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} is a str, not {type(value).__name__}")
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"{name} is no valid Unicode text: {value!r}") from None
+            raise ValueError(f"{name} is not valid Unicode text: {value!r}") from None
     return value
 
 
 def token(value: object) -> str:
     """Check an access token, and return it. No error message contains the token."""
     if not isinstance(value, str):
-        raise TypeError(f"token is a str, not {type(value).__name__}")
+        raise TypeError(f"token must be a str, not {type(value).__name__}")
     if not value.isascii() or not value.isprintable() or " " in value or not value:
-        raise ValueError("token is ASCII without spaces and line ends")
+        raise ValueError("token must be ASCII without spaces and line ends")
     return value
 
 
 def octets(name: str, value: object) -> bytes:
     """Check for a payload of type bytes, which can't change while it waits to be sent."""
     if not isinstance(value, bytes):
-        raise TypeError(f"{name} is bytes, not {type(value).__name__}")
+        raise TypeError(f"{name} must be bytes, not {type(value).__name__}")
     return value
 
 
 def whole(name: str, value: object) -> int:
     """Check for an int that is not a bool, and return it."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} is an int, not {type(value).__name__}")
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
     return value
 
 
 def offset(name: str, value: object) -> int:
     """Check for an entry id, an offset or a count, which is an int from 0 to 2**63 - 1."""
     if not 0 <= whole(name, value) < 1 << 63:
-        raise ValueError(f"{name} is 0 to 2**63 - 1, not {whole(name, value):.4g}")
+        raise ValueError(f"{name} must be 0 to 2**63 - 1, not {whole(name, value):.4g}")
     return whole(name, value)
 
 
@@ -79,23 +79,23 @@ def conditions(headers: object) -> dict[str, str]:
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
-        raise TypeError(f"headers is a mapping of str, not {type(headers).__name__}")
+        raise TypeError(f"headers must be a mapping of str, not {type(headers).__name__}")
     return {f"header[{text('a name', n)}]": text("a value", v) for n, v in headers.items()}
 
 
 def seconds(name: str, value: object) -> float:
     """Check for a number of seconds above 0, and return it."""
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}")
+        raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
     if not value > 0:
-        raise ValueError(f"{name} is above 0, not {value}")
+        raise ValueError(f"{name} must be above 0, not {value}")
     return value
 
 
 def texts(name: str, values: object) -> Mapping[str, str]:
     """Check for a mapping of str to str, and return it."""
     if not isinstance(values, Mapping):
-        raise TypeError(f"{name} is a mapping of str to str, not {type(values).__name__}")
+        raise TypeError(f"{name} must be a mapping of str to str, not {type(values).__name__}")
     for key, value in values.items():
         text(f"a name in {name}", key)
         text(f"{name}[{key!r}]", value)
@@ -105,7 +105,7 @@ def texts(name: str, values: object) -> Mapping[str, str]:
 def several(name: str, values: Sequence[T]) -> Sequence[T]:
     """Check for a sequence that is not a single str or bytes object by mistake."""
     if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-        raise TypeError(f"{name} is a list, not {type(values).__name__}")
+        raise TypeError(f"{name} must be a list, not {type(values).__name__}")
     return values
 
 

@@ -44,7 +44,7 @@ class Client:
         )
         self._batching = Batching() if batching is None else batching
         if not isinstance(self._batching, Batching):
-            raise TypeError(f"batching is a Batching, not {type(batching).__name__}")
+            raise TypeError(f"batching must be a Batching, not {type(batching).__name__}")
         if self._batching.linger_ms >= deadline_s * 1000:
             raise ValueError("linger_ms must be shorter than deadline_s")
 

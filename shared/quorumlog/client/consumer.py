@@ -144,8 +144,8 @@ class Consumer:
                     yield record
 
     def records(self, *, follow: bool = True) -> Paged[LogRecord]:
-        """The records after the last record passed to `taken`, until the log is closed, or without
-        `follow` until the log's end. Before `commit`, call `taken` with the last processed record.
+        """Yield the records after the last one passed to `taken`, until the log is closed, or until
+        its end without `follow`. Call `taken` with the last processed one before `commit`.
         """
         return Paged(self._pages(follow=follow))
 

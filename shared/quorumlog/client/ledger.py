@@ -146,7 +146,7 @@ class Ledger:
             first = page.next
 
     def tail(self, first: int = 0) -> Paged[Entry]:
-        """Follow the ledger, with new entries once confirmed, until it is closed. Never fences."""
+        """Follow the ledger until it is closed, with new entries once confirmed. Does not fence."""
         return Paged(self._tail(checks.offset("first", first)))
 
     async def _tail(self, first: int) -> AsyncGenerator[Sequence[Entry], None]:

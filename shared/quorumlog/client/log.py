@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from base64 import b64decode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -33,8 +34,9 @@ from quorumlog.client.records import (
 )
 from quorumlog.client.shown import ConsumerInfo, LogInfo
 from quorumlog.client.streaming import AppendStream
+from quorumlog.client.table import Table
 from quorumlog.client.transport import Transport
-from quorumlog.errors import StaleProducer
+from quorumlog.errors import NoSuchKey, StaleProducer
 
 
 class Log:
@@ -257,7 +259,7 @@ class Log:
         headers: Mapping[str, str] | None = None,
     ) -> Paged[LogRecord]:
         """Follow the log: all records in order, and new records as they are confirmed, until the
-        log is closed. Never fences. `key`, `key_prefix`, `headers`: as in `read`. Raises: as
+        log is closed. A tail never fences. `key`, `key_prefix`, `headers`: as in `read`. Raises: as
         `read`; LogReplaced before any record of a log created later.
         """
         checks.maybe_text("key", key), checks.maybe_text("key_prefix", key_prefix)
@@ -275,6 +277,47 @@ class Log:
             start, created_at = page.next, page.created_at
             if page.closed:
                 return
+
+    async def get(self, key: str) -> LogRecord | None:
+        """The newest record of a key; None if no record that was confirmed before the call has it.
+
+        Raises: KeyScanLimit if ledgers without an index of their keys are too large to be read
+        within the client's deadline.
+        """
+        path = f"{self._path}/keys/{quote(checks.text('a key', key), safe='')}"
+        try:
+            answer = await self._transport.request("GET", path, is_repeatable=True)
+        except NoSuchKey:
+            return None
+        return record_of(answer.json())
+
+    def keys(self, prefix: str = "") -> Paged[bytes]:
+        """The keys of the records that are confirmed when the iteration begins, each once, in the
+        order of their first records. `prefix`: only keys that begin with this text. The keys that
+        were listed are kept in memory.
+        """
+        return Paged(self._keys(checks.text("prefix", prefix)))
+
+    async def _keys(self, prefix: str) -> AsyncGenerator[Sequence[bytes], None]:
+        end, created_at = await self._end()
+        at: int | str = "earliest"
+        listed: set[bytes] = set()
+        while at != end:
+            params = {"prefix": prefix, "from": at, "limit": PAGE, **_meant(created_at)}
+            answer = await self._transport.request(
+                "GET", f"{self._path}/keys", params=params, is_repeatable=True
+            )
+            page = answer.json()
+            found = [b64decode(each["key"]) for each in page["keys"] if each["offset"] < end]
+            yield [key for key in found if key not in listed]
+            listed.update(found)
+            if page["next"] == at or page["next"] > end:
+                return
+            at = page["next"]
+
+    def table(self) -> Table:
+        """The newest record of each key, in memory, for `with` or `async with`."""
+        return Table(partial(self.read, limit=PAGE), self._end, WAIT_MS)
 
     def consumer(
         self,

@@ -42,9 +42,9 @@ class _Submitted(Future[T]):
 class Portal:
     """Runs coroutines for other threads and returns the results. Any thread may call.
 
-    Invariants: however the portal's thread ends, it ends all its work. Once `_is_open` is False,
-    the event loop gets no more work, and every task is cancelled. A forked child has no portal
-    thread, and its copy of the lock may be locked for ever, so it never takes the lock.
+    Invariants: however the portal's thread ends, all of its work ends too. Once `_is_open` is
+    False, the event loop gets no more work, and every task is cancelled. A forked child has no
+    portal thread, and its copy of the lock may be locked for ever, so it never takes the lock.
     """
 
     def __init__(self) -> None:

@@ -63,7 +63,7 @@ class Queue:
         max_in_flight: int = 1000,
         start: int | str = "earliest",
     ) -> QueueInfo:
-        """Create the queue, or change its settings. A new queue gives the records from `start` on.
+        """Create the queue, or change its settings. A new queue begins with the record at `start`.
 
         `max_attempts`: how often a record is given before it goes to `dead_letter_log`, which must
         exist. `order`: `key` gives the records of a key in order, one at a time. Raises:
@@ -143,9 +143,9 @@ class Queue:
         ]
 
     def jobs(self, concurrency: int = 1, *, wait_s: float | None = None) -> Paged[Job]:
-        """Jobs for ever, or until there was none for `wait_s`. When the loop asks for the next job,
-        the one before is acknowledged, unless the loop has settled it. If the loop is left, by an
-        exception or by `break`, its job and those that it has claimed ahead are given back. Claims
+        """Yields jobs for ever, or until there was no job for `wait_s`. When the loop asks for the
+        next job, the one before is acknowledged, unless the loop has settled it. If an exception or
+        `break` ends the loop, its job and the jobs that it has claimed ahead are given back. Claims
         are extended meanwhile.
 
         `concurrency`: how many records are claimed at a time. Several tasks or threads may have a
@@ -167,7 +167,7 @@ class Worker:
     """
 
     def __init__(self, queue: Queue, concurrency: int, wait_s: float | None) -> None:
-        """`wait_s`: how long to wait for a job; None: for ever."""
+        """`wait_s`: how long to wait for a job; None waits for ever."""
         self._queue, self._count = queue, checks.offset("concurrency", concurrency)
         self._wait_s = wait_s
         self._ahead: deque[Job] = deque()

@@ -139,7 +139,7 @@ def size_of(record: bytes | Record) -> int:
     if isinstance(record, bytes):
         return len(record) + _RECORD_BYTES
     if not isinstance(record, Record):
-        raise TypeError(f"a record is bytes or Record, not {type(record).__name__}")
+        raise TypeError(f"a record must be bytes or Record, not {type(record).__name__}")
     if record.headers:
         checks.texts("a record's headers", record.headers)
     return len(record.value) + len(record.key or b"") + _RECORD_BYTES
@@ -181,14 +181,16 @@ def checked_start(start: Start) -> Start:
     """Check where a read begins, and return it. Raises: TypeError, ValueError."""
     if isinstance(start, str):
         if start not in ("earliest", "latest"):
-            raise ValueError(f"start is an offset, earliest, latest or a datetime, not {start!r}")
+            raise ValueError(
+                f"start must be an offset, earliest, latest or a datetime, not {start!r}"
+            )
         return start
     if isinstance(start, datetime):
         if start.utcoffset() is None:
-            raise ValueError(f"start is a datetime with a time zone, not {start!r}")
+            raise ValueError(f"start must be a datetime with a time zone, not {start!r}")
         return start
     if not -(1 << 63) < checks.whole("start", start) < 1 << 63:
-        raise ValueError(f"start is -2**63 + 1 to 2**63 - 1, not {start:.4g}")
+        raise ValueError(f"start must be -2**63 + 1 to 2**63 - 1, not {start:.4g}")
     return start
 
 

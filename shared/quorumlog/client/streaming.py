@@ -52,8 +52,8 @@ class AppendStream:
         """Number of requests in close succession."""
 
     def is_ready(self, headers: Mapping[str, str]) -> bool:
-        """Whether `send` can send a message that HTTP would send with these headers. Call this
-        before each request: it begins to open a socket if the handle is busy.
+        """Whether `send` can carry an append with these headers over the socket, instead of HTTP.
+        Call this before each request: it begins to open a socket if the handle is busy.
         """
         now = self._transport.loop.time()
         gap_s, self._used_at = now - self._used_at, now

@@ -41,11 +41,11 @@ _LONG_BYTES: Final = 1 << 20
 def _packing(coding: object) -> Callable[[bytes], bytes]:
     """The function that compresses bodies with a content coding. Raises: TypeError, ValueError."""
     if not isinstance(coding, str):
-        raise TypeError(f"compression is a str, not {type(coding).__name__}")
+        raise TypeError(f"compression must be a str, not {type(coding).__name__}")
     if coding == "gzip":
         return lambda data: zlib.compress(data, _LEVEL, 31)
     if coding != "zstd":
-        raise ValueError(f"compression is gzip or zstd, not {coding!r}")
+        raise ValueError(f"compression must be gzip or zstd, not {coding!r}")
     try:
         from quorumlog.zstd import zstd  # noqa: PLC0415  (Python has it from 3.14 on)
     except ImportError:

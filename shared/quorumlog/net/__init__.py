@@ -1,5 +1,5 @@
-"""What services share for networking: the driver that runs a protocol machine, clients of the other
+"""Networking that services share: the driver that runs a protocol machine, clients of the other
 services, listening, shutdown, health, logs, traces, and operations with their OpenAPI document.
 
-May use `protocol` and `wire`; the SDK does not use it.
+The package may use `protocol` and `wire`, and the SDK does not use it.
 """

@@ -5,8 +5,8 @@ No other module reads, replaces or overrides a private name of aiohttp.
 aiohttp.
 
 The fast path (`DirectConnection`): aiohttp wakes a connection's task for each request, and that
-task starts another one for the handler. Both tasks and the request's objects are more than half of
-the cost of a short request. An idle connection first offers a request that arrived whole to the
+task starts another one for the handler. The two tasks and the request's objects cause more than
+half of a short request's cost. An idle connection first offers a request that arrived whole to the
 application's `Direct`. If `Direct` declines, aiohttp handles the request on the regular path, so
 `Direct` may decline all rare cases and all failures (ADR 41).
 """

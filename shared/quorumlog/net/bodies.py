@@ -63,7 +63,7 @@ _FAULTS_MAX: Final = 100
 
 
 def answer(body: object, status: int = 200, **headers: str) -> web.Response:
-    """A response with `body` as JSON. The names of `headers` have underscores for hyphens."""
+    """A response with `body` as JSON. Names of `headers` have underscores instead of hyphens."""
     return web.Response(
         body=json_of(body),
         status=status,

@@ -122,8 +122,8 @@ UPGRADES: Final = web.AppKey("upgrades", bool)
 
 
 def is_followed(request: web.Request) -> bool:
-    """Whether bytes followed a request's head. Of the bytes after a request for an upgrade,
-    aiohttp's parser drops some and parses the others as HTTP.
+    """Whether bytes followed a request's head. aiohttp's parser drops some bytes after a request
+    for an upgrade, and parses the others as HTTP.
     """
     connection = request.protocol
     if not isinstance(connection, Connection):

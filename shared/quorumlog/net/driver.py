@@ -3,8 +3,8 @@ copies of ledger metadata after a change that no append follows (rule 18b).
 
 The driver is the machine's serial executor: it steps one event at a time, in order of arrival, on
 the event loop, without a task. Answers of bookies and timers are callbacks; only metadata requests,
-which are rare, use a task. What a machine reports to its owner (confirmed, failed, closed, ...)
-goes to `notify`, also one effect at a time and in order.
+which are rare, use a task. A machine's reports to its owner (confirmed, failed, closed, ...) go to
+`notify`, also one effect at a time and in order.
 """
 
 import asyncio
@@ -215,7 +215,7 @@ async def conclude(
             return await end
     except TimeoutError as error:
         raise errors.RecoveryBlocked(
-            "it did not end in time", ledger_id=ledger_id, outcome=errors.UNKNOWN
+            "the machine did not end in time", ledger_id=ledger_id, outcome=errors.UNKNOWN
         ) from error
     finally:
         driver.stop()

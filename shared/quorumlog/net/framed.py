@@ -352,7 +352,7 @@ def _handed_over(
 ) -> Framed:
     name, connection = response.headers.get(hdrs.UPGRADE), response.connection
     if name not in names or connection is None:
-        raise aiohttp.ClientError(f"an upgrade to {name} where {', '.join(names)} was asked for")
+        raise aiohttp.ClientError(f"the peer upgraded to {name}, not to {', '.join(names)}")
     former, transport, tail = connection.protocol, connection.transport, _Tail()
     if former is None or transport is None or transport.is_closing():
         raise aiohttp.ClientConnectionResetError("the connection has ended")

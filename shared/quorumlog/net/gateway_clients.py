@@ -63,7 +63,7 @@ class LogClient:
         below the offset `at` when the fork is created. All else is from `log`, which is empty.
 
         Raises: NoSuchLog for the source, LogDeleted; InvalidRequest if the source begins after
-        `at`, or is not sealed up to it.
+        `at`, or has unsealed ledgers there.
         """
         fork = log_bodies.ForkBody(source=source.name, created_at=source.created_at, at=at)
         return await self._create(
@@ -121,7 +121,7 @@ class LogClient:
         return [self._heard(row) for row in page.logs], page.next
 
     async def shared_among(self, ledger_ids: Sequence[int]) -> frozenset[int]:
-        """Which of these ledgers (at most LOG_LEDGERS_MAX) forks name, from the primary."""
+        """The ids of these ledgers (at most LOG_LEDGERS_MAX) that forks name, from the primary."""
         body = log_bodies.SharedAsk(ledgers=tuple(ledger_ids))
         # The caller deletes ledgers because of this answer, so it must be proven (rule 18a).
         found = await self._client.ask(

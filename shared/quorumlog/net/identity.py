@@ -93,7 +93,7 @@ class PeerGuard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a service presents to others with each request and each handshake."""
+    """The credentials that a service presents with each request and each handshake."""
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     client_context: Callable[[], ssl.SSLContext] | None = None
@@ -129,11 +129,11 @@ def check_url(request: web.Request, url: str) -> None:
         return
     parts = urlsplit(url)
     if parts.scheme != "https":
-        raise CallerRefused(f"{url} is no URL of a listener with a certificate: https://…")
+        raise CallerRefused(f"{url} is not a URL of a listener with a certificate: https://…")
     host = (parts.hostname or "").lower()
     if host not in caller.hosts and not _is_wild(host, caller.hosts):
         raise CallerRefused(
-            f"{url} is no URL of {caller.role} {caller.name}, whose certificate is for"
+            f"{url} is not a URL of {caller.role} {caller.name}, whose certificate is for"
             f" {', '.join(sorted(caller.hosts)) or 'no host'}"
         )
 

@@ -204,7 +204,7 @@ async def _stop_accepting(sockets: asyncio.Server) -> None:
 
 
 def in_words(waits_for: Sequence[str]) -> str:
-    """What a process waits for, as text: the first few, and the number of the others."""
+    """The items that a process waits for, as text: the first few, and the number of the others."""
     more = len(waits_for) - _NAMED
     return "; ".join((*waits_for[:_NAMED], *([f"{more} more"] if more > 0 else ())))
 

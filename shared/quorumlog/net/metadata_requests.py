@@ -80,7 +80,7 @@ class MetadataRequests:
     ) -> None:
         """If no `session` is given, the client opens one with `credentials`."""
         if not urls:
-            raise ValueError("needs the URL of a metadata service")
+            raise ValueError("the client needs the URL of a metadata service")
         self.urls = [url.rstrip("/") for url in urls]
         self._current = 0
         self._given, self._credentials = session, credentials

@@ -1,4 +1,4 @@
-"""What all services share: settings, logs, health, metrics, an orderly shutdown.
+"""The common parts of all services: settings, logs, health, metrics, an orderly shutdown.
 
 A service's `config.py` reads the environment into a frozen subclass of ServiceSettings. Its
 `app.py` builds an application, to which `add_shared_routes` adds the routes of all services. Its
@@ -311,7 +311,7 @@ def add_shared_routes(
     async def health_ready(_request: web.Request) -> web.Response:
         if app[DRAINING].is_set():
             why = in_words(waits_for())
-            raise ShuttingDown(f"this process is about to end{why and f', and waits for {why}'}")
+            raise ShuttingDown(f"this process is shutting down{why and f', and waits for {why}'}")
         await ready()
         return _json({"status": "ready", **versions})
 

@@ -198,7 +198,7 @@ class PeerCertificate:
             raise Forbidden(f"the certificate of {identity.role} {identity.name} is revoked")
         if cluster != self.tls.cluster:
             raise Forbidden(
-                f"the certificate is of cluster {cluster}, and this is {self.tls.cluster}"
+                f"the certificate belongs to cluster {cluster}, not to {self.tls.cluster}"
             )
         return identity
 
@@ -246,9 +246,9 @@ def _check_successor(
     """Refuse a new certificate of another process, or one that has expired. Raises: TlsUnusable."""
     (was, ended), (found, ends) = before, after
     if was is not None and found is not None and found != was:
-        raise TlsUnusable(f"{file} is of {found}, and this process is {was}")
+        raise TlsUnusable(f"{file} belongs to {found}, but this process is {was}")
     if ends != ended and ends < datetime.now(UTC):
-        raise TlsUnusable(f"{file} has ended at {ends.isoformat()}")
+        raise TlsUnusable(f"{file} expired at {ends.isoformat()}")
 
 
 def _password_of(files: TlsFiles) -> str | None:

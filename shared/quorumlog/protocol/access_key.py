@@ -1,7 +1,7 @@
-"""Sealed access keys: the salt and a digest of an access key instead of the key (rule 18d).
+"""Hashed (`sealed`) access keys: salt and digest of an access key instead of the key (rule 18d).
 
 An access key is derived from a password and a salt; comparing digests verifies the password.
-Bookies' copies of metadata hold only sealed keys, so that a copy gives no access.
+Bookies' copies of metadata hold only hashed keys, so that a copy gives no access.
 """
 
 import hashlib
@@ -17,17 +17,17 @@ _SEALED_BYTES: Final = len(_SEALED) + SALT_BYTES + 32
 
 
 def sealed(salt: bytes, digest: bytes) -> bytes:
-    """Make a sealed access key, for metadata that was rebuilt without the access key itself."""
+    """Make a hashed access key, for metadata that was rebuilt without the access key itself."""
     return _SEALED + salt + digest
 
 
 def is_sealed(access_key: bytes) -> bool:
-    """Whether an access key is sealed: it has the salt and a digest instead of the key."""
+    """Whether an access key is hashed: it has the salt and a digest instead of the key."""
     return len(access_key) == _SEALED_BYTES and access_key.startswith(_SEALED)
 
 
 def salt_and_digest(access_key: bytes) -> tuple[bytes, bytes]:
-    """Return the salt and digest of a plain or sealed access key; both empty for an empty key."""
+    """Return the salt and digest of a plain or hashed access key; both empty for an empty key."""
     if not access_key:
         return b"", b""
     if is_sealed(access_key):
@@ -37,12 +37,12 @@ def salt_and_digest(access_key: bytes) -> tuple[bytes, bytes]:
 
 
 def sealed_of(access_key: bytes) -> bytes:
-    """Return the sealed form of an access key, which is not secret; empty for an empty key."""
+    """Return the hashed form of an access key, which is not secret; empty for an empty key."""
     return access_key and sealed(*salt_and_digest(access_key))
 
 
 def is_same(known: bytes, access_key: bytes) -> bool:
-    """Whether `known`, derived from a password, matches a plain or sealed access key."""
+    """Whether `known`, derived from a password, matches a plain or hashed access key."""
     if is_sealed(access_key):
         return hmac.compare_digest(sealed_of(known), access_key)
     return hmac.compare_digest(known, access_key)

@@ -15,11 +15,10 @@ Flag 16: a producer's batch precedes this one in its ledger. If the last batch h
 nor flag 1, the ledger has no producers that a takeover must replay.
 Flag 32: the columns (from the timestamps on) are packed, that is, replaced by
     their size u32 | with flag 1: the first 16 bytes of the digest from `content` | a frame of zstd
-`packed.py` packs and unpacks columns. The entry's digest covers the stored bytes.
-Mark 1: the log's last stream sequence, of this batch or an earlier one (rule 25a).
-Mark 2: the log ends with this batch (rule 25b), which alone may have no records.
-Mark 4: a retry is recognized by the producer's numbers alone, whatever its records are.
-Releases without marks reject a batch that has one.
+`packed.py` packs and unpacks columns. The entry's digest covers the stored bytes. Mark 1: the log's
+last stream sequence, of this batch or an earlier one (rule 25a). Mark 2: the log ends with this
+batch (rule 25b), which alone may have no records. Mark 4: a retry is recognized by the producer's
+numbers alone, whatever its records are. Releases without marks reject a batch that has one.
 """
 
 import hashlib
@@ -157,21 +156,24 @@ class Columns:
         return _cut(self.joined_values, self.value_sizes)
 
     @property
+    def keys(self) -> Iterator[bytes | None]:
+        """The key of each record that has one, or None; nothing if no record has a key."""
+        found = _cut(self.data[self.columns_at :], [max(n, 0) for n in self.key_sizes])
+        return (
+            None if size < 0 else bytes(key)
+            for key, size in zip(found, self.key_sizes, strict=True)
+        )
+
+    @property
     def rows(
         self,
     ) -> Iterator[tuple[memoryview, bytes | None, tuple[tuple[str, str], ...], int | None]]:
         """Value, key, headers and timestamp (None if not set) of each record."""
-        keys: Iterable[bytes | None] = repeat(None)
-        if self.key_sizes:
-            found = _cut(self.data[self.columns_at :], [max(n, 0) for n in self.key_sizes])
-            keys = (
-                None if size < 0 else bytes(key)
-                for key, size in zip(found, self.key_sizes, strict=True)
-            )
         times: Iterable[int | None] = repeat(None)
         if self.times_at is not None:
             given = struct.unpack_from(f">{self.head.count}q", self.data, self.times_at)
             times = (None if time == NO_TIME else time for time in given)
+        keys = self.keys if self.key_sizes else repeat(None)
         return zip(self.values, keys, self.headers or repeat(()), times, strict=False)
 
     @property
@@ -197,9 +199,7 @@ class Columns:
         return count, size
 
     def part(self, skip: int, count: int) -> "Columns":
-        """Copy `count` records after the first `skip` to a batch without producer and stream
-        sequence.
-        """
+        """Copy `count` records after the first `skip`, without producer and stream sequence."""
         head, flags = self.head, 0
         parts: list[bytes | memoryview] = []
         for flag, begin, width in (
@@ -459,7 +459,9 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
         version, flags, marks, count, time_ms, before = _HEAD.unpack_from(data)
         is_known = version == VERSION and flags < 2 * _PACKED and marks < 8 and before >= 0
         if not is_known or not (count or marks & _ENDS):
-            raise BadBatch(f"a record batch of version {version}, flags {flags}, marks {marks}")
+            raise BadBatch(
+                f"unknown in a record batch: version {version}, flags {flags}, marks {marks}"
+            )
         at, producer, seq = _HEAD.size, None, None
         if flags & _HAS_PRODUCER:
             size = data[at]
@@ -477,7 +479,7 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
             if size > BATCH_BYTES_MAX or len(data) <= at + _SIZE.size + _digest_bytes(flags):
                 raise BadBatch("a packed record batch is cut short, or too large")
         if 4 * count > size:  # each record has a value size of four bytes
-            raise BadBatch(f"a record batch of {count} records in {size} bytes")
+            raise BadBatch(f"a record batch claims {count} records in {size} bytes")
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise BadBatch("a record batch is cut short") from error
     after = bool(flags & _AFTER_PRODUCER)

@@ -269,6 +269,9 @@ def check_log(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem, ..
                     )
                 )
             continue
+        if new.is_shared(item) and item.index not in (None, before.index):
+            detail = "only the log that wrote a ledger indexes it (rule 27e)"
+            problems.append((f"/row/items/{index}/index", detail))
         for field in ("first_offset", "last_offset"):
             known = getattr(before, field)
             if known is not None and getattr(item, field) != known:
@@ -324,7 +327,7 @@ def published_by(
 ) -> tuple[LogItem, ...]:
     """The ledgers of a commit that `new` adds to the log, in order (rule 28).
 
-    `requested`: the ledgers that the commit named. Those without records are left out. The caller
+    `requested`: the ledgers that the commit named. Ledgers without records are left out. The caller
     ensures that all ledgers of `new` but the last are CLOSED. Raises: InvalidRequest, LogProtected.
     """
     if new.first_offset > old.first_offset:

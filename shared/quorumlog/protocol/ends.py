@@ -1,4 +1,4 @@
-"""What a process other than the writer may report about a ledger: its end and its LAC.
+"""Reports about a ledger by processes other than its writer: its end and its LAC.
 
 - `RowSpread` decides which bookies get copies of committed metadata, for which bookies the process
   waits, and when enough copies exist (rule 18b).
@@ -134,7 +134,7 @@ class LacByCoverage(Keyed):
         self._waiting = frozenset(range(len(self.row.last_fragment.bookies)))
 
     def answered(self, position: int, status: Status, lac: int) -> None:
-        """Process the answer of the bookie at a position; UNKNOWN if it can't be reached."""
+        """Process a bookie's answer; UNKNOWN means that the bookie can't be reached."""
         self._waiting -= {position}
         if status in (Status.OK, Status.NO_ENTRY):
             self._answered |= {position}

@@ -15,7 +15,7 @@ from quorumlog.protocol.ranges import Ranges, contains
 
 
 class Word(StrEnum):
-    """What a member answered about an entry."""
+    """A member's answer about an entry."""
 
     HELD = "held"
     ABSENT = "absent"
@@ -39,7 +39,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Entries first..last, and their possible holders' answers, the same for each entry."""
+    """Entries first..last, about each of which their possible holders gave the same answers."""
 
     first: int
     last: int

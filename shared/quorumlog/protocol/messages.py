@@ -72,7 +72,7 @@ class SendAdd:
 
     `recovery`: the add passes the fence and replaces a copy that fails its CRC (rules 2 and 12).
     `row`: metadata that names the member; before the member acknowledges the run, it stores a copy
-    of `row` (rule 18b). None in a recovery add.
+    of `row` (rule 18b). A recovery add has none.
     """
 
     position: int

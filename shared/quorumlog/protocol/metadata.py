@@ -48,7 +48,7 @@ class State(StrEnum):
 
 
 class DigestKind(StrEnum):
-    """What protects each entry's bytes: a checksum, an authentication code (MAC), or nothing."""
+    """The protection of each entry's bytes: a checksum, an authentication code (MAC), or none."""
 
     CRC32C = "crc32c"
     HMAC_SHA256 = "hmac-sha256"
@@ -92,7 +92,7 @@ class Writer:
 
 
 class Deletion(StrEnum):
-    """What was deleted: a ledger, its log, or both."""
+    """The object of a deletion: a ledger, its log, or both."""
 
     ALONE = "ledger"
     WITH_LOG = "log"

@@ -108,7 +108,7 @@ class Offsets:
 
     @property
     def packed_size(self) -> int:
-        """About the most characters that the `packed` form takes."""
+        """A rough upper bound of the characters of the `packed` form."""
         if self.bits <= 1:
             return 38
         return 24 + min(14 * self._run_count, 140 + self.bits.bit_length() // 4)

@@ -140,7 +140,7 @@ Effect = AppendBatch | ReadLog | Pause | Reported | Truncate
 
 
 class Phase(Enum):
-    """What the store waits for."""
+    """The event that the store waits for."""
 
     IDLE = "idle"
     READING = "reading"
@@ -157,7 +157,7 @@ class _Waiting:
 
 
 class OffsetStore:
-    """The store of one gateway for the rows of one log, of consumers or of queues; see the module."""
+    """The store of one gateway for the rows of one log, of consumers or of queues."""
 
     def __init__(self, expiry_ms: int = 0, kind: Callable[[], Rows[Any]] = Positions) -> None:
         """`expiry_ms`: the time without use after which a row expires; 0: never. `kind`: creates

@@ -76,7 +76,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Return one consumer. Answer: Position."""
+    """Return one consumer. Answered by Position."""
 
     log: str
     consumer: str
@@ -84,7 +84,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """List consumers of one or all logs by name. Answer: a tuple of at most `limit` Positions."""
+    """List consumers of one or all logs by name. Answered by a tuple of up to `limit` Positions."""
 
     log: str
     """The log; empty for all logs, and then `after` is `log/consumer`."""
@@ -157,7 +157,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the consumer. Answer: its last Position."""
+    """Delete the consumer. Answered by its last Position."""
 
     log: str
     consumer: str
@@ -166,7 +166,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class FreeLog:
-    """Delete the consumers of a deleted log (rule 32a). Answer: an empty tuple."""
+    """Delete the consumers of a deleted log (rule 32a). Answered by an empty tuple."""
 
     log: str
     created: str
@@ -175,7 +175,7 @@ class FreeLog:
 @dataclass(frozen=True, slots=True)
 class Expire:
     """Delete a consumer that was unused for the expiry time. A consumer with a held lease or an
-    unknown last use counts as used now. Answer: an empty tuple.
+    unknown last use counts as used now. Answered by an empty tuple.
     """
 
     log: str
@@ -446,7 +446,7 @@ class Draft(RowDraft[Position]):
 def _check_log(row: Position, created: str) -> None:
     if row.created != created:
         raise LogReplaced(
-            f"the committed offset is of an earlier log {row.log}, which was deleted: reset the consumer",
+            f"the committed offset belongs to an earlier log {row.log}, which was deleted: reset the consumer",
             log=row.log,
             consumer=row.consumer,
         )

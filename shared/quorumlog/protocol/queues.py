@@ -165,7 +165,7 @@ class Queue:
 
     @property
     def size(self) -> int:
-        """About the most characters of the row."""
+        """An upper bound of the row's characters, roughly."""
         sets = [offsets.packed_size for _, offsets in self.attempts]
         sets += [64 + claim.offsets.packed_size for claim in self.claims]
         # JSON takes up to six bytes for a character of a reason.
@@ -401,7 +401,7 @@ class Queues(Rows[Queue]):
         return end
 
     def size_of(self, row: Queue) -> int:
-        """About the most characters of a row."""
+        """An upper bound of a row's characters, roughly."""
         return row.size
 
 
@@ -780,7 +780,7 @@ def _raised(row: Queue, floor: int) -> Queue:
 
 
 def _trimmed(row: Queue, first_offset: int) -> Queue:
-    """The queue without records that the log has dropped. Those that were not done are lost."""
+    """The queue without records that the log has dropped. Unfinished records are lost."""
     if first_offset <= row.floor:
         return row
     done = len(row.acked.below(first_offset)) + len(row.moving.below(first_offset))

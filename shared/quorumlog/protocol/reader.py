@@ -1,10 +1,9 @@
-"""Reads a range of confirmed entries in order, from the bookies that have them. Never fences.
+"""Reads a range of confirmed entries in order, from bookies that have them, without fencing.
 
 An entry that is missing or invalid at one bookie is read from another (source: overview 1.4). The
 caller must know that first..last may be read: `last` is at most the LAC or a CLOSED ledger's end.
 """
 
-from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Annotated, Final, assert_never
 
@@ -34,7 +33,7 @@ from quorumlog.protocol.messages import (
     TimerFired,
 )
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.record import Codec, Run
+from quorumlog.protocol.record import Codec
 from quorumlog.protocol.tally import Tally
 
 READ_ENTRIES: Final = 1000
@@ -217,16 +216,14 @@ class RangeReader(Keyed):
     def _hand_out(self, tally: Tally) -> None:
         first, found, most = self.next, tally.found, self.max_bytes
         size = 0
-        of: Run | None = None
-        sizes: Sequence[int] = ()
+        sizes: dict[int, int] = {}
         for entry_id in range(first, tally.last + 1):
-            held = found.get(entry_id)
-            if held is None:
+            run = found.get(entry_id)
+            if run is None:
                 break
-            run, index = held
-            if run is not of:
-                of, sizes = run, run.sizes
-            size += sizes[index]
+            if entry_id not in sizes:
+                sizes.update(zip(run.ids, run.sizes, strict=True))
+            size += sizes[entry_id]
             if most is not None and size > most and entry_id > first:
                 break
             self.next = entry_id + 1
@@ -240,9 +237,7 @@ class RangeReader(Keyed):
     # --- unavailable entries -----------------------------------------------------------------
 
     def _unavailable(self, tally: Tally, entry_id: int) -> None:
-        """Read the metadata, because no member has a valid copy: repair may have moved it
-        (BK#4613).
-        """
+        """Read the metadata: no member has a valid copy, and repair may have moved it (BK#4613)."""
         self._failure = Failed(
             "entry-unavailable",
             detail=tally.said(entry_id),

@@ -30,7 +30,7 @@ _FIRST_INCARNATION: Final = 1
 
 
 class Action(StrEnum):
-    """What a rebuild does with one ledger's or log's metadata."""
+    """A rebuild's treatment of one ledger's or log's metadata."""
 
     SAME = "same"
     """The database's metadata contains everything that the copies prove."""
@@ -44,7 +44,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one bookie holds of one ledger."""
+    """One bookie's data about one ledger."""
 
     member: str
     """The bookie that answered, in its present incarnation."""
@@ -59,7 +59,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the database contains about one ledger."""
+    """The database's data about one ledger."""
 
     row: LedgerMetadata | None = None
     is_deleted: bool = False
@@ -147,7 +147,7 @@ class Bookies:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with a ledger's metadata; `row` is to be written, `why` is for the operator."""
+    """The decision about a ledger's metadata; `row` is to be written, `why` is for the operator."""
 
     action: Action
     row: LedgerMetadata | None = None

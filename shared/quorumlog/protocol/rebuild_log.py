@@ -105,7 +105,7 @@ class LedgerPlace:
 
 @dataclass(frozen=True, slots=True)
 class LogDecision:
-    """What to do with a log's metadata, and what to report to the operator."""
+    """The decision about a log's metadata, and the report to the operator."""
 
     action: Action
     row: LogMetadata | None = None
@@ -520,7 +520,7 @@ def _with_items(row: LogMetadata, items: tuple[LogItem, ...], *, now_ms: int) ->
     first = items[0].first_offset if items else row.known_end
     row = replace(
         row,
-        items=items,
+        items=tuple(replace(item, index=None) for item in items),  # built anew (rule 27e)
         first_offset=max(row.first_offset, first or 0),
         next_offset=None if items else row.known_end,
         appended_ms=max(row.appended_ms, now_ms),

@@ -18,6 +18,7 @@ import hmac
 import itertools
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -134,18 +135,18 @@ class Run:
             raise BadRun("a run is cut short")
         fmt, kind, zero, count, ledger_id = HEAD.unpack_from(body)
         if fmt != FORMAT or kind >= len(_KINDS) or zero:
-            raise BadRun(f"a run of format {fmt}, digest {kind}")
+            raise BadRun(f"a run has an unknown format {fmt} or digest {kind}")
         at = columns(count, kind)
         if count == 0 or len(body) < at.payloads:
             raise BadRun("a run is cut short")
         (first,) = _I64.unpack_from(body, at.ids)
         if first < 0 or ledger_id < 0:
-            raise BadRun("a run of negative ids")
+            raise BadRun("a run has negative ids")
         ids: Sequence[int] = range(first, first + count)
         if count > 1 and not _is_contiguous(body[at.ids : at.lacs], first, count):
             ids = struct.unpack_from(f">{count}q", body, at.ids)
             if any(a >= b for a, b in itertools.pairwise(ids)):
-                raise BadRun("a run out of order")
+                raise BadRun("a run's ids are not in order")
         end = at.payloads + sum(_sizes(body, count, at))
         if end != len(body):
             raise BadRun(f"a run has {len(body)} bytes, but its columns require {end}")
@@ -223,10 +224,8 @@ class Run:
         ids = self._ids
         if isinstance(ids, range):
             return entry_id - ids[0] if entry_id in ids else None
-        try:
-            return ids.index(entry_id)
-        except ValueError:
-            return None
+        index = bisect_left(ids, entry_id)
+        return index if index < len(ids) and ids[index] == entry_id else None
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -280,9 +279,7 @@ class Run:
         return map(self.entry, range(self.count))
 
     def where(self, wanted: Callable[[int], bool]) -> "Run | None":
-        """The run of the entries with `wanted` ids, with unchanged bytes; None if there are
-        none.
-        """
+        """The run of the entries with `wanted` ids, bytes unchanged; None if there are none."""
         chosen = [index for index, entry_id in enumerate(self._ids) if wanted(entry_id)]
         if len(chosen) == self.count:
             return self

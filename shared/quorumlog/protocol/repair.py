@@ -547,9 +547,7 @@ class FragmentRepair(Keyed):
     # --- releasing ---------------------------------------------------------------------------
 
     def _give_row(self) -> None:
-        """Send the target (but not `leaving`, which may be lost) a copy of the metadata (rule
-        20b).
-        """
+        """Send the target (not `leaving`, which may be lost) a copy of the metadata (rule 20b)."""
         self.stage = Stage.RELEASING
         self._out.append(SendRow(self.target, self.metadata))
 

@@ -137,8 +137,8 @@ class LacKept:
 
 @dataclass(frozen=True, slots=True)
 class LimboSet:
-    """Limbo begins (local state of the ledger may be lost), or ends. Of several records, the one
-    with the highest counter decides.
+    """Limbo begins (local state of the ledger may be lost), or ends. If there are several records,
+    the highest counter decides.
     """
 
     counter: int
@@ -325,9 +325,7 @@ class Replica(Keyed):
             self.holdings.drop_row_copies(names)
 
     def repeated(self) -> Verdict:
-        """Make records of the ledger's state without its entries. They may be applied
-        repeatedly.
-        """
+        """Make records of the ledger's state without its entries. They may be applied twice."""
         records: list[ReplicaRecord] = []
         if self.is_deleted:
             return Verdict(Status.OK, self.accepted_count)

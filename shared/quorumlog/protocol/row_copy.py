@@ -33,7 +33,7 @@ class RowName(NamedTuple):
 
 
 class RowCopy(NamedTuple):
-    """A copy of a ledger's metadata. Of `body`, bookies read only `placed_by` (rule 18c)."""
+    """A copy of a ledger's metadata. Bookies read only `placed_by` of `body` (rule 18c)."""
 
     name: RowName
     body: bytes

@@ -1,4 +1,4 @@
-"""Rows in a log of the cluster's own: the state that the log says, and requests that change it.
+"""Rows in one of the cluster's own logs: the state that records define, and how requests change it.
 
 The state is a fold over the log, where the last row of a key counts. A request is decided on a
 draft; its changes count once the draft's batch is in the log (`offset_store.py`). A version is made
@@ -88,7 +88,7 @@ class _Place:
 
 
 class Rows(Generic[R]):
-    """All rows by the log, and how long what they grant is held."""
+    """All rows according to the log, and when the leases that they grant end."""
 
     def __init__(self) -> None:
         self.rows: OrderedDict[Key, R] = OrderedDict()
@@ -128,7 +128,7 @@ class Rows(Generic[R]):
             self._next = self.known_from = offset
 
     def decided(self, token: str) -> Decided[R] | None:
-        """The decision about the change with a token; None if not remembered."""
+        """The decision about the change with a token; None if it is not remembered."""
         return self._decided.get(token)
 
     def _remember(self, offset: int, batch: Batch[R]) -> None:
@@ -193,8 +193,8 @@ class Rows(Generic[R]):
         return self._logs.get(log, {})
 
     def oldest(self, count: int, *, slack: int, slack_chars: int) -> Iterable[R]:
-        """The oldest rows, to be written again once the log has grown by over four times the number
-        of rows, plus `slack`, since them; or by over four times their characters, plus
+        """The oldest rows that must be written again, because since then the log has grown by over
+        four times the number of rows, plus `slack`, or by over four times their characters, plus
         `slack_chars`.
         """
         size = 0
@@ -208,17 +208,17 @@ class Rows(Generic[R]):
             yield row
 
     def size_of(self, _row: R) -> int:
-        """About the most characters of a row; 0 if all rows are short."""
+        """A rough upper bound of a row's characters; 0 if all rows are short."""
         return 0
 
     def begin(self, end: int) -> int:
-        """The offset below which no record is needed, of a log that ends at `end`."""
+        """The offset below which no record of the log is needed. The log ends at `end`."""
         for key in self.rows:
             return self._places[key].offset
         return end
 
     def kept_from(self, chars: int) -> int:
-        """The offset from which on the records have at most so many characters; 0: all records."""
+        """The lowest offset from which all records have at most `chars` characters together."""
         while self._sized and self.chars - self._sized[0][1] > chars:
             self._kept_from = self._sized.popleft()[0] + 1
         return self._kept_from
@@ -268,7 +268,7 @@ class RowDraft(Generic[R]):
 
     def decide(self, request: Any, stamp: Stamp | None = None) -> Any:
         """Decide a request; the answer counts once the batch is in the log. A copy of a decided
-        change gets the first answer, or is rejected if that may be forgotten (rule 32).
+        change gets the first answer, or is rejected if that answer may be forgotten (rule 32).
         """
         assert self._asked < CHANGES_MAX, "versions are unique"
         self._asked += 1
@@ -310,7 +310,7 @@ def _again(first: Decided[R], stamp: Stamp) -> R | QuorumLogError:
 
 
 def _outdated(stamp: Stamp, end: int) -> RequestOutdated:
-    """The rejection of a change of which a copy may have been decided; none was if `seen` is 0."""
+    """The rejection of a change of which a copy may have been decided. If `seen` is 0, none was."""
     version = end * CHANGES_MAX + 1
     if not stamp.seen:
         detail = (

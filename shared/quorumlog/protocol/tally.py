@@ -7,7 +7,6 @@ denials prove its absence. Without either, the entry is unknown (I16).
 from collections.abc import Collection, Iterator
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
-from itertools import repeat
 from typing import Annotated
 
 from quorumlog.protocol import record
@@ -16,11 +15,11 @@ from quorumlog.protocol.messages import ReadAnswered, Status
 from quorumlog.protocol.metadata import Fragment
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.ranges import Ranges, contains
-from quorumlog.protocol.record import Codec, Run
+from quorumlog.protocol.record import Codec, Entry, Run
 
 
 class EntryVerdict(Enum):
-    """What the answers prove about an entry."""
+    """The verdict that the members' answers prove about an entry."""
 
     PRESENT = "present"
     ABSENT = "absent"
@@ -47,7 +46,8 @@ class Tally(Keyed):
     """Members that are not asked. They count as denials once all others have denied (rule 14)."""
     lost: int = 0
     """The positions of members declared lost, as a bit mask."""
-    found: dict[int, tuple[Run, int]] = field(default_factory=dict)
+    found: dict[int, Run] = field(default_factory=dict)
+    """For each entry with a valid copy, a run that contains the copy."""
     absent: list[Ranges] = field(default_factory=list)
     what: Annotated[list[str], Out("only for error texts; decides nothing")] = field(
         default_factory=list
@@ -83,7 +83,7 @@ class Tally(Keyed):
         )
 
     def verdict(self, entry_id: int) -> EntryVerdict:
-        """What the answers so far prove about an entry."""
+        """The verdict about an entry that the answers so far prove."""
         if entry_id in self.found:
             return EntryVerdict.PRESENT
         if self._is_absent(entry_id):
@@ -158,9 +158,9 @@ class Tally(Keyed):
 
     def _take(self, position: int, run: Run, bad: set[int]) -> None:
         """Keep a valid copy of each entry that the position stores, unless one is known already."""
-        for index, entry_id in enumerate(run.ids):
+        for entry_id in run.ids:
             if entry_id not in bad and self.quorum.is_member(position, entry_id):
-                self.found.setdefault(entry_id, (run, index))
+                self.found.setdefault(entry_id, run)
 
     def _take_stretch(self, position: int, run: Run, ids: range, bad: set[int]) -> None:
         """Keep the entries of a run without gaps. If all are new and valid, as in most sequential
@@ -169,7 +169,7 @@ class Tally(Keyed):
         if bad or self.quorum.is_striped or not self.found.keys().isdisjoint(ids):
             self._take(position, run, bad)
         else:
-            self.found.update(zip(ids, zip(repeat(run), range(run.count)), strict=True))
+            self.found.update(dict.fromkeys(ids, run))
 
     def _invalid(self, run: Run, codec: Codec) -> set[int]:
         # Overview 1.4: an entry with a wrong digest is no denial, and is read elsewhere.
@@ -191,19 +191,21 @@ class Tally(Keyed):
 
     def runs(self, first: int, last: int) -> Run:
         """The copies of entries first..last, all present, as one run, bytes unchanged (rule 2)."""
-        run, index = self.found[first]
+        run = self.found[first]
         if run.first == first and run.last == last and run.count == last - first + 1:
             return run
-        entries = []
-        for entry_id in range(first, last + 1):
-            run, index = self.found[entry_id]
-            entries.append(run.entry(index))
+        entries = [self._entry(entry_id) for entry_id in range(first, last + 1)]
         return record.pack(entries, run.kind)
 
     def length_of(self, entry_id: int) -> int:
         """The ledger's length up to a present entry, which the entry carries."""
-        run, index = self.found[entry_id]
-        return run.entry(index).length
+        return self._entry(entry_id).length
+
+    def _entry(self, entry_id: int) -> Entry:
+        run = self.found[entry_id]
+        index = run.index(entry_id)
+        assert index is not None, "a run contains the entries that were found in it"
+        return run.entry(index)
 
     def culprit(self, entry_id: int) -> str:
         """A member to name in an error: one of the write set that did not deny the entry."""

@@ -1,4 +1,4 @@
-"""A transaction: sealed ledgers that are added to a log together, or not at all.
+"""A transaction: closed ledgers that are added to a log together, or not at all.
 
 The metadata service decides in one database transaction, by the checks in `changes.py`.
 

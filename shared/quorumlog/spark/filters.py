@@ -1,4 +1,4 @@
-"""Pruning: which logs and ranges a plan may leave out because of a query's filters.
+"""Pruning: which logs, ranges and keys a plan may leave out because of a query's filters.
 
 Bounds of offsets (and of entry ids of plain ledgers) and names of logs are applied exactly; Spark
 applies all other filters itself, even those that prune.
@@ -6,7 +6,8 @@ applies all other filters itself, even those that prune.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
 
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -23,6 +24,9 @@ from pyspark.sql.datasource import (
 from quorumlog.spark.plan import OFFSET_MAX, Pruning
 
 T = TypeVar("T", int, str)
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_US: Final = timedelta(microseconds=1)
 
 
 def pruning_of(filters: Sequence[Filter], *, of_logs: bool) -> tuple[Pruning, list[Filter]]:
@@ -45,6 +49,12 @@ def pruning_of(filters: Sequence[Filter], *, of_logs: bool) -> tuple[Pruning, li
             found = replace(found, first=max(found.first, low), last=min(found.last, high))
         elif column == ("ledger",):
             found, is_whole = _by_ledger(found, each, value), False
+        elif column == ("key",) and of_logs and isinstance(value, bytes | bytearray):
+            found, is_whole = _by_key(found, each, bytes(value)), False
+        elif column == ("timestamp",) and isinstance(value, datetime) and value.tzinfo:
+            low, high, _ = _bounds(each, (value - _EPOCH) // _US)
+            found = replace(found, from_us=max(found.from_us, low), to_us=min(found.to_us, high))
+            is_whole = False
         else:
             is_whole = False
         if not is_whole:
@@ -70,6 +80,20 @@ def _by_ledger(found: Pruning, each: Filter, value: Any) -> Pruning:
         ledger_first=max(found.ledger_first, low),
         ledger_last=min(found.ledger_last, high),
     )
+
+
+def _by_key(found: Pruning, each: Filter, value: bytes) -> Pruning:
+    match each:
+        case EqualTo() | EqualNullSafe():
+            return replace(found, key=value)
+        case GreaterThan() | GreaterThanOrEqual():
+            return replace(found, key_low=max(found.key_low, value))
+        case LessThan() | LessThanOrEqual():
+            value += b"" if isinstance(each, LessThan) else bytes(1)
+            high = value if found.key_high is None else min(found.key_high, value)
+            return replace(found, key_high=high)
+        case _:
+            return found
 
 
 def _bounds(each: Filter, value: Any) -> tuple[int, int, bool]:

@@ -63,8 +63,13 @@ READ_OPTIONS: Final = (
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
     *("startingOffsetsByTimestampStrategy", "maxEntriesPerPartition", "minPartitions"),
     *("failOnDataLoss", "columns", "includeHeaders", "pushFilters"),
+    "timestampsAscend",
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
-    "publishProgressAs",
+    *("publishProgressAs", "queue"),
+)
+_OF_QUEUES: Final = (
+    *(*_CONNECTION, *_SUBJECTS, "queue", "maxOffsetsPerTrigger", "maxEntriesPerPartition"),
+    *("minPartitions", "failOnDataLoss", "columns", "includeHeaders"),
 )
 WRITE_OPTIONS: Final = (
     *_CONNECTION,
@@ -140,7 +145,7 @@ class ClusterAccess:
             ) from error
         is_due = token is not None or self.token_function is not None
         if is_due and not _TOKEN.fullmatch(token or ""):
-            raise BadOption("token is ASCII without spaces and line ends, and not empty")
+            raise BadOption("token must be ASCII without spaces and line ends, and not empty")
         return token
 
     def _lacks_file(self) -> bool:
@@ -178,7 +183,7 @@ class ClusterAccess:
 
 @dataclass(frozen=True, slots=True)
 class ReadSubject:
-    """What to read: exactly one of the fields is set."""
+    """The subject of a read: exactly one of the fields is set."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
@@ -206,7 +211,9 @@ class ReadSubject:
                 try:
                     re.compile(text)
                 except re.error as error:
-                    raise BadOption(f"subscribePattern is no regular expression: {error}") from None
+                    raise BadOption(
+                        f"subscribePattern is not a regular expression: {error}"
+                    ) from None
                 return cls(pattern=text)
             case _:
                 return cls(ledgers=_ids(text))
@@ -235,12 +242,16 @@ class ReadOptions:
     fails_on_loss: bool
     columns: tuple[str, ...]
     pushes_filters: bool
+    timestamps_ascend: bool
+    """Whether filters on timestamps may prune: no record has an earlier one than those before."""
     rows_per_trigger_max: int | None
     bytes_per_trigger_max: int | None
     rows_per_trigger_min: int | None
     trigger_delay_s: float
     published_as: str | None
     """The consumer under whose name a stream publishes its progress."""
+    queue: str | None
+    """The queue from which a stream claims records."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
@@ -251,7 +262,7 @@ class ReadOptions:
         _check_places(options, subject, {"startingOffsets": starting, "endingOffsets": ending})
         late = options.get("startingOffsetsByTimestampStrategy", "error")
         if late not in ("error", "latest"):
-            raise BadOption("startingOffsetsByTimestampStrategy is error or latest")
+            raise BadOption("startingOffsetsByTimestampStrategy must be error or latest")
         most_rows = _count(options, "maxOffsetsPerTrigger")
         least_rows = _count(options, "minOffsetsPerTrigger")
         if most_rows and least_rows and least_rows > most_rows:
@@ -269,11 +280,13 @@ class ReadOptions:
             _flag(options, "failOnDataLoss", default=True),
             columns_of(options),
             _flag(options, "pushFilters", default=False),
+            _flag(options, "timestampsAscend", default=False),
             most_rows,
             _count(options, "maxBytesPerTrigger"),
             least_rows,
             _duration(options.get("maxTriggerDelay", "15m")),
             _published_as(options, subject),
+            _queue(options, subject),
         )
 
 
@@ -322,7 +335,7 @@ def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
         if name not in COLUMNS:
-            raise BadOption(f"columns are some of {', '.join(COLUMNS)}; not {name!r}")
+            raise BadOption(f"columns must be some of {', '.join(COLUMNS)}; not {name!r}")
     if len(set(names)) != len(names):
         raise BadOption("the option columns names a column twice")
     return names
@@ -366,12 +379,24 @@ def _published_as(options: Mapping[str, str], subject: ReadSubject) -> str | Non
         return None
     if subject.ledgers:
         raise BadOption("publishProgressAs is for logs: ledgers have no consumers")
-    return _consumer(name, "publishProgressAs")
+    return _named(name, "publishProgressAs", "consumer")
 
 
-def _consumer(given: Any, option: str) -> str:
+def _queue(options: Mapping[str, str], subject: ReadSubject) -> str | None:
+    name = options.get("queue")
+    if name is None:
+        return None
+    if len(subject.names) != 1:
+        raise BadOption("queue is a queue of one log: name the log by subscribe")
+    for option in READ_OPTIONS:
+        if option in options and option not in _OF_QUEUES:
+            raise BadOption(f"{option} does not apply to a queue, whose settings say what it gives")
+    return _named(name, "queue", "queue")
+
+
+def _named(given: Any, option: str, noun: str) -> str:
     if not isinstance(given, str) or not _NAME.fullmatch(given):
-        raise BadOption(f"{option}: {given!r} is no name of a consumer")
+        raise BadOption(f"{option}: {given!r} is not a valid name of a {noun}")
     return given
 
 
@@ -386,7 +411,7 @@ def _names(given: Any, option: str) -> tuple[str, ...]:
 def _ids(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() for part in parts):
-        raise BadOption(f"ledgers is a list of ids with commas, not {text!r}")
+        raise BadOption(f"ledgers must be a list of ids with commas, not {text!r}")
     return tuple(map(int, parts))
 
 
@@ -396,7 +421,7 @@ def _object(text: str, option: str) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise BadOption(f"{option} is a JSON object, not {text!r}")
+        raise BadOption(f"{option} must be a JSON object, not {text!r}")
     return value
 
 
@@ -417,8 +442,8 @@ def _start(options: Mapping[str, str]) -> StartChoice | None:
         )
     otherwise = given.get("from", "earliest")
     if otherwise not in ("earliest", "latest"):
-        raise BadOption(f"startingOffsets: from is earliest or latest, not {otherwise!r}")
-    return ConsumerStart(_consumer(given["consumer"], "startingOffsets"), otherwise)
+        raise BadOption(f"startingOffsets: from must be earliest or latest, not {otherwise!r}")
+    return ConsumerStart(_named(given["consumer"], "startingOffsets", "consumer"), otherwise)
 
 
 def _place(options: Mapping[str, str], option: str, end: int) -> OffsetChoice | None:
@@ -436,7 +461,9 @@ def _place(options: Mapping[str, str], option: str, end: int) -> OffsetChoice | 
         is_right = isinstance(by_partition, dict) and list(by_partition) == ["0"]
         offset = by_partition["0"] if is_right else None
         if type(offset) is not int or offset < EARLIEST:
-            raise BadOption(f'{option} is earliest, latest or {{"log":{{"0":23}}}}, not {text!r}')
+            raise BadOption(
+                f'{option} must be earliest, latest or {{"log":{{"0":23}}}}, not {text!r}'
+            )
         if offset == EARLIEST and end == LATEST:
             raise BadOption(f"{option} can't be earliest, which is -2")
         places[name] = offset
@@ -445,7 +472,7 @@ def _place(options: Mapping[str, str], option: str, end: int) -> OffsetChoice | 
 
 def _number(text: str, option: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise BadOption(f"{option} is a number, not {text!r}")
+        raise BadOption(f"{option} must be a number, not {text!r}")
     return int(text)
 
 
@@ -455,7 +482,7 @@ def _count(options: Mapping[str, str], option: str) -> int | None:
         return None
     value = _number(text, option)
     if value == 0:
-        raise BadOption(f"{option} is at least 1")
+        raise BadOption(f"{option} must be at least 1")
     return value
 
 
@@ -464,7 +491,7 @@ def _flag(options: Mapping[str, str], option: str, *, default: bool) -> bool:
     if text is None:
         return default
     if text.lower() not in ("true", "false"):
-        raise BadOption(f"{option} is true or false, not {text!r}")
+        raise BadOption(f"{option} must be true or false, not {text!r}")
     return text.lower() == "true"
 
 
@@ -478,12 +505,12 @@ def _time(options: Mapping[str, str], option: str) -> int | None:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise BadOption(f"{option} is a time or milliseconds since 1970, not {text!r}") from None
+        raise BadOption(f"{option} is not a time or milliseconds since 1970: {text!r}") from None
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _duration(text: str) -> float:
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None:
-        raise BadOption(f"maxTriggerDelay is a time like 15m, not {text!r}")
+        raise BadOption(f"maxTriggerDelay must be a time like 15m, not {text!r}")
     return int(found.group(1)) * _UNITS[found.group(2)]

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import InputPartition
 
 from quorumlog.errors import NoSuchConsumer, NoSuchLedger, NoSuchLog, OffsetTruncated
 from quorumlog.protocol.batch import decode_head
+from quorumlog.protocol.offset_set import Offsets
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.options import (
     LATEST,
@@ -57,6 +58,10 @@ class TaskRange(InputPartition):
     """Whether the whole range is certainly in this ledger."""
     created_at: str | None = None
     """Creation time of the log that the plan is for; another log of the same name is not read."""
+    records: Offsets | None = None
+    """The records to return; None: all of the range."""
+    filters: tuple[tuple[str, str], ...] = ()
+    """Parameters of the read, by which the gateway returns only records that the query may need."""
 
     @property
     def rows(self) -> int:
@@ -92,7 +97,7 @@ class LogExtent:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What a plan keeps; by default everything."""
+    """The logs and ranges that a plan keeps; by default all."""
 
     names: tuple[str, ...] | None = None
     """Names of logs, sorted; None for all."""
@@ -102,6 +107,28 @@ class Pruning:
     ledgers: tuple[int, ...] | None = None
     ledger_first: int = 0
     ledger_last: int = OFFSET_MAX
+    key: bytes | None = None
+    """The only key; None for all."""
+    key_low: bytes = b""
+    key_high: bytes | None = None
+    """Keys are not below `key_low`, and below `key_high`."""
+    from_us: int = 0
+    to_us: int = OFFSET_MAX
+    """Bounds of timestamps in microseconds; inclusive."""
+
+    @property
+    def filters(self) -> tuple[tuple[str, str], ...]:
+        """The parameters of a read of a log that has only keys that the query may need. They are
+        text, so a key that is not UTF-8 is selected by its beginning.
+        """
+        name, value = "key", self.key
+        if value is None:
+            name, value = "key_prefix", _prefix(self.key_low, self.key_high)
+        try:
+            text = value.decode()
+        except UnicodeDecodeError as error:
+            name, text = "key_prefix", value[: error.start].decode()
+        return ((name, text),) if text or name == "key" else ()
 
     def has_log(self, name: str) -> bool:
         """Whether the query may need rows of a log."""
@@ -123,6 +150,17 @@ class Pruning:
 
 
 EVERYTHING: Final = Pruning()
+
+
+def _prefix(low: bytes, high: bytes | None) -> bytes:
+    """The longest beginning of all keys from `low` on that are below `high`."""
+    if high is None:
+        return b""
+    differ = (at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b)
+    size = next(differ, min(len(low), len(high)))
+    is_next = high[size:] and low[size : size + 1] == bytes([max(high[size] - 1, 0)])
+    # Below b"ac" and not below b"ab" are only keys that begin with b"ab".
+    return low[: size + 1] if is_next and len(high) == size + 1 else low[:size]
 
 
 def extent(gateways: Gateways, name: str) -> LogExtent:
@@ -174,7 +212,7 @@ def start_of(
         return offset_at(options.starting or default, found, found.first)
     by_time = offset_of_time(gateways, found, options.starting_ms)
     if by_time is None and not options.starts_late:
-        raise BadOption(f"{found.name} has nothing as late as startingTimestamp")
+        raise BadOption(f"{found.name} has no record at or after startingTimestamp")
     return found.end if by_time is None else by_time
 
 
@@ -196,7 +234,7 @@ def _position(
         return int(shown["offset"])
     if options.fails_on_loss:
         raise DataLoss(
-            f"the position of {start.consumer} is one of a log {found.name} that was deleted: reset the consumer; "
+            f"the position of {start.consumer} belongs to a log {found.name} that was deleted: reset the consumer; "
             "failOnDataLoss=false begins at the beginning of the log of this name"
         )
     return found.first
@@ -211,7 +249,7 @@ def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | No
         middle = (low + high) // 2
         page = gateways.get(f"/v1/logs/{found.name}/records", {"from": middle, "limit": 1})
         if not page["records"]:
-            raise OffsetTruncated(f"there is nothing at {middle}", log=found.name)
+            raise OffsetTruncated(f"there is no record at {middle}", log=found.name)
         at = datetime.fromisoformat(page["records"][0]["timestamp"])
         if at.timestamp() * 1000 < at_ms:
             low = middle + 1
@@ -237,8 +275,39 @@ def batch_plan(
             until = offset_of_time(gateways, whole, options.ending_ms)
             end = whole.end if until is None else until
         asked = checked(whole, first, end, fails=options.fails_on_loss)
-        ranges += by_fragment(gateways, whole, list(pruning.of(whole.ranges(*asked))))
+        if options.timestamps_ascend:
+            asked = _within_times(gateways, whole, asked, pruning)
+        parts = list(pruning.of(whole.ranges(*asked)))
+        filters = pruning.filters
+        ranges += _joined(parts, filters) if filters else by_fragment(gateways, whole, parts)
     return cut(ranges, options)
+
+
+def _within_times(
+    gateways: Gateways, whole: LogExtent, asked: tuple[int, int], pruning: Pruning
+) -> tuple[int, int]:
+    """Cut a range to the query's bounds of timestamps. Those of records are whole milliseconds."""
+    first, end = asked
+    if pruning.from_us > 0:
+        found = offset_of_time(gateways, whole, -(-pruning.from_us // 1000))
+        first = max(first, whole.end if found is None else found)
+    if pruning.to_us < OFFSET_MAX:
+        found = offset_of_time(gateways, whole, pruning.to_us // 1000 + 1)
+        end = min(end, whole.end if found is None else found)
+    return first, end
+
+
+def _joined(parts: Iterable[TaskRange], filters: tuple[tuple[str, str], ...]) -> list[TaskRange]:
+    """Join a log's adjacent ranges: a filtered page looks at records beyond the end of a range, so
+    short ranges would make gateways read the same records again.
+    """
+    found: list[TaskRange] = []
+    for part in parts:
+        if found and found[-1].end == part.first:
+            found[-1] = replace(found[-1], end=part.end)
+        else:
+            found.append(replace(part, filters=filters))
+    return found
 
 
 def _check_start(start: StartChoice | None) -> None:
@@ -349,7 +418,7 @@ def _ledger(gateways: Gateways, ledger_id: int) -> Iterator[TaskRange]:
     path = f"/v1/ledgers/{ledger_id}"
     shown = gateways.get(path)
     if shown["log"] is not None:
-        raise BadOption(f"ledger {ledger_id} is of the log {shown['log']}: subscribe to that")
+        raise BadOption(f"ledger {ledger_id} belongs to the log {shown['log']}: subscribe to it")
     end = int(gateways.get(f"{path}/last-add-confirmed")["last_add_confirmed"]) + 1
     starts = [int(fragment["first_entry"]) for fragment in shown["fragments"]]
     for first, following in zip(starts, [*starts[1:], end], strict=True):

@@ -36,7 +36,7 @@ _RETRY_S: Final = 5.0
 
 @dataclass(slots=True)
 class _LogProgress:
-    """What this run knows about the consumer's position in one log."""
+    """This run's knowledge about the consumer's position in one log."""
 
     wanted: int
     done: int | None = None
@@ -126,7 +126,7 @@ class ProgressPublisher:
                 self._put(path, known, {"If-None-Match": "*"})
                 return
             if shown["state"] == "log-replaced":
-                raise errors.LogReplaced("the position is one of a log that was deleted: reset it")
+                raise errors.LogReplaced("the log of the position was deleted: reset the consumer")
             if int(shown["offset"]) >= known.wanted:
                 known.done = int(shown["offset"])
                 return

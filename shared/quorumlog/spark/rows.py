@@ -88,19 +88,29 @@ def rows(
     while at < part.end:
         try:
             page, following = _page(
-                gateways, path, at, part.end, is_log=is_log, created_at=part.created_at
+                gateways,
+                path,
+                at,
+                part.end,
+                is_log=is_log,
+                created_at=part.created_at,
+                filters=part.filters,
             )
         except (*_LOST, errors.NoSuchLedger) as error:
             if fails_on_loss:
                 what = part.log or f"ledger {part.ledger_id}"
                 raise DataLoss(
-                    f"{at} to {part.end - 1} of {what}: {error.detail}; failOnDataLoss=false goes on"
+                    f"{at} to {part.end - 1} of {what}: {error.detail}; failOnDataLoss=false continues after them"
                 ) from error
             at = max(at + 1, _following(error, part))
             continue
-        if page.num_rows == 0:
+        if following <= at:
             # The whole range was confirmed when the plan was made.
             raise errors.EntryUnavailable(f"nothing was read at {at} of {path}", log=part.log)
+        if part.filters:  # the page may reach beyond the range
+            page = page.filter(pc.less(page.column("offset"), part.end))
+        if part.records is not None:
+            page = page.filter(pc.is_in(page.column("offset"), pa.array(part.records, pa.int64())))
         yield _shown(page, part, columns)
         at = following
 
@@ -136,10 +146,12 @@ def _page(
     is_log: bool,
     bytes_max: int = _PAGE_BYTES,
     created_at: str | None = None,
+    filters: Iterable[tuple[str, str]] = (),
 ) -> tuple[Any, int]:
     """Rows from `first` on, below `end`, and where to continue."""
     noun = "records" if is_log else "entries"
     params: dict[str, str | int] = {"from": first, "limit": min(_PAGE_ROWS, end - first)}
+    params |= filters
     params["max_bytes"] = min(bytes_max, _PAGE_BYTES)
     if created_at is not None:
         params["created"] = created_at
@@ -226,7 +238,7 @@ def check_schema(schema: types.StructType, *, has_log: bool) -> None:
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         raise BadRows(f"{', '.join(wrong[:_NAMED]) or 'value is missing'}{more}: {_WANTED}")
     if not has_log and "topic" not in kinds:
-        raise BadRows("which log? set the option topic, or have a column topic")
+        raise BadRows("no log is named: set the option topic, or add a column topic")
 
 
 def by_log(batch: Any, log: str | None) -> Iterable[tuple[str, Any]]:

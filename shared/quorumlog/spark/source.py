@@ -20,6 +20,7 @@ from quorumlog.spark import options as opt
 from quorumlog.spark import writing
 from quorumlog.spark.options import ReadOptions, WriteOptions
 from quorumlog.spark.plan import EVERYTHING, Pruning, TaskRange, batch_plan
+from quorumlog.spark.queue import QueueReader
 from quorumlog.spark.rows import check_schema, read_range
 from quorumlog.spark.streaming import StreamReader
 
@@ -118,15 +119,17 @@ class QuorumLogSource(datasource.DataSource):
         options = ReadOptions.of(self.options)
         if options.published_as is not None:
             raise opt.BadOption("publishProgressAs is for streams: a batch commits nothing")
+        if options.queue is not None:
+            raise opt.BadOption("queue is for streams: a batch acknowledges nothing")
         if options.pushes_filters:
             return PruningReader(options, self._load)
         return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:  # noqa: N802 - Spark's
-        """A streaming read."""
+        """A streaming read of logs, or of a queue."""
         self._check_schema(schema)
         check(self.options)
-        return StreamReader(self.options)
+        return (QueueReader if "queue" in self.options else StreamReader)(self.options)
 
     def _check_schema(self, given: StructType) -> None:
         """Raise BadOption if the user gave a schema other than the reader's."""

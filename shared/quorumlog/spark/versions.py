@@ -57,6 +57,7 @@ _SINCE: Final = {
     "minOffsetsPerTrigger": (4, 2),
     "maxTriggerDelay": (4, 2),
     "publishProgressAs": (4, 2),
+    "queue": (4, 2),
 }
 """The PySpark version that an option needs. 4.0 has no filters, no limits and no batch starts."""
 

@@ -1,6 +1,6 @@
 """Exactly-once writes: what executors write, and how the driver publishes it.
 
-A task attempt writes to a ledger of its own, tagged with the transaction, and seals the ledger.
+A task attempt writes to a ledger of its own, tagged with the transaction, and closes the ledger.
 Readers see nothing until the driver's one commit publishes the ledgers of the attempts that Spark
 chose. The cluster deletes ledgers that were not chosen, and ledgers that a dead driver left. The
 transaction of an app and a version is committed once, however often it is begun.
@@ -35,7 +35,7 @@ _WRITER_GONE: Final = (
     errors.LedgerClosed,
     errors.QuorumTimeout,
 )
-"""The ledger accepts no more entries of this writer, which seals it and continues in another."""
+"""The ledger accepts no more entries of this writer, which closes it and continues in another."""
 
 _OVER: Final = (
     errors.TransactionAborted,
@@ -74,7 +74,7 @@ class Whose:
 
 
 class WrittenLedger(NamedTuple):
-    """A sealed ledger of a task."""
+    """A closed ledger of a task."""
 
     ledger_id: int
     last_entry: int
@@ -112,7 +112,7 @@ class PublishedLedger(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a commit has published to a log. `is_duplicate`: an earlier commit had published it."""
+    """A commit's records on a log. `is_duplicate`: an earlier commit had published them."""
 
     log: str
     transaction: str
@@ -202,7 +202,7 @@ class LogRowsWriter:
                 self._flush()
 
     def seal(self) -> WrittenPart:
-        """Send the remaining rows and seal the ledger, so that it can be committed.
+        """Send the remaining rows and close the ledger, so that it can be committed.
 
         Raises: WriteOver.
         """

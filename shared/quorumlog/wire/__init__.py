@@ -1,5 +1,5 @@
 """The formats on the wire: bodies, frames, columns, problem documents, strict JSON. No sockets.
 
-May use `protocol` and `errors`. `problems` needs no package, and `columns` needs only pyarrow,
-because Spark's executors import them from a zip.
+The package may use `protocol` and `errors`. `problems` needs no package, and `columns` needs only
+pyarrow, because Spark's executors import them from a zip.
 """

@@ -1,7 +1,7 @@
 """Entries and records as Arrow columns: `application/vnd.apache.arrow.stream`, both ways.
 
 A record batch is stored as columns (protocol/batch.py), so it becomes Arrow without a Python call
-per record. Needs pyarrow and numpy, without which a gateway also runs
+per record. The module needs pyarrow and numpy; a gateway also runs without them
 (services/gateway/edge/arrow.py).
 
 A client's stream is decoded only after a check of its schema and of its message heads: a compressed
@@ -211,10 +211,10 @@ def _check_plain(data: bytes, messages_max: int) -> None:
     while at + 8 <= len(data):
         count += 1
         if count > messages_max + _MESSAGES_BESIDE:
-            raise BadColumns(f"an Arrow stream of more than {messages_max} record batches")
+            raise BadColumns(f"an Arrow stream has more than {messages_max} record batches")
         mark, size = struct.unpack_from("<Ii", data, at)
         if mark != 0xFFFFFFFF or size < 0:
-            raise BadColumns("not an Arrow stream: no message where one should begin")
+            raise BadColumns("not an Arrow stream: a message is missing")
         if size == 0:
             return
         head = at + 8
@@ -223,7 +223,7 @@ def _check_plain(data: bytes, messages_max: int) -> None:
         if kind_at is not None and data[kind_at] in (2, 3):
             table_at = _field(data, root, 2)
             if table_at is None:
-                raise BadColumns("not an Arrow stream: a message without a head")
+                raise BadColumns("not an Arrow stream: a message has no head")
             found = table_at + _u32(data, table_at)
             if data[kind_at] == 2:
                 raise BadColumns("dictionaries are not accepted: send plain columns")
@@ -231,7 +231,7 @@ def _check_plain(data: bytes, messages_max: int) -> None:
                 raise BadColumns("compressed columns are not accepted: send plain columns")
         body_size = 0 if body_at is None else struct.unpack_from("<q", data, body_at)[0]
         if body_size < 0:
-            raise BadColumns("not an Arrow stream: a body of a negative size")
+            raise BadColumns("not an Arrow stream: a body has a negative size")
         at = head + size + body_size
 
 
@@ -245,7 +245,7 @@ def _field(data: bytes, table_at: int, number: int) -> int | None:
     (back,) = struct.unpack_from("<i", data, table_at)
     vtable = table_at - back
     if vtable < 0:
-        raise BadColumns("not an Arrow stream: a head that points out of itself")
+        raise BadColumns("not an Arrow stream: a head points beyond its end")
     (size,) = struct.unpack_from("<H", data, vtable)
     place = 4 + 2 * number
     if place + 2 > size:

@@ -28,7 +28,7 @@ Answers, many per message:
     kind u8 (the op) | status u8 | 0 u16 | request id u64 | ledger i64 | first i64 | last i64
     | LAC i64 | size of body u32 | body
 Body of a READ: absent count u32 | (first i64, last i64) each | run or nothing. Other answers have
-no body. The run of the last answer is the run of the message.
+no body. The message's run belongs to the last answer.
 """
 
 import struct
@@ -151,7 +151,7 @@ class ChannelAnswer(NamedTuple):
 
 
 class ReadBody(NamedTuple):
-    """What a bookie has of a range. An entry in neither `run` nor `absent` is unknown."""
+    """A bookie's entries of a range. An entry in neither `run` nor `absent` is unknown."""
 
     run: Run | None
     absent: tuple[tuple[int, int], ...]
@@ -171,9 +171,9 @@ def parse_frame_head(head: bytes) -> tuple[int, int]:
     """Parse the sizes of a message's fields and of its run. Raises: BadFrame."""
     fields, run, crc = FRAME_HEAD.unpack(head)
     if crc != google_crc32c.value(head[:_SIZES_BYTES]):
-        raise BadFrame("a frame whose head is damaged")
+        raise BadFrame("a frame's head is damaged")
     if fields + run > MESSAGE_BYTES_MAX:
-        raise BadFrame(f"a message of {fields + run} bytes")
+        raise BadFrame(f"a message has {fields + run} bytes, which is more than allowed")
     return fields, run
 
 
@@ -208,20 +208,20 @@ def parse_request(fields: bytes, run: bytes = b"") -> Request:
     code, flags, zero, crc, request_id, ledger_id, first, last, size = _REQUEST.unpack_from(fields)
     op = _OPS.get(code)
     if op is None or zero or flags & ~_FLAGS_MAX[code]:
-        raise BadFrame(f"a request of op {code}, flags {flags}")
+        raise BadFrame(f"a request has the unknown op {code} or flags {flags}")
     at = _REQUEST.size + size
     tail_at = at if op is Op.READ_LAC else at + KEY_BYTES
     body_at = tail_at + 4 if op is Op.READ else tail_at
     if len(fields) < body_at or (len(fields) + len(run) != body_at and op not in _WITH_BODY):
-        raise BadFrame("a request of the wrong size")
+        raise BadFrame("a request has the wrong size")
     body = fields[body_at:]
     start_crc = google_crc32c.value(fields[:4] + fields[8:body_at])
     if crc != google_crc32c.extend(google_crc32c.extend(start_crc, body), run):
-        raise BadFrame("a request whose CRC is wrong")
+        raise BadFrame("a request's CRC is wrong")
     member = _member(fields[_REQUEST.size : at])
     key = fields[at:tail_at] or NO_KEY
     if ledger_id < 0 or last < NO_ENTRY or first < NO_ENTRY:
-        raise BadFrame("a request of negative ids")
+        raise BadFrame("a request has negative ids")
     head = (op, request_id, ledger_id, first, last, member, key)
     if op is Op.ADD:
         named_by: RowName | None = None
@@ -231,13 +231,13 @@ def parse_request(fields: bytes, run: bytes = b"") -> Request:
         # Joining two `bytes`, of which one is empty, copies nothing.
         added = _run(body + run)
         if added.ledger_id != ledger_id or added.first != first or added.last != last:
-            raise BadFrame("an add whose run is of another range")
+            raise BadFrame("an add's run has another range than the request")
         return Request(
             *head, recovery=flags & _RECOVERY != 0, run=added, named_by=named_by, row=row
         )
     if op is Op.READ:
         if not 0 <= first <= last:
-            raise BadFrame(f"a read of {first}..{last}")
+            raise BadFrame(f"a read's range is {first}..{last}")
         (bytes_max,) = _U32.unpack_from(fields, tail_at)
         return Request(
             *head,
@@ -248,7 +248,7 @@ def parse_request(fields: bytes, run: bytes = b"") -> Request:
     if op is Op.KEEP_ROW:
         name, copy, rest = _named(body + run)
         if copy is None or rest:
-            raise BadFrame("a copy of a row of the wrong size")
+            raise BadFrame("a copy of metadata has the wrong size")
         return Request(*head, named_by=name, row=copy)
     return Request(*head)
 
@@ -280,7 +280,7 @@ def parse_answers(fields: bytes, run: bytes = b"") -> tuple[str, list[ChannelAns
     if end < 5:
         raise BadFrame("an answer is cut short")
     if _U32.unpack_from(fields)[0] != google_crc32c.extend(_crc_behind(fields, 4), run):
-        raise BadFrame("an answer whose CRC is wrong")
+        raise BadFrame("an answer's CRC is wrong")
     at = 5 + fields[4]
     if at > end:
         raise BadFrame("an answer is cut short")
@@ -297,7 +297,7 @@ def parse_answers(fields: bytes, run: bytes = b"") -> tuple[str, list[ChannelAns
         at += _ANSWER.size
         is_last = size == end - at + len(run)
         if op is None or zero or status >= len(_STATUSES) or (size > end - at and not is_last):
-            raise BadFrame(f"an answer of op {code}, status {status}, {size} bytes")
+            raise BadFrame(f"an answer has an unknown op {code}, status {status} or size {size}")
         answers.append(
             ChannelAnswer(
                 op,
@@ -313,7 +313,7 @@ def parse_answers(fields: bytes, run: bytes = b"") -> tuple[str, list[ChannelAns
         )
         at = end if is_last else at + size
     if run and not (answers and answers[-1].run):
-        raise BadFrame("a run behind the last answer")
+        raise BadFrame("a run follows the last answer, which has none")
     return member, answers
 
 
@@ -333,7 +333,7 @@ def parse_read_body(body: bytes | memoryview, run: bytes = b"") -> ReadBody:
         raise BadFrame("a read's answer is cut short")
     absent = tuple(_RANGE.iter_unpack(body[4:at]))
     if any(not 0 <= first <= last for first, last in absent):
-        raise BadFrame("a read's answer with a backward range")
+        raise BadFrame("a read's answer has a range that ends before it begins")
     run = bytes(body[at:]) + run
     return ReadBody(_run(run) if run else None, absent)
 

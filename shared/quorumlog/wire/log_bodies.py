@@ -95,7 +95,9 @@ PARTITION_TAG = "partition"
 ATTEMPT_TAG = "attempt"
 PACKED_TAG = "packed"
 REWRITE_TAG = "rewrite"
-"""Keys in a ledger's `extra`: transaction, partition, task attempt, whether batches are packed."""
+INDEX_TAG = "index"
+"""Keys in a ledger's `extra`: transaction, partition, task attempt, whether batches are packed, and
+what the ledger is if no append wrote it."""
 
 
 class TransactionBeginBody(Body):

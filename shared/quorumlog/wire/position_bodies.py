@@ -1,16 +1,22 @@
-"""The cluster's own logs, and the formats of their rows: consumers' positions, and work queues."""
+"""The cluster's own logs, and the formats of their rows: consumers' positions, work queues, and
+subscriptions of streams.
+"""
 
 from typing import Final, get_args
 
-from quorumlog.protocol import positions, queues
+from quorumlog.protocol import positions, queues, subscriptions
 from quorumlog.wire.row_bodies import RowBodies
 
 POSITIONS_LOG: Final = "quorumlog.positions"
 QUEUES_LOG: Final = "quorumlog.queues"
-OWN_LOGS: Final = frozenset((POSITIONS_LOG, QUEUES_LOG))
+SUBSCRIPTIONS_LOG: Final = "quorumlog.subscriptions"
+OWN_LOGS: Final = frozenset((POSITIONS_LOG, QUEUES_LOG, SUBSCRIPTIONS_LOG))
 """Reserved names: no request of a client can name these logs."""
 
 POSITION_BODIES: Final = RowBodies(POSITIONS_LOG, positions.Position, get_args(positions.Request))
 QUEUE_BODIES: Final = RowBodies(
     QUEUES_LOG, queues.Queue, get_args(queues.QueueRequest), (queues.Taken, queues.Settled)
+)
+SUBSCRIPTION_BODIES: Final = RowBodies(
+    SUBSCRIPTIONS_LOG, subscriptions.Subscription, get_args(subscriptions.SubscriptionRequest)
 )

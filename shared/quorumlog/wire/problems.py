@@ -134,8 +134,8 @@ def _undocumented(status: int, url: str, location: str) -> errors.QuorumLogError
 
 
 def _seconds(retry_after: str, date: str) -> int | None:
-    """The seconds of a `Retry-After`, which is a number or a date (RFC 9110, 10.2.3); None if
-    neither. `date` is the time of the answer by the server's clock.
+    """The seconds of a `Retry-After`, which is a number or a date (RFC 9110, 10.2.3); None for
+    other text. `date` is the time of the answer by the server's clock.
     """
     try:
         if retry_after.isascii() and retry_after.isdecimal():

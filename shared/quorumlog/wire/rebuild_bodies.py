@@ -36,7 +36,7 @@ NOT_REBUILT: Final = (
 
 
 class HeldRows(Body):
-    """What a bookie holds of one ledger's metadata."""
+    """A bookie's copies of one ledger's metadata."""
 
     ledger_id: LedgerId
     deleted: bool = False
@@ -108,7 +108,7 @@ class RebuildFinding(Body):
 
 
 class RebuildReport(Body):
-    """What a rebuild found and did."""
+    """The results of a rebuild."""
 
     cluster_id: Text
     dry_run: bool

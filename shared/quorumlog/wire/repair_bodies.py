@@ -37,7 +37,7 @@ class RangesBody(Body):
 
 
 class RepairItem(RangesBody):
-    """What a member lacks. `version` is the claim's fencing token, which each change renews."""
+    """A member's missing entries. `version`: the claim's fencing token, renewed by each change."""
 
     ledger_id: LedgerId
     member: Member

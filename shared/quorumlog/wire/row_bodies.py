@@ -63,7 +63,7 @@ class RowBodies(Generic[R]):
         try:
             document = orjson.loads(data)
             if document["v"] != _VERSION:
-                raise BadRows(f"is of version {document['v']}")
+                raise BadRows(f"has the version {document['v']}")
             rows = tuple(self._rows.decode(row) for row in document.get("rows", ()))
             gone = tuple((log, name) for log, name in document.get("gone", ()))
             decided = tuple(
@@ -72,7 +72,7 @@ class RowBodies(Generic[R]):
             )
             return Batch(rows, gone, decided)
         except (orjson.JSONDecodeError, KeyError, TypeError, IndexError) as error:
-            raise BadRows(f"is no record of {self.log}: {error!r}") from error
+            raise BadRows(f"is not a record of {self.log}: {error!r}") from error
 
     def _encoded_decision(self, answer: R | str, at: Mapping[R, int]) -> Any:
         if isinstance(answer, str):
@@ -105,7 +105,7 @@ class RowBodies(Generic[R]):
                 for kind, found, stamp in orjson.loads(data)
             ]
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            raise BadRows(f"is no list of requests: {error!r}") from error
+            raise BadRows(f"is not a list of requests: {error!r}") from error
 
     def encode_answers(self, answers: Sequence[Any], version: int) -> dict[str, Any]:
         """Answers as a document, in the order of their requests, with a version for `Stamp.seen`."""
@@ -128,7 +128,7 @@ class RowBodies(Generic[R]):
                 document["version"]
             )
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise BadRows(f"is no list of answers: {error!r}") from error
+            raise BadRows(f"is not a list of answers: {error!r}") from error
 
     def _answer(self, answer: Any) -> Any:
         if isinstance(answer, dict):

@@ -1,7 +1,7 @@
 """The copies of ledger metadata that bookies store (rule 18b), for a rebuild.
 
 A copy is the metadata as JSON without its secrets. The MAC key is derived from the password again.
-Of the access key, a copy has the salt and a digest, which suffice to check a password. Bookies have
+A copy has the salt and a digest of the access key, which suffice to check a password. Bookies have
 the ledger key anyway.
 """
 

@@ -59,7 +59,7 @@ def checked_secrets(text: str) -> tuple[str, ...]:
     tokens = tuple(line.strip() for line in text.strip().splitlines())
     if not 1 <= len(tokens) <= 2 or not all(map(_TOKEN.fullmatch, tokens)):
         raise SecretUnusable(
-            "a secret is one line of 32 to 1024 letters, digits or ._~+/=-, as of `openssl rand -hex 32`;"
+            "a secret is one line of 32 to 1024 letters, digits or ._~+/=-, for example of `openssl rand -hex 32`;"
             " a second line is another secret that is accepted"
         )
     return tokens

@@ -9,6 +9,7 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Wr
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Sealed, TransactionLedger
 from tests.model.logs.model import Cluster, Ledger
+from tests.model.logs.rewrites import key_of
 
 
 def write(cluster: Cluster, transaction: str, values: Sequence[Sequence[str]]) -> Sealed:
@@ -18,7 +19,7 @@ def write(cluster: Cluster, transaction: str, values: Sequence[Sequence[str]]) -
     entries: list[bytes] = []
     records_before = 0
     for records in values:
-        made = tuple(Record(value.encode()) for value in records)
+        made = tuple(Record(value.encode(), key_of(value)) for value in records)
         entries.append(
             batch.placed(batch.encode(made), append_time_ms=0, records_before=records_before)
         )

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from quorumlog.protocol import batch
-from quorumlog.protocol.log import LogItem, LogMetadata
+from quorumlog.protocol.log import NO_KEYS, LogItem, LogMetadata
+from quorumlog.protocol.log.keys import Bucket, bucket_of, keys_of
 from quorumlog.protocol.log.messages import RecordsAppended
 from quorumlog.protocol.metadata import State
-from quorumlog.wire.log_bodies import REWRITE_TAG
+from quorumlog.wire.log_bodies import INDEX_TAG, REWRITE_TAG
 from services.gateway.logs.values import ReadRecord
 from tests.model.logs.model import Cluster, Ledger
 from tests.support.log_history import Checker, Event, LogHistory
@@ -78,7 +79,8 @@ class Judge(LogHistory):
 
     def submitted(self, ledger: Ledger) -> None:
         """An append to an open ledger begins."""
-        if ledger.row.log != self._name or (REWRITE_TAG, "true") in ledger.row.extra:
+        written_for = {name for name, _ in ledger.row.extra}
+        if ledger.row.log != self._name or written_for & {REWRITE_TAG, INDEX_TAG}:
             return
         self.written_is_named_last(ledger)
         self.older_ones_are_closed(ledger)
@@ -96,6 +98,8 @@ class Judge(LogHistory):
             if item.last_offset is not None and (seen is None or seen.last_offset is None):
                 self.sealed_as_it_is(item)
                 self._saw(item)
+            if item.index is not None and (seen is None or seen.index is None):
+                self.index_names_all(item)
         for item in before.items:
             if now.item_of(item.ledger_id) is None and item.last_offset is None:
                 # Ended and dropped at once: it was empty, or a new generation began.
@@ -211,6 +215,19 @@ class Judge(LogHistory):
         assert item.last_offset is not None
         if len(values) != item.last_offset - item.first_offset + 1:
             self.violated(f"I33: ledger {item.ledger_id} has {len(values)} records: {item}")
+
+    def index_names_all(self, item: LogItem) -> None:
+        """Rule 27e: an index names each entry that holds a key, for each key of its ledger."""
+        entries = self._cluster.ledgers[item.ledger_id].entries
+        index = () if item.index == NO_KEYS else self._cluster.ledgers[item.index or 0].entries
+        about = {"ledger_id": item.ledger_id, "last_entry": len(entries) - 1}
+        for entry_id, data in enumerate(entries):
+            for key in keys_of(data):
+                number = bucket_of(key, len(index)) if index else 0
+                if not index or entry_id not in Bucket(
+                    index[number], buckets=len(index), **about
+                ).entries_of(key):
+                    self.violated(f"rule 27e: {item.index} lacks a key of entry {entry_id}")
 
     def older_ones_are_closed(self, ledger: Ledger) -> None:
         """I34: only the last ledger is written, and all before it are CLOSED (rule 23).

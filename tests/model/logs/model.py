@@ -37,7 +37,7 @@ from quorumlog.errors import (
 from quorumlog.net.gateway_clients import TransactionClient
 from quorumlog.protocol.changes import check_log, check_unprotected, published_by
 from quorumlog.protocol.heads import LogHead
-from quorumlog.protocol.log import Expiry, LogItem, LogMetadata
+from quorumlog.protocol.log import Expiry, LogItem, LogMetadata, ledgers_of
 from quorumlog.protocol.log.messages import (
     Append,
     Committed,
@@ -210,6 +210,7 @@ class Cluster:
         for gateway in self.gateways.values():
             if gateway.unheard_until <= self.now():
                 gateway.logs.rows.heard(name)
+                gateway.logs.subscriptions.heard(name)
 
     async def delay(self) -> None:
         await turns(self.random.choice((0, 0, 1, 2, 5)))
@@ -263,7 +264,8 @@ class Cluster:
 
     def is_named(self, ledger_id: int) -> bool:
         """Whether a log names a ledger, or a transaction that may yet publish it."""
-        return any(log.item_of(ledger_id) for log in self.logs.values()) or any(
+        named = (item for log in self.logs.values() for item in log.items)
+        return any(ledger_id in {item.ledger_id, item.index} for item in named) or any(
             transaction.is_open and ledger_id in _ids(transaction)
             for transaction in self.transactions.values()
         )
@@ -865,6 +867,12 @@ class Store(MetadataLogs):
             if item.last_offset is not None:
                 state = self.cluster.ledgers[item.ledger_id].row.state
                 assert state is State.CLOSED, "rules 23 and 28: an end that is none"
+        for number in ledgers_of(new.items) - ledgers_of(current.items):
+            if number in {item.index for item in new.items}:
+                ledger = self.cluster.ledgers.get(number)
+                if ledger is None or ledger.row.log != log.name:
+                    raise InvalidRequest(f"ledger {number} does not exist")
+                assert ledger.row.state is State.CLOSED, "rule 27e: an index that may grow"
         self.cluster.replaced_by |= {
             item.ledger_id: by for by, items in rewrites.items() for item in items
         }
@@ -886,9 +894,9 @@ class Store(MetadataLogs):
             self.cluster.let_go.setdefault(log.name, []).extend(gone)
             if gone:
                 self.cluster.on_let_go(self.gateway)
-        for item in current.items:
-            if new.item_of(item.ledger_id) is None and item.ledger_id in self.cluster.ledgers:
-                self.cluster.ledgers[item.ledger_id].since_s = now
+        for number in ledgers_of(current.items) - ledgers_of(new.items):
+            if number in self.cluster.ledgers:
+                self.cluster.ledgers[number].since_s = now
         self.cluster.logs[log.name] = new
         if self.cluster.watch is not None:
             self.cluster.watch.replaced(current, new)
@@ -902,13 +910,14 @@ class Store(MetadataLogs):
         row = self.cluster.logs.free(log.name)
         self.cluster.freed[log.name] = row.version + 1
         gone = self.cluster.deleted_with[log.name] = set[int]()
-        for item in row.items:
-            ledger = self.cluster.ledgers.get(item.ledger_id)
-            if self.cluster.is_named(item.ledger_id):
+        own = ledgers_of(row.own)
+        for number in sorted(ledgers_of(row.items)):
+            ledger = self.cluster.ledgers.get(number)
+            if self.cluster.is_named(number):
                 continue  # by a fork, or by the log that this one was forked from (rule 27a)
-            if ledger is not None and ledger.row.state is State.CLOSED and not row.is_shared(item):
-                self.cluster.delete(item.ledger_id)
-                gone.add(item.ledger_id)
+            if ledger is not None and ledger.row.state is State.CLOSED and number in own:
+                self.cluster.delete(number)
+                gone.add(number)
             elif ledger is not None:
                 ledger.since_s = self.cluster.now()
         # Others have replaced them (rule 27c).

@@ -63,7 +63,7 @@ from tests.model.logs.forks import Forks
 from tests.model.logs.judge import LOG, Alarms, Judge, Violation
 from tests.model.logs.model import Cluster, Gateway, Store
 from tests.model.logs.replaced import Replaced
-from tests.model.logs.rewrites import Rewriting
+from tests.model.logs.rewrites import Rewriting, key_of
 from tests.support.virtual import Deadlock, run_virtual
 
 NAME = "log"
@@ -233,7 +233,7 @@ class Run:
             producer = ProducerSeq(name, epoch, seq) if exactly_once else None
             seq += 1
             for _ in range(TRIES_MAX):
-                records = tuple(Record(value.encode()) for value in values)
+                records = tuple(Record(value.encode(), key_of(value)) for value in values)
                 token = self.tokens.get(name)
                 call = Append.of(records, producer, token=token, since=since)
                 try:
@@ -703,6 +703,8 @@ class Run:
             if await self.contents(other) != whole:
                 raise Violation(f"{other.writer.id} reads another log")
         await self.seek(whole)
+        for other in alive:
+            await self.rewriting.look_up(other, whole)
         await self.forks.end()
         await self.repeats.end()
         await self.check_limits(gateway)

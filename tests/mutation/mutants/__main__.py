@@ -18,6 +18,7 @@ from tests.mutation.mutants.list import MUTANTS
 from tests.mutation.mutants.logs import LOG_MUTANTS, by_logs
 from tests.mutation.mutants.positions import POSITION_MUTANTS, POSITIONS
 from tests.mutation.mutants.queues import QUEUE_MUTANTS, QUEUES
+from tests.mutation.mutants.subscriptions import SUBSCRIPTION_MUTANTS, SUBSCRIPTIONS
 from tests.support.spread import interruptible, progress, spread
 from tests.unit.bookie.mutants import STORAGE_MUTANTS, is_found
 
@@ -25,10 +26,18 @@ ALARM_SEEDS = 500
 LOG_ALARM_SEEDS = 100
 SERVICE_ALARM_SEEDS = 60
 
-ALL = (*MUTANTS, *END_MUTANTS, *LOG_MUTANTS, *POSITION_MUTANTS, *QUEUE_MUTANTS, *IDLE_MUTANTS)
-
-HISTORIES = ((POSITION_MUTANTS, POSITIONS), (QUEUE_MUTANTS, QUEUES), (IDLE_MUTANTS, IDLE))
+HISTORIES = (
+    (POSITION_MUTANTS, POSITIONS),
+    (QUEUE_MUTANTS, QUEUES),
+    (SUBSCRIPTION_MUTANTS, SUBSCRIPTIONS),
+    (IDLE_MUTANTS, IDLE),
+)
 """Mutants, and the simulation that must see them."""
+
+ALL = (
+    *(*MUTANTS, *END_MUTANTS, *LOG_MUTANTS),
+    *(mutant for mutants, _ in HISTORIES for mutant in mutants),
+)
 
 
 @dataclass(frozen=True, slots=True)

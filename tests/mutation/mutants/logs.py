@@ -17,6 +17,7 @@ from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, job, takeover
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.handover import Handover, HandoverNext, HandoverStep
+from quorumlog.protocol.log.indexing import Indexing
 from quorumlog.protocol.log.job import Empty, Fate, Job, JobEnded, JobKind, JobNext
 from quorumlog.protocol.log.messages import (
     Append,
@@ -97,6 +98,22 @@ def one_left_out(original: Any, self: Rewrite, read: BatchesRead) -> None:
             fewer = replace(asked.question, payloads=payloads[:-1])
             self._out[-1] = replace(asked, question=fewer)
             self._written -= 1
+
+
+@stand_in
+def index_over_others(original: Any, self: Indexing, log: LogMetadata) -> None:
+    """An index is swapped into the row that its machine knows, whatever that has become."""
+    original(self, replace(self._log, version=log.version, attempt=log.attempt))
+
+
+@stand_in
+def last_batch_unseen(original: Any, self: Indexing, read: BatchesRead) -> None:
+    """Of several batches that were read together, the last one's keys are not indexed."""
+    entries = read.entries
+    if len(entries) > 1:
+        last_id, _ = entries[-1]
+        entries = (*entries[:-1], (last_id, batch.encode([Record(b"")])))
+    original(self, replace(read, entries=entries))
 
 
 @stand_in
@@ -749,6 +766,10 @@ LOG_MUTANTS: Final = (
         "a rewrite gives published records the times of their writing", "rule 27c"
     ),
     Patch(batch, "moved", where_it_was).mutant("a rewrite moves records", "rule 27c"),
+    Patch(Indexing, "_swap", index_over_others).mutant(
+        "an index puts back what others have changed meanwhile", "rule 27e"
+    ),
+    Patch(Indexing, "_read", last_batch_unseen).mutant("an index forgets a batch", "rule 27e"),
     Patch(Orphans, "_keep_place", lambda _original: _nothing).mutant(
         "replaced ledgers are deleted before bookies know what has replaced them", "rule 27c"
     ),

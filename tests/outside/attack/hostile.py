@@ -90,6 +90,7 @@ class Maker:
             "code": "invalid",
             "consumer": "attack",
             "queue": "attack",
+            "key": "attack",
             "path": "attack-stream",
             "file": "app.js",
         }

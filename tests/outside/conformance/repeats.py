@@ -1,7 +1,7 @@
 """A client of the Durable Streams protocol that repeats what it may, as a proxy: tests that know of no kills pass through it.
 
 A request is sent again, to another gateway, after a broken connection and after 429, 503 and 504. What was perhaps
-done is told as it was then: a creation that a repeat finds done is 201, a deletion 204. An append without a producer can't
+done is told as it was then: a creation that a repeat finds done is 201, a deletion 204, an acknowledged wake 200. An append without a producer can't
 be repeated, so the proxy sends it as the first request of a producer of its own. Events go on where they broke off.
 """
 
@@ -39,6 +39,8 @@ _HOP: Final = frozenset(
     ("host", "connection", "keep-alive", "content-length", "transfer-encoding", "expect", "date", "server")
 )  # fmt: skip
 _PRODUCER: Final = (header.PRODUCER_ID, header.PRODUCER_EPOCH, header.PRODUCER_SEQ)
+_CONTROL: Final = "/v1/stream/__ds/"
+"""Where subscriptions are."""
 _OFFSET: Final = re.compile(r"(?<=[?&])offset=[^&]*")
 _EVENTS_S: Final = 50.0
 """Events that end earlier, and not with the stream, broke off."""
@@ -108,6 +110,10 @@ class Repeats:
             name: value for name, value in request.headers.items() if name.lower() not in _HOP
         }
         call = _Call(request.method, request.raw_path, headers, await request.read())
+        if call.path.startswith(_CONTROL):
+            call.headers["Host"] = request.headers["Host"]  # callbacks come to this proxy too
+            answer = await self._controlled(call)
+            return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
         if call.method == "GET" and request.query.get("live") == "sse":
             return await self._events(request, call)
         match call.method:
@@ -211,6 +217,18 @@ class Repeats:
             self._taken.add(key)
         if answer.status == 204 and call.body and call.is_doubtful and not is_known:
             return _Answer(200, answer.headers, answer.body)
+        return answer
+
+    async def _controlled(self, call: _Call) -> _Answer:
+        """The answer to a request for a subscription."""
+        was_there = call.path in self._exist
+        answer = await self._settled(call)
+        if call.method == "PUT" and answer.status in (200, 201):
+            self._exist.add(call.path)
+            if call.is_doubtful and not was_there:
+                return _Answer(201, answer.headers, answer.body)
+        if call.is_doubtful and answer.status == 409 and b'"FENCED"' in answer.body:
+            return _Answer(200, answer.headers, b'{"ok":true,"next_wake":false}')
         return answer
 
     # --- events ----------------------------------------------------------------------------------

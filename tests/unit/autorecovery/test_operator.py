@@ -299,9 +299,10 @@ async def test_every_metric_they_name_is_exported(stores: Stores) -> None:
     ):
         ledger = await client.create_ledger()
         await ledger.append(b"one")
-        # Records are counted by log once there are some, and so are consumers.
+        # Records are counted by log once there are some, and so are consumers and queues.
         log = await client.create_log("log")
         await log.append(b"one")
+        await log.queue("mail").create()
         async with log.consumer("me"):
             pass
 

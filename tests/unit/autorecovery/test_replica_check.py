@@ -207,7 +207,7 @@ async def worker_of(*known: BookieInfo, row: LedgerMetadata = MOVED_ROW) -> Work
 
 
 async def mend(state: str, *, member: str = "b1@1", moves: bool = False) -> None:
-    """Mend what b1@1 lacks while the cluster knows this of it; nobody is free to take its place."""
+    """Mend what b1@1 lacks while the cluster knows this of it; no bookie is free to replace it."""
     known = BookieInfo.model_validate({"id": member, "state": state, "url": ""})
 
     worker = await worker_of(known)
@@ -226,7 +226,7 @@ async def test_places_of_lost_drained_and_earlier_members_move() -> None:
         mend("draining"),
         mend("lost", member="b1@2"),
     ):
-        with pytest.raises(NotEnoughBookies, match="free to take its place"):
+        with pytest.raises(NotEnoughBookies, match="free to replace the member"):
             await case
 
 

@@ -199,7 +199,7 @@ async def test_a_wiped_directory_needs_permission_for_a_new_incarnation(bookie: 
         CliRunner().invoke, cli, ["bookie", "cookie", "delete", *command[3:]]
     )
     assert refused.exit_code == 1
-    assert "lives" in refused.output
+    assert "is alive" in refused.output
 
 
 async def test_garbage_collection_waits_while_the_metadata_service_is_away(bookie: Process) -> None:

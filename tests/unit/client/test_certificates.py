@@ -92,16 +92,16 @@ def test_nothing_is_replaced_but_by_renew(folder: Path, capsys: Captured) -> Non
     ("words", "why"),
     [
         (("issue", "bookie", "bookie-1"), "name the hosts"),
-        (("issue", "king", "arthur"), "is no role"),
-        (("issue", "operator", "an/na"), "is no name"),
-        (("issue", "bookie", "b", "--host", "http://x"), "is no host"),
-        (("issue", "bookie", "b", "--host", "x:80"), "is no host"),
-        (("init", "a b", "--folder", "other"), "is no cluster"),
+        (("issue", "king", "arthur"), "is not a role"),
+        (("issue", "operator", "an/na"), "is not a valid name"),
+        (("issue", "bookie", "b", "--host", "http://x"), "is not a host"),
+        (("issue", "bookie", "b", "--host", "x:80"), "is not a host"),
+        (("init", "a b", "--folder", "other"), "is not a valid cluster"),
         (("issue", "operator", "anna", "--folder", "nowhere"), "No such file"),
         (("renew", "certificates/ca.pem"), "has no URI"),
         (("revoke", "bookie", "never-issued"), "has issued no certificate"),
         (("revoke", "bookie", "b", "--folder", "nowhere"), "No such file"),
-        (("show", "certificates/ca-key.pem"), "is no certificate"),
+        (("show", "certificates/ca-key.pem"), "is not a certificate"),
         (("show", "--folder", "nowhere"), "certificates init"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_certificate_of_another_cluster_is_not_renewed(folder: Path, capsys: C
     given = ("renew", str(folder / "operator-anna.pem"), "--folder", "other", "--json")
     assert run(*given) == ExitStatus.FAILED
 
-    assert "is of cluster one, and other of two" in error_of(capsys.readouterr().err)["detail"]
+    assert "belongs to cluster one, but other to two" in error_of(capsys.readouterr().err)["detail"]
 
 
 @needs("openssl")

@@ -179,7 +179,7 @@ async def test_trickling_input_is_appended_at_once_and_ctrl_c_is_clean(cluster: 
 
         assert process.returncode == 130
         assert said == (
-            "2 records appended, the last at offset 1; go on after the first 2 of the input\n"
+            "2 records appended, the last at offset 1; continue the input after its first 2 records\n"
             "interrupted\n"
         )
 
@@ -210,7 +210,7 @@ async def test_ctrl_c_waits_for_the_answers_of_what_was_sent() -> None:
         await send(payloads(), submits(asked), ("records", "offset"), None)
 
     assert str(stopped.value) == (
-        "3 records appended, the last at offset 8; go on after the first 3 of the input"
+        "3 records appended, the last at offset 8; continue the input after its first 3 records"
     )
     assert stopped.value.members["first"] == 5
 

@@ -235,7 +235,7 @@ async def test_a_function_gives_each_request_and_each_repeat_the_present_token()
     async with serving(gateway) as url, Client(url, token=lambda: next(tokens)) as client:
         for _ in range(2):
             await client.ledger(7).info()
-        with pytest.raises(ValueError, match="token is ASCII") as refused:
+        with pytest.raises(ValueError, match="token must be ASCII") as refused:
             await client.ledger(7).info()
 
     assert gateway.authorizations == ["Bearer one", "Bearer two", "Bearer three"]

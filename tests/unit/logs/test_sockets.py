@@ -69,3 +69,28 @@ async def test_a_wrong_message_is_a_problem_that_ends_the_socket(log: Http, mess
 async def test_only_logs_that_are_there_have_sockets(log: Http) -> None:
     assert code(await log.ask("GET", LOG + "/ws")) == (400, "bad-request")
     assert code(await log.ask("GET", "/v1/logs/other/ws")) == (404, "no-such-log")
+
+
+async def test_a_socket_follows_some_records_and_tells_how_far_it_looked(log: Http) -> None:
+    keys = ("a", "b", "ab", "a")
+    records = [{"text": f"{n}", "key": key, "headers": {"h": key}} for n, key in enumerate(keys)]
+    await appended(log, {"records": records})
+
+    for asked, offsets in (
+        ('"key":"a"', [0, 3]),
+        ('"key_prefix":"a"', [0, 2, 3]),
+        ('"header":{"h":"b"}', [1]),
+        ('"key":"none"', []),
+    ):
+        async with log.session.ws_connect(log.urls[0] + LOG + "/ws") as socket:
+            await socket.send_str(f'{{"tail":{{"encoding":"text",{asked}}}}}')
+            page = await received(socket)
+            assert ([each["offset"] for each in page["records"]], page["next"]) == (offsets, 4)
+
+
+@pytest.mark.parametrize("asked", ['"key":1', '"header":[]', '"header":{"h":1}', '"keys":"a"'])
+async def test_a_wrong_filter_is_a_problem(log: Http, asked: str) -> None:
+    async with log.session.ws_connect(log.urls[0] + LOG + "/ws") as socket:
+        await socket.send_str(f'{{"tail":{{"from":0,{asked}}}}}')
+
+        assert (await received(socket))["code"] == "invalid"

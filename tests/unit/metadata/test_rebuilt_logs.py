@@ -397,6 +397,7 @@ REBUILT_OF_ITEM = {
     "sealed_ms": LOST_SETTINGS,
     "published_ms": "",
     "replaced": "",
+    "index": "",  # built anew (rule 27e)
 }
 
 

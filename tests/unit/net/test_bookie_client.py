@@ -440,9 +440,7 @@ async def test_a_bookie_of_no_common_version_is_logged(caplog: pytest.LogCapture
         assert await add(bookies) is Status.UNKNOWN
 
     assert bookie.seen == []
-    assert "an upgrade to quorumlog-channel/7 where quorumlog-channel/1 was asked" in reported(
-        caplog
-    )
+    assert "upgraded to quorumlog-channel/7, not to quorumlog-channel/1" in reported(caplog)
 
 
 async def test_a_refused_handshake_is_logged_with_why(caplog: pytest.LogCaptureFixture) -> None:

@@ -485,7 +485,7 @@ async def test_an_answer_that_is_no_upgrade_or_one_to_something_else_is_told() -
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (b"101 X\r\nConnection: Upgrade\r\nUpgrade: websocket", "an upgrade to websocket where"),
+        (b"101 X\r\nConnection: Upgrade\r\nUpgrade: websocket", "upgraded to websocket, not to"),
         (b"101 X\r\nConnection: Upgrade\r\nUpgrade: quorumlog-channel/1", "5 bytes came before"),
     ],
 )

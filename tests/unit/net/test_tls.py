@@ -113,7 +113,7 @@ async def test_a_strangers_certificate_is_forbidden(authority: Authority, tmp_pa
     ca.load_cert_chain(other.file, key_file(other.file))
 
     async with serving(server) as listener:
-        with pytest.raises(Forbidden, match="of cluster others, and this is tests"):
+        with pytest.raises(Forbidden, match="belongs to cluster others, not to tests"):
             # One that does not mind who answers.
             await ask(listener, Credentials(client_context=lambda: bookie.client))
         with pytest.raises((Forbidden, *REFUSED)):

@@ -216,7 +216,7 @@ async def test_a_broken_new_file_is_logged_once_and_the_old_certificate_kept(
 @pytest.mark.parametrize(
     ("why", "issued"),
     [
-        ("has ended at", partial(expired, role="metadata", name="metadata-1", hosts=LOCAL)),
+        ("expired at", partial(expired, role="metadata", name="metadata-1", hosts=LOCAL)),
         ("this process is quorumlog", partial(issue, role="bookie", name="bookie-1", hosts=LOCAL)),
         ("this process is quorumlog", partial(issue, role="metadata", name="other", hosts=LOCAL)),
     ],

@@ -204,15 +204,15 @@ class Plain:
     """A tally that looks at each entry by itself."""
 
     quorum: Quorum
-    found: dict[int, tuple[Run, int]] = field(default_factory=dict)
+    found: dict[int, Run] = field(default_factory=dict)
 
     def note(self, given_answer: Given, cursor: int) -> int | None:
         """Take an answer in; from where to ask on."""
         run, position = given_answer.run(), given_answer.position
-        for index, entry_id in enumerate(run.ids if run is not None else ()):
+        for entry_id in run.ids if run is not None else ():
             is_member = position in self.quorum.write_set(entry_id)
             if run is not None and is_member and entry_id not in given_answer.bad:
-                self.found.setdefault(entry_id, (run, index))
+                self.found.setdefault(entry_id, run)
         absent = ranges_of(sorted(given_answer.absent))
         unnamed = [
             entry_id

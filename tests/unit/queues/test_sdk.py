@@ -77,28 +77,40 @@ async def test_a_loop_that_fails_gives_its_jobs_back(cluster: Cluster) -> None:
         dead = [record async for record in client.log("fails.dead").records()]
         assert [(one.value, one.headers["Dead-Letter-Reason"]) for one in dead] == [(b"1", "no")]
 
-        async def is_shown() -> bool:
-            wanted = 'quorumlog_queue_dead_letters_total{log="fails",queue="mail"} 1.0'
-            for name in ("gateway-1", "gateway-2"):
-                metrics = f"{cluster.url(name)}/metrics"
+        async def shown(name: str) -> float:
+            start = f'quorumlog_queue_{name}{{log="fails",queue="mail"}} '
+            for gateway in ("gateway-1", "gateway-2"):
+                metrics = f"{cluster.url(gateway)}/metrics"
                 async with session.get(metrics, headers=cluster.headers) as answer:
-                    if wanted in (await answer.text()).splitlines():
-                        return True
-            return False
+                    for line in (await answer.text()).splitlines():
+                        if line.startswith(start):
+                            return float(line.removeprefix(start))
+            return -1
+
+        async def is_done() -> bool:
+            return await shown("dead_letters_total") == 1 and await shown("oldest_seconds") == 0
+
+        async def is_old() -> bool:
+            return await shown("depth") == 1 and await shown("oldest_seconds") > 0
 
         async with aiohttp.ClientSession() as session:
-            await until(is_shown, "metrics show it", SETTLED_S)
-        assert await queue.redrive() == 1
-        (back,) = await queue.claim(10, wait_s=5)
-        assert (back.record.value, back.attempt) == (b"1", 1)
+            await until(
+                is_done, "metrics show a dead letter, and nothing that is not done", SETTLED_S
+            )
+            assert await queue.redrive() == 1
+            (back,) = await queue.claim(10, wait_s=5)
+            assert (back.record.value, back.attempt) == (b"1", 1)
+            await until(is_old, "metrics show the age of the record", SETTLED_S)
 
 
 async def test_a_job_is_extended_while_it_takes_longer_than_the_lease(cluster: Cluster) -> None:
     async with Client(*cluster.gateways) as client:
         _, queue = await a_queue(client, "slow", 2)
         async for job in queue.jobs(wait_s=0.2):
-            await asyncio.sleep(5)
             assert [one.record.offset for one in await queue.claim(10)] == [1]
+            # That claim is younger and nobody extends it: once it has ended, a lease has passed.
+            again = await queue.claim(10, wait_s=30)
+            assert [(one.record.offset, one.attempt) for one in again] == [(1, 2)]
             assert await queue.ack(job) == []
             break
         assert (await queue.info())["floor"] == 1

@@ -11,12 +11,13 @@ from quorumlog.wire import problems
 ALL = sorted(errors.codes().items())
 
 API_TABLE = {
-    400: "bad-request",
+    400: "bad-request webhook-url-rejected",
     422: "invalid",
-    401: "unauthenticated",
+    401: "unauthenticated wake-token-invalid",
     403: "forbidden caller-refused wrong-password stale-producer",
     404: "not-found no-such-ledger no-such-entry not-yet-confirmed no-such-log no-such-transaction "
-    "no-such-bookie no-such-repair no-such-token no-such-consumer no-such-queue",
+    "no-such-bookie no-such-repair no-such-token no-such-consumer no-such-queue no-such-key "
+    "no-such-subscription",
     405: "method-not-allowed",
     406: "not-acceptable",
     408: "request-timeout",
@@ -28,14 +29,15 @@ API_TABLE = {
     "log-closed log-fenced sequence-gap stream-seq-regression stream-conflict expired-producer transaction-committed "
     "transaction-aborted loss-not-proven not-the-owner copy-lost log-protected log-replaced lease-held lease-lost "
     "position-behind too-many-consumers log-full request-outdated stale-member incarnation-used already-done "
-    "queue-exists too-many-queues",
+    "queue-exists too-many-queues subscription-exists too-many-subscriptions wake-fenced already-claimed "
+    "no-pending-work invalid-offset",
     410: "offset-truncated entry-lost log-deleted",
     416: "offset-beyond-end",
     412: "version-conflict unexpected-entry-id unexpected-offset",
     428: "precondition-required",
     429: "overloaded",
     503: "not-enough-bookies entry-unavailable metadata-unavailable recovery-blocked read-only "
-    "metadata-busy database-went-back shutting-down service-unavailable",
+    "metadata-busy database-went-back shutting-down service-unavailable key-scan-limit",
     504: "quorum-timeout",
     500: "internal-error",
     501: "coding-unknown",

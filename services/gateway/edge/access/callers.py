@@ -261,7 +261,7 @@ class Ticket:
             raise Unauthenticated("the ticket is malformed: get another one (POST /v1/tickets)")
         ticket = cls(holder, path, int(ends_at))
         if not hmac.compare_digest(mac, ticket._mac(key)):
-            raise Unauthenticated("the ticket is of another cluster, or for another path")
+            raise Unauthenticated("the ticket belongs to another cluster, or to another path")
         if ticket.ends_at <= now:
             raise Unauthenticated("the ticket has expired: get another one (POST /v1/tickets)")
         return ticket

@@ -38,7 +38,7 @@ _WHY: Final[tuple[tuple[type[jwt.PyJWTError], str], ...]] = (
     (jwt.ExpiredSignatureError, "the JWT has expired"),
     (jwt.ImmatureSignatureError, "the JWT is not valid yet (iat, nbf)"),
     (jwt.InvalidAudienceError, "the JWT is for another audience (aud)"),
-    (jwt.InvalidIssuerError, "the JWT is of another issuer (iss)"),
+    (jwt.InvalidIssuerError, "the JWT has another issuer (iss)"),
     (jwt.InvalidAlgorithmError, "the JWT is not signed with the algorithm of its key (alg)"),
     (jwt.InvalidSignatureError, "the JWT's signature is not of the key that it names"),
 )
@@ -100,7 +100,7 @@ class Jwts:
     def verified(self, text: str) -> IssuedToken:
         """Verify a JWT, and return its claims. Raises: Unauthenticated."""
         if not text.isascii():
-            raise Unauthenticated("the token is no JWT")
+            raise Unauthenticated("the token is not a JWT")
         try:
             key = self._key(jwt.get_unverified_header(text).get("kid"))
             claims = jwt.decode(
@@ -139,7 +139,7 @@ class Jwts:
             place = error.errors()[0]["loc"][0]
             claim = {"subject": "sub", "quotas": QUOTAS_CLAIM}.get(str(place), str(place))
             raise Unauthenticated(
-                f"the JWT's {claim} is not as docs/guides/tokens.md says"
+                f"the JWT's {claim} can't be used: see docs/guides/tokens.md"
             ) from None
 
 
@@ -159,7 +159,7 @@ def _grants(claim: object) -> tuple[str, ...]:
 def _why(error: jwt.PyJWTError) -> str:
     if isinstance(error, jwt.MissingRequiredClaimError):
         return f"the JWT lacks the claim {error.claim}"
-    return next((why for kind, why in _WHY if isinstance(error, kind)), "the token is no JWT")
+    return next((why for kind, why in _WHY if isinstance(error, kind)), "the token is not a JWT")
 
 
 def _read(file: Path) -> dict[str, _Key]:
@@ -169,7 +169,7 @@ def _read(file: Path) -> dict[str, _Key]:
     except OSError as error:
         raise KeysUnusable(f"{file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise KeysUnusable(f'{file} is no JWKS: {{"keys": [...]}}') from None
+        raise KeysUnusable(f'{file} is not a JWKS: {{"keys": [...]}}') from None
     found = {jwk["kid"]: key for jwk in keys if (key := _usable(jwk)) is not None}
     if not found:
         raise KeysUnusable(

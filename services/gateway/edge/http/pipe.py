@@ -233,7 +233,7 @@ async def _put_lines(request: web.Request, room: Room, pipe: Pipe[T], parse: Par
 
 
 async def _lines(request: web.Request, room: Room) -> AsyncGenerator[list[bytes], None]:
-    """Yield the lines of a body, as many as arrive at once. The budget counts the rest."""
+    """Yield the body's lines in groups that arrived together. The budget counts the rest."""
     held, peer = 0, PEER.get()
     try:
         async for lines, rest_bytes in _split(request, room):

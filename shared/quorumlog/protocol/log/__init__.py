@@ -9,19 +9,21 @@
 | `owner` | the owner: appends, acknowledges, and settles open requests when it ends |
 | `job` | an owner's change of metadata: a check, a roll, a publication, a release |
 | `rewrite` | copies sealed ledgers' records into one that replaces them |
+| `indexing` `keys` | builds the index of the keys of a sealed ledger; the index's format |
 | `tenancy` | an owner's state: the log's metadata and the ledger that it writes |
 | `pipeline` | the appends to one ledger: entries, offsets, acknowledgements |
 | `producers` `clock` | deduplicates retries; provides times |
 
 The machines know nothing of HTTP, tasks or locks. `services/gateway/logs/driver.py` drives them,
-and `tests/model/explore/logs.py` explores small worlds exhaustively. May import what `protocol`
-may.
+and `tests/model/explore/logs.py` explores small worlds exhaustively. The package may import what
+`protocol` may.
 """
 
 from quorumlog.protocol.log.row import (
     ANSWERS_MAX,
     LIMITS,
     LOG_LEDGERS_MAX,
+    NO_KEYS,
     PRODUCERS_MAX,
     ROW_ANSWERS_MAX,
     Answer,
@@ -32,12 +34,14 @@ from quorumlog.protocol.log.row import (
     LogState,
     Producer,
     bounded,
+    ledgers_of,
 )
 
 __all__ = [
     "ANSWERS_MAX",
     "LIMITS",
     "LOG_LEDGERS_MAX",
+    "NO_KEYS",
     "PRODUCERS_MAX",
     "ROW_ANSWERS_MAX",
     "Answer",
@@ -48,4 +52,5 @@ __all__ = [
     "LogState",
     "Producer",
     "bounded",
+    "ledgers_of",
 ]

@@ -49,14 +49,14 @@ class Aim(Enum):
     FORCE = "force"
     """Take the log over from its owner."""
     HEAL = "heal"
-    """Seal the log if the writer of one of its ledgers is gone."""
+    """Close and seal the log's ledgers if the writer of one of them is gone."""
     DELETE = "delete"
     DRAIN = "drain"
-    """Seal the log if this process, which is about to end, owns it."""
+    """Seal the log's last ledger if this process, which is about to end, owns the log."""
 
 
 class HandoverStep(Enum):
-    """What a handover waits for."""
+    """The answer that a handover waits for."""
 
     WAITING = "waiting"
     LOOKING = "looking"
@@ -113,7 +113,7 @@ def same(row: LogMetadata) -> LogMetadata:
 
 @dataclass(slots=True, eq=False)
 class Handover:
-    """A handover; see the module. `me`: this process's name in metadata."""
+    """One handover of a log. `me`: this process's name in metadata."""
 
     aim: Aim
     log: str

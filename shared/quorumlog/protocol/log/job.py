@@ -66,7 +66,7 @@ class JobKind(Enum):
 
 
 class JobStep(Enum):
-    """What a job waits for."""
+    """The answer that a job waits for."""
 
     WAITING = "waiting"
     LOOKING = "looking"
@@ -114,7 +114,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """Acknowledge requests in flight; later requests wait for the next ledger."""
+    """A step: acknowledge all requests in flight, while later requests wait for the next ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ JobNext = Question | Empty | JobEnded | JobUndone
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A job; see the module. The methods get the owner's tenancy."""
+    """One job of an owner. The methods get the owner's tenancy."""
 
     kind: JobKind
     request: RequestKey = None

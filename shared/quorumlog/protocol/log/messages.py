@@ -131,14 +131,14 @@ NOT_OWNER: Final = NotOwner.NOT_OWNER
 
 @dataclass(frozen=True, slots=True)
 class ReadLog:
-    """Read the log's current metadata. Answer: LogMetadata."""
+    """Read the log's current metadata. Answered by LogMetadata."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class SwapLog:
-    """Compare-and-swap from `log.version`. Answer: the LogMetadata afterwards, or RowChanged. If a
+    """Compare-and-swap from `log.version`. Answered by the new LogMetadata, or RowChanged. If a
     copy of the client's request `once` was carried out already, nothing is changed.
     """
 
@@ -148,7 +148,7 @@ class SwapLog:
 
 @dataclass(frozen=True, slots=True)
 class ReadTransaction:
-    """Read the current state of a transaction. Answer: Transaction."""
+    """Read the current state of a transaction. Answered by Transaction."""
 
     id: str
 
@@ -156,7 +156,7 @@ class ReadTransaction:
 @dataclass(frozen=True, slots=True)
 class Commit:
     """End a transaction, and publish these ledgers by a compare-and-swap of the log's metadata.
-    Answer: Committed or RowChanged. With `log` None: the transaction's first answer.
+    Answered by Committed or RowChanged. With `log` None: the transaction's first answer.
     """
 
     transaction: str
@@ -166,42 +166,42 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class CreateLedger:
-    """Create a ledger for a log, with this process as its only writer. Answer: LedgerMetadata."""
+    """Create a ledger for a log, whose only writer is this process. Answered by LedgerMetadata."""
 
     log: LogMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLedger:
-    """Read a ledger's current metadata. Answer: LedgerMetadata."""
+    """Read a ledger's current metadata. Answered by LedgerMetadata."""
 
     ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class RecoverLedger:
-    """Recover a ledger; a CLOSED one stays as it is. Answer: LedgerMetadata."""
+    """Recover a ledger; a CLOSED one stays as it is. Answered by LedgerMetadata."""
 
     ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseLedger:
-    """Close a ledger as its writer. Answer: LedgerMetadata."""
+    """Close a ledger as its writer. Answered by LedgerMetadata."""
 
     ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureLedger:
-    """Read the end of a CLOSED ledger of a log, by its last entry. Answer: LedgerEnd."""
+    """Read the end of a CLOSED ledger of a log, by its last entry. Answered by LedgerEnd."""
 
     row: LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBatches:
-    """Read entries of a CLOSED ledger, from `first` up to at most `last`. Answer: BatchesRead."""
+    """Read entries of a CLOSED ledger, from `first` to at most `last`. Answered by BatchesRead."""
 
     ledger_id: int
     first: int
@@ -211,7 +211,7 @@ class ReadBatches:
 @dataclass(frozen=True, slots=True)
 class WriteBatches:
     """Append entries to this process's ledger, from the id `first` on, and wait until they are
-    acknowledged. Answer: None.
+    acknowledged. Answered by None.
     """
 
     ledger_id: int
@@ -222,7 +222,7 @@ class WriteBatches:
 @dataclass(frozen=True, slots=True)
 class ReleaseLedgers:
     """Delete those of these ledgers that no log or fork names, once bookies keep the place of the
-    ledger that replaced them (rule 27c). Answer: None.
+    ledger that replaced them (rule 27c). Answered by None.
     """
 
     ledger_ids: tuple[int, ...]
@@ -230,20 +230,20 @@ class ReleaseLedgers:
 
 @dataclass(frozen=True, slots=True)
 class DeleteLedger:
-    """Delete a ledger in a transaction that sees no log naming it (rule 22). Answer: None."""
+    """Delete a ledger in a transaction that sees no log naming it (rule 22). Answered by None."""
 
     ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class CountBookies:
-    """Count the writable bookies. Answer: int."""
+    """Count the writable bookies. Answered by int."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Forward a request to the owner in another process. Answer: RecordsAppended, Transaction, None
-    (a roll), bytes (a Consult), or OwnerLost.
+    """Forward a request to the owner in another process. Answered by RecordsAppended, Transaction,
+    None (a roll), bytes (a Consult), or OwnerLost.
     """
 
     owner: Writer
@@ -253,14 +253,14 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class IsAlive:
-    """Probe exactly this process (rule 11), twice, a jittered time apart. Answer: bool."""
+    """Probe exactly this process (rule 11), twice, a jittered time apart. Answered by bool."""
 
     writer: Writer
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteLog:
-    """Delete the log if its metadata has this version. Answer: None or RowChanged."""
+    """Delete the log if its metadata has this version. Answered by None or RowChanged."""
 
     log: LogMetadata
 
@@ -278,7 +278,7 @@ class Pause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait. Answer: None."""
+    """Wait. Answered by None."""
 
     pause: Pause
 
@@ -488,7 +488,7 @@ class AppendsAsked:
 
 @dataclass(frozen=True, slots=True)
 class LogRequest:
-    """A client's request to a log's owner; without a `call`, a roll. Answer: RecordsAppended,
+    """A client's request to a log's owner; without a `call`, a roll. Answered by RecordsAppended,
     Transaction, None (a roll), HERE for a Consult, or another process's bytes for it.
     """
 
@@ -504,7 +504,7 @@ class LogRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForceAsked:
-    """Take the log over from its owner, and own it if `creates`. Answer: LogMetadata."""
+    """Take the log over from its owner, and own it if `creates`. Answered by LogMetadata."""
 
     request: RequestKey
     creates: bool
@@ -517,8 +517,8 @@ class ForceAsked:
 
 @dataclass(frozen=True, slots=True)
 class HealAsked:
-    """Take the log over if the writer of one of its ledgers is gone. Answer: whether the ledger is
-    sealed (bool).
+    """Take the log over if the writer of one of its ledgers is gone. Answered by a bool:
+    whether the ledger is sealed.
     """
 
     request: RequestKey
@@ -527,7 +527,7 @@ class HealAsked:
 
 @dataclass(frozen=True, slots=True)
 class DeletionAsked:
-    """Fence the log's writer, and delete the log. Answer: its last LogMetadata."""
+    """Fence the log's writer, and delete the log. Answered by its last LogMetadata."""
 
     request: RequestKey
     created_at: str | None = None

@@ -123,7 +123,7 @@ class OwnerPhase(Enum):
 
 
 class Owner:
-    """Appends to one log, in this process; see the module."""
+    """The owner of one log, in this process."""
 
     def __init__(
         self,
@@ -301,8 +301,8 @@ class Owner:
         return self.phase is not OwnerPhase.LIVE or self._pipe.is_over
 
     def _durable(self, event: EntriesDurable, now: Now) -> None:
-        """Acknowledge entries that are on disk, in order. Before a ledger's first ones, read the
-        metadata, since a database that went back may have lost the ledger. A later loss can't be
+        """Acknowledge entries that are on disk, in order. Before the first entries of a ledger,
+        read the metadata: a database that went back may have lost the ledger. A later loss can't be
         accepted before a rebuild has read the ledger's place from its copies (rule 18f).
         """
         if self.is_ended or event.ledger_id != self.ledger_id:
@@ -597,9 +597,7 @@ class Owner:
             self._pause_asked = self._ask(Wait(Pause.ROLL))
 
     def _discard(self, job: Job) -> None:
-        """Delete the ledger that a job created, unless the log names it. The sweep deletes the
-        rest.
-        """
+        """Delete the ledger of a job, unless the log names it. The sweep deletes the rest."""
         if job.new is not None:
             self._ask(DeleteLedger(job.new))
 

@@ -49,7 +49,7 @@ class PendingAppend:
 
 
 class Pipeline:
-    """The appends to one ledger; see the module."""
+    """The appends to one ledger, in the order of their entry ids."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Pipeline:
         packs: bool = False,
         seq: str | None = None,
     ) -> None:
-        """`item`: the ledger's, empty, with its first offset. `appended_ms`: the last earlier
+        """`item`: the ledger's empty item, with its first offset. `appended_ms`: the last earlier
         append time. `seq`: the last stream sequence. `packs`: whether to compress batches' columns.
         """
         assert item.first_offset is not None, "rule 23"
@@ -106,7 +106,7 @@ class Pipeline:
         self._check_since(call.since)
         pending.appended_ms = now.stamp_ms(self.appended_ms)
         if len(call.data) > batch.BATCH_BYTES_MAX:
-            raise TooLarge(f"a record batch has at most {batch.BATCH_BYTES_MAX} bytes")
+            raise TooLarge(f"a record batch may have at most {batch.BATCH_BYTES_MAX} bytes")
         data = batch.placed(
             call.data,
             append_time_ms=pending.appended_ms,

@@ -92,7 +92,8 @@ class ProducerTable(Generic[P]):
             )
         if state is not None and request.epoch < state.epoch:
             raise StaleProducer(
-                f"producer {request.id} is in epoch {state.epoch}", producer_epoch=state.epoch
+                f"producer {request.id} is in the later epoch {state.epoch}",
+                producer_epoch=state.epoch,
             )
         if state is None or request.epoch > state.epoch:
             if request.seq == 0:

@@ -62,7 +62,7 @@ class RewriteStage(Enum):
 
 
 class Rewrite:
-    """Rewrites some ledgers of one log, once; see the module. Ends with RewriteDone."""
+    """Rewrites some ledgers of one log, once. Ends with RewriteDone."""
 
     def __init__(self, log: LogMetadata, items: Sequence[LogItem]) -> None:
         """`log`: the metadata as last read, which must name `items` as adjacent and sealed."""

@@ -80,7 +80,7 @@ from quorumlog.protocol.metadata import Writer
 
 
 class RoutePhase(Enum):
-    """What this gateway knows about a log's owner."""
+    """A gateway's knowledge about a log's owner."""
 
     UNKNOWN = "unknown"
     REMOTE = "remote"
@@ -89,7 +89,7 @@ class RoutePhase(Enum):
 
 
 class LogRoute:
-    """Routes requests to one log, in one gateway; see the module."""
+    """Routes requests to one log, in one gateway."""
 
     def __init__(self, name: str, me: str, *, settle_s: float) -> None:
         """`me`: this process's name in metadata; `settle_s`: see Owner."""
@@ -134,7 +134,7 @@ class LogRoute:
 
     @property
     def phase(self) -> RoutePhase:
-        """What this gateway knows about the owner."""
+        """This gateway's knowledge about the owner."""
         if self.owner is not None:
             return RoutePhase.SETTLING if self.owner.is_ended else RoutePhase.OWNING
         return RoutePhase.UNKNOWN if self.remote is None else RoutePhase.REMOTE
@@ -503,8 +503,8 @@ class LogRoute:
         self._go_on(now)
 
     def _fail(self, error: QuorumLogError, now: Now) -> None:
-        """End a failed handover. A failed search fails the waiting requests; if metadata is the
-        cause, only those from before it was read (rule 27b), and the others search again.
+        """End a failed handover. A failed search fails the waiting requests. If metadata is the
+        cause, it fails only requests that came before the read (rule 27b).
         """
         handover = self._handover
         assert handover is not None

@@ -15,7 +15,7 @@ Source: both protocol documents, "Ledgers to logs"; rules 22 to 28.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -52,6 +52,10 @@ LOG_LEDGERS_MAX = 10_000
 ROW_ANSWERS_MAX = 4096
 """Answers in a log's producer table in total, about 400 KiB of JSON. Each producer keeps at least
 its last answer, which has its sequence number."""
+
+
+NO_KEYS: Final = -1
+"""What a log names instead of an index if a ledger has no keys (rule 27e)."""
 
 
 class LogState(StrEnum):
@@ -110,12 +114,21 @@ class LogItem:
     replaced: Number = 0
     """How many ledgers this one has replaced, also by way of others (rule 27c); 0: it is no
     rewrite."""
+    index: IdOrNone | None = None
+    """The ledger with the index of this ledger's keys, NO_KEYS (-1) if it has none, or None if it
+    has no index (rule 27e)."""
 
     @property
     def is_empty(self) -> bool:
         """Whether the ledger is closed without records."""
         first, last = self.first_offset, self.last_offset
         return first is not None and last is not None and last < first
+
+
+def ledgers_of(items: Iterable[LogItem]) -> set[int]:
+    """The ids of these items' ledgers, and of the indexes of their keys."""
+    named = (each for item in items for each in (item.ledger_id, item.index))
+    return {each for each in named if each is not None and each != NO_KEYS}
 
 
 LIMITS: Final = (
@@ -228,7 +241,9 @@ class LogMetadata(Value):
                 assert before.last_offset + 1 == item.first_offset, "I33: borders meet"
         assert all(item.first_offset is not None for item in self.items[:-1]), "rule 23"
         ids = [item.ledger_id for item in self.items]
+        ids += [item.index for item in self.items if item.index not in {None, NO_KEYS}]
         assert len(set(ids)) == len(ids), "a ledger is named once"
+        assert all(item.index is None for item in self.unsealed), "rule 27e: indexes are final"
         for item in self.shared:
             assert item.last_offset is not None, "rule 27a: shared ledgers are sealed"
             assert item.last_offset < (self.forked_at or 0), (
@@ -505,6 +520,21 @@ class LogMetadata(Value):
         )
         at = self.items.index(items[0])
         return replace(self, items=(*self.items[:at], new, *self.items[at + len(items) :]))
+
+    def indexed(
+        self, ledger_id: int, index: int | None, *, before: int | None = None
+    ) -> "LogMetadata | None":
+        """The log in which `index` is the index of the keys of a sealed ledger of its own. None if
+        that ledger is gone, or has another index than `before` (rule 27e).
+        """
+        item = self.item_of(ledger_id)
+        if item is None or item.last_offset is None or item.index != before:
+            return None
+        if self.is_shared(item) and index is not None:
+            return None
+        at = self.items.index(item)
+        changed = replace(item, index=index)
+        return replace(self, items=(*self.items[:at], changed, *self.items[at + 1 :]))
 
     def archived(self, through: int) -> "LogMetadata":
         """The log whose records below an offset are archived elsewhere."""

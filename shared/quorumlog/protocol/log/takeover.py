@@ -62,7 +62,7 @@ class TakeoverStage(Enum):
 
 
 class Takeover:
-    """Takes one log over, once; see the module. Ends with TakeoverDone.
+    """Takes one log over, once. Ends with TakeoverDone.
 
     Afterwards all ledgers of the log are CLOSED, except the new last one with `creates`.
     """
@@ -225,7 +225,7 @@ class Takeover:
     # --- the metadata ----------------------------------------------------------------------------
 
     def _stream_seq(self) -> str | None:
-        """The last stream sequence in the ends of ledgers: each batch carries the last one on
+        """The last stream sequence in the ends of ledgers: each batch carries the last sequence
         (rule 25a).
         """
         ends = [self._ends[i.ledger_id] for i in self._log.items if i.ledger_id in self._ends]
@@ -311,9 +311,7 @@ def ending(name: str) -> WriterLost:
 
 
 def is_written(log: LogMetadata, ledger_id: int) -> bool:
-    """Whether this ledger's writer owns the log: it is OPEN and names the ledger last, without an
-    end.
-    """
+    """Whether a ledger's writer owns the log: OPEN, it names the ledger last, without an end."""
     last = log.last_item
     return (
         log.state is LogState.OPEN

@@ -4,7 +4,7 @@ Files are under `<path>/log=<name>/date=<day>/`, named by their range of offsets
 records to a temporary folder, reads them back, and compares them with the log's records (number,
 offsets, a digest of each). Then it moves the files into place with a manifest, and advances the
 log's `archived_through` by compare-and-swap. After a run that died, the next run continues at
-`archived_through` and removes the files that the dead run left. Of two concurrent runs for a log
+`archived_through` and removes the files that the dead run left. If two runs archive a log at once,
 one gives up, and leaves the other's files alone. With `--truncate` the log then drops its
 completely archived ledgers, as far as this archive has all records from the log's first offset on.
 Before that, every file of the archive is read again, including the files of earlier runs.
@@ -183,7 +183,7 @@ def _truncate(
         try:
             answer = gateways.post(path, {"before": covered}, params=meant)
         except QuorumLogError as error:
-            raise job.JobFailed(f"the log was not truncated for certain: {error.detail}") from None
+            raise job.JobFailed(f"the truncation's outcome is unknown: {error.detail}") from None
         first = int(answer["first_offset"])
     note = (
         f"nothing from offset {covered} on was truncated: no archive of it is at this --path. "
@@ -277,7 +277,7 @@ def _verify(frame: DataFrame, start: int, end: int, digest: Any) -> None:
     expected = (end - start, end - start, start, end - 1, 0, int(digest))
     got = tuple(0 if value is None else int(value) for value in found)
     if got != expected:
-        raise job.JobFailed(f"what was written is not what was read: {got}, not {expected}")
+        raise job.JobFailed(f"the written files differ from the log: {got}, not {expected}")
 
 
 class _Store:
@@ -446,7 +446,7 @@ class _Store:
 
 def _check(given: Mapping[str, Any]) -> None:
     if given["through"] is not None and given["older_than"] is not None:
-        raise typer.BadParameter("either --through or --older-than")
+        raise typer.BadParameter("give either --through or --older-than")
 
 
 app = job.program("archive", run, __doc__, _check)

@@ -248,7 +248,7 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         parts = _SETTING.fullmatch(text)
         if parts is None:
-            raise typer.BadParameter(f"{text!r} is no setting: name=value")
+            raise typer.BadParameter(f"{text!r} is not a setting: write name=value")
         found[parts[1]] = int(parts[2]) if parts[2].isdecimal() else parts[2]
     return found
 
@@ -280,7 +280,7 @@ def _asked(
     order: Annotated[
         FileOrder | None,
         typer.Option(
-            help="Files by name (the default), by the time of their change, or as Spark reads."
+            help="The order of files: by name (default), by the time of their change, or as Spark reads."
         ),
     ] = None,
     create: Annotated[
@@ -291,7 +291,7 @@ def _asked(
     ] = None,
     is_stream: Annotated[bool, typer.Option("--stream", help="Only new files in --path.")] = False,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Where a stream remembers what it has done.")
+        str | None, typer.Option(help="The folder in which a stream stores its progress.")
     ] = None,
     schema: Annotated[
         str | None, typer.Option(help="The schema of a stream's files that have none: a string, …")
@@ -329,7 +329,7 @@ def _check(given: Mapping[str, Any]) -> None:
     if (given["app"] is None) != (given["version"] is None):
         raise typer.BadParameter("--app and --version go together")
     if not all("=" in text for text in given["option"] or ()):
-        raise typer.BadParameter("--option is name=value")
+        raise typer.BadParameter("--option must be name=value")
     _settings(given["setting"] or ())
 
 

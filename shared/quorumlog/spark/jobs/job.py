@@ -34,7 +34,7 @@ FAILED: Final = 3
 
 def _checked_urls(text: str | None) -> str | None:
     if text is not None and not _are_urls(text):
-        raise typer.BadParameter(f"{text!r} is no list of URLs: http://host:port,…")
+        raise typer.BadParameter(f"{text!r} is not a list of URLs: write http://host:port,…")
     return text
 
 
@@ -97,7 +97,7 @@ def urls_of(urls: str | Sequence[str]) -> str:
     """URLs in the form of the option `gateway.url`. Raises: JobFailed."""
     text = urls if isinstance(urls, str) else ",".join(urls)
     if not _are_urls(text):
-        raise JobFailed(f"{text!r} is no list of URLs: http://host:port,…")
+        raise JobFailed(f"{text!r} is not a list of URLs: write http://host:port,…")
     return text
 
 

@@ -61,7 +61,7 @@ class LedgerRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A ledger, or a bookie's copy of it, that may be deleted; `excluded` says why not yet."""
+    """A ledger, or a bookie's copy of it, that may be deleted; `excluded`: why it must stay."""
 
     kind: str
     ledger: int
@@ -188,7 +188,8 @@ def plan(inventory: Inventory, *, now: dt.datetime, grace_s: float) -> list[Cand
 
 def _expired(log: Mapping[str, Any], inventory: Inventory, now: dt.datetime) -> list[Candidate]:
     """The sealed ledgers, oldest first, that a log's retention may drop. Ages count from a ledger's
-    creation, which the API shows. Retention counts from the seal: the list may be early, not late.
+    creation, which the API shows. Retention counts from the sealing: the list may be early, not
+    late.
     """
     settings = log["settings"]
     most_bytes, most_s = settings["retention_bytes"], settings["retention_seconds"]

@@ -55,6 +55,7 @@ async def places(
                 "file": "app.js",
                 "consumer": "me",
                 "queue": "mail",
+                "key": "k",
                 "path": "chat/42",
                 "id": "0" * 16,
                 "bookie": "bookie-9",

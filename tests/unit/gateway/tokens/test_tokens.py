@@ -211,6 +211,41 @@ async def test_a_queues_worker_claims_and_settles_and_nothing_else(gateways: Gua
         assert code(await gateways.ask(worker, method, path, body)) == FORBIDDEN, path
 
 
+async def test_a_subscription_needs_manage_on_all_that_its_pattern_may_match(
+    gateways: Guarded,
+) -> None:
+    sub, logs = "/v1/stream/__ds/subscriptions/sub", "logs/durable-stream."
+    pull = {"type": "pull-wake", "pattern": "events/*", "wake_stream": "pool"}
+    wake = f"append:{logs}pool"
+    for grants in (
+        (f"read:{logs}*", wake),
+        (f"manage:{logs}events_2Fa", wake),
+        (f"manage:{logs}events_2F", wake),
+        (f"manage:{logs}events_2F*",),
+    ):
+        secret, _ = await gateways.token(*grants)
+        assert code(await gateways.ask(secret, "PUT", sub, pull)) == FORBIDDEN, grants
+    manager, _ = await gateways.token(f"manage:{logs}events_2F*", wake)
+    assert (await gateways.ask(manager, "PUT", sub, pull)).status == 201
+    other = {"streams": ["elsewhere"]}
+    assert code(await gateways.ask(manager, "POST", f"{sub}/streams", other)) == FORBIDDEN
+    worker, _ = await gateways.token(f"work:{logs}events_2F*")
+    for method, path, body in (("GET", sub, None), ("DELETE", sub, None), ("PUT", sub, pull)):
+        assert code(await gateways.ask(worker, method, path, body)) == FORBIDDEN
+    claim = {"worker": "one"}
+    assert code(await gateways.ask(manager, "POST", f"{sub}/claim", claim)) == FORBIDDEN
+    pending = await gateways.ask(worker, "POST", f"{sub}/claim", claim)
+    assert pending.json["code"] == "no-pending-work"
+    elsewhere, _ = await gateways.token(f"manage:{logs}other*")
+    listed = "/v1/stream/__ds/subscriptions"
+    assert (await gateways.ask(elsewhere, "GET", listed)).json["subscriptions"] == []
+    assert len((await gateways.ask(manager, "GET", listed)).json["subscriptions"]) == 1
+    # Callbacks have the token of their wake, and no other.
+    answer = await gateways.ask(manager, "POST", f"{sub}/ack", {})
+    assert (answer.status, answer.json["code"]) == (401, "wake-token-invalid")
+    assert (await gateways.ask(manager, "DELETE", sub)).status == 204
+
+
 async def test_a_log_is_not_reached_by_the_ids_of_its_ledgers(gateways: Guarded) -> None:
     log = await gateways.done("GET", f"/v1/logs/{OTHER_LOG}")
     ledger = f"/v1/ledgers/{log['ledgers'][-1]['ledger_id']}"

@@ -1,0 +1,123 @@
+"""The resource /v1/logs/{name}/keys: the newest record of a key, and the keys of a log."""
+
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from quorumlog import errors
+from quorumlog.net.parameters import Given, Parameter
+from services.gateway.edge import log_models as models
+from services.gateway.edge import operations as op
+from services.gateway.edge.access.scopes import Named, Scope, on
+from services.gateway.edge.http.media import json_bytes
+from services.gateway.edge.log_records import FROM, utf8
+from services.gateway.edge.logs import CREATED
+from services.gateway.edge.pages import LogPages, records_json
+from services.gateway.edge.payloads import encoded_key
+from services.gateway.logs.filters import Filter
+from services.gateway.logs.manager import LogManager
+
+_KEYS_BYTES_MAX: Final = 4 << 20
+"""Bytes of records of which one page lists the keys (chosen by judgement)."""
+
+KEY: Final = Parameter(
+    "key", "path", utf8, {"type": "string", "minLength": 1}, "The key (UTF-8).", b"", example="k-7"
+)
+PREFIX: Final[Parameter[bytes]] = Parameter(
+    "prefix", "query", utf8, {"type": "string"}, "Only keys that begin with this text.", b""
+)
+_RECORD: Final[dict[str, Any]] = {
+    "offset": 9,
+    "timestamp": "2026-01-02T03:04:05.678Z",
+    "ledger_id": 1,
+    "entry_id": 4,
+    "key": "ay03",
+    "headers": {},
+    "data": "aGVsbG8=",
+}
+_READING: Final = (
+    errors.NoSuchLog,
+    errors.LogReplaced,
+    errors.EntryLost,
+    errors.EntryUnavailable,
+    errors.RecoveryBlocked,
+)
+
+
+class KeyRoutes(op.Handlers, tag="Records"):
+    """HTTP handlers for the keys of a log."""
+
+    def __init__(self, logs: LogManager) -> None:
+        self._logs = logs
+
+    @op.operation(
+        "GET /v1/logs/{name}/keys/{key}",
+        (op.NAME, KEY, op.ENCODING),
+        replies=op.gives("The newest record.", models.RecordOut, {"one": _RECORD}),
+        errors=(*_READING, errors.NoSuchKey, errors.KeyScanLimit),
+        scope=on(Named.LOG, Scope.READ),
+    )
+    async def newest_record(self, _request: web.Request, given: Given) -> web.Response:
+        """Read the newest record of a key.
+
+        Of all records with this key that were acknowledged before the request, the response is the
+        last one. 404 `no-such-key`: there is none before the offset `next_offset`. Large sealed
+        ledgers have an index of their keys. Other ledgers are read once: if they are too large for
+        one request, the response is 503 `key-scan-limit`, and a retry goes on there.
+        """
+        name, key = given[op.NAME], given[KEY]
+        page = await self._logs.keys.newest(name, key)
+        if not page.batches:
+            raise errors.NoSuchKey(
+                f"no record before the offset {page.next} has this key",
+                log=name,
+                next_offset=page.next,
+            )
+        return json_bytes(next(records_json(page.batches[0], given[op.ENCODING])))
+
+    @op.operation(
+        "GET /v1/logs/{name}/keys",
+        (op.NAME, PREFIX, FROM, CREATED, op.LIMIT, op.ENCODING),
+        replies=op.gives(
+            "A page of keys.",
+            models.LogKeys,
+            {
+                "one": {
+                    "log": "events",
+                    "keys": [{"offset": 9, "key": "ay03"}],
+                    "next": 10,
+                    "first_offset": 0,
+                    "closed": False,
+                    "created_at": "2026-01-02T03:04:05.678901Z",
+                }
+            },
+        ),
+        errors=(*_READING, errors.OffsetBeyondEnd, errors.OffsetTruncated),
+        scope=on(Named.LOG, Scope.READ),
+    )
+    async def list_keys(self, _request: web.Request, given: Given) -> web.Response:
+        """List keys.
+
+        A page looks at records from an offset on, and has each of their keys once, with the offset
+        of its last record in the page. A later page may have the same key again, with a later
+        offset. `limit` is the number of records with a key that a page looks at; it looks at 16 MiB
+        of records at most, so a page may be empty before the log's end: read on from `next`, until
+        it is the `from` of the request.
+        """
+        pages = LogPages(
+            self._logs, given[op.NAME], given[CREATED], Filter(key_prefix=given[PREFIX])
+        )
+        page = await pages.read(given[FROM], limit=given[op.LIMIT], max_bytes=_KEYS_BYTES_MAX)
+        newest: dict[bytes, int] = {}
+        for found in page.batches:
+            for offset, key in enumerate(found.columns.keys, found.first_offset):
+                if key is not None:
+                    newest.pop(key, None)
+                    newest[key] = offset
+        keys = b",".join(
+            b'{"offset":%d,%b}' % (offset, encoded_key(key, given[op.ENCODING]))
+            for key, offset in newest.items()
+        )
+        end = orjson.dumps(pages.members(page))[1:]
+        return json_bytes(b'{%b,"keys":[%b],%b' % (pages.name, keys, end))

@@ -1,0 +1,251 @@
+"""Webhooks: which URLs are allowed, and how wakes are signed and sent (sections 7.1 and 12.8 to
+12.10).
+
+A webhook's URL is a client's, so the gateway must not become that client's way into the network of
+the cluster. A URL is checked when a subscription is created and before each delivery. A host's name
+is resolved once for a connection, which goes to one of the addresses that were checked.
+"""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Any, Final
+
+import aiohttp
+import orjson
+from aiohttp.abc import AbstractResolver, ResolveResult
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from yarl import URL
+
+from quorumlog.errors import WakeTokenInvalid, WebhookUrlRejected
+from quorumlog.net.timers import wall_s
+from services.gateway.logs.subscriptions import DELIVERIES_MAX, DeliveryFailed
+
+URL_CHARS_MAX: Final = 2048
+ANSWER_BYTES_MAX: Final = 64 << 10
+"""Of a webhook's response, what is read. A longer one counts as one without `done`. By judgement."""
+DELIVERY_S: Final = 10.0
+"""The timeout of one delivery. By judgement."""
+_RESOLVERS: Final = 4
+"""Threads that resolve names, which must not keep other work waiting. By judgement."""
+_UID_CHARS: Final = 16
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+
+Address = IPv4Address | IPv6Address
+Networks = Sequence[IPv4Network | IPv6Network]
+
+
+def is_allowed(address: Address, networks: Networks, *, is_public: bool) -> bool:
+    """Whether a delivery may go to an address: one of `networks`, or with `is_public` one of the
+    public internet. An IPv6 address that stands for an IPv4 address counts as that one.
+    """
+    if isinstance(address, IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and address in _NAT64:
+            inner = IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_allowed(inner, networks, is_public=is_public)
+    if any(address in network for network in networks):
+        return True
+    is_special = address.is_multicast or address.is_reserved or not address.is_global
+    return is_public and not is_special
+
+
+def check_url(text: str, networks: Networks) -> URL:
+    """A webhook's URL, unless its scheme or host is not allowed. Raises: WebhookUrlRejected."""
+    try:
+        url = URL(text)
+        host, port = url.host, url.port
+    except ValueError as error:
+        raise WebhookUrlRejected(f"webhook.url is not a URL: {error}") from error
+    if len(text) > URL_CHARS_MAX or not host or not port or url.user or url.password:
+        raise WebhookUrlRejected(
+            f"webhook.url must be a URL of at most {URL_CHARS_MAX} characters, without a user"
+        )
+    if url.scheme not in ("http", "https"):
+        raise WebhookUrlRejected("webhook.url must use https")
+    is_public = url.scheme == "https"
+    found = _literal(host)
+    if found is None and not is_public and not networks:
+        raise WebhookUrlRejected("webhook.url must use https")
+    if found is not None and not is_allowed(found, networks, is_public=is_public):
+        raise WebhookUrlRejected(
+            "webhook.url must use https, and a host that is not of a private network"
+        )
+    return url
+
+
+def _literal(host: str) -> Address | None:
+    """The address that a host is, in any form that resolvers take; None for a name."""
+    name = host.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return IPv4Address("127.0.0.1")
+    try:
+        return ip_address(name)
+    except ValueError:
+        pass
+    try:
+        return IPv4Address(socket.inet_aton(name))
+    except (OSError, UnicodeError):
+        return None
+
+
+class _Resolver(AbstractResolver):
+    """Resolves names to allowed addresses only."""
+
+    def __init__(self, networks: Networks, *, is_public: bool) -> None:
+        self._networks, self._is_public = networks, is_public
+        self._threads = ThreadPoolExecutor(_RESOLVERS, "webhook-names")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """The allowed addresses of a name. Raises: OSError."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(
+            self._threads, socket.getaddrinfo, host, port, family, socket.SOCK_STREAM
+        )
+        addresses = dict.fromkeys((str(each[4][0]), each[0], each[2]) for each in found)
+        allowed: list[ResolveResult] = [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=kind,
+                proto=proto,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address, kind, proto in addresses
+            if is_allowed(ip_address(address), self._networks, is_public=self._is_public)
+        ]
+        if not allowed:
+            raise OSError(None, f"{host} has no address that is allowed")
+        return allowed
+
+    async def close(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What all gateways derive from the cluster's secret: the signing key and the wakes' tokens."""
+
+    secret: bytes
+
+    @property
+    def _signing(self) -> Ed25519PrivateKey:
+        seed = hmac.digest(self.secret, b"quorumlog webhook signatures", hashlib.sha256)
+        return Ed25519PrivateKey.from_private_bytes(seed)
+
+    @property
+    def jwk(self) -> dict[str, str]:
+        """The public key as a JWK, named by its thumbprint (RFC 7638)."""
+        x = _base64(self._signing.public_key().public_bytes_raw())
+        thumbprint = orjson.dumps({"crv": "Ed25519", "kty": "OKP", "x": x})
+        kid = "ds_" + _base64(hashlib.sha256(thumbprint).digest())
+        more = {"use": "sig", "alg": "EdDSA", "kid": kid}
+        return {"kty": "OKP", "crv": "Ed25519", "x": x, **more}
+
+    def signature(self, body: bytes, at_s: int) -> str:
+        """The value of `Webhook-Signature`."""
+        signed = self._signing.sign(b"%d.%b" % (at_s, body))
+        return f"t={at_s},kid={self.jwk['kid']},ed25519={_base64(signed)}"
+
+    def token(self, name: str, uid: str, generation: int) -> str:
+        """The token of a wake of one creation of a subscription."""
+        head = f"{generation}.{uid[:_UID_CHARS]}"
+        return f"{head}.{self._mac(name, head)}"
+
+    def generation_of(self, name: str, token: str) -> tuple[int, str]:
+        """The generation that a token is of, and its creation. Raises: WakeTokenInvalid."""
+        head, _, mac = token.rpartition(".")
+        if not token.isascii() or not hmac.compare_digest(mac, self._mac(name, head)):
+            raise WakeTokenInvalid
+        generation, _, uid = head.partition(".")
+        return int(generation), uid
+
+    def _mac(self, name: str, head: str) -> str:
+        key = hmac.digest(self.secret, b"quorumlog wake tokens", hashlib.sha256)
+        return _base64(hmac.digest(key, f"{head}.{name}".encode(), hashlib.sha256))
+
+
+class Webhooks:
+    """Sends signed wakes to webhooks."""
+
+    def __init__(self, networks: Networks) -> None:
+        """`networks`: private networks to which deliveries may go, by http too."""
+        self._networks = networks
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+
+    def check(self, url: str) -> None:
+        """Raise WebhookUrlRejected unless the URL is allowed."""
+        check_url(url, self._networks)
+
+    async def send(self, url: str, document: Any, keys: Keys) -> bool:
+        """Send a wake. Returns whether the response says that it is done. Raises: DeliveryFailed."""
+        body = orjson.dumps(document)
+        headers = {
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+            "User-Agent": "quorumlog-webhook",
+            "Webhook-Signature": keys.signature(body, int(wall_s())),
+        }
+        try:
+            checked = check_url(url, self._networks)
+            session = self._session(checked.scheme)
+            async with session.post(
+                checked, data=body, headers=headers, allow_redirects=False
+            ) as response:
+                if not 200 <= response.status < 300:
+                    raise DeliveryFailed(f"status {response.status}")
+                data = await _read(response)
+        except WebhookUrlRejected as error:
+            raise DeliveryFailed(error.detail) from error
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise DeliveryFailed(repr(error)) from error
+        try:
+            answer = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return False
+        return isinstance(answer, dict) and answer.get("done") is True
+
+    def _session(self, scheme: str) -> aiohttp.ClientSession:
+        if scheme not in self._sessions:
+            resolver = _Resolver(self._networks, is_public=scheme == "https")
+            self._sessions[scheme] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=DELIVERIES_MAX, resolver=resolver, use_dns_cache=False, force_close=True
+                ),
+                timeout=aiohttp.ClientTimeout(total=DELIVERY_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=False,
+            )
+        return self._sessions[scheme]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for session in self._sessions.values():
+            await session.close()
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """A response's body; nothing of a longer one than is read."""
+    found = bytearray()
+    async for part in response.content.iter_any():
+        found += part
+        if len(found) > ANSWER_BYTES_MAX:
+            response.close()
+            return b""
+    return bytes(found)
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

@@ -1,0 +1,114 @@
+"""A log as a table: the newest record of each key, in memory."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Self
+
+from quorumlog.client import checks
+from quorumlog.client.records import LogPage, LogRecord, Start
+from quorumlog.errors import OffsetTruncated
+
+
+class Table:
+    """The newest record of each key of a log, for `with` or `async with`. The table follows the
+    log; `caught_up` waits until it has all records that were confirmed before the call.
+
+    Records without a key are not in the table, nor records that the log has released since. Every
+    method raises the error, such as LogReplaced, that has ended the following.
+    """
+
+    def __init__(
+        self,
+        read: Callable[..., Awaitable[LogPage]],
+        end: Callable[[], Awaitable[tuple[int, str]]],
+        wait_ms: int,
+    ) -> None:
+        """Use `Log.table`."""
+        self._read, self._end, self._wait_ms = read, end, wait_ms
+        self._records: dict[bytes, LogRecord] = {}
+        self._first = self._next = 0
+        self._moved = asyncio.Event()
+        """Set, and replaced, after each page."""
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Begin to follow the log."""
+        self._task = asyncio.create_task(self._follow())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop following. The records stay in memory."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _follow(self) -> None:
+        start: Start = "earliest"
+        created_at: str | None = None
+        while True:
+            try:
+                page = await self._read(start, wait_ms=self._wait_ms, created_at=created_at)
+            except OffsetTruncated as error:
+                start = int(error.members["first_offset"])
+                continue
+            self._take(page)
+            start, created_at = page.next, page.created_at
+            if page.closed:
+                return
+
+    def _take(self, page: LogPage) -> None:
+        for record in page.records:
+            if record.key is not None:
+                self._records[record.key] = record
+        if page.first_offset > self._first:
+            self._first = page.first_offset
+            kept = {k: r for k, r in self._records.items() if r.offset >= self._first}
+            self._records = kept
+        self._next = page.next
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def caught_up(self) -> None:
+        """Wait until the table has all records that were confirmed before this call."""
+        if self._task is None:
+            raise ValueError("the table follows its log inside `with` or `async with`")
+        end, _ = await self._end()
+        while self._next < end:
+            moved = asyncio.create_task(self._moved.wait())
+            await asyncio.wait((moved, self._task), return_when=asyncio.FIRST_COMPLETED)
+            moved.cancel()
+            self._checked()
+
+    def snapshot(self) -> Mapping[bytes, LogRecord]:
+        """A copy of the table."""
+        return dict(self._checked())
+
+    def get(self, key: str | bytes) -> LogRecord | None:
+        """The newest record of a key; None if there is none."""
+        return self._checked().get(_key(key))
+
+    def __getitem__(self, key: str | bytes) -> LogRecord:
+        """The newest record of a key. Raises: KeyError."""
+        return self._checked()[_key(key)]
+
+    def __contains__(self, key: str | bytes) -> bool:
+        """Whether a record has this key."""
+        return _key(key) in self._checked()
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The keys that the table has now."""
+        return iter(list(self._checked()))
+
+    def __len__(self) -> int:
+        """The number of keys."""
+        return len(self._checked())
+
+    def _checked(self) -> dict[bytes, LogRecord]:
+        if self._task is not None and self._task.done() and not self._task.cancelled():
+            self._task.result()
+        return self._records
+
+
+def _key(key: str | bytes) -> bytes:
+    return key if isinstance(key, bytes) else checks.text("a key", key).encode()

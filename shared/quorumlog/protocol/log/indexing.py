@@ -1,0 +1,245 @@
+"""Indexing: writes the index of the keys of one sealed ledger of a log into a new ledger, which the
+log then names beside it (rule 27e).
+
+    IDLE -> CHECKING -> READING -> CREATING -> WRITING -> CLOSING -> SWAPPING -> DONE
+
+An index is never needed for safety: until the swap no log names the new ledger, so the sweep of
+orphans deletes it if the process ends (rule 22), and a log without the index is read in full.
+"""
+
+from collections.abc import Collection
+from enum import Enum
+from typing import Any, Final
+
+from quorumlog.errors import EntryUnavailable, NoSuchLedger, QuorumLogError, WriterLost
+from quorumlog.protocol.batch import BadBatch
+from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.keys import ENTRIES_MAX, KeyEntries, keys_of
+from quorumlog.protocol.log.messages import (
+    Answered,
+    Ask,
+    BatchesRead,
+    BeginRewrite,
+    CloseLedger,
+    CreateLedger,
+    Effect,
+    Event,
+    Question,
+    ReadBatches,
+    ReadLedger,
+    ReleaseLedgers,
+    RewriteDone,
+    RowChanged,
+    Stopped,
+    SwapLog,
+    WriteBatches,
+)
+from quorumlog.protocol.log.rewrite import CONFLICTS_MAX
+from quorumlog.protocol.log.row import NO_KEYS, LogItem, LogMetadata
+from quorumlog.protocol.log.takeover import ending
+from quorumlog.protocol.metadata import LedgerMetadata, State
+
+INDEXED_BYTES_MIN: Final = 64 << 10
+"""Smaller ledgers are not indexed, as a read of such a ledger costs little more than a lookup."""
+
+PAIRS_MAX: Final = 1 << 22
+"""The most pairs of an index, about 48 MiB of memory while it is written. A ledger with more pairs
+of a key and an entry gets no index: chosen by judgement."""
+
+_BUCKETS_AT_ONCE: Final = 8
+"""Buckets that one step makes: sorting more would delay other work of the process."""
+
+
+def next_index(row: LogMetadata, spoiled: Collection[int] = ()) -> LogItem | None:
+    """The newest ledger that has no index yet, and will not be merged soon; None if there is none.
+    `spoiled`: ledgers for which no index can be made.
+    """
+    return next((item for item in reversed(row.items) if _is_due(row, item, spoiled)), None)
+
+
+def _is_due(row: LogMetadata, item: LogItem, spoiled: Collection[int]) -> bool:
+    is_lasting = item.bytes >= row.settings.merge_below_bytes or item.replaced > 0
+    return (
+        item.index is None
+        and item.last_offset is not None
+        and is_lasting
+        and item.bytes >= INDEXED_BYTES_MIN
+        and item.ledger_id not in spoiled
+        and not row.is_shared(item)
+    )
+
+
+class IndexStage(Enum):
+    """The stage of an indexing."""
+
+    IDLE = "idle"
+    CHECKING = "checking"
+    """The metadata of the ledger is read: only a whole CLOSED ledger is indexed."""
+    READING = "reading"
+    CREATING = "creating"
+    WRITING = "writing"
+    CLOSING = "closing"
+    SWAPPING = "swapping"
+    DISCARDING = "discarding"
+    """The new ledger is deleted, because the indexing failed or the log changed."""
+    DONE = "done"
+
+
+class Indexing:
+    """Indexes one ledger of one log, once; see the module. Ends with RewriteDone."""
+
+    def __init__(self, log: LogMetadata, item: LogItem) -> None:
+        """`log`: the metadata as last read, which must name the sealed `item` as its own."""
+        assert item.last_offset is not None, "rule 27e: the ledger is sealed"
+        assert not log.is_shared(item), "rule 27e: the ledger is the log's own"
+        self.stage = IndexStage.IDLE
+        self._log, self._item = log, item
+        self._number = 0
+        self._tries = 0
+        self._last_entry = 0
+        self._entry = 0
+        """The next entry of the ledger to read."""
+        self._keys = KeyEntries()
+        self._new: int | None = None
+        self._written = 0
+        """Buckets that were written."""
+        self._size = 0
+        self._result: LogMetadata | QuorumLogError | None = None
+        self._spoiled: int | None = None
+        self._out: list[Effect] = []
+
+    def step(self, event: Event, now: Now) -> list[Effect]:
+        """Take an event and return the effects."""
+        del now
+        if self.stage is IndexStage.DONE:
+            return []
+        match event:
+            case BeginRewrite():
+                self._ask(IndexStage.CHECKING, ReadLedger(self._item.ledger_id))
+            case Answered(number, value) if number == self._number:
+                self._answered(value)
+            case Stopped():
+                self._done(ending(self._log.name))
+            case _:
+                pass
+        out, self._out = self._out, []
+        return out
+
+    def _ask(self, stage: IndexStage, question: Question) -> None:
+        self.stage = stage
+        self._number += 1
+        self._out.append(Ask(self._number, question))
+
+    def _answered(self, value: Any) -> None:
+        match self.stage:
+            case IndexStage.DISCARDING:
+                self._done(self._result)  # the sweep deletes a ledger for which this failed
+            case IndexStage.CHECKING if isinstance(value, NoSuchLedger):
+                self._spoil(value.detail)
+            case _ if isinstance(value, QuorumLogError):
+                self._give_up(value)
+            case IndexStage.CHECKING:
+                self._checked(value)
+            case IndexStage.READING:
+                self._read(value)
+            case IndexStage.CREATING:
+                self._new = value.ledger_id
+                self._write_next()
+            case IndexStage.WRITING:
+                self._write_next()
+            case IndexStage.CLOSING:
+                self._closed(value)
+            case IndexStage.SWAPPING if isinstance(value, RowChanged):
+                self._swap(value.current)
+            case IndexStage.SWAPPING:
+                self._done(value)
+            case _:
+                raise AssertionError(f"nothing was asked in {self.stage}")
+
+    def _spoil(self, detail: str) -> None:
+        """Give up, as each indexing of this ledger would."""
+        ledger_id = self._spoiled = self._item.ledger_id
+        self._give_up(EntryUnavailable(detail, ledger_id=ledger_id, log=self._log.name))
+
+    def _give_up(self, result: QuorumLogError | None) -> None:
+        """End without success, and delete the new ledger, unless the log names it: the outcome of
+        the swap may be unknown.
+        """
+        self._result = result
+        if self._new is None:
+            self._done(result)
+        else:
+            self._ask(IndexStage.DISCARDING, ReleaseLedgers((self._new,)))
+
+    def _done(self, result: LogMetadata | QuorumLogError | None) -> None:
+        self.stage = IndexStage.DONE
+        self._out.append(RewriteDone(result, self._size, self._spoiled))
+
+    def _checked(self, ledger: LedgerMetadata) -> None:
+        if ledger.state is not State.CLOSED or ledger.last_entry is None:
+            self._spoil("the ledger is not CLOSED")
+        elif ledger.lost_entries or ledger.may_lack_entries or ledger.last_entry >= ENTRIES_MAX:
+            self._spoil("the ledger may lack entries, or has too many")
+        else:
+            self._last_entry = ledger.last_entry
+            self._read_next()
+
+    def _read_next(self) -> None:
+        """Read the next batches, or write the index after the last one."""
+        if self._entry <= self._last_entry:
+            asked = ReadBatches(self._item.ledger_id, self._entry, self._last_entry)
+            self._ask(IndexStage.READING, asked)
+        elif self._keys.pairs:
+            self._ask(IndexStage.CREATING, CreateLedger(self._log))
+        else:
+            self._swap(self._log)
+
+    def _read(self, read: BatchesRead) -> None:
+        try:
+            if read.is_lost:
+                raise BadBatch("entries are lost")
+            for entry_id, data in read.entries:
+                if entry_id != self._entry:
+                    raise BadBatch(f"entry {self._entry} is missing")
+                self._keys.add(entry_id, keys_of(data))
+                self._entry += 1
+        except BadBatch as error:
+            self._spoil(str(error))
+            return
+        if self._keys.pairs > PAIRS_MAX:
+            self._spoil(f"the ledger has more than {PAIRS_MAX} keys")
+        else:
+            self._read_next()
+
+    def _write_next(self) -> None:
+        """Write the next buckets, or close the index after the last one."""
+        assert self._new is not None
+        first, count = self._written, 1 << self._keys.bits
+        if first == count:
+            self._ask(IndexStage.CLOSING, CloseLedger(self._new))
+            return
+        self._written = min(first + _BUCKETS_AT_ONCE, count)
+        buckets = tuple(
+            self._keys.bucket(at, self._item.ledger_id, self._last_entry)
+            for at in range(first, self._written)
+        )
+        self._size += sum(map(len, buckets))
+        self._ask(IndexStage.WRITING, WriteBatches(self._new, first, buckets))
+
+    def _closed(self, closed: LedgerMetadata) -> None:
+        if closed.last_entry != self._written - 1:
+            detail = f"the ledger {closed.ledger_id} ends at {closed.last_entry}"
+            self._give_up(WriterLost(detail, log=self._log.name))
+        else:
+            self._swap(self._log)
+
+    def _swap(self, log: LogMetadata) -> None:
+        """Name the index, if the log still names the ledger without one."""
+        self._tries += 1
+        index = NO_KEYS if self._new is None else self._new
+        row = log.indexed(self._item.ledger_id, index)
+        is_same = log.created_at == self._log.created_at and self._tries <= CONFLICTS_MAX
+        if row is None or not is_same:
+            self._give_up(None)
+        else:
+            self._ask(IndexStage.SWAPPING, SwapLog(row))

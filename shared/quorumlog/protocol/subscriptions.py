@@ -1,0 +1,619 @@
+"""Subscriptions of streams: which streams have unread records, and who was told so (ADR 58).
+
+A subscription is a row of the log of subscriptions (`rows.py`). It links streams, each with the
+offset up to which it is acknowledged. While a linked stream is longer, the subscription has pending
+work: it gets a *wake*, with a `generation` that only grows. A webhook's wake is delivered until the
+receiver accepts it. A pull-wake's is announced in a stream until a worker claims it. Then the
+holder has the wake for a lease. The names are those of the Durable Streams protocol, sections 6
+and 7.
+
+Invariants (checked by the simulation in tests/model/subscriptions):
+  - acknowledged offsets never go back, and only the current wake moves them;
+  - a wake has one holder: another one gets the work only after a whole lease of time awake without
+    an acknowledgement, and never with the same generation;
+  - a subscription without a wake has no pending work, or gets a wake;
+  - a wake that no receiver accepted stays, whatever gateways die.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from heapq import nsmallest
+from typing import Any, ClassVar, Final
+
+from quorumlog.errors import (
+    AlreadyClaimed,
+    InvalidOffset,
+    InvalidRequest,
+    NoPendingWork,
+    NoSuchSubscription,
+    QuorumLogError,
+    SubscriptionExists,
+    TooManySubscriptions,
+    WakeFenced,
+)
+from quorumlog.protocol.rows import Key, RowDraft, Rows, Stamp
+
+SUBSCRIPTIONS_MAX: Final = 1000
+"""Maximum subscriptions, which the owner of their log holds in memory. Chosen by judgement."""
+STREAMS_MAX: Final = 1000
+"""Maximum streams of a subscription: its row, which each change writes, stays below 300 KB."""
+LINKS_MAX: Final = 5000
+"""Maximum streams of all subscriptions: the owner waits for records of each. By judgement."""
+RETRY_MS_MAX: Final = 60_000
+"""The longest pause between two attempts, without its jitter (section 7.1)."""
+JITTER_PERMILLE: Final = 200
+"""How much longer or shorter a pause may be."""
+_RETRY_MS: Final = 1000
+_DOUBLINGS_MAX: Final = 6
+_BATCH_CHARS: Final = 2 << 20
+"""Characters of changed rows after which a batch takes no more requests, as for queues."""
+
+
+class Kind(StrEnum):
+    """How a subscription is told of pending work."""
+
+    WEBHOOK = "webhook"
+    PULL = "pull-wake"
+
+
+class Phase(StrEnum):
+    """What happens to the current wake."""
+
+    IDLE = "idle"
+    """There is none."""
+    DUE = "due"
+    """It is to be delivered to the webhook, or announced in the wake stream."""
+    OPEN = "open"
+    """It was announced, and waits for a worker."""
+    HELD = "held"
+    """The receiver has accepted it, or a worker has claimed it: a lease runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSettings:
+    """The configuration, normalized. Streams are named by their logs."""
+
+    kind: str
+    pattern: str
+    streams: tuple[str, ...]
+    url: str
+    wake_log: str
+    lease_ms: int
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One stream of a subscription."""
+
+    log: str
+    created: str = ""
+    """The log's creation time; empty while there is no such stream."""
+    acked: int = 0
+    """All records below are acknowledged."""
+    is_explicit: bool = False
+    is_glob: bool = False
+    """Whether the pattern matches."""
+    tail: int = 0
+    """The stream's end when the current wake was made."""
+
+
+Ends = tuple[tuple[str, str, int], ...]
+"""The acknowledged ends of streams: (log, creation time, offset)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A subscription's whole state. The one without an id has the cluster's signing key."""
+
+    id: str
+    version: int
+    settings: SubscriptionSettings
+    secret: str
+    """Random: it identifies this creation, and keys the tokens of its wakes."""
+    origin: str = ""
+    """The URL of the gateways, as the client of the creation wrote it."""
+    created_ms: int = 0
+    links: tuple[Link, ...] = ()
+    generation: int = 0
+    wake_id: str = ""
+    phase: str = Phase.IDLE
+    holder: str = ""
+    """The worker that has claimed the wake."""
+    woken_ms: int = 0
+    """When the current wake was made."""
+    attempts: int = 0
+    """Failed attempts since the last one that was accepted."""
+    next_ms: int = 0
+    """When the next attempt is due, by the owner's clock; 0: at once."""
+    last: str = ""
+    """The last claim or acknowledgement, by the id that it gave: a copy of it changes nothing."""
+
+    @property
+    def key(self) -> Key:
+        """All subscriptions are in one space of names."""
+        return "", self.id
+
+    @property
+    def size(self) -> int:
+        """About the most characters of the row."""
+        return 12_000 + sum(120 + len(each.log) for each in self.links)
+
+    def wait_ms(self, wall_ms: int) -> int:
+        """How long the next attempt has to wait. A clock that was set doesn't make it longer."""
+        longest = RETRY_MS_MAX * (1000 + JITTER_PERMILLE) // 1000
+        return max(0, self.next_ms - wall_ms) if self.next_ms - wall_ms <= longest else 0
+
+    def pending(self, ends: Ends) -> tuple[Link, ...]:
+        """The links whose streams have unacknowledged records, by the streams' ends."""
+        known = _known(ends)
+        return tuple(each for each in self.links if _tail(each, known) > each.acked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A request about all subscriptions, or about one."""
+
+    log: ClassVar[str] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PutSubscription(_Named):
+    """Create a subscription, or confirm that it has these settings. Answer: it; new if it has the
+    request's `secret`.
+    """
+
+    id: str
+    settings: SubscriptionSettings
+    secret: str
+    origin: str
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LookSubscription(_Named):
+    """Return one subscription."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListSubscriptions(_Named):
+    """List subscriptions by id. Answer: a tuple."""
+
+    after: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey(_Named):
+    """Return the row with the signing key, made of `secret` if there is none."""
+
+    secret: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSubscription(_Named):
+    """Delete a subscription. Answer: its last state."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStreams(_Named):
+    """Add links. A stream that was created again begins anew. Answer: the subscription."""
+
+    id: str
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UnlinkStream(_Named):
+    """Remove an explicit link; the pattern's stays. Answer: the subscription."""
+
+    id: str
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamGone(_Named):
+    """Remove the links of a deleted stream; explicit ones wait for the next stream of the name.
+    Answer: an empty tuple.
+    """
+
+    stream: str
+    created: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wake(_Named):
+    """Make a wake if there is none, work is pending, and no retry is scheduled. Answer: the
+    subscription.
+    """
+
+    id: str
+    wake_id: str
+    ends: Ends
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered(_Named):
+    """A wake was accepted by its receiver, or announced. With `is_done`, all that the wake showed is
+    acknowledged. Changes nothing if the wake has moved on. Answer: the subscription.
+    """
+
+    id: str
+    generation: int
+    is_done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(_Named):
+    """An attempt to deliver a wake failed. Answer: the subscription, with the next attempt."""
+
+    id: str
+    generation: int
+    jitter: int
+    """From -JITTER_PERMILLE to JITTER_PERMILLE."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expire(_Named):
+    """End a wake whose lease has ended. Answer: the subscription."""
+
+    id: str
+    generation: int
+    wake_id: str
+    """Of the next wake."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimWake(_Named):
+    """Claim a pull-wake subscription. Answer: the subscription."""
+
+    id: str
+    worker: str
+    wake_id: str
+    """Of this request, and of a new wake if one is made."""
+    ends: Ends
+
+
+@dataclass(frozen=True, slots=True)
+class AckWake(_Named):
+    """Acknowledge offsets by the current wake, and extend its lease, or end it if `is_done`. Answer:
+    the subscription.
+    """
+
+    id: str
+    generation: int
+    wake_id: str
+    acks: tuple[tuple[str, str, int], ...]
+    """(log, creation time, offset)"""
+    is_done: bool
+    next_id: str
+    """Of this request, and of the next wake if work is pending."""
+    ends: Ends
+
+
+_OfOne = (
+    LookSubscription
+    | DeleteSubscription
+    | LinkStreams
+    | UnlinkStream
+    | Wake
+    | Delivered
+    | Failed
+    | Expire
+    | ClaimWake
+    | AckWake
+)
+SubscriptionRequest = PutSubscription | ListSubscriptions | SigningKey | StreamGone | _OfOne
+SubscriptionAnswer = Subscription | tuple[Subscription, ...] | QuorumLogError
+
+
+def is_counted_once(request: SubscriptionRequest) -> bool:
+    """Whether a request needs a `Stamp`. Requests about wakes have ids of their own."""
+    if isinstance(request, LinkStreams):
+        return any(each.is_explicit for each in request.links)
+    return isinstance(request, PutSubscription | DeleteSubscription | UnlinkStream)
+
+
+class Subscriptions(Rows[Subscription]):
+    """All subscriptions by the log, and how long their wakes are held."""
+
+    def draft(
+        self, *, end: int, now_s: float, wall_ms: int, database_ms: int = 0, expiry_ms: int = 0
+    ) -> "SubscriptionDraft":
+        """A draft of the batch for the offset `end`."""
+        del database_ms, expiry_ms
+        return SubscriptionDraft(self, end=end, now_s=now_s, wall_ms=wall_ms)
+
+    def held_until(self, row: Subscription) -> float:
+        """When the lease of the current wake ends, in seconds of time awake."""
+        generation, end = self._held_until.get(row.key, (0, 0.0))
+        if generation == row.generation:
+            return float(end)
+        return self.since_s + row.settings.lease_ms / 1000
+
+    def size_of(self, row: Subscription) -> int:
+        """About the most characters of a row."""
+        return row.size
+
+
+class SubscriptionDraft(RowDraft[Subscription]):
+    """The subscriptions with the changes of some requests."""
+
+    def __init__(self, state: Subscriptions, *, end: int, now_s: float, wall_ms: int) -> None:
+        """The batch is for the offset `end`."""
+        super().__init__(state, end=end, now_s=now_s)
+        self._state, self._wall_ms, self._size = state, wall_ms, 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the batch takes no more requests."""
+        return super().is_full or self._size > _BATCH_CHARS
+
+    def decide(self, request: Any, stamp: Stamp | None = None) -> Any:
+        """Decide a request; the answer counts once the batch is in the log (`RowDraft.decide`)."""
+        answer = super().decide(request, stamp)
+        if stamp is not None and isinstance(answer, Subscription):
+            self._size += answer.size
+        return answer
+
+    def _answer(self, request: SubscriptionRequest) -> SubscriptionAnswer:
+        try:
+            match request:
+                case ListSubscriptions(after, limit):
+                    known = self._of_log("")
+                    names = nsmallest(limit, (name for name in known if name > after))
+                    return tuple(known[name] for name in names)
+                case StreamGone(stream, created):
+                    for each in self._of_log("").values():
+                        self._put(_without_stream(each, stream, created), each)
+                    return ()
+                case SigningKey(secret):
+                    key = self._row(("", ""))
+                    return self._put(_key_row(secret)) if key is None else key
+                case PutSubscription():
+                    return self._put_subscription(request)
+                case _:
+                    row = self._row(("", request.id))
+                    if row is None or not request.id:
+                        raise NoSuchSubscription(f"there is no subscription {request.id}")
+                    return self._of_one(row, request)
+        except QuorumLogError as error:
+            return error
+
+    def _of_one(self, row: Subscription, request: _OfOne) -> Subscription:
+        match request:
+            case LookSubscription():
+                return row
+            case DeleteSubscription():
+                self._changed[row.key] = None
+                return row
+            case LinkStreams(links=links):
+                return self._put(self._linked(row, links), row)
+            case UnlinkStream(stream=stream):
+                return self._put(_unlinked(row, stream), row)
+            case Wake():
+                is_free = row.phase == Phase.IDLE and not row.wait_ms(self._wall_ms)
+                woken = self._woken(row, request.ends, request.wake_id) if is_free else row
+                return self._put(woken, row)
+            case Delivered():
+                return self._delivered(row, request)
+            case Failed():
+                return self._failed(row, request)
+            case Expire():
+                return self._expired(row, request)
+            case ClaimWake():
+                return self._claimed(row, request)
+            case AckWake():
+                return self._acknowledged(row, request)
+
+    def _put(self, row: Subscription, before: Subscription | None = None) -> Subscription:
+        """Write a row, unless it is as `before`."""
+        if row == before:
+            return row
+        row = replace(row, version=self._version)
+        self._size += row.size
+        self._changed[row.key] = row
+        return row
+
+    # --- settings and links ----------------------------------------------------------------------
+
+    def _put_subscription(self, request: PutSubscription) -> Subscription:
+        known = self._row(("", request.id))
+        if known is not None:
+            if known.settings != request.settings:
+                raise SubscriptionExists("the subscription exists with another configuration")
+            return known
+        if len(self._of_log("")) > SUBSCRIPTIONS_MAX:  # one of the rows is the signing key
+            raise TooManySubscriptions(f"there are {SUBSCRIPTIONS_MAX}: delete some")
+        new = Subscription(
+            request.id,
+            self._version,
+            request.settings,
+            request.secret,
+            request.origin,
+            self._wall_ms,
+        )
+        return self._put(self._linked(new, request.links))
+
+    def _linked(self, row: Subscription, links: Iterable[Link]) -> Subscription:
+        """The subscription with further links. If there is no room, an explicit one is rejected, and
+        one that only the pattern has is left out.
+        """
+        known = {each.log: each for each in row.links}
+        room = min(STREAMS_MAX, LINKS_MAX - self._links_of_others(row)) - len(known)
+        for link in links:
+            old = known.get(link.log)
+            if old is not None:
+                known[link.log] = _again(old, link)
+            elif room > 0:
+                known[link.log] = link
+                room -= 1
+            elif link.is_explicit:
+                raise TooManySubscriptions(
+                    f"a subscription has at most {STREAMS_MAX} streams, all together {LINKS_MAX}"
+                )
+        return replace(row, links=tuple(known.values()))
+
+    def _links_of_others(self, row: Subscription) -> int:
+        others = self._of_log("").values()
+        return sum(len(each.links) for each in others if each.key != row.key)
+
+    # --- wakes -----------------------------------------------------------------------------------
+
+    def _woken(self, row: Subscription, ends: Ends, wake_id: str) -> Subscription:
+        """The subscription with a new wake if it has pending work, else without a wake."""
+        known = _known(ends)
+        links = tuple(replace(each, tail=_tail(each, known)) for each in row.links)
+        row = replace(row, links=links, phase=Phase.IDLE, holder="", wake_id="")
+        if not any(each.tail > each.acked for each in links):
+            return row
+        return replace(
+            row,
+            generation=row.generation + 1,
+            wake_id=wake_id,
+            phase=Phase.DUE,
+            woken_ms=self._wall_ms,
+        )
+
+    def _hold(self, row: Subscription) -> Subscription:
+        """The subscription whose wake is held, for a whole lease from now on."""
+        until_s = self._now_s + row.settings.lease_ms / 1000
+        self.held_until[row.key] = row.generation, until_s
+        return replace(row, phase=Phase.HELD, attempts=0, next_ms=0)
+
+    def _is_over(self, row: Subscription) -> bool:
+        """Whether the current wake is held, and its lease has ended."""
+        generation, end = self.held_until.get(row.key, (0, 0.0))
+        until_s = end if generation == row.generation else self._state.held_until(row)
+        return bool(row.phase == Phase.HELD and self._now_s >= until_s)
+
+    def _delivered(self, row: Subscription, request: Delivered) -> Subscription:
+        # A receiver may extend the lease before it answers.
+        is_late = row.phase == Phase.HELD and row.settings.kind == Kind.WEBHOOK and request.is_done
+        if row.generation != request.generation or not (row.phase == Phase.DUE or is_late):
+            return row
+        if row.settings.kind == Kind.PULL:
+            return self._put(replace(row, phase=Phase.OPEN, attempts=0, next_ms=0), row)
+        if not request.is_done:
+            return self._put(self._hold(row), row)
+        links = tuple(replace(each, acked=max(each.acked, each.tail)) for each in row.links)
+        done = replace(row, links=links, phase=Phase.IDLE, wake_id="", attempts=0, next_ms=0)
+        return self._put(done, row)
+
+    def _failed(self, row: Subscription, request: Failed) -> Subscription:
+        if row.generation != request.generation or row.phase != Phase.DUE:
+            return row
+        pause_ms = min(RETRY_MS_MAX, _RETRY_MS << min(row.attempts, _DOUBLINGS_MAX))
+        pause_ms = pause_ms * (1000 + request.jitter) // 1000
+        failed = replace(row, attempts=row.attempts + 1, next_ms=self._wall_ms + pause_ms)
+        return self._put(failed, row)
+
+    def _expired(self, row: Subscription, request: Expire) -> Subscription:
+        if row.generation != request.generation or not self._is_over(row):
+            return row
+        return self._put(self._woken(row, _ends(row), request.wake_id), row)
+
+    def _claimed(self, row: Subscription, request: ClaimWake) -> Subscription:
+        if row.settings.kind != Kind.PULL:
+            raise InvalidRequest("the subscription is not pull-wake: nobody claims it")
+        if row.last == request.wake_id:
+            return row
+        before = row
+        if row.phase == Phase.HELD and not self._is_over(row):
+            raise AlreadyClaimed(
+                f"{row.holder} has claimed it",
+                current_holder=row.holder,
+                generation=row.generation,
+            )
+        known = _known((*_ends(row), *request.ends))
+        if row.phase in (Phase.IDLE, Phase.HELD):
+            row = self._woken(
+                row, tuple((*key, end) for key, end in known.items()), request.wake_id
+            )
+            if row.phase == Phase.IDLE:
+                raise NoPendingWork("all streams are acknowledged up to their ends")
+        links = tuple(replace(each, tail=_tail(each, known)) for each in row.links)
+        row = replace(row, links=links, holder=request.worker, last=request.wake_id)
+        return self._put(self._hold(row), before)
+
+    def _acknowledged(self, row: Subscription, request: AckWake) -> Subscription:
+        if row.last == request.next_id:
+            return row
+        is_held = row.phase == Phase.HELD
+        is_sent = row.phase == Phase.DUE and row.settings.kind == Kind.WEBHOOK
+        if (request.generation, request.wake_id) != (row.generation, row.wake_id) or not (
+            is_held or is_sent
+        ):
+            raise WakeFenced("the wake is not the current one", generation=row.generation)
+        acked = replace(row, links=_acked(row, request))
+        if request.is_done:
+            acked = replace(acked, attempts=0, next_ms=0, last=request.next_id)
+            return self._put(self._woken(acked, request.ends, request.next_id), row)
+        return self._put(self._hold(acked), row)
+
+
+def _known(ends: Ends) -> Mapping[tuple[str, str], int]:
+    known: dict[tuple[str, str], int] = {}
+    for log, created, end in ends:
+        known[log, created] = max(end, known.get((log, created), 0))
+    return known
+
+
+def _ends(row: Subscription) -> Ends:
+    """The streams' ends as the current wake has them."""
+    return tuple((each.log, each.created, each.tail) for each in row.links)
+
+
+def _tail(link: Link, known: Mapping[tuple[str, str], int]) -> int:
+    """A stream's end, at least what is acknowledged."""
+    return max(known.get((link.log, link.created), 0), link.acked)
+
+
+def _acked(row: Subscription, request: AckWake) -> tuple[Link, ...]:
+    """The links with what a request acknowledges. Raises: InvalidOffset."""
+    known = _known((*_ends(row), *request.ends))
+    links = {each.log: each for each in row.links}
+    for log, created, offset in request.acks:
+        link = links.get(log)
+        if link is None or not link.created or link.created != created:
+            raise InvalidOffset("the acknowledgement names a stream that is not linked")
+        if not link.acked <= offset <= _tail(link, known):
+            raise InvalidOffset(
+                "the offset is below the acknowledged one, or beyond the stream's end"
+            )
+        links[log] = replace(link, acked=offset)
+    return tuple(links.values())
+
+
+def _again(old: Link, new: Link) -> Link:
+    """A link that is made again; from its beginning if the stream is another one."""
+    link = replace(
+        old, is_explicit=old.is_explicit or new.is_explicit, is_glob=old.is_glob or new.is_glob
+    )
+    if new.created <= old.created:
+        return link
+    return replace(link, created=new.created, acked=0, tail=0)
+
+
+def _unlinked(row: Subscription, stream: str) -> Subscription:
+    kept = (replace(each, is_explicit=False) if each.log == stream else each for each in row.links)
+    return replace(row, links=tuple(each for each in kept if each.is_explicit or each.is_glob))
+
+
+def _without_stream(row: Subscription, stream: str, created: str) -> Subscription:
+    links = []
+    for each in row.links:
+        if (each.log, each.created) != (stream, created):
+            links.append(each)
+        elif each.is_explicit:
+            links.append(Link(stream, is_explicit=True))
+    return replace(row, links=tuple(links))
+
+
+def _key_row(secret: str) -> Subscription:
+    return Subscription("", 0, SubscriptionSettings("", "", (), "", "", 0, ""), secret)

@@ -1,0 +1,403 @@
+"""Reads by key: what indexes make unnecessary to read, what damage does, and ledgers without an index (rule 27e)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from quorumlog import errors
+from quorumlog.protocol.batch import Record
+from quorumlog.protocol.log import NO_KEYS, LogMetadata, indexing, ledgers_of
+from quorumlog.protocol.log.keys import BUCKET_PAIRS, KeyEntries
+from quorumlog.protocol.log.messages import Append
+from services.gateway.edge.pages import LogPages
+from services.gateway.logs import keys as module
+from services.gateway.logs import rewrites
+from services.gateway.logs.filters import Filter
+from tests.model.logs.model import Cluster, Gateway
+from tests.support.waiting import until
+from tests.unit.logs.test_http import LOG, RECORDS, code, served
+from tests.unit.logs.test_manager import SETTINGS, a_cluster, contents
+from tests.unit.logs.test_rewrites import swept
+
+UNMERGED: Final = replace(SETTINGS, merge_below_bytes=0)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ledgers are indexed too."""
+    monkeypatch.setattr(indexing, "INDEXED_BYTES_MIN", 1)
+
+
+async def append(gateway: Gateway, *keys: str | None) -> int:
+    """Append a batch of records with these keys; returns the first offset."""
+    records = tuple(
+        Record(f"v-{key}".encode(), None if key is None else key.encode()) for key in keys
+    )
+    return (await gateway.logs.append("log", Append.of(records))).first_offset
+
+
+LEDGERS: Final = (
+    (("a", "b"), ("c",), ("a", None, "a"), ("d",)),
+    (("e",), ("f",), ("e", "e")),
+    (("a",), ("b",)),
+    ((None,),),
+    (("f", "g"),),
+)
+FLAT: Final = [key for ledger in LEDGERS for keys in ledger for key in keys]
+
+
+@asynccontextmanager
+async def filled(
+    *, is_indexed: bool = True, gateways: int = 2
+) -> AsyncIterator[tuple[Cluster, list[Gateway]]]:
+    """A log of five sealed ledgers and an open one with a record of the key `o`."""
+    async with a_cluster(gateways, settings=UNMERGED) as (cluster, made):
+        for ledger in LEDGERS:
+            for keys in ledger:
+                await append(made[0], *keys)
+            await made[0].logs.roll("log")
+        await append(made[0], "o")
+        if is_indexed:
+            await swept(made[0])
+            await until(lambda: len(indexes(cluster)) == 5, "all are indexed")
+        yield cluster, made
+
+
+def indexes(cluster: Cluster) -> list[int]:
+    return [item.index for item in cluster.logs["log"].items if item.index is not None]
+
+
+async def offsets(gateway: Gateway, key: str, limit: int = 100) -> list[int]:
+    """The offsets that all pages of a filtered read have."""
+    pages, at, found = LogPages(gateway.logs, "log", None, Filter(key.encode())), 0, list[int]()
+    while True:
+        page = await pages.read(at, limit=limit)
+        assert pages.count(page) <= limit
+        found += pages.numbers(page)
+        if page.next == at:
+            return found
+        at = page.next
+
+
+def expected(key: str) -> list[int]:
+    return [at for at, each in enumerate(FLAT) if each == key]
+
+
+def reads_of(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """The reads of entries: ledger, first entry, count."""
+    found: list[tuple[int, int, int]] = []
+    read = gateway.read
+
+    async def noted(ledger_id: int, first: int, **options: Any) -> Any:
+        done = await read(ledger_id, first, **options)
+        found.append((ledger_id, first, sum(run.count for run in done.runs)))
+        return done
+
+    monkeypatch.setattr(gateway, "read", noted)
+    return found
+
+
+async def test_the_owners_sweep_indexes_each_sealed_ledger() -> None:
+    async with filled() as (cluster, (one, two)):
+        assert indexes(cluster).count(NO_KEYS) == 1, "one ledger has no keys"
+        assert (one.logs.rewrites.indexed, two.logs.rewrites.indexed) == (5, 0)
+        named = ledgers_of(cluster.logs["log"].items)
+        assert cluster.ledgers.keys() == named
+        await one.logs.append("log", Append.of((Record(b"more"),)))
+        assert one.logs.ownership.owned == ["log"], "without a takeover"
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+@pytest.mark.parametrize("key", [*"abcdefg", "none", ""])
+async def test_a_read_of_a_key_finds_what_it_finds_without_indexes(key: str, limit: int) -> None:
+    async with filled() as (_, gateways):
+        for gateway in gateways:
+            assert await offsets(gateway, key, limit) == expected(key)
+
+
+async def test_only_entries_with_the_key_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with filled() as (cluster, (_, two)):
+        items = cluster.logs["log"].items
+        reads = reads_of(two, monkeypatch)
+
+        page = await two.logs.keys.page("log", 0, b"a", created_at=None, limit=9, max_bytes=9999)
+
+        assert page is not None
+        assert (page.first, page.next) == (0, items[-1].first_offset)
+        data = {item.ledger_id for item in items}
+        assert sorted(each for each in reads if each[0] in data) == [
+            (items[0].ledger_id, 0, 1),
+            (items[0].ledger_id, 2, 1),
+            (items[2].ledger_id, 0, 1),
+        ]
+        assert len([each for each in reads if each[0] not in data]) == 4, "one bucket of each index"
+        skipped = [items[at].bytes for at in (1, 3, 4)]
+        assert two.logs.keys.skipped_bytes > sum(skipped)
+        reads.clear()
+        await two.logs.keys.page("log", 0, b"none", created_at=None, limit=9, max_bytes=9999)
+        assert reads == [], "buckets are cached"
+        first = await LogPages(two.logs, "log", None, Filter(b"none")).read("earliest")
+        assert (first.first, first.next) == (0, len(FLAT) + 1)
+        assert {each[0] for each in reads} == {items[-1].ledger_id}, "the open ledger"
+
+
+async def test_buckets_are_cached_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BUCKET_BYTES_MAX", 300)
+    async with filled() as (_, (_, two)):
+        keys = two.logs.keys
+        for _ in range(3):
+            assert await offsets(two, "a") == expected("a")
+            assert keys._bucket_bytes == sum(each.size for each in keys._buckets.values()) <= 300
+        assert keys._buckets
+
+
+@pytest.mark.parametrize("is_indexed", [True, False])
+async def test_the_newest_record_of_each_key(is_indexed: bool) -> None:
+    async with filled(is_indexed=is_indexed) as (_, gateways):
+        for gateway in gateways:
+            for key in "abcdefgo":
+                (found,) = (await gateway.logs.keys.newest("log", key.encode())).records
+                assert found.record.key == key.encode()
+                assert found.offset == [*FLAT, "o"].index(key) or key in "abef"
+                assert found.offset == max(at for at, k in enumerate([*FLAT, "o"]) if k == key)
+            page = await gateway.logs.keys.newest("log", b"none")
+            assert (page.batches, page.next) == ((), len(FLAT) + 1)
+
+
+async def test_the_newest_record_is_found_in_the_open_ledger_as_it_grows() -> None:
+    async with filled() as (_, (one, two)):
+        for _ in range(3):
+            offset = await append(one, "a", "x")
+            for gateway in (one, two):
+                (found,) = (await gateway.logs.keys.newest("log", b"a")).records
+                assert found.offset == offset
+
+
+async def test_too_much_without_an_index_is_no_absence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SCANNED_BYTES_MAX", 1)
+    monkeypatch.setattr(module, "_SCAN_BYTES", 1)
+    async with filled(is_indexed=False) as (_, (one, _)):
+        for _ in range(sum(map(len, LEDGERS))):  # each try reads one more
+            with pytest.raises(errors.KeyScanLimit):
+                await one.logs.keys.newest("log", b"none")
+        assert (await one.logs.keys.newest("log", b"none")).batches == ()
+
+
+async def test_keys_of_ledgers_without_an_index_are_kept_within_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with filled(is_indexed=False) as (_, (one, _)):
+        monkeypatch.setattr(module, "SCANNED_PAIRS_MAX", 5)
+        assert (await one.logs.keys.newest("log", b"none")).batches == ()
+        scans = one.logs.keys._scans.values()
+        assert sum(scan.keys.pairs for scan in scans) <= 5
+        monkeypatch.setattr(module, "SCANNED_PAIRS_MAX", 100)
+        monkeypatch.setattr(module, "_SCANS_MAX", 2)
+        assert (await one.logs.keys.newest("log", b"none")).batches == ()
+        assert len(scans) == 2
+        monkeypatch.setattr(module, "SCANNED_PAIRS_MAX", 2)
+        monkeypatch.setattr(module, "_SCAN_BYTES", 1)
+        one.logs.keys._scans.clear()
+        with pytest.raises(errors.KeyScanLimit):
+            await one.logs.keys.newest("log", b"none")
+
+
+def broken(cluster: Cluster, at: int, how: str) -> None:
+    """Break the index of the ledger at a place of the log."""
+    items = cluster.logs["log"].items
+    index = items[at].index
+    assert index is not None
+    ledger = cluster.ledgers[index]
+    data = bytearray(ledger.entries[0])
+    match how:
+        case "damaged":
+            data[-1] ^= 1
+            ledger.entries[0] = bytes(data)
+        case "of another ledger":
+            ledger.entries[:] = cluster.ledgers[items[at + 1].index or 0].entries
+        case "longer":
+            ledger.entries += ledger.entries * 2
+            ledger.row = replace(ledger.row, last_entry=2)
+        case "in the wrong place":
+            other = KeyEntries()
+            other.add(0, {b"%d" % number for number in range(2 * BUCKET_PAIRS)})
+            last = len(cluster.ledgers[items[at].ledger_id].entries) - 1
+            buckets = [other.bucket(n, items[at].ledger_id, last) for n in range(1 << other.bits)]
+            ledger.entries[:] = buckets[1:] + buckets[:1]
+            ledger.row = replace(ledger.row, last_entry=len(buckets) - 1)
+        case "missing":
+            cluster.deleted[index] = cluster.ledgers.pop(index)
+        case _:
+            raise AssertionError(how)
+
+
+@pytest.mark.parametrize(
+    "how", ["damaged", "of another ledger", "longer", "in the wrong place", "missing"]
+)
+async def test_a_broken_index_is_not_used_and_is_built_anew(how: str) -> None:
+    async with filled() as (cluster, (one, two)):
+        before = cluster.logs["log"].items[0].index
+        broken(cluster, 0, how)
+
+        assert await offsets(two, "a") == expected("a")
+        assert (await two.logs.keys.newest("log", b"c")).records[0].offset == 2
+        assert two.logs.keys.damaged >= 1
+        await until(lambda: cluster.logs["log"].items[0].index is None, "the log drops the index")
+        await swept(one)
+        await until(lambda: len(indexes(cluster)) == 5, "the index is built anew")
+        assert cluster.logs["log"].items[0].index != before
+        damaged = two.logs.keys.damaged
+        assert await offsets(two, "a") == expected("a")
+        assert two.logs.keys.damaged == damaged
+
+
+async def test_an_index_that_cant_be_read_now_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with filled() as (cluster, (_, two)):
+        before = indexes(cluster)
+        read = two.read
+
+        async def unreadable(ledger_id: int, first: int, **options: Any) -> Any:
+            if ledger_id in before:
+                raise errors.EntryUnavailable(ledger_id=ledger_id, entry_id=first)
+            return await read(ledger_id, first, **options)
+
+        monkeypatch.setattr(two, "read", unreadable)
+        assert await offsets(two, "a") == expected("a")
+        assert (await two.logs.keys.newest("log", b"none")).batches == ()
+        assert (indexes(cluster), two.logs.keys.damaged) == (before, 0)
+
+
+async def test_truncation_and_deletion_release_indexes() -> None:
+    async with filled() as (cluster, (one, _)):
+        first = cluster.logs["log"].items[0]
+        await one.logs.truncate("log", (first.last_offset or 0) + 1)
+        await one.logs.orphans.delete_some(older_than_s=0)
+        assert first.index in cluster.deleted
+        with pytest.raises(errors.OffsetTruncated):
+            await offsets(one, "a")
+        assert (await one.logs.keys.newest("log", b"c")).batches == ()
+
+        await one.logs.delete("log")
+        await one.logs.orphans.delete_some(older_than_s=0)
+        assert cluster.ledgers == {}
+
+
+async def test_a_merge_drops_the_indexes_of_what_it_replaces() -> None:
+    async with filled() as (cluster, (one, two)):
+        row = cluster.logs["log"]
+        assert await offsets(two, "a") == expected("a")
+        done = await one.logs.rewrites.rewrite(row, row.items[:5])
+        assert isinstance(done.log, LogMetadata)
+        await one.logs.orphans.delete_some(older_than_s=0)
+        for key in "abcdefg":
+            assert await offsets(two, key) == expected(key)
+            assert (await two.logs.keys.newest("log", key.encode())).records
+        assert two.logs.keys.damaged == 0
+        await swept(one)
+        await until(lambda: len(indexes(cluster)) == 1, "the new ledger is indexed")
+        assert cluster.ledgers.keys() == ledgers_of(cluster.logs["log"].items)
+        for key in "abcdefg":
+            assert await offsets(two, key) == expected(key)
+
+
+async def test_a_fork_uses_its_sources_indexes() -> None:
+    async with filled() as (cluster, (one, two)):
+        row = cluster.logs["log"]
+        at = 10  # within the second ledger
+        fork, _ = await one.logs.fork(one.logs.draft("fork", row.settings), row, at)
+        assert [item.index for item in fork.shared] == indexes(cluster)[:2]
+        await one.logs.delete("log")
+        await one.logs.orphans.delete_some(older_than_s=0)
+        assert ledgers_of(fork.shared) <= cluster.ledgers.keys()
+
+        for key in "abcdefg":
+            found = await two.logs.keys.newest("fork", key.encode())
+            offsets = [at for at, each in enumerate(FLAT[:10]) if each == key]
+            assert [each.offset for each in found.records] == offsets[-1:]
+        assert two.logs.keys.damaged == 0
+        await one.logs.delete("fork")
+        await one.logs.orphans.delete_some(older_than_s=0)
+        assert cluster.ledgers == {}
+
+
+async def test_a_lost_entry_is_reported_and_not_taken_for_absent() -> None:
+    async with filled(is_indexed=False) as (cluster, (one, _)):
+        ledger = cluster.ledgers[cluster.logs["log"].items[0].ledger_id]
+        ledger.row = replace(ledger.row, lost_entries=((1, 1),))
+        with pytest.raises(errors.EntryLost):
+            await one.logs.keys.newest("log", b"c")
+        assert (await one.logs.keys.newest("log", b"g")).records
+
+
+async def test_reads_of_two_logs_and_concurrent_lookups_agree() -> None:
+    async with filled(is_indexed=False) as (cluster, (one, two)):
+        found = await asyncio.gather(
+            *(one.logs.keys.newest("log", key.encode()) for key in "abcdefg" * 3)
+        )
+        assert [page.records[0].record.key for page in found] == [
+            key.encode() for key in "abcdefg" * 3
+        ]
+        await swept(one)
+        await until(lambda: len(indexes(cluster)) == 5, "all are indexed")
+        assert await contents(two)
+
+
+async def test_the_own_logs_are_not_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrites, "OWN_LOGS", {"log"})
+    async with filled(is_indexed=False) as (cluster, (one, _)):
+        await swept(one)
+        await asyncio.sleep(0.05)
+        assert indexes(cluster) == []
+
+
+# --- over HTTP ------------------------------------------------------------------------------------
+
+
+def values(found: Sequence[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(each["key"], each["offset"]) for each in found]
+
+
+async def test_the_newest_record_over_http() -> None:
+    async with served() as http:
+        await http.ask("PUT", LOG, {"roll_entries": 1})
+        for text in ("one", "two"):
+            for key in ("a", "b/c", "ключ"):
+                await http.ask("POST", RECORDS, {"text": text, "key": key})
+        for path, key, offset in (
+            ("a", "a", 3),
+            ("b%2Fc", "b/c", 4),
+            ("%D0%BA%D0%BB%D1%8E%D1%87", "ключ", 5),
+        ):
+            answer = await http.ask("GET", f"{LOG}/keys/{path}?encoding=text")
+            assert answer.status == 200, answer
+            assert (answer.json["key"], answer.json["offset"]) == (key, offset)
+            assert answer.json["text"] == "two"
+        missing = await http.ask("GET", f"{LOG}/keys/none")
+        assert (code(missing), missing.json["next_offset"]) == ((404, "no-such-key"), 6)
+        assert (await http.ask("GET", "/v1/logs/none/keys/a")).status == 404
+
+
+async def test_keys_over_http() -> None:
+    async with served() as http:
+        await http.ask("PUT", LOG, {"roll_entries": 2})
+        for key in ("a1", "b1", "a1", None, "a2"):
+            record = {"text": "x"} if key is None else {"text": "x", "key": key}
+            assert (await http.ask("POST", RECORDS, record)).status == 201
+
+        async def listed(query: str) -> dict[str, Any]:
+            found: dict[str, Any] = (await http.ask("GET", f"{LOG}/keys?encoding=text{query}")).json
+            return found
+
+        page = await listed("")
+        assert values(page["keys"]) == [("b1", 1), ("a1", 2), ("a2", 4)]
+        assert (page["next"], page["first_offset"], page["closed"]) == (5, 0, False)
+        assert values((await listed("&prefix=a"))["keys"]) == [("a1", 2), ("a2", 4)]
+        page = await listed("&prefix=a&limit=1")
+        assert (values(page["keys"]), page["next"]) == ([("a1", 0)], 1)
+        assert values((await listed("&from=3"))["keys"]) == [("a2", 4)]
+        assert (await listed("&from=5"))["next"] == 5
+        assert code(await http.ask("GET", f"{LOG}/keys?from=9")) == (416, "offset-beyond-end")
