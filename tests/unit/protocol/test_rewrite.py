@@ -13,6 +13,7 @@ from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.changes import check_log, rewritten_by
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.indexing import Indexing
 from quorumlog.protocol.log.merge import MERGED_MIN, next_merge
 from quorumlog.protocol.log.messages import (
     Answered,
@@ -65,12 +66,12 @@ def ledger(ledger_id: int, last: int, **changes: Any) -> LedgerMetadata:
     return replace(row.closed(last_entry=last, length=55), **changes)
 
 
-class Hand:
-    """A rewrite, and the question or result that it came to last."""
+class Copying:
+    """A machine that copies ledgers, and the question or result that it came to last."""
 
-    def __init__(self, items: Sequence[LogItem] = ITEMS[:2]) -> None:
-        self.machine = Rewrite(LOG, items)
-        (self.last,) = self.machine.step(BeginRewrite(), NOW)
+    def __init__(self, machine: Rewrite | Indexing) -> None:
+        self.machine = machine
+        (self.last,) = machine.step(BeginRewrite(), NOW)
 
     @property
     def question(self) -> Question:
@@ -87,6 +88,11 @@ class Hand:
 
 def read(*entries: bytes, first: int = 0) -> BatchesRead:
     return BatchesRead(tuple(enumerate(entries, first)), first + len(entries))
+
+
+class Hand(Copying):
+    def __init__(self, items: Sequence[LogItem] = ITEMS[:2]) -> None:
+        super().__init__(Rewrite(LOG, items))
 
 
 def closing() -> Hand:
