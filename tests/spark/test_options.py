@@ -45,7 +45,7 @@ from quorumlog.spark.streaming import StreamReader
         ({"subscribe": "a,b", "queue": "mail"}, "queue is a queue of one log"),
         ({"subscribePattern": "a.*", "queue": "mail"}, "queue is a queue of one log"),
         ({"ledgers": "1", "queue": "mail"}, "queue is a queue of one log"),
-        ({"subscribe": "a", "queue": "no such name"}, "no name of a queue"),
+        ({"subscribe": "a", "queue": "no such name"}, "not a valid name of a queue"),
         (
             {"subscribe": "a", "queue": "b", "startingOffsets": "latest"},
             "does not apply to a queue",

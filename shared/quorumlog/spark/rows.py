@@ -107,11 +107,12 @@ def rows(
         if following <= at:
             # The whole range was confirmed when the plan was made.
             raise errors.EntryUnavailable(f"nothing was read at {at} of {path}", log=part.log)
-        if part.filters:  # the page may reach beyond the range
-            page = page.filter(pc.less(page.column("offset"), part.end))
+        if is_log and following > part.end:  # filtered: the page looked for as many records
+            page = page.filter(pc.field("offset") < part.end)
         if part.records is not None:
             page = page.filter(pc.is_in(page.column("offset"), pa.array(part.records, pa.int64())))
-        yield _shown(page, part, columns)
+        if page.num_rows:
+            yield _shown(page, part, columns)
         at = following
 
 
