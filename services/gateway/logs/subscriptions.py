@@ -40,8 +40,8 @@ DELIVERIES_MAX: Final = 64
 """Deliveries of this gateway under way. Each takes a connection. By judgement."""
 _OWNER_S: Final = 1.0
 """How often a gateway looks that the log of subscriptions has an owner. By judgement."""
-_ALL_S: Final = 60.0
-"""How often the owner lists the streams, in case it heard of none. By judgement."""
+_ALL_S: Final = 300.0
+"""How often the owner lists the streams, as the sweep does, in case it did not hear of one."""
 _FOLLOW_S: Final = 30.0
 _RETRY_S: Final = 1.0
 _GATHER_S: Final = 0.05
