@@ -43,9 +43,7 @@ class Load:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-async def test_what_a_busy_handle_was_told_is_true_when_its_gateway_ends(
-    cluster: Cluster, how: str
-) -> None:
+async def test_what_a_busy_handle_was_told_outlives_its_gateway(cluster: Cluster, how: str) -> None:
     async with Client(*cluster.gateways) as client:
         load = Load(await client.create_log(f"busy-{uuid.uuid4().hex}"))
         async with asyncio.TaskGroup() as group:

@@ -60,9 +60,7 @@ async def test_bookies_and_operators_get_rows_without_keys(cluster: Cluster) -> 
         assert shown == [row | hidden for row in known], name
 
 
-async def test_nothing_behind_the_gateways_speaks_without_tls_or_a_certificate(
-    cluster: Cluster,
-) -> None:
+async def test_services_behind_gateways_require_tls_and_a_certificate(cluster: Cluster) -> None:
     urls = [cluster.url(name) for name in ("metadata-1", "bookie-1", "autorecovery-1")]
     urls.append(cluster.internal_url("gateway-1"))
     async with aiohttp.ClientSession(headers=cluster.headers) as stranger:

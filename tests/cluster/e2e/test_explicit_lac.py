@@ -12,9 +12,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
-async def test_the_last_entry_of_an_idle_writer_outlives_its_gateway_and_every_bookies_restart(
-    cluster: Cluster,
-) -> None:
+async def test_an_idle_writers_last_entry_outlives_all_who_knew_it(cluster: Cluster) -> None:
     async with (
         Client(cluster.gateways[0]) as writer,
         Client(cluster.gateways[1]) as other,

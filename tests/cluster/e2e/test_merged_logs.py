@@ -28,9 +28,7 @@ async def ledgers(log: Log) -> list[int]:
     return [ledger["ledger_id"] for ledger in (await log.info())["ledgers"]]
 
 
-async def test_two_hundred_small_ledgers_are_merged_under_readers_and_a_lost_owner(
-    cluster: Cluster,
-) -> None:
+async def test_small_ledgers_are_merged_under_readers_and_a_lost_owner(cluster: Cluster) -> None:
     async with Client(*cluster.gateways, deadline_s=120) as client:
         log = await client.create_log("merged", merge_below_bytes=0)
         values = [b"%d" % number for number in range(LEDGERS * PER_LEDGER)]

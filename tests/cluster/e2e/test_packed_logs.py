@@ -29,9 +29,7 @@ def orders(number: int) -> list[Record]:
     ]
 
 
-async def test_readers_and_producers_of_a_packed_log_see_what_those_of_a_plain_one_see(
-    cluster: Cluster,
-) -> None:
+async def test_clients_of_a_packed_log_see_what_those_of_a_plain_one_see(cluster: Cluster) -> None:
     stored: dict[str, int] = {}
     sent = [record for number in range(COUNT) for record in orders(number)]
     async with Client(*cluster.gateways, deadline_s=120) as client:
@@ -64,9 +62,7 @@ async def test_readers_and_producers_of_a_packed_log_see_what_those_of_a_plain_o
     assert stored["packed-orders"] < stored["plain-orders"] / 3
 
 
-async def test_a_packed_log_is_read_alike_in_every_form_and_by_pages_of_any_size(
-    cluster: Cluster,
-) -> None:
+async def test_a_packed_log_is_read_alike_in_every_form_and_page_size(cluster: Cluster) -> None:
     async with Client(*cluster.gateways, deadline_s=120) as client:
         for name, coding in (("plain-forms", "none"), ("packed-forms", "zstd")):
             log = await client.create_log(name, batch_compression=coding)

@@ -71,9 +71,7 @@ async def test_one_bookies_certificate_makes_no_three_bookies(cluster: Cluster) 
     assert listed == {name for name in cluster.names if name.startswith("bookie")}
 
 
-async def test_a_bookie_registers_no_url_that_its_certificate_does_not_prove(
-    cluster: Cluster,
-) -> None:
+async def test_a_bookie_registers_no_url_beyond_its_certificate(cluster: Cluster) -> None:
     plain = cluster.url("bookie-1").replace("https://", "http://")
 
     async with thief(cluster) as stolen:

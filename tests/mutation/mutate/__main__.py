@@ -32,8 +32,7 @@ from tests.support.spread import count, interruptible, progress
 
 _DOORS: Final = (
     "tests/unit/net/test_identity.py", "tests/unit/net/test_roles.py", "tests/unit/net/test_tls.py",
-    "tests/unit/net/test_tls_files.py", "tests/unit/net/test_sessions.py",
-    "tests/unit/net/test_hosts.py", "tests/unit/net/test_service.py", "tests/unit/wire/test_secret.py",
+    "tests/unit/net/test_tls_files.py", "tests/unit/net/test_hosts.py", "tests/unit/net/test_service.py", "tests/unit/wire/test_secret.py",
     "tests/unit/wire/test_certificate.py", "tests/unit/client/test_certificates.py",
     "tests/unit/gateway/test_public_tls.py",
 )  # fmt: skip

@@ -40,9 +40,7 @@ def test_a_named_secret_is_shown_wherever_the_services_are(tmp_path: Path) -> No
     assert operator_headers(file, ["http://10.0.0.1"]) == HEADERS
 
 
-def test_no_secret_is_shown_where_there_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_secret_is_shown_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     assert operator_headers(None, ["http://127.0.0.1:8080"]) == {}

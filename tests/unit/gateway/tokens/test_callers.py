@@ -84,9 +84,7 @@ async def test_a_crowd_of_strangers_asks_the_metadata_service_as_one() -> None:
         assert listing.asked == 1
 
 
-async def test_while_the_metadata_service_is_silent_strangers_do_not_wait_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_strangers_do_not_wait_for_silent_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callers_module, "_LIST_S", SETTLED_S)
     listing = Listing()
     callers = Callers(listing)
@@ -125,9 +123,7 @@ async def test_each_outage_of_the_list_is_one_line(
     await asyncio.wait({following})
 
 
-async def test_a_new_list_changes_nothing_for_a_token_that_it_still_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_new_list_keeps_the_tokens_it_still_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callers_module, "REFRESH_S", 0.01)
     secret, kept = row(expires_at="2026-01-03T00:00:00Z")
     other, gone = row()
@@ -151,9 +147,7 @@ async def test_a_new_list_changes_nothing_for_a_token_that_it_still_has(
     await asyncio.wait({following})
 
 
-async def test_a_request_that_waits_is_not_done_once_its_token_is_revoked(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_waiting_request_ends_with_its_token(caplog: pytest.LogCaptureFixture) -> None:
     class Slow(FakeEngine):
         is_asked, answers = asyncio.Event(), asyncio.Event()
 
