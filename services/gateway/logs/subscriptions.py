@@ -214,6 +214,7 @@ class SubscriptionService(RowService[Subscription]):
 
     async def run(self) -> None:
         """Look for ever whether this process owns the log of subscriptions, and be its owner."""
+        heard: set[str] | None
         exists, all_s, self._heard = False, 0.0, None
         try:
             while True:
