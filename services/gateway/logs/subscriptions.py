@@ -40,8 +40,8 @@ DELIVERIES_MAX: Final = 64
 """Deliveries of this gateway under way. Each takes a connection. By judgement."""
 _OWNER_S: Final = 1.0
 """How often a gateway looks that the log of subscriptions has an owner. By judgement."""
-_ALL_S: Final = 60.0
-"""How often the owner lists the streams, in case it heard of none. By judgement."""
+_ALL_S: Final = 300.0
+"""How often the owner lists the streams, as the sweep does, in case it did not hear of one."""
 _FOLLOW_S: Final = 30.0
 _RETRY_S: Final = 1.0
 _GATHER_S: Final = 0.05
@@ -214,31 +214,31 @@ class SubscriptionService(RowService[Subscription]):
 
     async def run(self) -> None:
         """Look for ever whether this process owns the log of subscriptions, and be its owner."""
-        exists, all_s = False, 0.0
+        heard: set[str] | None
+        exists, all_s, self._heard = False, 0.0, None
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_OWNER_S):
                         await self._has_heard.wait()
                 self._has_heard.clear()
-                is_gap, is_late = self._heard is None, self._loop.time() >= all_s
-                exists = exists or SUBSCRIPTIONS_LOG in (self._heard or ())
-                if self._send is None or not (exists or is_gap or is_late):
+                heard, self._heard = self._heard, set()
+                is_all = heard is None or self._loop.time() >= all_s
+                exists = exists or SUBSCRIPTIONS_LOG in (heard or ())
+                if self._send is None or not (exists or is_all):
                     continue
                 exists = await self._own()
-                if not self.is_here or not exists:
-                    self._end()
-                    self._heard = set()
+                if self.is_here and exists:
+                    await self._look_around(heard or set(), is_all=is_all)
                 else:
-                    await self._look_around(is_all=is_gap or is_late)
-                all_s = self._loop.time() + _ALL_S if is_gap or is_late else all_s
+                    self._end()
+                all_s = self._loop.time() + _ALL_S if is_all else all_s
         finally:
             self._end()
 
-    async def _look_around(self, *, is_all: bool) -> None:
+    async def _look_around(self, heard: set[str], *, is_all: bool) -> None:
         """Link streams that are new, and list them for new subscriptions, or for all."""
         self._track_all()
-        heard, self._heard = self._heard or set(), set()
         new, self._new = self._new, set()
         for key in [*self._known] if is_all else [key for key in new if key in self._known]:
             await self._list_streams(self._known[key])
