@@ -155,7 +155,9 @@ class SubscriptionService(RowService[Subscription]):
         return decided
 
     async def _read_ends(self, row: Subscription, *, is_fresh: bool) -> Ends:
-        """The acknowledged ends of a subscription's streams, as far as they can be read."""
+        """The acknowledged ends of a subscription's streams, as far as they can be read, and are
+        not in the row.
+        """
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def end(link: Link) -> tuple[str, str, int] | None:
@@ -163,7 +165,8 @@ class SubscriptionService(RowService[Subscription]):
                 async with room:
                     found = (await self._consumers.recent(link.log, is_fresh=is_fresh)).row
                     if found.created_at == link.created:
-                        return link.log, link.created, await self._consumers.end(found)
+                        at = await self._consumers.end(found)
+                        return (link.log, link.created, at) if at > link.tail else None
             return None
 
         found = await asyncio.gather(*(end(link) for link in row.links if link.created))
@@ -399,7 +402,7 @@ class SubscriptionService(RowService[Subscription]):
                 return wait_s
             case Phase.IDLE:
                 ends = self._ends_of(row)
-                if row.pending(ends):
+                if row.is_pending(ends):
                     return await self._asked(subscriptions.Wake(row.id, new_wake(), ends))
             case Phase.DUE:
                 return await self._asked(await self._delivered(row))
@@ -415,8 +418,11 @@ class SubscriptionService(RowService[Subscription]):
         return None
 
     def _ends_of(self, row: Subscription) -> Ends:
-        found = ((*stream, self._ends.get(stream, 0)) for stream in _streams_of(row))
-        return tuple(each for each in found if each[2])
+        return tuple(
+            (each.log, each.created, end)
+            for each in row.links
+            if (end := self._ends.get((each.log, each.created), 0)) > each.tail
+        )
 
     async def _delivered(self, row: Subscription) -> Any:
         """Send a wake. Returns the request that notes what became of it."""
