@@ -239,11 +239,46 @@ async def test_a_subscription_needs_manage_on_all_that_its_pattern_may_match(
     elsewhere, _ = await gateways.token(f"manage:{logs}other*")
     listed = "/v1/stream/__ds/subscriptions"
     assert (await gateways.ask(elsewhere, "GET", listed)).json["subscriptions"] == []
+    absent = await gateways.ask(elsewhere, "GET", sub)
+    assert code(absent) == (404, "no-such-subscription")
+    assert b"events" not in absent.body
     assert len((await gateways.ask(manager, "GET", listed)).json["subscriptions"]) == 1
     # Callbacks have the token of their wake, and no other.
     answer = await gateways.ask(manager, "POST", f"{sub}/ack", {})
     assert (answer.status, answer.json["code"]) == (401, "wake-token-invalid")
     assert (await gateways.ask(manager, "DELETE", sub)).status == 204
+
+
+async def test_a_subscription_stays_its_creators_though_its_streams_are_gone(
+    gateways: Guarded,
+) -> None:
+    sub, logs = "/v1/stream/__ds/subscriptions/sub", "logs/durable-stream."
+    pull = {"type": "pull-wake", "streams": ["a/x"], "wake_stream": "a/pool"}
+    a, _ = await gateways.token(f"manage:{logs}a*", f"append:{logs}a*")
+    b, _ = await gateways.token(*(f"{scope}:{logs}b*" for scope in ("manage", "append", "work")))
+    assert (await gateways.ask(a, "PUT", sub, pull)).status == 201
+    assert (await gateways.ask(a, "DELETE", f"{sub}/streams/a/x")).status == 204
+    assert (await gateways.ask(a, "GET", sub)).json["streams"] == []
+
+    for method, path, body in (
+        ("GET", sub, None),
+        ("POST", f"{sub}/streams", {"streams": ["b/y"]}),
+        ("DELETE", f"{sub}/streams/a/x", None),
+        ("POST", f"{sub}/claim", {"worker": "b"}),
+    ):
+        answer = await gateways.ask(b, method, path, body)
+        assert code(answer) == (404, "no-such-subscription"), (method, path)
+    assert (await gateways.ask(b, "DELETE", sub)).status == 204, "as of one that does not exist"
+    listed = await gateways.ask(b, "GET", "/v1/stream/__ds/subscriptions")
+    assert listed.json["subscriptions"] == []
+    both, _ = await gateways.token(f"manage:{logs}a*", f"manage:{logs}b*")
+    answer = await gateways.ask(both, "POST", f"{sub}/streams", {"streams": ["b/y"]})
+    assert code(answer) == FORBIDDEN, "it may not append to the wake stream"
+    shared, _ = await gateways.token(f"manage:{logs}*", f"append:{logs}a*")
+    added = await gateways.ask(shared, "POST", f"{sub}/streams", {"streams": ["b/y"]})
+    assert added.status == 204
+    confirmed = await gateways.ask(a, "PUT", sub, pull)
+    assert code(confirmed) == (409, "subscription-exists"), "others' streams are not shown"
 
 
 async def test_a_log_is_not_reached_by_the_ids_of_its_ledgers(gateways: Guarded) -> None:
