@@ -6,7 +6,9 @@ from pydantic import Field, StrictInt, StrictStr, StringConstraints, WithJsonSch
 
 from quorumlog.net.parameters import invalid
 from quorumlog.protocol.offset_set import NONE, Offsets
-from quorumlog.protocol.queues import IN_FLIGHT_MAX, WINDOW, Queue, QueueSettings, Settled
+from quorumlog.protocol.queue_requests import Settled
+from quorumlog.protocol.queue_state import Queue, QueueSettings
+from quorumlog.protocol.queues import IN_FLIGHT_MAX, WINDOW
 from quorumlog.protocol.values import LOG_NAME, LogName
 from services.gateway.edge.consumer_models import LEASE_MS_MAX
 from services.gateway.edge.http.limits import WAIT_MS_MAX
@@ -68,6 +70,8 @@ class QueueModel(Model):
     state: Literal["ok", "log-replaced"]
     """`log-replaced`: the queue is of a deleted log, and another log has the name."""
     log_created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
+    version: Id
+    """The version of the settings: the queue's `ETag`."""
     lease_ms: Id
     max_attempts: Id | None
     dead_letter_log: str | None
@@ -127,9 +131,10 @@ class QueueClaimed(Model):
     queue: str
     records: list[WorkRecord]
     lease_ms: Id
-    limit: Literal["max-in-flight", "window"] | None
-    """The bound that keeps the queue from giving more: too many records are unsettled, or the first
-    one that is not done lies too far back."""
+    limit: Literal["max-in-flight", "window", "keys"] | None
+    """The bound that keeps the queue from giving more: too many records are unsettled, the first
+    one that is not done lies too far back, or all records that a claim looks at wait for their
+    keys."""
 
 
 class ClaimPart(Model):
@@ -211,6 +216,7 @@ def queue_json(row: Queue, end: int) -> dict[str, Any]:
         "queue": row.queue,
         "state": "ok" if end >= 0 else "log-replaced",
         "log_created_at": row.created,
+        "version": row.settings_version,
         "lease_ms": settings.lease_ms,
         "max_attempts": settings.max_attempts or None,
         "dead_letter_log": settings.dead_letter_log or None,

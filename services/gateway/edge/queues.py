@@ -9,15 +9,16 @@ from aiohttp import web
 from quorumlog import errors
 from quorumlog.net import parameters
 from quorumlog.net.operations import Reply
-from quorumlog.protocol.queues import Settle, Settlement
+from quorumlog.protocol.queue_requests import Settle, Settlement
+from quorumlog.protocol.queue_state import Queue
 from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge import operations as op
 from services.gateway.edge import queue_models as models
 from services.gateway.edge.access.scopes import LOOK, Kind, Named, Scope, caller_of, on
+from services.gateway.edge.consumers import KEPT
 from services.gateway.edge.http import body
 from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import json_bytes, json_value, no_content
-from services.gateway.edge.logs import TAKING_OVER
 from services.gateway.edge.pages import records_json
 from services.gateway.edge.starts import start_of_json
 from services.gateway.logs.queues import Claimed, QueueService
@@ -38,12 +39,19 @@ MAX_BYTES: Final = parameters.query_integer(
     op.PAGE_BYTES,
 )
 
+IF_MATCH: Final = parameters.header_version(
+    "The expected version of the queue's settings, as in `ETag`. Any other version: 412, and "
+    "nothing changes."
+)
+IF_NONE_MATCH: Final = parameters.header_star("`*`: only if the queue does not exist.")
+
 _ONE: Final = "/v1/logs/{name}/queues/{queue}"
 _EXAMPLE: Final[dict[str, Any]] = {
     "log": "mails",
     "queue": "mail",
     "state": "ok",
     "log_created_at": "2026-01-02T03:04:05.678901Z",
+    "version": 9217,
     "lease_ms": 30000,
     "max_attempts": 5,
     "dead_letter_log": "mails.dead",
@@ -83,14 +91,7 @@ _SETTLED: Final = {
     "refused": [{"claim": 9218, "offsets": [10], "reason": "claim-ended"}],
 }
 _PARTS: Final = {"claims": [{"claim": 9217, "offsets": [9]}, {"claim": 9218}]}
-_KEPT: Final = (
-    *TAKING_OVER,
-    errors.QuorumTimeout,
-    errors.NotTheOwner,
-    errors.WriterLost,
-    errors.NoSuchQueue,
-)
-"""Errors of the log that stores queues, which this gateway may have to take over."""
+_ERRORS: Final = (*KEPT, errors.NoSuchQueue)
 _AS_QUEUE: Final = (models.QueueModel, {"a queue": _EXAMPLE})
 _AS_SETTLED: Final = (models.QueueSettled, {"one is refused": _SETTLED})
 _WORK: Final = on(Named.LOG, Scope.WORK)
@@ -110,7 +111,7 @@ class QueueRoutes(op.Handlers, tag="Queues"):
             models.QueueList,
             {"last page": {"queues": [_EXAMPLE], "next": None}},
         ),
-        errors=_KEPT,
+        errors=_ERRORS,
         scope=on(Named.LOG, *LOOK, Scope.WORK),
     )
     async def list_queues(self, _request: web.Request, given: parameters.Given) -> web.Response:
@@ -127,26 +128,27 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     @op.operation(
         f"GET {_ONE}",
         (op.NAME, QUEUE),
-        replies=op.gives("The queue.", *_AS_QUEUE),
-        errors=_KEPT,
+        replies=op.gives("The queue.", *_AS_QUEUE, op.ETAG),
+        errors=_ERRORS,
         scope=on(Named.LOG, *LOOK, Scope.WORK),
     )
     async def get_queue(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """Get a queue."""
-        return json_value(models.queue_json(*await self._queues.look(given[op.NAME], given[QUEUE])))
+        return _viewed(await self._queues.look(given[op.NAME], given[QUEUE]))
 
     @op.operation(
         f"PUT {_ONE}",
-        (op.NAME, QUEUE),
+        (op.NAME, QUEUE, IF_MATCH, IF_NONE_MATCH),
         body=op.takes(
             models.QueuePut,
             {"usual": {}, "dead letters": {"max_attempts": 5, "dead_letter_log": "mails.dead"}},
         ),
-        replies=op.gives("The queue.", *_AS_QUEUE),
+        replies=op.gives("The queue.", *_AS_QUEUE, op.ETAG),
         errors=(
-            *_KEPT,
+            *_ERRORS,
             errors.QueueExists,
             errors.TooManyQueues,
+            errors.VersionConflict,
             errors.LogReplaced,
             errors.RequestOutdated,
         ),
@@ -169,23 +171,33 @@ class QueueRoutes(op.Handlers, tag="Queues"):
             caller_of(request).check(Scope.APPEND, Kind.LOGS, dead)
             caller_of(request).check(Scope.READ, Kind.LOGS, name)
         start = start_of_json(wanted.start, "/from")
-        view = await self._queues.put(name, given[QUEUE], wanted.settings, start)
-        return json_value(models.queue_json(*view))
+        return _viewed(
+            await self._queues.put(
+                name,
+                given[QUEUE],
+                wanted.settings,
+                start,
+                version=given[IF_MATCH],
+                is_new=given[IF_NONE_MATCH],
+            )
+        )
 
     @op.operation(
         f"DELETE {_ONE}",
-        (op.NAME, QUEUE),
+        (op.NAME, QUEUE, IF_MATCH),
         replies={204: Reply("The queue is deleted.")},
-        errors=(*_KEPT, errors.RequestOutdated),
+        errors=(*_ERRORS, errors.VersionConflict, errors.RequestOutdated),
         scope=on(Named.LOG, Scope.MANAGE),
         is_audited=True,
     )
     async def delete_queue(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """Delete a queue.
 
-        Its claims end, and its progress is lost. The log and the dead letters stay.
+        Its claims end, and its progress is lost. Records on their way to the dead-letter log may
+        not get there. The log and the dead letters stay. With `If-Match`, a late copy of the
+        request does not delete a later queue of the name.
         """
-        await self._queues.delete(given[op.NAME], given[QUEUE])
+        await self._queues.delete(given[op.NAME], given[QUEUE], given[IF_MATCH])
         return no_content()
 
     @op.operation(
@@ -194,7 +206,7 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         body=op.takes(models.QueueClaim, {"usual": {"max": 100, "wait_ms": 30000}}),
         replies=op.gives("The records.", models.QueueClaimed, {"one": _CLAIMED}),
         errors=(
-            *_KEPT,
+            *_ERRORS,
             errors.LogReplaced,
             errors.EntryUnavailable,
             errors.RecoveryBlocked,
@@ -231,7 +243,7 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         (op.NAME, QUEUE),
         body=op.takes(models.QueueSettle, {"two claims": _PARTS}),
         replies=op.gives("What was acknowledged.", *_AS_SETTLED),
-        errors=_KEPT,
+        errors=_ERRORS,
         scope=_WORK,
         needs_body=True,
     )
@@ -249,7 +261,7 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         (op.NAME, QUEUE),
         body=op.takes(models.QueueNak, {"in a minute": _PARTS | {"delay_ms": 60000}}),
         replies=op.gives("What was given back.", *_AS_SETTLED),
-        errors=_KEPT,
+        errors=_ERRORS,
         scope=_WORK,
         needs_body=True,
     )
@@ -267,7 +279,7 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         (op.NAME, QUEUE),
         body=op.takes(models.QueueSettle, {"two claims": _PARTS}),
         replies=op.gives("What was extended.", *_AS_SETTLED),
-        errors=_KEPT,
+        errors=_ERRORS,
         scope=_WORK,
         needs_body=True,
     )
@@ -285,7 +297,7 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         body=op.takes(models.QueueRedrive, {"usual": {"max": 100}}),
         replies=op.gives("What was sent.", models.QueueRedriven, {"three": {"redriven": 3}}),
         errors=(
-            *_KEPT,
+            *_ERRORS,
             errors.LogReplaced,
             errors.LogClosed,
             errors.LogFenced,
@@ -316,6 +328,11 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     ) -> web.Response:
         asked = Settle(given[op.NAME], given[QUEUE], kind, wanted.items, delay_ms, reason)
         return json_value(models.settled_json(await self._queues.settle(asked)))
+
+
+def _viewed(view: tuple[Queue, int]) -> web.Response:
+    headers = {"ETag": f'"{view[0].settings_version}"'}
+    return json_value(models.queue_json(*view), headers=headers)
 
 
 def _records(claimed: Claimed, encoding: str) -> Iterator[bytes]:

@@ -104,7 +104,7 @@ class Sweep:
         for service, gone in ((positions, deleted), (queues, freed)):
             await service.free({name: at for name, at in gone.items() if name not in self._watched})
         await positions.expire()
-        await queues.tick()
+        await queues.sweep(self._watched)
 
     async def _sweep_all(self) -> None:
         """Sweep every log, and forget the logs that no longer exist."""

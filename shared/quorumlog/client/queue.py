@@ -84,9 +84,12 @@ class Queue:
         """The queue as the API shows it: settings and progress. Raises: NoSuchQueue."""
         return cast("QueueInfo", await self._transport.call("GET", self._path))
 
-    async def delete(self) -> None:
-        """Delete the queue and its progress. Raises: NoSuchQueue."""
-        await self._transport.call("DELETE", self._path, is_repeatable=False)
+    async def delete(self, *, version: int | None = None) -> None:
+        """Delete the queue and its progress, if its settings have the `version`. Raises:
+        NoSuchQueue, VersionConflict.
+        """
+        headers = {} if version is None else {"If-Match": f'"{version}"'}
+        await self._transport.call("DELETE", self._path, headers=headers, is_repeatable=False)
 
     async def claim(self, count: int = 1, *, wait_s: float = 0.0) -> list[Job]:
         """Claim up to `count` records; wait up to `wait_s` while there are none.

@@ -49,8 +49,6 @@ from quorumlog.protocol.positions import (
     Commit,
     Delete,
     Expire,
-    FreeLog,
-    List,
     Look,
     Position,
     Release,
@@ -59,7 +57,7 @@ from quorumlog.protocol.positions import (
     Reset,
     counts_once,
 )
-from quorumlog.protocol.rows import CHANGES_MAX, Batch, Key, Rows, Stamp
+from quorumlog.protocol.rows import CHANGES_MAX, Batch, FreeLog, Key, List, Rows, Stamp
 
 LEASE_MS: Final = 3_000
 EXPIRY_MS: Final = 2_000

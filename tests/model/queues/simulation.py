@@ -13,15 +13,11 @@ from unittest.mock import patch
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol import offset_store, queues, rows
 from quorumlog.protocol.offset_set import NONE, Offsets
-from quorumlog.protocol.queues import (
+from quorumlog.protocol.queue_requests import (
     BeginMove,
     EndMove,
     LookQueue,
-    Move,
     PutQueue,
-    Queue,
-    Queues,
-    QueueSettings,
     Settle,
     Settled,
     Settlement,
@@ -30,6 +26,8 @@ from quorumlog.protocol.queues import (
     Taken,
     is_counted_once,
 )
+from quorumlog.protocol.queue_state import Move, Queue, QueueSettings
+from quorumlog.protocol.queues import Queues
 from quorumlog.protocol.rows import CHANGES_MAX
 from tests.model.positions import simulation as base
 from tests.model.positions.simulation import Violation

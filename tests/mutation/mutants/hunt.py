@@ -133,6 +133,18 @@ def by_swarm(mutant: Mutant, seeds: range | None = None) -> Find | None:
     return None
 
 
+def by_histories(mutant: Mutant, who: str, run: Callable[[int], Any], seeds: range) -> Find | None:
+    """Seeds of a simulation that judges itself against a mutant, until one shows it."""
+    with applied(mutant):
+        for count, seed in enumerate(seeds, 1):
+            try:
+                run(seed)
+            except AssertionError as found:
+                text = str(found) or repr(found)
+                return Find(who, text, f"seed {seed}, {count} tried")
+    return None
+
+
 def by_search(mutant: Mutant) -> Find | None:
     """The explorer against a mutant."""
     if mutant.scope is None:

@@ -13,9 +13,9 @@ from quorumlog.protocol.offset_store import (
 )
 from quorumlog.protocol.positions import Draft, Position, Positions
 from quorumlog.protocol.rows import Batch, RowDraft, Rows
-from tests.model.positions.simulation import Violation, run
+from tests.model.positions.simulation import run
 from tests.mutation.mutants.guards import always
-from tests.mutation.mutants.hunt import Find, Mutant, Patch, applied, stand_in
+from tests.mutation.mutants.hunt import Find, Mutant, Patch, by_histories, stand_in
 
 POSITION_SEEDS: Final = range(1, 101)
 """Tried against a mutant: at most about 50 s."""
@@ -23,15 +23,7 @@ POSITION_SEEDS: Final = range(1, 101)
 
 def by_positions(mutant: Mutant, seeds: range = POSITION_SEEDS) -> Find | None:
     """Seeds of the simulation against a mutant until one shows it."""
-    with applied(mutant):
-        for count, seed in enumerate(seeds, 1):
-            try:
-                run(seed)
-            except Violation as found:
-                return Find("positions", str(found), f"seed {seed}, {count} tried")
-            except AssertionError as found:
-                return Find("positions", repr(found), f"seed {seed}, {count} tried")
-    return None
+    return by_histories(mutant, "positions", run, seeds)
 
 
 @stand_in
@@ -186,7 +178,7 @@ POSITION_MUTANTS: Final = (
     Patch(Draft, "_expire", _whenever_it_was_used).mutant(
         "a consumer expires that was used just before", "32a"
     ),
-    Patch(Draft, "_free", _of_any_creation).mutant(
+    Patch(RowDraft, "_free", _of_any_creation).mutant(
         "consumers are freed with a namesake of their log", "32a"
     ),
     Patch(Rows, "learned", always(None)).mutant(
