@@ -1,6 +1,8 @@
 """The resource /v1/logs/{name}/queues: work queues, which give a log's records to many workers."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -9,7 +11,7 @@ from aiohttp import web
 from quorumlog import errors
 from quorumlog.net import parameters
 from quorumlog.net.operations import Reply
-from quorumlog.protocol.queue_requests import Settle, Settlement
+from quorumlog.protocol.queue_requests import PutQueue, Settle, Settlement
 from quorumlog.protocol.queue_state import Queue
 from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge import operations as op
@@ -85,6 +87,7 @@ _CLAIMED: Final = {
     "records": [_RECORD],
     "lease_ms": 30000,
     "limit": None,
+    "refused": [],
 }
 _SETTLED: Final = {
     "done": 1,
@@ -95,6 +98,10 @@ _ERRORS: Final = (*KEPT, errors.NoSuchQueue)
 _AS_QUEUE: Final = (models.QueueModel, {"a queue": _EXAMPLE})
 _AS_SETTLED: Final = (models.QueueSettled, {"one is refused": _SETTLED})
 _WORK: Final = on(Named.LOG, Scope.WORK)
+_settlement: Final = partial(
+    op.operation, given=(op.NAME, QUEUE), errors=_ERRORS, scope=_WORK, needs_body=True
+)
+"""Declares an operation that settles records of claims."""
 
 
 class QueueRoutes(op.Handlers, tag="Queues"):
@@ -171,16 +178,9 @@ class QueueRoutes(op.Handlers, tag="Queues"):
             caller_of(request).check(Scope.APPEND, Kind.LOGS, dead)
             caller_of(request).check(Scope.READ, Kind.LOGS, name)
         start = start_of_json(wanted.start, "/from")
-        return _viewed(
-            await self._queues.put(
-                name,
-                given[QUEUE],
-                wanted.settings,
-                start,
-                version=given[IF_MATCH],
-                is_new=given[IF_NONE_MATCH],
-            )
-        )
+        asked = PutQueue(name, given[QUEUE], "", wanted.settings)
+        asked = replace(asked, version=given[IF_MATCH], is_new=given[IF_NONE_MATCH])
+        return _viewed(await self._queues.put(asked, start))
 
     @op.operation(
         f"DELETE {_ONE}",
@@ -203,7 +203,10 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     @op.operation(
         f"POST {_ONE}/claim",
         (op.NAME, QUEUE, MAX_BYTES, op.ENCODING),
-        body=op.takes(models.QueueClaim, {"usual": {"max": 100, "wait_ms": 30000}}),
+        body=op.takes(
+            models.QueueClaim,
+            {"usual": {"max": 100, "wait_ms": 30000}, "next": {"ack": [{"claim": 9217}]}},
+        ),
         replies=op.gives("The records.", models.QueueClaimed, {"one": _CLAIMED}),
         errors=(
             *_ERRORS,
@@ -218,11 +221,17 @@ class QueueRoutes(op.Handlers, tag="Queues"):
 
         The worker has the records until it settles them, or until `lease_ms` have passed since its
         request without an extension. Records that another worker did not acknowledge come first.
+        With `ack`, the request first acknowledges records of earlier claims, at no further cost.
         """
         wanted = await body.read_model(request, self._room, models.QueueClaim)
         name, queue = given[op.NAME], given[QUEUE]
         claiming = self._queues.claim(
-            name, queue, wanted.max, wait_s=wanted.wait_ms / 1000, max_bytes=given[MAX_BYTES]
+            name,
+            queue,
+            wanted.max,
+            wait_s=wanted.wait_ms / 1000,
+            max_bytes=given[MAX_BYTES],
+            acked=wanted.acked,
         )
         claimed = await (self._room.wait(claiming) if wanted.wait_ms else claiming)
         if claimed is None:  # the client has gone, or this gateway ends
@@ -233,19 +242,15 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         except errors.Overloaded:
             await self._queues.give_back(name, queue, claimed)
             raise
-        head = {"log": name, "queue": queue, "lease_ms": claimed.lease_ms}
-        head["limit"] = claimed.limit or None
+        head: dict[str, Any] = {"log": name, "queue": queue, "lease_ms": claimed.lease_ms}
+        head |= {"limit": claimed.limit or None, "refused": models.refused_json(claimed.refused)}
         items = b",".join(_records(claimed, given[op.ENCODING]))
         return json_bytes(b'%b,"records":[%b]}' % (orjson.dumps(head)[:-1], items))
 
-    @op.operation(
+    @_settlement(
         f"POST {_ONE}/ack",
-        (op.NAME, QUEUE),
         body=op.takes(models.QueueSettle, {"two claims": _PARTS}),
         replies=op.gives("What was acknowledged.", *_AS_SETTLED),
-        errors=_ERRORS,
-        scope=_WORK,
-        needs_body=True,
     )
     async def ack_records(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Acknowledge records.
@@ -256,14 +261,10 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         wanted = await body.read_model(request, self._room, models.QueueSettle)
         return await self._settled(given, Settlement.ACK, wanted)
 
-    @op.operation(
+    @_settlement(
         f"POST {_ONE}/nak",
-        (op.NAME, QUEUE),
         body=op.takes(models.QueueNak, {"in a minute": _PARTS | {"delay_ms": 60000}}),
         replies=op.gives("What was given back.", *_AS_SETTLED),
-        errors=_ERRORS,
-        scope=_WORK,
-        needs_body=True,
     )
     async def nak_records(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Give records back.
@@ -274,14 +275,10 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         wanted = await body.read_model(request, self._room, models.QueueNak)
         return await self._settled(given, Settlement.NAK, wanted, wanted.delay_ms, wanted.reason)
 
-    @op.operation(
+    @_settlement(
         f"POST {_ONE}/extend",
-        (op.NAME, QUEUE),
         body=op.takes(models.QueueSettle, {"two claims": _PARTS}),
         replies=op.gives("What was extended.", *_AS_SETTLED),
-        errors=_ERRORS,
-        scope=_WORK,
-        needs_body=True,
     )
     async def extend_claims(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Extend claims.
@@ -327,7 +324,8 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         reason: str = "",
     ) -> web.Response:
         asked = Settle(given[op.NAME], given[QUEUE], kind, wanted.items, delay_ms, reason)
-        return json_value(models.settled_json(await self._queues.settle(asked)))
+        settled = await self._queues.settle(asked)
+        return json_value({"done": settled.done, "refused": models.refused_json(settled.refused)})
 
 
 def _viewed(view: tuple[Queue, int]) -> web.Response:

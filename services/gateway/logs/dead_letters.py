@@ -11,27 +11,18 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from quorumlog import errors
+from quorumlog.protocol import queue_requests as asks
 from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record, encode
-from quorumlog.protocol.log import LogState
+from quorumlog.protocol.log import LogMetadata, LogState
 from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.offset_set import NONE, Offsets
-from quorumlog.protocol.queue_requests import (
-    BeginMove,
-    EndMove,
-    FailMove,
-    LookQueue,
-    PutQueue,
-    Redrive,
-    Sweep,
-    is_counted_once,
-)
 from quorumlog.protocol.queue_state import Move, Queue
 from quorumlog.protocol.queues import WINDOW, Queues
 from quorumlog.protocol.rows import Key
 from quorumlog.wire.position_bodies import QUEUE_BODIES
 from services.gateway.logs.keeper import RowService
 from services.gateway.logs.reading import LogReader
-from services.gateway.logs.values import ReadRecord
+from services.gateway.logs.values import LogBatches, ReadRecord
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +60,10 @@ class QueueMoves(RowService[Queue]):
         self._movers: dict[Key, asyncio.Task[None]] = {}
 
     def _counts_once(self, request: Any) -> bool:
-        return is_counted_once(request)
+        return asks.is_counted_once(request)
 
     def _makes(self, request: Any) -> bool:
-        return isinstance(request, PutQueue)
+        return isinstance(request, asks.PutQueue)
 
     async def tick(self) -> None:
         """Find records that were given too often, and continue moves, if this process owns the log
@@ -86,7 +77,7 @@ class QueueMoves(RowService[Queue]):
                 self._move(row.key)
             most = row.settings.max_attempts
             if most and any(count >= most for count, _ in row.attempts):
-                asked.append(self.submit(Sweep(*row.key)))
+                asked.append(self.submit(asks.LookQueue(*row.key)))
         await asyncio.gather(*asked, return_exceptions=True)
 
     def _move(self, key: Key) -> None:
@@ -116,7 +107,7 @@ class QueueMoves(RowService[Queue]):
         row = self.kept.get(key)
         if row is not None and row.failed != error.code and not move.is_back:
             with contextlib.suppress(errors.QuorumLogError):
-                await self.ask(FailMove(*key, error.code))
+                await self.ask(asks.FailMove(*key, error.code))
 
     async def _carry_out(self, row: Queue, move: Move) -> Queue:
         """Do the next step of a move. Returns the queue after it."""
@@ -151,7 +142,7 @@ class QueueMoves(RowService[Queue]):
         return await self._ended(row, move, len(lost))
 
     async def _ended(self, row: Queue, move: Move, lost: int) -> Queue:
-        ended: Queue = await self.ask(EndMove(row.log, row.queue, move.id, lost))
+        ended: Queue = await self.ask(asks.EndMove(row.log, row.queue, move.id, lost))
         return ended
 
     async def _begun(self, row: Queue, move: Move, target: str, kept: Offsets) -> Queue:
@@ -167,7 +158,7 @@ class QueueMoves(RowService[Queue]):
         end = await self._reader.end(target, log_row)
         created = move.created if move.is_back else log_row.created_at
         seen = (move.since, move.created)
-        begin = BeginMove(row.log, row.queue, move.id, seen, end, kept, created)
+        begin = asks.BeginMove(row.log, row.queue, move.id, seen, end, kept, created)
         begun: Queue = await self.ask(begin)
         return begun
 
@@ -184,30 +175,19 @@ class QueueMoves(RowService[Queue]):
         for begin, end in move.offsets.runs:
             at = begin
             while at < end:
-                try:
-                    page = await self._reader.read(
-                        source, at, limit=end - at, max_bytes=_MOVE_BYTES, created_at=created
-                    )
-                except errors.OffsetTruncated as error:
-                    following = min(int(error.members["first_offset"]), end)
-                except errors.EntryLost as error:
-                    following = min(int(error.members["next_offset"]), end)
-                else:
-                    if page.is_empty:
-                        raise errors.EntryUnavailable("the log ends before a move", log=source)
-                    for each in page.records:
-                        shown = _shown(row, move, each)
-                        if shown is None:
-                            log.warning("too-large-to-move", extra={"queue": row.key})
-                            lost |= Offsets.span(each.offset, each.offset + 1)
-                            continue
-                        size += _size(shown)
-                        if move.since < 0 and found and size > _MOVE_BYTES:
-                            return found, lost
-                        found[each.offset] = shown
-                    at = page.next
-                    continue
-                lost |= Offsets.span(at, following)
+                page, following = await self._page(source, at, end, created, max_bytes=_MOVE_BYTES)
+                if page is None:
+                    lost |= Offsets.span(at, following)
+                for each in () if page is None else page.records:
+                    shown = _shown(row, move, each)
+                    if shown is None:
+                        log.warning("too-large-to-move", extra={"queue": row.key})
+                        lost |= Offsets.span(each.offset, each.offset + 1)
+                        continue
+                    size += _size(shown)
+                    if move.since < 0 and found and size > _MOVE_BYTES:
+                        return found, lost
+                    found[each.offset] = shown
                 at = following
         return found, lost
 
@@ -222,20 +202,44 @@ class QueueMoves(RowService[Queue]):
         """The records from `begin` to `end` - 1 that the log still has."""
         at = begin
         while at < end:
-            try:
-                page = await self._reader.read(name, at, limit=_SCANNED, created_at=created)
-            except errors.OffsetTruncated as error:
-                at = int(error.members["first_offset"])
-                continue
-            except errors.EntryLost as error:
-                at = int(error.members["next_offset"])
-                continue
-            if page.is_empty:
-                raise errors.EntryUnavailable(f"records from {at} can't be read now", log=name)
-            for each in page.records:
-                if each.offset < end:
-                    yield each
-            at = page.next
+            page, at = await self._page(name, at, min(end, at + _SCANNED), created)
+            for each in () if page is None else page.records:
+                yield each
+
+    async def _page(
+        self,
+        name: str,
+        at: int,
+        end: int,
+        created: str,
+        *,
+        max_bytes: int = 1 << 20,
+        row: LogMetadata | None = None,
+    ) -> tuple[LogBatches | None, int]:
+        """Records of a log from `at` on, below `end`, and the offset after them. None for records
+        that the log does not have any more. `row`: recent metadata, which may save a request.
+
+        Raises: LogReplaced, EntryUnavailable; OffsetTruncated with `row`, which is then too old.
+        """
+        page: LogBatches | None = None
+        try:
+            if row is not None:
+                with contextlib.suppress(errors.QuorumLogError):
+                    page = await self._reader.full_page(
+                        row, at, limit=end - at, max_bytes=max_bytes
+                    )
+            page = page or await self._reader.read(
+                name, at, limit=end - at, max_bytes=max_bytes, created_at=created
+            )
+        except errors.EntryLost as error:
+            return None, min(int(error.members["next_offset"]), end)
+        except errors.OffsetTruncated as error:
+            if row is not None:
+                raise
+            return None, min(int(error.members["first_offset"]), end)
+        if page.is_empty:
+            raise errors.EntryUnavailable(f"records from {at} can't be read now", log=name)
+        return page, page.next
 
     async def redrive(self, name: str, queue: str, count: int) -> int:
         """Send up to `count` dead letters of a queue back to its log, oldest first. Returns how
@@ -243,7 +247,7 @@ class QueueMoves(RowService[Queue]):
         InvalidRequest.
         """
         created = (await self._reader.rows.row(name)).created_at
-        row: Queue = await self.ask(LookQueue(name, queue))
+        row: Queue = await self.ask(asks.LookQueue(name, queue))
         dead = row.settings.dead_letter_log
         if not dead:
             raise errors.InvalidRequest("the queue has no dead-letter log", log=name)
@@ -259,7 +263,7 @@ class QueueMoves(RowService[Queue]):
                 break
         offsets = Offsets.of(mine)
         seen = row.redriven, row.dead_created
-        asked = Redrive(name, queue, created, dead_row.created_at, seen, until, offsets)
+        asked = asks.Redrive(name, queue, created, dead_row.created_at, seen, until, offsets)
         before = {move.id for move in row.moves}
         row = await self.ask(asked)
         is_mine = any(each.offsets == offsets and each.id not in before for each in row.moves)

@@ -159,13 +159,17 @@ class RowService(ABC, Generic[R]):
         try:
             return await self._ask(request, stamp)
         except errors.NoSuchLog as error:
-            if error.log != self._name:
-                raise
-            if row is None or not self._makes(request):
-                detail = f"the log {request.log} has no {self._kind.noun}s"
-                raise self._kind.absent(detail, log=request.log) from None
+            if row is None or error.log != self._name or not self._makes(request):
+                raise self._shown(request, error) from None
             await self._make(row)
             return await self._ask(request, stamp)
+
+    def _shown(self, request: Any, error: errors.NoSuchLog) -> errors.QuorumLogError:
+        """The error for the client: without a log of rows there is no row."""
+        if error.log != self._name:
+            return error
+        detail = f"the log {request.log} has no {self._kind.noun}s"
+        return self._kind.absent(detail, log=request.log)
 
     async def page(self, name: str, *, after: str, limit: int) -> tuple[R, ...]:
         """A page of a log's rows, sorted by name."""

@@ -9,25 +9,17 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final
 
 from quorumlog import errors
+from quorumlog.protocol import queue_requests as asks
 from quorumlog.protocol import queues
 from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.offset_set import NONE, Offsets
-from quorumlog.protocol.queue_requests import (
-    DeleteQueue,
-    LookQueue,
-    PutQueue,
-    Settle,
-    Settled,
-    Settlement,
-    Take,
-    Taken,
-)
-from quorumlog.protocol.queue_state import Order, Queue, QueueSettings
+from quorumlog.protocol.queue_state import Order, Queue
 from quorumlog.protocol.rows import Batch, Key
 from services.gateway.logs.consumers import Consumers, check_within
 from services.gateway.logs.dead_letters import QueueMoves
@@ -58,6 +50,8 @@ class Claimed:
     lease_ms: int
     limit: str
     """The bound that keeps the queue from giving further records; empty if none does."""
+    refused: Sequence[asks.Refused] = ()
+    """Records that the claim should have acknowledged, and did not."""
 
 
 @dataclass(slots=True)
@@ -91,40 +85,21 @@ class QueueService(QueueMoves):
 
     # --- queues ----------------------------------------------------------------------------------
 
-    async def put(
-        self,
-        name: str,
-        queue: str,
-        settings: QueueSettings,
-        start: Start,
-        *,
-        version: int | None = None,
-        is_new: bool = False,
-    ) -> tuple[Queue, int]:
-        """Create a queue that begins at `start`, or change its settings, if they have the `version`.
-        Returns the queue as `look` does.
+    async def put(self, asked: asks.PutQueue, start: Start) -> tuple[Queue, int]:
+        """Create a queue that begins at `start`, or change its settings. `asked` does not yet say
+        what is known of the logs. Returns the queue as `look` does.
 
         Raises: NoSuchLog for the log or the dead-letter log; QueueExists, TooManyQueues,
         VersionConflict.
         """
-        row = await self._reader.rows.row(name)
+        row = await self._reader.rows.row(asked.log)
         offset = await self._consumers.offset(row, start)
         check_within(row, offset, "/from")
-        dead_end, dead_created = 0, ""
-        if settings.dead_letter_log:
-            dead = await self._reader.rows.row(settings.dead_letter_log)
-            dead_end, dead_created = await self._reader.end(dead.name, dead), dead.created_at
-        asked = PutQueue(
-            name,
-            queue,
-            row.created_at,
-            settings,
-            offset,
-            dead_end,
-            dead_created,
-            version=version,
-            is_new=is_new,
-        )
+        asked = replace(asked, created=row.created_at, start=offset)
+        if asked.settings.dead_letter_log:
+            dead = await self._reader.rows.row(asked.settings.dead_letter_log)
+            dead_end = await self._reader.end(dead.name, dead)
+            asked = replace(asked, dead_end=dead_end, dead_created=dead.created_at)
         end = await self._consumers.end(row)  # an error after the change would deny it
         put: Queue = await self.ask(asked, row)
         return put, max(end, put.next)
@@ -132,7 +107,7 @@ class QueueService(QueueMoves):
     async def look(self, name: str, queue: str) -> tuple[Queue, int]:
         """A queue, and its log's end; -1 if the log was replaced. Raises: NoSuchLog, NoSuchQueue."""
         row = await self._reader.rows.row(name)
-        found: Queue = await self.ask(LookQueue(name, queue))
+        found: Queue = await self.ask(asks.LookQueue(name, queue))
         return found, await self._end_of(found, row)
 
     async def views(self, name: str, *, after: str, limit: int) -> Sequence[tuple[Queue, int]]:
@@ -146,32 +121,45 @@ class QueueService(QueueMoves):
 
     async def delete(self, name: str, queue: str, version: int | None = None) -> None:
         """Delete a queue, even if its log was deleted. Raises: NoSuchQueue, VersionConflict."""
-        await self.ask(DeleteQueue(name, queue, version))
+        await self.ask(asks.DeleteQueue(name, queue, version))
 
     # --- claims ----------------------------------------------------------------------------------
 
     async def claim(
-        self, name: str, queue: str, count: int, *, wait_s: float, max_bytes: int
+        self,
+        name: str,
+        queue: str,
+        count: int,
+        *,
+        wait_s: float,
+        max_bytes: int,
+        acked: tuple[tuple[int, Offsets], ...] = (),
     ) -> Claimed:
         """Claim up to `count` records, but of more than `max_bytes` only one. Waits up to `wait_s`
-        while there are none.
+        while there are none. First acknowledges `acked`, which has tokens with their offsets.
 
         Raises: NoSuchLog, NoSuchQueue, LogReplaced, EntryUnavailable.
         """
         deadline, end, is_fresh = self._loop.time() + wait_s, 0, False
+        acking: asyncio.Future[asks.Settled] | None = None
         while True:
             # Watched before the owner is asked, so that no change is missed.
             changed, is_over = self._watch((name, queue)), True
             try:
                 row = (await self._consumers.recent(name, is_fresh=is_fresh)).row
                 end = max(end, await self._consumers.end(row))
+                if acked:  # the owner decides both requests with one append
+                    acking = self.submit(asks.Settle(name, queue, asks.Settlement.ACK, acked))
+                    acking.add_done_callback(partial(self._acked, (name, queue)))
+                    acked = ()
                 taken = await self._take(row, queue, end, count)
                 claimed = await self._with_records(row, queue, taken, max_bytes)
                 left_s = deadline - self._loop.time()
                 if claimed.pages:
                     self._wake((name, queue))
                 if claimed.pages or (left_s <= 0 and is_fresh):
-                    return claimed
+                    refused = (await acking).refused if acking is not None else ()
+                    return replace(claimed, refused=refused)
                 if left_s <= 0:
                     # Cached metadata may lack the ledger of records that were acknowledged before.
                     is_fresh, is_over = True, False
@@ -196,6 +184,10 @@ class QueueService(QueueMoves):
                 if is_over and changed.done():
                     self._wake((name, queue))
                 changed.cancel()
+
+    def _acked(self, key: Key, done: asyncio.Future[asks.Settled]) -> None:
+        if not (done.cancelled() or done.exception()):
+            self._wake_here(key)
 
     def _watch_tail(self, key: Key, row: LogMetadata, end: int, *, is_over: bool) -> None:
         """Begin to wait for records beyond `end`, unless another claim of the queue does so."""
@@ -258,13 +250,13 @@ class QueueService(QueueMoves):
             if row.moves:
                 self._move(row.key)
 
-    async def _take(self, row: LogMetadata, queue: str, end: int, count: int) -> Taken:
+    async def _take(self, row: LogMetadata, queue: str, end: int, count: int) -> asks.Taken:
         """Claim records at the owner. With the order `key`, with the keys of records by what the
         last answer said is not done; once more if that has changed.
         """
         key = (row.name, queue)
-        asked = Take(row.name, queue, row.created_at, row.first_offset, end, count)
-        taken = Taken(0, (), 0)
+        asked = asks.Take(row.name, queue, row.created_at, row.first_offset, end, count)
+        taken = asks.Taken(0, (), 0)
         for _ in range(_TRIES):
             seen = self._seen_keys.get(key)
             if seen is not None and seen.created == row.created_at:
@@ -274,24 +266,26 @@ class QueueService(QueueMoves):
                 return taken
         return replace(taken, wait_ms=50)  # the queue keeps changing: it may have records
 
-    async def _asked(self, asked: Take) -> Taken:
+    async def _asked(self, asked: asks.Take) -> asks.Taken:
         """Claim records. If the client goes away meanwhile, they are given back."""
-        task: asyncio.Task[Any] = self._start(self.ask(asked))
+        answer = self.submit(asked)
 
-        def gone(done: asyncio.Task[Any]) -> None:
+        def gone(done: asyncio.Future[Any]) -> None:
             if not done.cancelled() and done.exception() is None and done.result().records:
                 items = ((done.result().token, NONE),)
-                unread = Settle(asked.log, asked.queue, Settlement.UNREAD, items)
+                unread = asks.Settle(asked.log, asked.queue, asks.Settlement.UNREAD, items)
                 _ = self._start(self._settled_anyway(unread))
 
         try:
-            taken: Taken = await asyncio.shield(task)
+            taken: asks.Taken = await asyncio.shield(answer)
         except asyncio.CancelledError:
-            task.add_done_callback(gone)
+            answer.add_done_callback(gone)
             raise
+        except errors.NoSuchLog as error:
+            raise self._shown(asked, error) from None
         return taken
 
-    def _saw_keys(self, key: Key, row: LogMetadata, taken: Taken) -> bool:
+    def _saw_keys(self, key: Key, row: LogMetadata, taken: asks.Taken) -> bool:
         """Note what a queue with the order `key` has done. Returns whether that is news."""
         seen = self._seen_keys.get(key)
         if seen is None or seen.created != row.created_at:
@@ -320,26 +314,20 @@ class QueueService(QueueMoves):
             at = begin
             while at < stop and size < _KEY_BYTES:
                 try:
-                    page = await self._reader.read(
-                        row.name, at, limit=stop - at, created_at=row.created_at
-                    )
-                except errors.EntryLost as error:
-                    following = min(int(error.members["next_offset"]), stop)
-                    known.update((gone, 0) for gone in range(at, following))
-                    at = following
-                    continue
+                    page, following = await self._page(row.name, at, stop, row.created_at, row=row)
                 except errors.OffsetTruncated:
                     return ()
-                if page.is_empty:
-                    break
-                for found in page.records:
-                    known[found.offset] = _number(found.record.key)
-                    size += found.record.size
-                at = page.next
+                if page is None:
+                    known.update((gone, 0) for gone in range(at, following))
+                else:
+                    for found in page.records:
+                        known[found.offset] = _number(found.record.key)
+                        size += found.record.size
+                at = following
         return tuple((at, known[at]) for at in wanted if at in known)
 
     async def _with_records(
-        self, row: LogMetadata, queue: str, taken: Taken, max_bytes: int
+        self, row: LogMetadata, queue: str, taken: asks.Taken, max_bytes: int
     ) -> Claimed:
         """Read the records of a claim. Records without room are given back; lost ones are noted."""
         attempts = {at: count for count, each in taken.records for at in each}
@@ -350,17 +338,17 @@ class QueueService(QueueMoves):
         try:
             pages, lost = await self._read_claim(row, offsets, max_bytes)
             read = Offsets.of(at for page in pages for at in range(page.first, page.next))
-            parts = ((Settlement.LOST, lost), (Settlement.UNREAD, offsets - read - lost))
+            parts = ((asks.Settlement.LOST, lost), (asks.Settlement.UNREAD, offsets - read - lost))
             for kind, part in parts:
                 if part:
                     items = ((taken.token, part),)
-                    await self._settled_anyway(Settle(row.name, queue, kind, items))
+                    await self._settled_anyway(asks.Settle(row.name, queue, kind, items))
         except BaseException:
             _ = self._start(self.give_back(row.name, queue, claimed))
             raise
         return replace(claimed, pages=pages)
 
-    async def _settled_anyway(self, request: Settle) -> None:
+    async def _settled_anyway(self, request: asks.Settle) -> None:
         """Settle records; if that fails, they are given again after the lease."""
         with contextlib.suppress(errors.QuorumLogError):
             await self.ask(request)
@@ -376,35 +364,31 @@ class QueueService(QueueMoves):
             at = begin
             while at < end and left > 0:
                 try:
-                    page = await self._reader.read(
-                        row.name, at, limit=end - at, max_bytes=left, created_at=row.created_at
+                    page, following = await self._page(
+                        row.name, at, end, row.created_at, max_bytes=left, row=row
                     )
-                except errors.EntryLost as error:
-                    following = min(int(error.members["next_offset"]), end)
-                    lost |= Offsets.span(at, following)
-                    at = following
-                    continue
                 except errors.OffsetTruncated:
                     break
                 except errors.QuorumLogError:
                     if pages:
                         return pages, lost
                     raise
-                if page.is_empty:
-                    break
-                pages.append(page)
-                left -= sum(found.columns.size for found in page.batches) or 1
-                at = page.next
+                if page is None:
+                    lost |= Offsets.span(at, following)
+                else:
+                    pages.append(page)
+                    left -= sum(found.columns.size for found in page.batches) or 1
+                at = following
         return pages, lost
 
     async def give_back(self, name: str, queue: str, claimed: Claimed) -> None:
         """Give all records of a claim back that can't be sent."""
         items = ((claimed.token, NONE),)
-        await self._settled_anyway(Settle(name, queue, Settlement.UNREAD, items))
+        await self._settled_anyway(asks.Settle(name, queue, asks.Settlement.UNREAD, items))
 
-    async def settle(self, request: Settle) -> Settled:
+    async def settle(self, request: asks.Settle) -> asks.Settled:
         """Settle records of claims. Raises: NoSuchQueue."""
-        settled: Settled = await self.ask(request)
+        settled: asks.Settled = await self.ask(request)
         self._wake_here((request.log, request.queue))
         return settled
 

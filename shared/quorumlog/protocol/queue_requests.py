@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.offset_set import NONE, Offsets
-from quorumlog.protocol.queue_state import Order, Queue, QueueSettings
+from quorumlog.protocol.queue_state import Order, QueueSettings
 from quorumlog.protocol.rows import FreeLog, List
 
 
@@ -17,7 +16,7 @@ class PutQueue:
     queue: str
     created: str
     settings: QueueSettings
-    start: int
+    start: int = 0
     """The first record of a new queue."""
     dead_end: int = 0
     """The end of the dead-letter log: earlier dead letters are not a new queue's."""
@@ -30,7 +29,9 @@ class PutQueue:
 
 @dataclass(frozen=True, slots=True)
 class LookQueue:
-    """Return one queue."""
+    """Return one queue. Records that were given too often are then on their way to the dead-letter
+    log.
+    """
 
     log: str
     queue: str
@@ -123,14 +124,6 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
-    """Find records that were given too often. Answer: the queue."""
-
-    log: str
-    queue: str
-
-
-@dataclass(frozen=True, slots=True)
 class Redrive:
     """Send dead letters back: `offsets` of the dead-letter log, all of this queue from `redriven`
     to `end`. Changes nothing unless `seen` is the queue's `redriven` and `dead_created`, or with too
@@ -187,11 +180,9 @@ class FailMove:
     code: str
 
 
-_OfMoves = Sweep | Redrive | BeginMove | EndMove | FailMove
-OfQueue = LookQueue | DeleteQueue | Take | Settle | _OfMoves
+OfQueue = LookQueue | DeleteQueue | Take | Settle | Redrive | BeginMove | EndMove | FailMove
 """Requests about a queue that exists."""
 QueueRequest = PutQueue | List | FreeLog | OfQueue
-QueueAnswer = Queue | Taken | Settled | tuple[Queue, ...] | QuorumLogError
 
 
 def is_counted_once(request: QueueRequest) -> bool:

@@ -20,24 +20,8 @@ from math import ceil, inf
 from typing import Any, Final
 
 from quorumlog.errors import LogReplaced, NoSuchQueue, QueueExists, TooManyQueues
+from quorumlog.protocol import queue_requests as asks
 from quorumlog.protocol.offset_set import NONE, Offsets
-from quorumlog.protocol.queue_requests import (
-    BeginMove,
-    DeleteQueue,
-    EndMove,
-    FailMove,
-    LookQueue,
-    OfQueue,
-    PutQueue,
-    Redrive,
-    Refused,
-    Settle,
-    Settled,
-    Settlement,
-    Sweep,
-    Take,
-    Taken,
-)
 from quorumlog.protocol.queue_state import Claim, Move, Order, Queue
 from quorumlog.protocol.rows import Key, RowDraft, Rows, Stamp
 
@@ -129,35 +113,33 @@ class QueueDraft(RowDraft[Queue]):
         is_change = stamp is not None and isinstance(answer, Queue)
         return (self._row(answer.key) or answer) if is_change else answer
 
-    def _perform(self, request: PutQueue | OfQueue) -> Queue | Taken | Settled:
-        if isinstance(request, PutQueue):
+    def _perform(self, request: asks.PutQueue | asks.OfQueue) -> Queue | asks.Taken | asks.Settled:
+        if isinstance(request, asks.PutQueue):
             return self._put_queue(request)
         row = self._found(request)
         match request:
-            case LookQueue():
-                return row
-            case DeleteQueue(version=version):
+            case asks.LookQueue():
+                return self._put(self._exhausted(row), row)
+            case asks.DeleteQueue(version=version):
                 self._check_version(row, version)
                 self._forget(row)
                 return row
-            case Take():
+            case asks.Take():
                 return self._take(row, request)
-            case Settle():
+            case asks.Settle():
                 return self._settle(row, request)
-            case Sweep():
-                return self._put(self._exhausted(row), row)
-            case Redrive():
+            case asks.Redrive():
                 return self._redriven(row, request)
-            case BeginMove():
+            case asks.BeginMove():
                 return self._put(self._begun(row, request), row)
-            case FailMove(code=code):
+            case asks.FailMove(code=code):
                 return self._put(replace(row, failed=code if row.moves else ""), row)
-            case EndMove(id=number, lost=lost):
+            case asks.EndMove(id=number, lost=lost):
                 return self._put(row.moved(number, lost), row)
 
     # --- settings --------------------------------------------------------------------------------
 
-    def _put_queue(self, request: PutQueue) -> Queue:
+    def _put_queue(self, request: asks.PutQueue) -> Queue:
         known = self._row((request.log, request.queue))
         if known is None:
             if request.version is not None:
@@ -178,7 +160,7 @@ class QueueDraft(RowDraft[Queue]):
             )
         return self._created(request)
 
-    def _created(self, request: PutQueue) -> Queue:
+    def _created(self, request: asks.PutQueue) -> Queue:
         new = Queue(
             request.log,
             request.queue,
@@ -193,7 +175,7 @@ class QueueDraft(RowDraft[Queue]):
         )
         return self._put(new)
 
-    def _with_settings(self, known: Queue, request: PutQueue) -> Queue:
+    def _with_settings(self, known: Queue, request: asks.PutQueue) -> Queue:
         row, settings, wanted = known, known.settings, request.settings
         if wanted == settings:
             return known
@@ -271,7 +253,7 @@ class QueueDraft(RowDraft[Queue]):
             self._work += len(row.claims)
         return known[1], known[2]
 
-    def _take(self, before: Queue, request: Take) -> Taken:
+    def _take(self, before: Queue, request: asks.Take) -> asks.Taken:
         _check_log(before, request.created)
         row = self._exhausted(before.trimmed(request.first_offset))
         given = row.given
@@ -288,7 +270,7 @@ class QueueDraft(RowDraft[Queue]):
         row = self._granted(row, chosen)
         self._put(row, before)
         is_bounded = len(chosen) < request.count and request.end > row.next
-        return Taken(
+        return asks.Taken(
             self._version,
             tuple((count, part) for count, each in row.attempts if (part := each & chosen)),
             row.settings.lease_ms,
@@ -340,8 +322,8 @@ class QueueDraft(RowDraft[Queue]):
         move = Move(self._version, offsets, reason=reason)
         return replace(row, moves=(*row.moves, move))
 
-    def _settle(self, before: Queue, request: Settle) -> Settled:
-        kind = Settlement(request.kind)
+    def _settle(self, before: Queue, request: asks.Settle) -> asks.Settled:
+        kind = asks.Settlement(request.kind)
         row, claims = before, {claim.token: claim for claim in before.claims if claim.is_valid}
         settled, refused = NONE, []
         for token, offsets in request.items:
@@ -350,26 +332,26 @@ class QueueDraft(RowDraft[Queue]):
             part = offsets & held if offsets else held
             if not part or offsets - part:
                 refused += _refused(row, token, offsets - part)
-            if kind is Settlement.EXTEND and part and claim is not None:
+            if kind is asks.Settlement.EXTEND and part and claim is not None:
                 self._hold(row, token, claim.hold_ms)
             settled |= part
-        if kind is not Settlement.EXTEND:
+        if kind is not asks.Settlement.EXTEND:
             row = row.without(settled)
         match kind:
-            case Settlement.ACK:
+            case asks.Settlement.ACK:
                 row = row.acknowledged(settled)
-            case Settlement.LOST:
+            case asks.Settlement.LOST:
                 row = replace(row.acknowledged(settled), lost=row.lost + len(settled))
-            case Settlement.NAK:
+            case asks.Settlement.NAK:
                 row = self._given_back(row, settled, request)
-            case Settlement.UNREAD:
+            case asks.Settlement.UNREAD:
                 row = row.counted(settled, -1)
-            case Settlement.EXTEND:
+            case asks.Settlement.EXTEND:
                 pass
         self._put(row, before)
-        return Settled(len(settled), tuple(refused))
+        return asks.Settled(len(settled), tuple(refused))
 
-    def _given_back(self, row: Queue, offsets: Offsets, request: Settle) -> Queue:
+    def _given_back(self, row: Queue, offsets: Offsets, request: asks.Settle) -> Queue:
         most, over = row.settings.max_attempts, NONE
         if most:
             over = offsets & Offsets.union(each for count, each in row.attempts if count >= most)
@@ -383,7 +365,7 @@ class QueueDraft(RowDraft[Queue]):
 
     # --- moves -----------------------------------------------------------------------------------
 
-    def _begun(self, row: Queue, request: BeginMove) -> Queue:
+    def _begun(self, row: Queue, request: asks.BeginMove) -> Queue:
         moves: list[Move] = []
         for move in row.moves:
             if move.id != request.id or (move.since, move.created) != request.seen:
@@ -397,7 +379,7 @@ class QueueDraft(RowDraft[Queue]):
                 moves.append(replace(move, id=self._version, offsets=rest))
         return replace(row, moves=tuple(moves))
 
-    def _redriven(self, row: Queue, request: Redrive) -> Queue:
+    def _redriven(self, row: Queue, request: asks.Redrive) -> Queue:
         _check_log(row, request.created)
         seen = row.redriven, row.dead_created
         if request.seen != seen or len(row.moves) >= MOVES_MAX:
@@ -408,7 +390,7 @@ class QueueDraft(RowDraft[Queue]):
         return self._put(sent, row)
 
 
-def _bound(row: Queue, request: Take) -> str:
+def _bound(row: Queue, request: asks.Take) -> str:
     """The bound that keeps a queue from giving further records."""
     if len(row.given) >= row.settings.max_in_flight:
         return "max-in-flight"
@@ -417,7 +399,7 @@ def _bound(row: Queue, request: Take) -> str:
     return "keys" if len(request.keys) >= KEYS_MAX else ""
 
 
-def _in_order(row: Queue, request: Take, busy: Offsets, limit: int, room: int) -> Offsets:
+def _in_order(row: Queue, request: asks.Take, busy: Offsets, limit: int, room: int) -> Offsets:
     """The records to give with the order `key`: none whose key has an earlier record that is not
     done. Ends at the first record whose key is unknown.
     """
@@ -435,12 +417,12 @@ def _in_order(row: Queue, request: Take, busy: Offsets, limit: int, room: int) -
     return Offsets.of(chosen)
 
 
-def _refused(row: Queue, token: int, offsets: Offsets) -> list[Refused]:
+def _refused(row: Queue, token: int, offsets: Offsets) -> list[asks.Refused]:
     """The reasons why a token does not settle these records; none: of its claim."""
     done = offsets.below(row.floor) | (offsets & row.acked)
     ended = offsets - done
-    refused = [Refused(token, done, "acknowledged")] if done else []
-    return refused if done and not ended else [*refused, Refused(token, ended, "claim-ended")]
+    refused = [asks.Refused(token, done, "acknowledged")] if done else []
+    return refused if done and not ended else [*refused, asks.Refused(token, ended, "claim-ended")]
 
 
 def _check_log(row: Queue, created: str) -> None:

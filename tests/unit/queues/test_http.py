@@ -93,6 +93,30 @@ async def test_a_claim_that_does_not_wait_sees_what_was_acknowledged_before(http
         assert [one["text"] for one in found["records"]] == [str(number)]
 
 
+async def test_a_claim_acknowledges_earlier_records_by_the_same_append(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[Any] = []
+    original = queues.QueueService._changed
+
+    def counted(self: Any, batch: Any) -> None:
+        batches.append(batch)
+        original(self, batch)
+
+    await put(http)
+    token = (await claim(http, 3))[0]["claim"]
+    monkeypatch.setattr(queues.QueueService, "_changed", counted)
+    for at in (0, 1):  # the owner of the log of queues, and another gateway
+        body = {"max": 2, "ack": [{"claim": token, "offsets": [2 * at]}, {"claim": 1}]}
+        answer = await http.done("POST", f"{MAIL}/claim", body, at=at)
+        QueueClaimed.model_validate(answer)
+        assert offsets(answer["records"]) == [3 + 2 * at, 4 + 2 * at]
+        assert answer["refused"] == [{"claim": 1, "offsets": [], "reason": "claim-ended"}]
+    assert len(batches) == 2
+    shown = await http.done("GET", MAIL)
+    assert (shown["floor"], shown["depth"]) == (1, 8)
+
+
 async def test_a_claim_waits_for_records_and_for_one_that_is_given_back(http: Http) -> None:
     await put(http)
     first = await claim(http)
