@@ -37,7 +37,7 @@ _PATIENCE_S: Final = 120.0
 """Deadline of one request, with kills and takeovers. Then the producer sends it again."""
 _CAUGHT_UP_S: Final = 300.0
 _SHOWN_EVERY_S: Final = 0.5
-_KEYS: Final = 20
+_KEYS: Final = 200
 """Keys of each producer's records."""
 
 

@@ -21,7 +21,7 @@ from quorumlog.errors import QuorumLogError
 from services.local.config import ROOT
 from services.local.process import Process, Program
 
-_PATIENCE_S: Final = 600.0
+_PATIENCE_S: Final = 3600.0
 _PASSING: Final = (QuorumLogError,)
 _DEAD: Final = "produce.dead"
 

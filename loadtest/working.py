@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from loadtest.worked import ANY
+from loadtest.worked import ANY, KEY
 from quorumlog.client import Client, Job, Queue
 from quorumlog.errors import UNKNOWN, QuorumLogError
 
 _DEADLINE_S: Final = 30.0
 """Deadline of one request, after which the worker sends it again."""
 _PAUSE_S: Final = 0.1
-_CLAIM_MAX: Final = 100
+_CLAIM_MAX: Final = {ANY: 100, KEY: 20}
 POISON: Final = b"77"
 """Ends the values of records that no worker of the queue `any` acknowledges."""
 
@@ -68,7 +68,7 @@ class Worker:
 
     async def _round(self) -> None:
         asked_ns = time.monotonic_ns()
-        jobs = await self._queue.claim(random.randint(1, _CLAIM_MAX), wait_s=1.0)
+        jobs = await self._queue.claim(random.randint(1, _CLAIM_MAX[self._name]), wait_s=1.0)
         for token in {job.claim for job in jobs}:
             mine = [(job.record.offset, job.attempt) for job in jobs if job.claim == token]
             self._write("given", token, asked_ns, mine)
