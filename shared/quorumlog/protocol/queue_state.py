@@ -137,6 +137,8 @@ class Queue:
 
     def without(self, offsets: Offsets) -> "Queue":
         """The queue without these records in any claim."""
+        if not offsets:
+            return self
         begin, end = offsets.first, offsets.end
         kept: list[Claim] = []
         for claim in self.claims:

@@ -263,10 +263,12 @@ class QueueDraft(RowDraft[Queue]):
         if row.settings.order == Order.KEY:
             chosen = _in_order(row, request, busy, limit, room)
         else:
-            left = Offsets.span(row.floor, limit) - row.acked - busy
+            left = Offsets.span(row.floor, row.next) - row.acked - busy
             again = (left & given).lowest(request.count)
-            new = (left - given).lowest(min(request.count - len(again), room))
-            chosen = again | new
+            room = min(request.count - len(again), room)
+            new = (left - given).lowest(room)
+            end = min(limit, row.next + room - len(new))
+            chosen = again | new | Offsets.span(row.next, end)
         row = self._granted(row, chosen)
         self._put(row, before)
         is_bounded = len(chosen) < request.count and request.end > row.next
@@ -287,7 +289,7 @@ class QueueDraft(RowDraft[Queue]):
             return row
         again, lease_ms = row.given & chosen, row.settings.lease_ms
         self._hold(row, self._version, lease_ms)
-        left = row.without(chosen).counted(chosen, 1)
+        left = row.without(again).counted(chosen, 1)
         return replace(
             left,
             next=max(row.next, chosen.end),
@@ -405,6 +407,7 @@ def _in_order(row: Queue, request: asks.Take, busy: Offsets, limit: int, room: i
     """
     keys, waiting, chosen = dict(request.keys), set[int](), list[int]()
     held, given = set(busy), set(row.given)
+    limit = min(limit, max(keys, default=0) + 1)
     for offset in Offsets.span(row.floor, limit) - row.acked:
         key = keys.get(offset)
         if key is None or len(chosen) == request.count:

@@ -265,9 +265,19 @@ def run(seed: int) -> QueueWorld:
         del world.keepers[1:]  # whoever is overtaken all the time waits whole leases all the time
         for name in NAMES:
             world.make(name)
-        world.run(END_S + 60 + 20 * LEASE_S)
+        while world.now_s < END_S + 60 + 20 * LEASE_S and not is_over(world):
+            world.run(world.now_s + LEASE_S)
+        world.run(world.now_s + 2 * LEASE_S)  # nothing is given after the end
         judge(world)
         return world
+
+
+def is_over(world: QueueWorld) -> bool:
+    """Whether all records of both queues are done."""
+    rows = {row.queue: row for _, batch in world.history.batches for row in batch.rows}
+    return len(rows) == len(NAMES) and all(
+        row.floor >= len(world.keys) and not row.moves for row in rows.values()
+    )
 
 
 # --- the judge ---------------------------------------------------------------------------------------
