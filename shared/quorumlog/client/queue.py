@@ -92,7 +92,7 @@ class Queue:
         await self._transport.call("DELETE", self._path, headers=headers, is_repeatable=False)
 
     async def claim(
-        self, count: int = 1, *, wait_s: float = 0.0, done: Iterable[Job] = ()
+        self, count: int = 1, *, wait_s: float = 0.0, done: Sequence[Job] = ()
     ) -> list[Job]:
         """Claim up to `count` records; wait up to `wait_s` while there are none. The request first
         acknowledges the jobs that are `done`; it does not report refused ones, as `ack` does.
