@@ -18,6 +18,7 @@ from quorumlog.protocol import offset_store, queues, rows
 from quorumlog.protocol.offset_set import NONE, Offsets
 from quorumlog.protocol.queue_requests import (
     BeginMove,
+    DeleteQueue,
     EndMove,
     LookQueue,
     PutQueue,
@@ -233,6 +234,8 @@ def trouble(world: QueueWorld) -> None:
     elif draw < 0.97 and world.keys:
         before = world.first_record + world.random.randrange(6)
         world.first_record = min(before, len(world.keys))
+    else:
+        world.ask(DeleteQueue(LOG, world.random.choice(NAMES), 0))  # late, of an earlier queue
 
 
 def settings(queue: str) -> QueueSettings:
@@ -302,6 +305,8 @@ def _states(world: QueueWorld, name: str) -> Iterator[tuple[float, Queue]]:
     """The states of a queue, with the time of each."""
     last: Queue | None = None
     for at_s, batch in world.history.batches:
+        if batch.gone:
+            raise Violation(f"a late request has deleted a queue: {batch.gone}")
         for row in batch.rows:
             if row.queue == name and row != last:
                 if last is not None and row.version <= last.version:

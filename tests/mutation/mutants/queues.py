@@ -15,7 +15,7 @@ from tests.mutation.mutants.guards import always
 from tests.mutation.mutants.hunt import Find, Mutant, Patch, by_histories, stand_in
 from tests.mutation.mutants.positions import by_the_wall, taken_for_done, told_at_once
 
-QUEUE_SEEDS: Final = range(1, 41)
+QUEUE_SEEDS: Final = range(1, 201)
 """Tried against a mutant: at most about 50 s."""
 
 
@@ -152,6 +152,9 @@ QUEUE_MUTANTS: Final = (
     ),
     Patch(QueueDraft, "_doomed", _dropped).mutant("a record is dropped after its attempts", "33"),
     Patch(Queue, "trimmed", _uncounted).mutant("what truncation takes is not counted", "33"),
+    Patch(QueueDraft, "_check_version", always(None)).mutant(
+        "a late request deletes a later queue", "33"
+    ),
     Patch(OffsetStore, "_append", told_at_once).mutant(
         "a claim is told before it is in the log", "33"
     ),
