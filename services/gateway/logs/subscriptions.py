@@ -90,17 +90,16 @@ class SubscriptionService(RowService[Subscription]):
         """Logs that changed and may be new streams; None: any may be."""
         self._has_heard = asyncio.Event()
 
-    _list = staticmethod(lambda _log, after, limit: subscriptions.ListSubscriptions(after, limit))
-    _free = subscriptions.StreamGone
-
     def _counts_once(self, request: Any) -> bool:
         return subscriptions.is_counted_once(request)
 
     def _makes(self, request: Any) -> bool:
         return isinstance(request, subscriptions.PutSubscription | subscriptions.SigningKey)
 
-    def _absent(self, _request: Any) -> errors.QuorumLogError:
-        return errors.NoSuchSubscription("there are no subscriptions")
+    def _shown(self, request: Any, error: errors.NoSuchLog) -> errors.QuorumLogError:
+        del request
+        is_own = error.log == SUBSCRIPTIONS_LOG
+        return errors.NoSuchSubscription("there are no subscriptions") if is_own else error
 
     def log_deleted(self, name: str, created: str) -> None:
         """Note that this gateway deleted a stream, so that its links are removed."""

@@ -137,6 +137,11 @@ class Subscription:
         return "", self.id
 
     @property
+    def created(self) -> str:
+        """Empty: a subscription belongs to no single log."""
+        return ""
+
+    @property
     def size(self) -> int:
         """About the most characters of the row."""
         return 12_000 + sum(120 + len(each.log) for each in self.links)
@@ -322,6 +327,9 @@ def is_counted_once(request: SubscriptionRequest) -> bool:
 class Subscriptions(Rows[Subscription]):
     """All subscriptions by the log, and how long their wakes are held."""
 
+    noun = "subscription"
+    absent = NoSuchSubscription
+
     def draft(
         self, *, end: int, now_s: float, wall_ms: int, database_ms: int = 0, expiry_ms: int = 0
     ) -> "SubscriptionDraft":
@@ -361,7 +369,12 @@ class SubscriptionDraft(RowDraft[Subscription]):
             self._size += answer.size
         return answer
 
-    def _answer(self, request: SubscriptionRequest) -> SubscriptionAnswer:
+    def _free(self, log: str, created: str) -> None:
+        """Remove the links of a deleted stream."""
+        for each in self._of_log("").values():
+            self._put(_without_stream(each, log, created), each)
+
+    def _perform(self, request: SubscriptionRequest) -> SubscriptionAnswer:
         try:
             match request:
                 case ListSubscriptions(after, limit):
@@ -369,8 +382,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
                     names = nsmallest(limit, (name for name in known if name > after))
                     return tuple(known[name] for name in names)
                 case StreamGone(stream, created):
-                    for each in self._of_log("").values():
-                        self._put(_without_stream(each, stream, created), each)
+                    self._free(stream, created)
                     return ()
                 case SigningKey(secret):
                     key = self._row(("", ""))
