@@ -357,8 +357,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         Its wakes end, and acknowledge nothing any more. Idempotent.
         """
         try:
-            await self._look(request, given, Scope.MANAGE)
-            await self._subscriptions.ask(subscriptions.DeleteSubscription(given[ID]))
+            row = await self._look(request, given, Scope.MANAGE)
+            await self._subscriptions.ask(subscriptions.DeleteSubscription(row.id, row.secret))
         except errors.NoSuchSubscription:
             pass
         return no_content()
@@ -387,7 +387,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         _check(request, Scope.MANAGE, names)
         if row.settings.wake_log:
             _check(request, Scope.APPEND, (row.settings.wake_log,))
-        await self._subscriptions.link(row.id, names)
+        await self._subscriptions.link(row, names)
         return no_content()
 
     @op.operation(
@@ -405,7 +405,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         It stays if the pattern matches it. Idempotent.
         """
         row = await self._look(request, given, Scope.MANAGE)
-        await self._subscriptions.ask(subscriptions.UnlinkStream(row.id, given[STREAM]))
+        asked = subscriptions.UnlinkStream(row.id, row.secret, given[STREAM])
+        await self._subscriptions.ask(asked)
         return no_content()
 
     @op.operation(
@@ -425,7 +426,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         """
         wanted = await body.read_model(request, self._room, WakeClaim)
         row = await self._look(request, given, Scope.WORK)
-        claim = partial(subscriptions.ClaimWake, row.id, wanted.worker, new_wake())
+        claim = partial(subscriptions.ClaimWake, row.id, row.secret, wanted.worker, new_wake())
         row = await self._subscriptions.by_ends(row, claim)
         keys = await self._keys()
         claimed = {
@@ -523,16 +524,18 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
             raise errors.BadRequest(f"the subscription is {row.settings.kind}")
         if not row.secret.startswith(uid) or generation != wanted.generation:
             raise errors.WakeFenced("the token is of another wake")
+        acks = () if is_release else tuple(map(_ack_of, wanted.acks))
         asked = partial(
             subscriptions.AckWake,
             row.id,
+            row.secret,
             wanted.generation,
             wanted.wake_id,
-            () if is_release else tuple(map(_ack_of, wanted.acks)),
+            acks,
             wanted.done or is_release,
             new_wake(),
         )
-        row = await self._subscriptions.by_ends(row, asked)
+        row = await self._subscriptions.by_ends(row, asked, (log for log, _, _ in acks))
         return json_value({"ok": True, "next_wake": row.generation != wanted.generation})
 
     async def _shown(self, row: Subscription) -> dict[str, Any]:
@@ -581,8 +584,9 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
 
     async def _announce(self, row: Subscription) -> None:
         log = await self._logs.rows.row(row.settings.wake_log)
-        if config_of(log) is None or log.state is LogState.CLOSED:
-            raise DeliveryFailed("the wake stream takes no events")
+        config = config_of(log)
+        if config is None or not config.is_json or log.state is LogState.CLOSED:
+            raise DeliveryFailed("the wake stream takes no events: it must be open, and of JSON")
         pending = [each for each in row.links if each.tail > each.acked]
         event = {
             "type": "wake",
@@ -618,7 +622,8 @@ def _links_json(row: Subscription, *, has_tails: bool = False) -> list[dict[str,
             "acked_offset": acked,
         }
         if has_tails:
-            found["tail_offset"] = offset_text(link.tail, link.created) if link.created else "-1"
+            tail = max(link.tail, link.acked)
+            found["tail_offset"] = offset_text(tail, link.created) if link.created else "-1"
             found["has_pending"] = link.tail > link.acked
         return found
 

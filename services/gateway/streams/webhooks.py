@@ -25,7 +25,11 @@ from yarl import URL
 
 from quorumlog.errors import WakeTokenInvalid, WebhookUrlRejected
 from quorumlog.net.timers import wall_s
-from services.gateway.logs.subscriptions import DELIVERIES_MAX, DeliveryFailed
+from services.gateway.logs.subscriptions import (
+    DELIVERIES_MAX,
+    SLOW_DELIVERIES_MAX,
+    DeliveryFailed,
+)
 
 URL_CHARS_MAX: Final = 2048
 ANSWER_BYTES_MAX: Final = 64 << 10
@@ -226,7 +230,10 @@ class Webhooks:
             resolver = _Resolver(self._networks, is_public=scheme == "https")
             self._sessions[scheme] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=DELIVERIES_MAX, resolver=resolver, use_dns_cache=False, force_close=True
+                    limit=DELIVERIES_MAX + SLOW_DELIVERIES_MAX,
+                    resolver=resolver,
+                    use_dns_cache=False,
+                    force_close=True,
                 ),
                 timeout=aiohttp.ClientTimeout(total=DELIVERY_S),
                 cookie_jar=aiohttp.DummyCookieJar(),

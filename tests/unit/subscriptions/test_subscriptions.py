@@ -94,11 +94,13 @@ class Keeper:
         return f"w{self.ids}"
 
     def wake(self, *ends: tuple[str, str, int]) -> Subscription:
-        return self.done(Wake("s", self.wake_id(), ends))
+        return self.done(Wake("s", "secret of s", self.wake_id(), ends))
 
     def ack(self, row: Subscription, *acks: tuple[str, str, int], is_done: bool = True) -> Any:
         ends = tuple((log, created, end) for log, created, end in acks)
-        asked = AckWake("s", row.generation, row.wake_id, acks, is_done, self.wake_id(), ends)
+        asked = AckWake(
+            "s", "secret of s", row.generation, row.wake_id, acks, is_done, self.wake_id(), ends
+        )
         return self.ask(asked)
 
     def look(self) -> Subscription:
@@ -123,35 +125,39 @@ def test_a_receiver_that_is_done_acknowledges_what_the_wake_showed() -> None:
     keeper = Keeper()
     keeper.put()
     row = keeper.wake(("a", "1", 7))
-    row = keeper.done(Delivered("s", row.generation, is_done=True))
+    row = keeper.done(Delivered("s", "secret of s", row.generation, is_done=True))
     assert (row.phase, acked(row)) == (Phase.IDLE, {"a": 7})
     row = keeper.wake(("a", "1", 9))
-    assert keeper.done(Delivered("s", 1, is_done=True)) == row, "it was an earlier wake's"
+    assert keeper.done(Delivered("s", "secret of s", 1, is_done=True)) == row, (
+        "it was an earlier wake's"
+    )
 
 
 def test_an_accepted_wake_is_held_for_a_lease_which_acknowledgements_extend() -> None:
     keeper = Keeper()
     keeper.put()
-    row = keeper.done(Delivered("s", keeper.wake(("a", "1", 9)).generation, is_done=False))
+    row = keeper.done(
+        Delivered("s", "secret of s", keeper.wake(("a", "1", 9)).generation, is_done=False)
+    )
     assert row.phase == Phase.HELD
     keeper.now_s += LEASE_S - 1
     row = keeper.ack(row, ("a", "1", 6), is_done=False)
     keeper.now_s += LEASE_S - 1
-    assert keeper.done(Expire("s", 1, "w")).generation == 1
+    assert keeper.done(Expire("s", "secret of s", 1, "w")).generation == 1
     keeper.now_s += 1
-    row = keeper.done(Expire("s", 1, "w"))
+    row = keeper.done(Expire("s", "secret of s", 1, "w"))
     assert (row.phase, row.generation, acked(row)) == (Phase.DUE, 2, {"a": 6})
 
 
 def test_a_new_owner_waits_a_whole_lease() -> None:
     keeper = Keeper()
     keeper.put()
-    keeper.done(Delivered("s", keeper.wake(("a", "1", 9)).generation, is_done=False))
+    keeper.done(Delivered("s", "secret of s", keeper.wake(("a", "1", 9)).generation, is_done=False))
     other = Keeper(keeper.batches)
     other.now_s = 500.0
-    assert other.done(Expire("s", 1, "w")).generation == 1
+    assert other.done(Expire("s", "secret of s", 1, "w")).generation == 1
     other.now_s += LEASE_S
-    assert other.done(Expire("s", 1, "w")).generation == 2
+    assert other.done(Expire("s", "secret of s", 1, "w")).generation == 2
 
 
 def test_failures_are_retried_later_and_later_up_to_a_minute() -> None:
@@ -160,18 +166,18 @@ def test_failures_are_retried_later_and_later_up_to_a_minute() -> None:
     row = keeper.wake(("a", "1", 9))
     pauses = []
     for _ in range(9):
-        row = keeper.done(Failed("s", row.generation, 0))
+        row = keeper.done(Failed("s", "secret of s", row.generation, 0))
         pauses.append(row.wait_ms(keeper.wall_ms))
         keeper.wall_ms = row.next_ms
     assert pauses == [1000, 2000, 4000, 8000, 16000, 32000, 60000, 60000, 60000]
     assert (row.generation, row.phase) == (1, Phase.DUE), "it is still the same wake"
     jitter = subscriptions.JITTER_PERMILLE
-    assert keeper.done(Failed("s", 1, jitter)).wait_ms(keeper.wall_ms) == 72000
-    assert keeper.done(Failed("s", 1, -jitter)).wait_ms(keeper.wall_ms) == 48000
+    assert keeper.done(Failed("s", "secret of s", 1, jitter)).wait_ms(keeper.wall_ms) == 72000
+    assert keeper.done(Failed("s", "secret of s", 1, -jitter)).wait_ms(keeper.wall_ms) == 48000
     assert keeper.look().wait_ms(keeper.wall_ms - 10**9) == 0, "the clock was set"
-    row = keeper.done(Delivered("s", 1, is_done=True))
+    row = keeper.done(Delivered("s", "secret of s", 1, is_done=True))
     assert (row.attempts, row.next_ms) == (0, 0)
-    assert keeper.done(Failed("s", 1, 0)) == row
+    assert keeper.done(Failed("s", "secret of s", 1, 0)) == row
 
 
 @pytest.mark.parametrize("ack", [("a", "1", 4), ("a", "1", 10), ("a", "2", 9), ("b", "1", 9)])
@@ -179,7 +185,7 @@ def test_an_offset_that_is_not_of_the_stream_is_refused(ack: tuple[str, str, int
     keeper = Keeper()
     keeper.put()
     row = keeper.wake(("a", "1", 9))
-    asked = AckWake("s", 1, row.wake_id, (("a", "1", 8), ack), True, "x", ())
+    asked = AckWake("s", "secret of s", 1, row.wake_id, (("a", "1", 8), ack), True, "x", ())
     assert isinstance(keeper.ask(asked), errors.InvalidOffset)
     assert keeper.look() == row
 
@@ -198,7 +204,9 @@ def test_a_copy_of_an_acknowledgement_gets_its_answer() -> None:
     keeper = Keeper()
     keeper.put()
     row = keeper.wake(("a", "1", 9))
-    asked = AckWake("s", 1, row.wake_id, (("a", "1", 8),), True, "x", (("a", "1", 9),))
+    asked = AckWake(
+        "s", "secret of s", 1, row.wake_id, (("a", "1", 8),), True, "x", (("a", "1", 9),)
+    )
     row = keeper.done(asked)
     assert (row.phase, row.generation, row.wake_id) == (Phase.DUE, 2, "x")
     assert keeper.ask(asked) == row
@@ -208,47 +216,54 @@ def test_a_pull_wake_is_claimed_once() -> None:
     keeper = Keeper()
     keeper.put(Kind.PULL)
     ends = (("a", "1", 9),)
-    assert isinstance(keeper.ask(ClaimWake("s", "x", "c0", ())), errors.NoPendingWork)
+    assert isinstance(
+        keeper.ask(ClaimWake("s", "secret of s", "x", "c0", ())), errors.NoPendingWork
+    )
     row = keeper.wake(*ends)
-    assert keeper.done(Delivered("s", 1, is_done=False)).phase == Phase.OPEN
+    assert keeper.done(Delivered("s", "secret of s", 1, is_done=False)).phase == Phase.OPEN
     assert isinstance(keeper.ack(row, ("a", "1", 9)), errors.WakeFenced), "nobody has claimed it"
-    row = keeper.done(ClaimWake("s", "x", "c1", ends))
+    row = keeper.done(ClaimWake("s", "secret of s", "x", "c1", ends))
     assert (row.phase, row.holder, row.generation) == (Phase.HELD, "x", 1)
-    assert keeper.ask(ClaimWake("s", "x", "c1", ends)) == row, "a copy"
-    busy = keeper.ask(ClaimWake("s", "y", "c2", ends))
+    assert keeper.ask(ClaimWake("s", "secret of s", "x", "c1", ends)) == row, "a copy"
+    busy = keeper.ask(ClaimWake("s", "secret of s", "y", "c2", ends))
     assert isinstance(busy, errors.AlreadyClaimed)
     assert (busy.members["current_holder"], busy.members["generation"]) == ("x", 1)
     keeper.now_s += LEASE_S
-    row = keeper.done(ClaimWake("s", "y", "c2", ends))
+    row = keeper.done(ClaimWake("s", "secret of s", "y", "c2", ends))
     assert (row.holder, row.generation, row.wake_id) == ("y", 2, "c2")
-    assert isinstance(keeper.ask(AckWake("s", 1, "w1", (), True, "z", ())), errors.WakeFenced)
+    assert isinstance(
+        keeper.ask(AckWake("s", "secret of s", 1, "w1", (), True, "z", ())), errors.WakeFenced
+    )
 
 
 def test_a_webhook_is_not_claimed() -> None:
     keeper = Keeper()
     keeper.put()
-    assert isinstance(keeper.ask(ClaimWake("s", "x", "c", ())), errors.InvalidRequest)
+    assert isinstance(
+        keeper.ask(ClaimWake("s", "secret of s", "x", "c", ())), errors.InvalidRequest
+    )
 
 
 def test_streams_are_linked_unlinked_and_created_again() -> None:
     keeper = Keeper()
     keeper.put(Kind.WEBHOOK, "s", Link("a", "1", 5, is_explicit=True), Link("m", is_explicit=True))
-    row = keeper.done(LinkStreams("s", (Link("a", "1", is_glob=True), Link("m", "3"))))
+    row = keeper.done(
+        LinkStreams("s", "secret of s", (Link("a", "1", is_glob=True), Link("m", "3")))
+    )
     assert [(each.log, each.created, each.acked) for each in row.links] == [
         ("a", "1", 5),
         ("m", "3", 0),
     ]
     assert (row.links[0].is_explicit, row.links[0].is_glob) == (True, True)
-    row = keeper.done(UnlinkStream("s", "a"))
+    row = keeper.done(UnlinkStream("s", "secret of s", "a"))
     assert not row.links[0].is_explicit
-    assert keeper.done(UnlinkStream("s", "nothing")) == row
-    assert keeper.ask(StreamGone("a", "0")) == ()
-    assert keeper.look() == row, "that was an earlier stream"
-    keeper.ask(StreamGone("a", "1"))
-    keeper.ask(StreamGone("m", "3"))
+    assert keeper.done(UnlinkStream("s", "secret of s", "nothing")) == row
+    assert keeper.done(StreamGone("s", "secret of s", "a", "0")) == row, "that was an earlier one"
+    keeper.ask(StreamGone("s", "secret of s", "a", "1"))
+    keeper.ask(StreamGone("s", "secret of s", "m", "3"))
     assert keeper.look().links == (Link("m", is_explicit=True),)
-    row = keeper.done(LinkStreams("s", (Link("m", "4"),)))
-    row = keeper.done(LinkStreams("s", (Link("m", "3"),)))
+    row = keeper.done(LinkStreams("s", "secret of s", (Link("m", "4"),)))
+    row = keeper.done(LinkStreams("s", "secret of s", (Link("m", "3"),)))
     assert row.links[0].created == "4", "a late copy"
 
 
@@ -262,8 +277,12 @@ def test_a_subscription_is_confirmed_deleted_and_created_anew() -> None:
         ),
         errors.SubscriptionExists,
     )
-    keeper.done(DeleteSubscription("s"))
-    for request in (LookSubscription("s"), DeleteSubscription("s"), LookSubscription("")):
+    keeper.done(DeleteSubscription("s", "secret of s"))
+    for request in (
+        LookSubscription("s"),
+        DeleteSubscription("s", "secret of s"),
+        LookSubscription(""),
+    ):
         assert isinstance(keeper.ask(request), errors.NoSuchSubscription)
 
 
@@ -289,18 +308,22 @@ def test_one_subscription_or_stream_too_many_is_refused(monkeypatch: pytest.Monk
     third = keeper.ask(PutSubscription("third", settings, "", "", ()))
     assert isinstance(third, errors.TooManySubscriptions)
     explicit = tuple(Link(f"e{at}", "1", is_explicit=True) for at in range(3))
-    assert isinstance(keeper.ask(LinkStreams("s", explicit)), errors.TooManySubscriptions)
+    assert isinstance(
+        keeper.ask(LinkStreams("s", "secret of s", explicit)), errors.TooManySubscriptions
+    )
     found = tuple(Link(f"g{at}", "1", is_glob=True) for at in range(3))
-    assert len(keeper.done(LinkStreams("s", found)).links) == 3, "the pattern's are left out"
-    assert len(keeper.done(LinkStreams("other", found)).links) == 1
+    assert len(keeper.done(LinkStreams("s", "secret of s", found)).links) == 3, (
+        "the pattern's are left out"
+    )
+    assert len(keeper.done(LinkStreams("other", "secret of other", found)).links) == 1
 
 
 def test_requests_of_clients_are_counted_once() -> None:
-    discovered = LinkStreams("s", (Link("a", "1", is_glob=True),))
+    discovered = LinkStreams("s", "secret of s", (Link("a", "1", is_glob=True),))
     assert not is_counted_once(discovered)
-    assert is_counted_once(LinkStreams("s", (Link("a", "1", is_explicit=True),)))
-    assert is_counted_once(UnlinkStream("s", "a"))
-    assert is_counted_once(DeleteSubscription("s"))
+    assert is_counted_once(LinkStreams("s", "secret of s", (Link("a", "1", is_explicit=True),)))
+    assert is_counted_once(UnlinkStream("s", "secret of s", "a"))
+    assert is_counted_once(DeleteSubscription("s", "secret of s"))
 
 
 @pytest.mark.parametrize(
