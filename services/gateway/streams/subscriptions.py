@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from time import monotonic
 from typing import Annotated, Any, Final, Literal, Self
 
 import orjson
@@ -68,6 +69,10 @@ STREAM: Final = replace(
 LIMIT: Final = parameters.query_integer("limit", 1, PAGE_MAX, "Maximum of a page.", PAGE_MAX)
 AFTER: Final = parameters.query_text("after", "[!-.0-~]{1,200}", "List those after this id.")
 
+_KEYS_S: Final = 60.0
+"""How long a gateway takes the keys for granted. By judgement."""
+_PLAIN: Final = r"^[^\x00-\x1f\x7f]*$"
+"""Text without control characters, which JSON makes six times as long."""
 _Path = Annotated[str, StringConstraints(min_length=1, max_length=600)]
 _Paths = Annotated[list[_Path], Field(max_length=STREAMS_MAX)]
 
@@ -81,14 +86,16 @@ class _Body(BaseModel):
 class WebhookTarget(_Body):
     """Where wakes are sent to."""
 
-    url: Annotated[str, StringConstraints(min_length=1, max_length=URL_CHARS_MAX)]
+    url: Annotated[str, StringConstraints(min_length=1, max_length=URL_CHARS_MAX, pattern=_PLAIN)]
 
 
 class SubscriptionPut(_Body):
     """The configuration of a subscription, which can't be changed."""
 
     type: Literal["webhook", "pull-wake"]
-    pattern: Annotated[str, StringConstraints(max_length=PATTERN_CHARS_MAX)] | None = None
+    pattern: (
+        Annotated[str, StringConstraints(max_length=PATTERN_CHARS_MAX, pattern=_PLAIN)] | None
+    ) = None
     """A glob over paths of streams: `*` is one segment, `**` any number of segments."""
     streams: _Paths | None = None
     """Further streams, by their paths."""
@@ -96,7 +103,9 @@ class SubscriptionPut(_Body):
     wake_stream: _Path | None = None
     """The stream that announces the wakes of a `pull-wake` subscription."""
     lease_ttl_ms: Annotated[int, Field(ge=LEASE_MS_MIN, le=LEASE_MS_MAX)] = 30_000
-    description: Annotated[str, StringConstraints(max_length=DESCRIPTION_CHARS_MAX)] | None = None
+    description: (
+        Annotated[str, StringConstraints(max_length=DESCRIPTION_CHARS_MAX, pattern=_PLAIN)] | None
+    ) = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -135,7 +144,9 @@ class StreamsAdded(_Body):
 class WakeClaim(_Body):
     """Who claims a subscription."""
 
-    worker: Annotated[str, StringConstraints(min_length=1, max_length=WORKER_CHARS_MAX)]
+    worker: Annotated[
+        str, StringConstraints(min_length=1, max_length=WORKER_CHARS_MAX, pattern=_PLAIN)
+    ]
 
 
 class OneAck(_Body):
@@ -226,6 +237,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         self._subscriptions = logs.subscriptions
         self._webhooks = Webhooks(networks)
         self._known_keys: Keys | None = None
+        self._keys_until_s = 0.0
         self._subscriptions.begin(self._send)
 
     async def close(self, _app: web.Application) -> None:
@@ -491,9 +503,11 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     # --- what the handlers share -----------------------------------------------------------------
 
     async def _keys(self, *, creates: bool = True) -> Keys:
-        if self._known_keys is None:
+        """The keys, read again at times: an accepted loss of their log makes new ones."""
+        if self._known_keys is None or monotonic() > self._keys_until_s:
             secret = await self._subscriptions.signing_key(creates=creates)
             self._known_keys = Keys(secret.encode())
+            self._keys_until_s = monotonic() + _KEYS_S
         return self._known_keys
 
     async def _look(self, request: web.Request, given: Given, scope: Scope) -> Subscription:

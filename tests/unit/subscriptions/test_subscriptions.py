@@ -15,12 +15,13 @@ from quorumlog.protocol.offset_store import (
     ReadLog,
     Reported,
 )
-from quorumlog.protocol.rows import Batch
+from quorumlog.protocol.rows import Batch, Stamp
 from quorumlog.protocol.subscriptions import (
     AckWake,
     ClaimWake,
     DeleteSubscription,
     Delivered,
+    Discovery,
     Expire,
     Failed,
     Kind,
@@ -37,9 +38,11 @@ from quorumlog.protocol.subscriptions import (
     SubscriptionSettings,
     UnlinkStream,
     Wake,
+    discovered,
     is_counted_once,
 )
 from quorumlog.wire.position_bodies import SUBSCRIPTION_BODIES
+from services.gateway.logs import subscriptions as service
 from services.gateway.logs.subscriptions import is_matching, literal
 from services.gateway.logs.values import STREAM_PREFIX, stream_name
 
@@ -318,6 +321,98 @@ def test_one_subscription_or_stream_too_many_is_refused(monkeypatch: pytest.Monk
     assert len(keeper.done(LinkStreams("other", "secret of other", found)).links) == 1
 
 
+def test_a_request_for_an_earlier_creation_changes_nothing() -> None:
+    keeper = Keeper()
+    keeper.put()
+    keeper.done(DeleteSubscription("s", "secret of s"))
+    settings = SubscriptionSettings(Kind.WEBHOOK, "*", (), "v", "", 1000, "")
+    link = Link("a", "1", 0, is_explicit=True)
+    keeper.done(PutSubscription("s", settings, "another", "", (link,)))
+    row = keeper.done(Wake("s", "another", "w", (("a", "1", 3),)))
+    for request in (
+        Delivered("s", "secret of s", 1, is_done=True),
+        Failed("s", "secret of s", 1, 0),
+        Expire("s", "secret of s", 1, "x"),
+        Wake("s", "secret of s", "x", ()),
+        ClaimWake("s", "secret of s", "worker", "x", ()),
+        AckWake("s", "secret of s", 1, "w", (), True, "x", ()),
+        LinkStreams("s", "secret of s", (Link("b", "1"),)),
+        UnlinkStream("s", "secret of s", "a"),
+        StreamGone("s", "secret of s", "a", "1"),
+        DeleteSubscription("s", "secret of s"),
+    ):
+        assert isinstance(keeper.ask(request), errors.NoSuchSubscription), request
+    assert keeper.look() == row
+
+
+def test_a_wake_that_no_worker_claims_is_announced_again() -> None:
+    keeper = Keeper()
+    keeper.put(Kind.PULL)
+    keeper.wake(("a", "1", 9))
+    announced = Delivered("s", "secret of s", 1, is_done=False)
+    row = keeper.done(announced)
+    assert row.sends_in_ms(keeper.wall_ms) == subscriptions.RETRY_MS_MAX
+    keeper.wall_ms += subscriptions.RETRY_MS_MAX
+    assert row.sends_in_ms(keeper.wall_ms) == 0
+    row = keeper.done(Failed("s", "secret of s", 1, 0))
+    assert (row.phase, row.sends_in_ms(keeper.wall_ms)) == (Phase.OPEN, 1000)
+    row = keeper.done(announced)
+    assert row.sends_in_ms(keeper.wall_ms) == subscriptions.RETRY_MS_MAX
+    row = keeper.done(ClaimWake("s", "secret of s", "x", "c", ()))
+    assert (row.generation, row.sends_in_ms(keeper.wall_ms)) == (1, None)
+
+
+def test_a_copy_of_a_change_is_remembered_without_its_links() -> None:
+    state = Subscriptions()
+    draft = state.draft(end=5, now_s=0, wall_ms=0)
+    settings = SubscriptionSettings(Kind.WEBHOOK, "", ("a",), "u", "", 1000, "")
+    put = PutSubscription("s", settings, "one", "", (Link("a", is_explicit=True),))
+    draft.decide(put, Stamp("t0", seen=1))
+    answer = draft.decide(UnlinkStream("s", "one", "b"), Stamp("t1", seen=1))
+    assert len(answer.links) == 1
+    assert draft.decide(UnlinkStream("s", "one", "b"), Stamp("t1", seen=1)).links == ()
+    assert [each.answer.links for each in draft.batch.decided] == [(), ()]
+
+
+def test_what_is_heard_is_taken_once_and_again_if_it_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    discovery = Discovery()
+    assert discovery.take() == (set(), True)
+    discovery.heard("a")
+    assert discovery.take() == ({"a"}, False)
+    discovery.answered("a", errors.QuorumTimeout("late"))
+    assert discovery.take() == ({"a"}, False)
+    for answer in ((), errors.NoSuchSubscription("gone")):
+        discovery.answered("a", answer)
+        assert discovery.take() == (set(), False)
+    monkeypatch.setattr(subscriptions, "HEARD_MAX", 2)
+    for name in "abc":
+        discovery.heard(name)
+    assert discovery.take() == (set(), True)
+
+
+def test_a_subscription_learns_of_the_present_creation_of_a_stream() -> None:
+    keeper = Keeper()
+    link = Link("a", "2", 5, is_explicit=True)
+    row = keeper.put(Kind.WEBHOOK, "s", link, Link("waits", is_explicit=True))
+
+    def found(name: str, created: str, *, is_match: bool = False) -> Any:
+        return discovered(row, name, created, is_match=is_match)
+
+    def linked(name: str, created: str, *, is_glob: bool = False) -> LinkStreams:
+        return LinkStreams("s", "secret of s", (Link(name, created, is_glob=is_glob),))
+
+    assert found("a", "2") is None
+    assert found("a", "3") == linked("a", "3")
+    assert found("a", "2", is_match=True) == linked("a", "2", is_glob=True)
+    assert found("a", "") == StreamGone("s", "secret of s", "a", "2")
+    assert found("waits", "") is None
+    assert found("waits", "1") == linked("waits", "1")
+    assert found("new", "1") is None
+    assert found("new", "1", is_match=True) == linked("new", "1", is_glob=True)
+
+
 def test_requests_of_clients_are_counted_once() -> None:
     discovered = LinkStreams("s", "secret of s", (Link("a", "1", is_glob=True),))
     assert not is_counted_once(discovered)
@@ -344,12 +439,47 @@ def test_requests_of_clients_are_counted_once() -> None:
         ("ev*", "events", False),
         ("events", "events", True),
         ("**/a" * 40, "/".join("a" * 60) + "/b", False),
+        ("**", "a", True),
+        ("**/**", "a", True),
+        ("*/**/*", "a", False),
+        ("*/**/*", "a/b", True),
+        ("a/**/b/*/**/c", "a/b/x/c", True),
+        ("a/**/b/*/**/c", "a/b/c", False),
+        ("**/b/c/**/c", "b/b/c/c", True),
+        ("**/b/**/b", "b", False),
+        ("**/a/b/**", "a/a/b", True),
     ],
 )
 def test_a_pattern_matches_whole_segments(pattern: str, path: str, is_match: bool) -> None:
     settings = SubscriptionSettings(Kind.WEBHOOK, pattern, (), "", "", 1, "")
     assert is_matching(settings, STREAM_PREFIX + stream_name(path)) is is_match
     assert not is_match or path.startswith(literal(pattern))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("t1/" + "**/" * 330 + "z", "t1/" + "/".join("a" * 60)),
+        ("t1/" + "*/**/" * 30 + "z", "t1/" + "/".join("a" * 60)),
+        ("t1/**/" + "/".join("a" * 29) + "/b/**/z", "t1/" + "/".join("a" * 59) + "/z"),
+        ("t1/" + "**/a/" * 59 + "z", "t1/" + "/".join("a" * 60)),
+    ],
+)
+def test_a_hostile_pattern_costs_few_comparisons(
+    pattern: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = 0
+    original = service._is_run
+
+    def is_run(*args: Any) -> bool:
+        nonlocal compared
+        compared += 1
+        return original(*args)
+
+    monkeypatch.setattr(service, "_is_run", is_run)
+    settings = SubscriptionSettings(Kind.WEBHOOK, pattern, (), "", "", 1, "")
+    assert not is_matching(settings, STREAM_PREFIX + stream_name(path))
+    assert compared <= 2 * path.count("/")
 
 
 def test_a_pattern_does_not_match_its_wake_stream_or_other_logs() -> None:
