@@ -194,6 +194,8 @@ def _subscriptions(service: SubscriptionService) -> Iterable[Metric]:
     if service.is_here:
         text = "Subscriptions of streams"
         yield GaugeMetricFamily("quorumlog_subscriptions", text, service.count)
+        text = "Streams that subscriptions link; beyond the bound no pattern links another one"
+        yield GaugeMetricFamily("quorumlog_subscription_links", text, service.links)
         name = "quorumlog_subscription_oldest_undelivered_seconds"
         text = "Age of the oldest wake that no receiver has accepted"
         yield GaugeMetricFamily(name, text, service.oldest_ms / 1000)
