@@ -6,7 +6,8 @@ import orjson
 from aiohttp import web
 
 from quorumlog import errors
-from quorumlog.net.parameters import Given, Parameter
+from quorumlog.net.parameters import Given, Parameter, query_integer
+from quorumlog.protocol.ids import ID_MAX
 from services.gateway.edge import log_models as models
 from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import Named, Scope, on
@@ -24,6 +25,7 @@ _KEYS_BYTES_MAX: Final = 4 << 20
 KEY: Final = Parameter(
     "key", "path", utf8, {"type": "string", "minLength": 1}, "The key (UTF-8).", b"", example="k-7"
 )
+BEFORE: Final = query_integer("before", 0, ID_MAX, "Only records below this offset.")
 PREFIX: Final[Parameter[bytes]] = Parameter(
     "prefix", "query", utf8, {"type": "string"}, "Only keys that begin with this text.", b""
 )
@@ -53,7 +55,7 @@ class KeyRoutes(op.Handlers, tag="Records"):
 
     @op.operation(
         "GET /v1/logs/{name}/keys/{key}",
-        (op.NAME, KEY, op.ENCODING),
+        (op.NAME, KEY, BEFORE, CREATED, op.ENCODING),
         replies=op.gives("The newest record.", models.RecordOut, {"one": _RECORD}),
         errors=(*_READING, errors.NoSuchKey, errors.KeyScanLimit),
         scope=on(Named.LOG, Scope.READ),
@@ -63,11 +65,14 @@ class KeyRoutes(op.Handlers, tag="Records"):
 
         Of all records with this key that were acknowledged before the request, the response is the
         last one. 404 `no-such-key`: there is none before the offset `next_offset`. Large sealed
-        ledgers have an index of their keys. Other ledgers are read once: if they are too large for
-        one request, the response is 503 `key-scan-limit`, and a retry goes on there.
+        ledgers have an index of their keys. Other ledgers are read, from the newest record on. If
+        that is more than 16 MiB, the response is 503 `key-scan-limit` with an offset: no record
+        from there on has the key. Send the offset as `before` to go on.
         """
         name, key = given[op.NAME], given[KEY]
-        page = await self._logs.keys.newest(name, key)
+        page = await self._logs.keys.newest(
+            name, key, before=given[BEFORE], created_at=given[CREATED]
+        )
         if not page.batches:
             raise errors.NoSuchKey(
                 f"no record before the offset {page.next} has this key",
