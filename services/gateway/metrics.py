@@ -7,7 +7,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quorumlog.protocol.queues import Queue
+from quorumlog.protocol.queue_state import Queue
 from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.http.middleware import Metrics
 from services.gateway.edge.log_records import RecordRoutes

@@ -110,16 +110,16 @@ class SubscriptionService(RowService[Subscription]):
         self._has_heard = asyncio.Event()
         self._rows_room = asyncio.Semaphore(_AT_ONCE)
 
-    _list = staticmethod(lambda _log, after, limit: subscriptions.ListSubscriptions(after, limit))
-
     def _counts_once(self, request: Any) -> bool:
         return subscriptions.is_counted_once(request)
 
     def _makes(self, request: Any) -> bool:
         return isinstance(request, subscriptions.PutSubscription | subscriptions.SigningKey)
 
-    def _absent(self, _request: Any) -> errors.QuorumLogError:
-        return errors.NoSuchSubscription("there are no subscriptions")
+    def _shown(self, request: Any, error: errors.NoSuchLog) -> errors.QuorumLogError:
+        del request
+        is_own = error.log == SUBSCRIPTIONS_LOG
+        return errors.NoSuchSubscription("there are no subscriptions") if is_own else error
 
     def log_deleted(self, name: str, created: str) -> None:
         """Do nothing: the owner notices by itself that a stream is gone."""
@@ -185,8 +185,8 @@ class SubscriptionService(RowService[Subscription]):
     async def _read_ends(
         self, row: Subscription, needed: frozenset[str], *, is_fresh: bool
     ) -> Ends:
-        """The acknowledged ends of a subscription's streams, as far as they can be read. Raises: the
-        errors of reads of `needed` streams.
+        """The acknowledged ends of a subscription's streams, as far as they can be read, and are
+        not in the row. Raises: the errors of reads of `needed` streams.
         """
         room = asyncio.Semaphore(_AT_ONCE)
 
@@ -195,7 +195,8 @@ class SubscriptionService(RowService[Subscription]):
                 async with room:
                     found = (await self._consumers.recent(link.log, is_fresh=is_fresh)).row
                     if found.created_at == link.created:
-                        return link.log, link.created, await self._consumers.end(found)
+                        at = await self._consumers.end(found)
+                        return (link.log, link.created, at) if at > link.tail else None
             except errors.NoSuchLog:
                 pass
             except errors.QuorumLogError:
@@ -544,8 +545,11 @@ class SubscriptionService(RowService[Subscription]):
                 return 0.0 if request is None else await self._asked(request)
 
     def _ends_of(self, row: Subscription) -> Ends:
-        found = ((*stream, self._ends.get(stream, 0)) for stream in _streams_of(row))
-        return tuple(each for each in found if each[2])
+        return tuple(
+            (each.log, each.created, end)
+            for each in row.links
+            if (end := self._ends.get((each.log, each.created), 0)) > each.tail
+        )
 
     def _room_of(self, row: Subscription) -> contextlib.AbstractAsyncContextManager[Any]:
         """What a delivery waits for. An announcement is an append, which waits for nothing."""

@@ -17,7 +17,7 @@ Invariants (checked by the simulation in tests/model/subscriptions):
   - a stream that a subscription wants is linked, in its present creation.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from heapq import nsmallest
@@ -34,7 +34,7 @@ from quorumlog.errors import (
     TooManySubscriptions,
     WakeFenced,
 )
-from quorumlog.protocol.rows import Decided, Key, RowDraft, Rows, Stamp
+from quorumlog.protocol.rows import Key, RowDraft, Rows, Stamp
 
 SUBSCRIPTIONS_MAX: Final = 1000
 """Maximum subscriptions, which the owner of their log holds in memory. Chosen by judgement."""
@@ -102,11 +102,12 @@ class Link:
     is_glob: bool = False
     """Whether the pattern matches."""
     tail: int = 0
-    """The stream's end when the current wake was made."""
+    """The stream's end when the last wake was made or claimed."""
 
 
 Ends = tuple[tuple[str, str, int], ...]
-"""The acknowledged ends of streams: (log, creation time, offset)."""
+"""The acknowledged ends of streams: (log, creation time, offset). Those that the row has may be left
+out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,11 @@ class Subscription:
         return "", self.id
 
     @property
+    def created(self) -> str:
+        """Empty: a subscription belongs to no single log."""
+        return ""
+
+    @property
     def size(self) -> int:
         """About the most characters of the row."""
         named = sum(3 + len(each) for each in self.settings.streams)
@@ -158,8 +164,7 @@ class Subscription:
 
     def pending(self, ends: Ends) -> tuple[Link, ...]:
         """The links whose streams have unacknowledged records, by the streams' ends."""
-        known = _known(ends)
-        return tuple(each for each in self.links if _tail(each, known) > each.acked)
+        return tuple(each for each in _reached(self.links, ends) if each.tail > each.acked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +341,9 @@ def is_counted_once(request: SubscriptionRequest) -> bool:
 class Subscriptions(Rows[Subscription]):
     """All subscriptions by the log, and how long their wakes are held."""
 
+    noun = "subscription"
+    absent = NoSuchSubscription
+
     def __init__(self) -> None:
         """No subscriptions."""
         super().__init__()
@@ -365,6 +373,10 @@ class Subscriptions(Rows[Subscription]):
             return float(end)
         return self.since_s + row.settings.lease_ms / 1000
 
+    def remembered(self, row: Subscription) -> Subscription:
+        """The result of a change as it is remembered: without its links, which may be many."""
+        return replace(row, links=())
+
     def size_of(self, row: Subscription) -> int:
         """About the most characters of a row."""
         return row.size
@@ -389,14 +401,11 @@ class SubscriptionDraft(RowDraft[Subscription]):
         copy of a change gets it without the links, as many large answers are remembered.
         """
         answer = super().decide(request, stamp)
-        is_first = stamp is not None and stamp.token in self._decided
-        if stamp is not None and is_first and isinstance(answer, Subscription):
-            kept = replace(answer, links=())
-            self._decided[stamp.token] = Decided(stamp.token, stamp.content, kept)
-            self._size += kept.size
+        if stamp is not None and isinstance(answer, Subscription):
+            self._size += self._state.remembered(answer).size
         return answer
 
-    def _answer(self, request: SubscriptionRequest) -> SubscriptionAnswer:
+    def _perform(self, request: SubscriptionRequest) -> SubscriptionAnswer:
         try:
             match request:
                 case ListSubscriptions(after, limit):
@@ -500,10 +509,9 @@ class SubscriptionDraft(RowDraft[Subscription]):
 
     def _woken(self, row: Subscription, ends: Ends, wake_id: str) -> Subscription:
         """The subscription with a new wake if it has pending work, else without a wake."""
-        known = _known(ends)
-        links = tuple(replace(each, tail=_tail(each, known)) for each in row.links)
+        links = _reached(row.links, ends)
         row = replace(row, links=links, phase=Phase.IDLE, holder="", wake_id="")
-        if not any(each.tail > each.acked for each in links):
+        if not row.pending(()):
             return row
         return replace(
             row,
@@ -551,7 +559,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
     def _expired(self, row: Subscription, request: Expire) -> Subscription:
         if row.generation != request.generation or not self._is_over(row):
             return row
-        return self._put(self._woken(row, _ends(row), request.wake_id), row)
+        return self._put(self._woken(row, (), request.wake_id), row)
 
     def _claimed(self, row: Subscription, request: ClaimWake) -> Subscription:
         if row.settings.kind != Kind.PULL:
@@ -565,14 +573,11 @@ class SubscriptionDraft(RowDraft[Subscription]):
                 current_holder=row.holder,
                 generation=row.generation,
             )
-        known = _known((*_ends(row), *request.ends))
         if row.phase in (Phase.IDLE, Phase.HELD):
-            row = self._woken(
-                row, tuple((*key, end) for key, end in known.items()), request.wake_id
-            )
+            row = self._woken(row, request.ends, request.wake_id)
             if row.phase == Phase.IDLE:
                 raise NoPendingWork("all streams are acknowledged up to their ends")
-        links = tuple(replace(each, tail=_tail(each, known)) for each in row.links)
+        links = _reached(row.links, request.ends)
         row = replace(row, links=links, holder=request.worker, last=request.wake_id)
         return self._put(self._hold(row), before)
 
@@ -647,32 +652,25 @@ def _is_meant(row: Subscription, request: _OfOne) -> bool:
     return isinstance(request, LookSubscription) or request.secret == row.secret
 
 
-def _known(ends: Ends) -> Mapping[tuple[str, str], int]:
-    known: dict[tuple[str, str], int] = {}
-    for log, created, end in ends:
-        known[log, created] = max(end, known.get((log, created), 0))
-    return known
+def _reached(links: tuple[Link, ...], ends: Ends) -> tuple[Link, ...]:
+    """The links with their streams' ends, as far as those are known."""
+    known = {(log, created): end for log, created, end in ends}
 
+    def tail(link: Link) -> int:
+        return max(link.tail, link.acked, known.get((link.log, link.created), 0))
 
-def _ends(row: Subscription) -> Ends:
-    """The streams' ends as the current wake has them."""
-    return tuple((each.log, each.created, each.tail) for each in row.links)
-
-
-def _tail(link: Link, known: Mapping[tuple[str, str], int]) -> int:
-    """A stream's end, at least what is acknowledged."""
-    return max(known.get((link.log, link.created), 0), link.acked)
+    return tuple(replace(each, tail=tail(each)) for each in links)
 
 
 def _acked(row: Subscription, request: AckWake) -> tuple[Link, ...]:
     """The links with what a request acknowledges. Raises: InvalidOffset."""
-    known = _known((*_ends(row), *request.ends))
+    ends = {each.log: each.tail for each in _reached(row.links, request.ends)}
     links = {each.log: each for each in row.links}
     for log, created, offset in request.acks:
         link = links.get(log)
         if link is None or not link.created or link.created != created:
             raise InvalidOffset("the acknowledgement names a stream that is not linked")
-        if not link.acked <= offset <= _tail(link, known):
+        if not link.acked <= offset <= ends[log]:
             raise InvalidOffset(
                 "the offset is below the acknowledged one, or beyond the stream's end"
             )

@@ -32,6 +32,7 @@ _ARGUMENTS: Final = {
     "append": ("1", "text"),
     "consume": ("x", "me"),
     "delay": ("60",),
+    "get": ("1", "key"),
     "limit": ("--concurrency", "2"),
     "reset": ("x", "me", "--to", "1"),
     "set": ("x", "--roll-bytes", "1"),

@@ -371,7 +371,8 @@ def test_a_copy_of_a_change_is_remembered_without_its_links() -> None:
     answer = draft.decide(UnlinkStream("s", "one", "b"), Stamp("t1", seen=1))
     assert len(answer.links) == 1
     assert draft.decide(UnlinkStream("s", "one", "b"), Stamp("t1", seen=1)).links == ()
-    assert [each.answer.links for each in draft.batch.decided] == [(), ()]
+    kept = [each.answer for each in draft.batch.decided]
+    assert [row.links for row in kept if not isinstance(row, str)] == [(), ()]
 
 
 def test_what_is_heard_is_taken_once_and_again_if_it_failed(

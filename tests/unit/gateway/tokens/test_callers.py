@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.stores import Stores
 from quorumlog.errors import Forbidden, MetadataUnavailable, Unauthenticated
 from quorumlog.net.connections import ListenLimits
 from quorumlog.net.gateway_clients import TokenClient
@@ -23,10 +24,11 @@ from services.gateway.edge.access.scopes import Caller, Kind, Scope
 from services.gateway.edge.http.limits import Limits
 from services.gateway.edge.tokens import AccessTokenCreate
 from services.gateway.interface import LedgerOptions
+from services.gateway.logs.values import STREAM_PREFIX
 from tests.support.issuer import Issuer
 from tests.support.waiting import SETTLED_S, until, within
 from tests.unit.gateway.fake_engine import FakeEngine
-from tests.unit.gateway.tokens.support import LOG, NAMESPACE
+from tests.unit.gateway.tokens.support import LOG, NAMESPACE, guarded
 
 
 class Listing(TokenClient):
@@ -218,3 +220,30 @@ def test_a_refusal_says_what_is_lacked_and_where(kind: Kind, name: str, where: s
     with pytest.raises(Forbidden, match=f"ann has no grant of read on {where}$"):
         caller.check(Scope.READ, kind, name)
     caller.check(Scope.APPEND, kind, name)
+
+
+SOURCE, FORK = "/v1/stream/secret", "/v1/stream/mine"
+TEXT = {"Content-Type": "text/plain"}
+FORKED = {**TEXT, "Stream-Forked-From": SOURCE}
+
+
+async def test_a_fork_needs_the_right_to_read_its_source(stores: Stores) -> None:
+    mine = tuple(f"{scope}:logs/{STREAM_PREFIX}mine" for scope in ("manage", "append", "read"))
+    async with guarded(stores) as found:
+        made = await found.ask(found.admin, "PUT", SOURCE, headers=TEXT, body=b"s")
+        blind, _ = await found.token(*mine)
+        reader, _ = await found.token(*mine, f"read:logs/{STREAM_PREFIX}secret")
+
+        refused = await found.ask(blind, "PUT", FORK, headers=dict(FORKED), body=b"")
+        unknown = await found.ask(
+            blind, "PUT", FORK, headers=FORKED | {"Stream-Forked-From": f"{SOURCE}-2"}, body=b""
+        )
+        nothing = await found.ask(blind, "GET", FORK)
+        forked = await found.ask(reader, "PUT", FORK, headers=dict(FORKED), body=b"")
+        read = await found.ask(blind, "GET", FORK)
+
+    assert made.status == 201
+    assert (refused.status, refused.json["code"]) == (403, "forbidden")
+    assert unknown.status == 403, "whether there is such a stream is not told"
+    assert nothing.status == 404
+    assert (forked.status, read.body) == (201, b"s")

@@ -1,16 +1,21 @@
-"""A log that stores its batches compressed: its readers, its producers and its takeovers see no difference."""
+"""Logs on a cluster whose gateways are killed: compressed batches, merged ledgers, and appends by a socket."""
 
+import asyncio
 import base64
 import json
+import uuid
+from collections import Counter
+from itertools import count
 from typing import Any
 
 import aiohttp
 import pytest
 
 from loadtest.cluster import Cluster
-from quorumlog.client import Client, Record
+from quorumlog.client import Client, Log, Record
+from quorumlog.errors import NOT_DONE, NoSuchLedger, QuorumLogError
 from quorumlog.protocol import batch
-from tests.support.waiting import until
+from tests.support.waiting import SETTLED_S, until, within
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 COUNT = 40
@@ -139,3 +144,146 @@ async def test_what_a_transaction_brings_to_a_packed_log_is_packed_too(cluster: 
         stored = [entry.payload async for entry in client.ledger(part.ledger_id).entries()]
         assert len(stored) == 2
         assert all(map(batch.is_packed, stored))
+
+
+LEDGERS = 200
+PER_LEDGER = 3
+
+
+async def read(log: Log, *, pause_s: float = 0.0) -> list[tuple[int, bytes, str]]:
+    """Every record that the log has, with its offset and time."""
+    found = []
+    async for record in log.records():
+        found.append((record.offset, record.value, str(record.timestamp)))
+        await asyncio.sleep(pause_s)
+    return found
+
+
+async def ledgers(log: Log) -> list[int]:
+    return [ledger["ledger_id"] for ledger in (await log.info())["ledgers"]]
+
+
+async def test_small_ledgers_are_merged_under_readers_and_a_lost_owner(cluster: Cluster) -> None:
+    async with Client(*cluster.gateways, deadline_s=120) as client:
+        log = await client.create_log("merged", merge_below_bytes=0)
+        values = [b"%d" % number for number in range(LEDGERS * PER_LEDGER)]
+        for first in range(0, len(values) // 2, PER_LEDGER):
+            await log.append(*values[first : first + PER_LEDGER])
+            await log.roll()
+        for first in range(len(values) // 2, len(values), 2 * PER_LEDGER):
+            transaction = await client.begin(log.name)
+            parts = []
+            for begin in (first, first + PER_LEDGER):
+                part = await transaction.ledger()
+                await part.append(*values[begin : begin + PER_LEDGER])
+                await part.close()
+                parts.append(part.ledger_id)
+            await transaction.commit(*parts)
+        before = await read(log)
+        many = await ledgers(log)
+        assert [(offset, value) for offset, value, _ in before] == list(enumerate(values))
+        assert len(many) > LEDGERS
+
+        reader = asyncio.ensure_future(read(log, pause_s=0.01))
+        await log.change(merge_below_bytes=1 << 20)
+        await until(lambda: _has_fewer(log, len(many) - 8), "a merge is done")
+
+        async def is_counted() -> bool:
+            return sum([await _rewrites(cluster, url) for url in cluster.gateways]) > 0
+
+        await until(is_counted, "the merge is counted once the old ledgers are deleted")
+        owner = (await log.info())["owner"]
+        assert owner is not None
+        name = f"gateway-{cluster.gateways.index(owner['url']) + 1}"
+        await cluster.kill(name)
+        cluster.start(name)
+        await cluster.until_up(name)
+        assert await reader == before
+        await log.append(b"later")
+        await until(lambda: _has_fewer(log, 20), "the ledgers are merged")
+
+        after = await read(log)
+        assert after[:-1] == before
+        assert after[-1][:2] == (len(values), b"later")
+        for url in cluster.gateways:
+            async with Client(url, deadline_s=120) as one:
+                assert await read(one.log(log.name)) == after
+        named = {*await ledgers(log)}
+
+        async def others_are_deleted() -> bool:
+            for ledger_id in {*many[:-1]} - named:
+                try:
+                    await client.ledger(ledger_id).info()
+                except NoSuchLedger:
+                    continue
+                return False
+            return True
+
+        await until(others_are_deleted, "what was replaced is deleted")
+        assert await read(log) == after
+
+
+async def _has_fewer(log: Log, count: int) -> bool:
+    return len(await ledgers(log)) < count
+
+
+async def _rewrites(cluster: Cluster, url: str) -> float:
+    async with cluster.session() as session, session.get(f"{url}/metrics") as answer:
+        if answer.status != 200:
+            raise aiohttp.ClientError(await answer.text())
+        lines = (await answer.text()).splitlines()
+    name = "quorumlog_log_rewrites_total "
+    return next(float(line.split()[1]) for line in lines if line.startswith(name))
+
+
+class Load:
+    """Callers that append numbers, one at a time each, and note what became of each number."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.offsets: dict[int, int] = {}
+        self.failed: dict[int, str] = {}
+        self.is_over = False
+        self._numbers = count()
+
+    async def work(self) -> None:
+        while not self.is_over:
+            number = next(self._numbers)
+            try:
+                done = await self.log.append(b"%d" % number)
+            except QuorumLogError as error:
+                self.failed[number] = error.outcome
+            else:
+                self.offsets[number] = done.first_offset
+
+    async def go_on(self, more: int) -> None:
+        enough = len(self.offsets) + more
+        await until(
+            lambda: len(self.offsets) >= enough, f"{more} more are there", deadline_s=SETTLED_S
+        )
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+async def test_what_a_busy_handle_was_told_outlives_its_gateway(cluster: Cluster, how: str) -> None:
+    async with Client(*cluster.gateways) as client:
+        load = Load(await client.create_log(f"busy-{uuid.uuid4().hex}"))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(16):
+                group.create_task(load.work())
+            async with within("a socket is open"):
+                while load.log._stream._socket is None:
+                    await load.go_on(1)
+            await load.go_on(100)
+            await (cluster.kill if how == "kill" else cluster.stop)("gateway-1")
+            await load.go_on(500)
+            load.is_over = True
+
+        found = {record.offset: int(record.value) async for record in load.log.records()}
+    times = Counter(found.values())
+    assert {number: found.get(at) for number, at in load.offsets.items()} == {
+        number: number for number in load.offsets
+    }
+    assert max(times.values()) == 1
+    assert not [
+        number for number, what in load.failed.items() if what == NOT_DONE and number in times
+    ]
