@@ -53,6 +53,8 @@ class SubscriptionWorld(base.World):
         super().__init__(seed)
         self.creations = dict.fromkeys(STREAMS, 1)
         self.lengths: dict[tuple[str, str], int] = {}
+        self.has_missed = False
+        """Whether an announcement was missed since nothing is wrong."""
         self.drivers: list[Driver] = []
         self.workers: list[Worker] = []
 
@@ -65,6 +67,13 @@ class SubscriptionWorld(base.World):
         late = 0 if self.is_calm else self.random.choice((0, 0, 1, 4))
         found = (self.stream(name) for name in STREAMS)
         return tuple((*each, max(0, self.lengths.get(each, 0) - late)) for each in found)
+
+    def is_read(self, draw: float) -> bool:
+        """Whether a worker reads an announcement. Also where nothing is wrong, none reads the first."""
+        if not self.is_calm:
+            return draw < 0.5
+        has_missed, self.has_missed = self.has_missed, True
+        return has_missed
 
     def wake_id(self) -> str:
         return f"w{self.unique()}"
@@ -114,6 +123,8 @@ class Driver:
 
     def work(self) -> None:
         world, state = self.world, self.keeper.machine.state
+        if self.keeper not in world.keepers:
+            return  # it is the owner no more
         world.after(world.random.uniform(0.05, 0.8), self.work)
         rows = [row for row in state.rows.values() if isinstance(row, Subscription)]
         seen = self.keeper.life, state.since_s, frozenset(row.secret for row in rows)
@@ -142,7 +153,8 @@ class Driver:
                 self.discovery.answered(name, answer)
             answers.append(answer)
 
-        self.world.ask(request, answered)
+        if self.world.is_calm or self.world.random.random() < 0.6:  # else it does not arrive
+            self.world.ask(request, answered)
         self.world.after(8.0, lambda: answered(QuorumTimeout("no answer")))
 
     def step(self, row: Subscription) -> None:
@@ -162,7 +174,7 @@ class Driver:
         draw = world.random.random()
         wake = row.id, row.secret, row.generation
         if row.id == "pull":
-            if world.is_calm or draw < 0.6:  # else no worker reads it
+            if world.is_read(draw):
                 world.after(world.soon_s(), world.random.choice(world.workers).claim)
             world.ask(Delivered(*wake, is_done=False))
         elif world.is_calm:
@@ -216,7 +228,7 @@ class Worker:
 
     def work(self) -> None:
         if not self.world.is_calm:
-            self.world.after(self.world.random.uniform(1.0, 12.0), self.work)
+            self.world.after(self.world.random.uniform(4.0, 30.0), self.work)
             self.claim()
 
     def claim(self) -> None:
@@ -248,7 +260,7 @@ def trouble(world: SubscriptionWorld) -> None:
         keeper.die()
     elif draw < 0.65:
         keeper.skew_ms = world.random.randrange(-10_000_000, 10_000_000)
-    elif draw < 0.7:
+    elif draw < 0.67:
         for row in list(keeper.machine.state.rows.values())[:1]:
             world.remake(row)
 
