@@ -10,6 +10,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from quorumlog.errors import QuorumLogError, WriterLost
+from quorumlog.protocol.batch import plain_size
 from quorumlog.protocol.log import LogItem, LogMetadata, messages
 from quorumlog.protocol.log.indexing import Indexing, next_index
 from quorumlog.protocol.log.merge import next_merge
@@ -35,7 +36,7 @@ BYTES_PER_S: Final = 16 << 20
 part of a disk's bandwidth. So many bytes per second are read for indexes, too."""
 
 _INDEXED_AT_ONCE: Final = 256 << 10
-"""Bytes that are decoded at once for an index: more would delay other requests."""
+"""Bytes, uncompressed, that are decoded at once for an index: more would delay other requests."""
 
 _SPOILED_MAX: Final = 1000
 """Logs of which ledgers that can't be rewritten are remembered."""
@@ -175,8 +176,7 @@ class _RewriteDriver(LogDriver):
                 )
             case messages.ReadBatches() if self._is_index:
                 read = await read_batches(self._ports.engine, question, _INDEXED_AT_ONCE)
-                await asyncio.sleep(sum(len(data) for _, data in read.entries) / BYTES_PER_S)
-                return read
+                return await self._paced(read)
             case messages.WriteBatches():
                 return await self._write(question)
             case messages.SwapLog(row):
@@ -185,6 +185,18 @@ class _RewriteDriver(LogDriver):
                 return await self._rewrites.orphans.drop(ledger_ids)
             case _:
                 return await super()._ask(question)
+
+    async def _paced(self, read: messages.BatchesRead) -> messages.BatchesRead:
+        """As many of these batches as a step may decode, at the pace of rewrites."""
+        size = count = 0
+        for _, data in read.entries:
+            size, count = size + plain_size(data), count + 1
+            if size >= _INDEXED_AT_ONCE:
+                break
+        await asyncio.sleep(size / BYTES_PER_S)
+        if count == len(read.entries):
+            return read
+        return replace(read, entries=read.entries[:count], next=read.entries[count][0])
 
     async def _write(self, asked: messages.WriteBatches) -> None:
         """Append entries, at the pace of rewrites. Raises: the errors of appends."""
