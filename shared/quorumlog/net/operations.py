@@ -121,7 +121,8 @@ def add_routes(
         for method in methods:
             path = operation.path
             if operation.ignores_unknown:
-                path = f"{path.removesuffix('}')}:.+}}"
+                # Below `__ds` the protocol has operations of its own: other methods get 405 there.
+                path = f"{path.removesuffix('}')}:(?!__ds/).+}}"
             app.router.add_route(method, path, route.handle, expect_handler=expect_handler)
 
 

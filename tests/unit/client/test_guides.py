@@ -45,6 +45,8 @@ PAGES = {
 }
 SPARK = ("docs/guides/spark.md", "docs/learn/spark.md")
 """Pages whose examples are one program each, which tests/spark/test_guide.py runs."""
+ELSEWHERE = ("docs/guides/webhooks.md",)
+"""Pages whose programs tests/unit/subscriptions/test_cluster.py runs."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 
@@ -208,7 +210,7 @@ async def test_every_python_program_of_the_pages_is_a_whole_file_that_a_test_run
     }
     run_here = {path for path, language in PAGES.values() if language == "python"}
 
-    assert with_python == run_here | set(SPARK)
+    assert with_python == run_here | {*SPARK, *ELSEWHERE}
     for path in with_python:
         sources = python_of(path)
         for source in ["\n".join(sources)] if path in SPARK else sources:

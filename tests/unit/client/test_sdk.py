@@ -394,6 +394,7 @@ def text_of_the_tests() -> str:
     unit = here.parents[1]
     others = (
         here.with_name("test_paging.py"),
+        here.with_name("test_table.py"),
         unit / "positions" / "test_sdk.py",
         unit / "queues" / "test_sdk.py",
     )
