@@ -126,6 +126,7 @@ class LogMetrics(Collector):
             ("records", "Records that were acknowledged here", counts.records),
             ("duplicates", "Retries of producers that got the first response", counts.duplicates),
             ("rewrites", "Ledgers that replaced others", self._logs.rewrites.done),
+            ("compacted_bytes", "Bytes that compaction saved", self._logs.rewrites.removed_bytes),
             ("rewritten_bytes", "Bytes of ledgers that replaced others", self._logs.rewrites.bytes),
         ):
             yield CounterMetricFamily(f"quorumlog_log_{name}", text, value)

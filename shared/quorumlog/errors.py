@@ -218,6 +218,12 @@ class InvalidRequest(Invalid, code="invalid", status=422, title="The request is 
     """
 
 
+class KeyRequired(Invalid, status=422, title="The log needs a key with each record"):
+    """The log's `cleanup_policy` has `compact`, so compaction keeps the newest record of each key,
+    and a record without a key was rejected.
+    """
+
+
 class Unauthenticated(Refused, status=401, title="The caller is not known"):
     """The request has no credentials, or its credentials are not valid here."""
 

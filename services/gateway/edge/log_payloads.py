@@ -1,6 +1,7 @@
 """Parse the records of an append to a log or to a transaction's ledger, in any media type.
 
-In JSON, a record's key is base64 if the record has `data`, otherwise text, as in `payloads.py`.
+In JSON, a record's key is base64 if the record has `data`, otherwise text, as in `payloads.py`. If
+`data` or `text` is null, the record is a tombstone (rule 27d).
 """
 
 from typing import Any, Final
@@ -68,14 +69,19 @@ def _record(record: object, pointer: str) -> Record:
     if len(forms) != 1:
         raise invalid(pointer, f"must have exactly one of {', '.join(payloads.FORMS)}")
     (form,) = forms
-    value = payloads.value_of(form, record[form], f"{pointer}/{form}")
+    is_tombstone = form != "json" and record[form] is None
+    if is_tombstone and record.get("key") is None:
+        raise invalid(f"{pointer}/key", f"is required if {form} is null")
+    value = b""
+    if not is_tombstone:
+        value = payloads.value_of(form, record[form], f"{pointer}/{form}")
     key, time = record.get("key"), record.get("timestamp")
     if key is not None:
         key = payloads.value_of("data" if form == "data" else "text", key, f"{pointer}/key")
     headers = payloads.headers_of(record.get("headers"), f"{pointer}/headers")
     if time is not None:
         time = microseconds_of(time, f"{pointer}/timestamp") // 1000
-    return Record(value, key, headers, time)
+    return Record(value, key, headers, time, is_tombstone)
 
 
 async def read_records(

@@ -165,6 +165,7 @@ class RecordRoutes(op.Handlers, tag="Records"):
         },
         errors=(
             *WRITING,
+            errors.KeyRequired,
             errors.LogFenced,
             errors.SequenceGap,
             errors.StaleProducer,

@@ -248,7 +248,7 @@ class LogDriver:
             case messages.MeasureLedger(row):
                 return await end_of(row, engine)
             case messages.ReadBatches():
-                return await _read(engine, question)
+                return await read_batches(engine, question)
             case messages.CountBookies():
                 states = [bookie.state for bookie in (await engine.directory.refresh()).bookies]
                 return states.count("writable")
@@ -307,10 +307,13 @@ class LogDriver:
                 await asyncio.gather(task, return_exceptions=True)
 
 
-async def _read(engine: Engine, asked: messages.ReadBatches) -> messages.BatchesRead:
+async def read_batches(
+    engine: Engine, asked: messages.ReadBatches, bytes_max: int = _REPLAY_BYTES
+) -> messages.BatchesRead:
+    """Read entries of a CLOSED ledger. Raises: EntryUnavailable, and as the engine."""
     try:
         found = await engine.reads.read(
-            asked.ledger_id, asked.first, last=asked.last, limit=10_000, max_bytes=_REPLAY_BYTES
+            asked.ledger_id, asked.first, last=asked.last, limit=10_000, max_bytes=bytes_max
         )
     except errors.EntryLost as error:
         return messages.BatchesRead((), error.members["next"], is_lost=True)

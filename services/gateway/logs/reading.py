@@ -74,8 +74,9 @@ class LogReader:
         page = await self._begun(name, start, row, created_at, limit, max_bytes)
         page.is_whole = is_whole
         page.at, page.row = await self.begin(name, start, page.row, page)
+        page.first = page.at
         await self._fill(page)
-        if isinstance(start, int) and not page.count:
+        if page.at == start:
             await self._check_within(page.row, start)
         while not (page.count or page.is_end) and (left_s := deadline - self._clock()) > 0:
             with contextlib.suppress(errors.NoSuchLedger):  # the next metadata shows why
@@ -395,12 +396,13 @@ class LogReader:
                 if page.is_full or page.is_through:
                     break
                 try:
-                    head = page.take(item, at, payload)
+                    batch_found = page.take(item, at, payload)
                 except batch.BadBatch as error:
                     raise damaged(error, item.ledger_id, at) from error
-                records, entries = records + head.count, entries + 1
-                if page.at == first + head.records_after:
-                    points.add(head.records_after, at + 1)
+                records, entries = records + batch_found.count, entries + 1
+                after = batch_found.head.records_after
+                if page.at == first + after:
+                    points.add(after, at + 1)
         if entries:
             points.density = max(records, 1) / entries
         return found.next

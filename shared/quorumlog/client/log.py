@@ -388,6 +388,10 @@ class Log:
         retention_bytes: int | None = None,
         retention_seconds: int | None = None,
         merge_below_bytes: int | None = None,
+        cleanup_policy: str | None = None,
+        min_compaction_lag_s: int | None = None,
+        delete_retention_s: int | None = None,
+        max_dirty_percent: int | None = None,
         if_version: int | None = None,
         created_at: str | None = None,
     ) -> dict[str, Any]:
@@ -403,10 +407,15 @@ class Log:
             "retention_bytes": retention_bytes,
             "retention_seconds": retention_seconds,
             "merge_below_bytes": merge_below_bytes,
+            "min_compaction_lag_s": min_compaction_lag_s,
+            "delete_retention_s": delete_retention_s,
+            "max_dirty_percent": max_dirty_percent,
         }
-        given = {
+        given: dict[str, int | str] = {
             name: checks.offset(name, value) for name, value in limits.items() if value is not None
         }
+        if cleanup_policy is not None:
+            given["cleanup_policy"] = checks.text("cleanup_policy", cleanup_policy)
         if not given:
             raise ValueError("no limit is given: name at least one to change")
         headers = {}

@@ -8,7 +8,7 @@ Layout, big-endian, columns first:
     producer, with flag 1: id size u8 | id | epoch i64 | seq i64
     stream sequence, with mark 1: size u8 | UTF-8
     timestamps ms i64[count] (-2^63: none) with flag 2 | key sizes i32[count] (-1: none) with flag 4
-    headers sizes u32[count] with flag 8 | value sizes u32[count]
+    headers sizes u32[count] with flag 8 | value sizes i32[count] (-1: null, a tombstone)
     keys, headers, values: each column's bytes one after another
 Headers of one record: (name size u16 | name | value size u16 | value) repeated, UTF-8.
 Flag 16: a producer's batch precedes this one in its ledger. If the last batch has neither flag 16
@@ -19,14 +19,18 @@ Flag 32: the columns (from the timestamps on) are packed, that is, replaced by
 Mark 1: the log's last stream sequence, of this batch or an earlier one (rule 25a).
 Mark 2: the log ends with this batch (rule 25b), which alone may have no records.
 Mark 4: a retry is recognized by the producer's numbers alone, whatever its records are.
-Releases without marks reject a batch that has one.
+Mark 8: records were removed (rule 27d). `count` is the number of offsets. Before the timestamps are
+    records left u32 | their indexes u32[records left], ascending
+and each column has an element for each record that is left. The batch covers the offsets of the
+removed records, so the batches of a ledger have no gaps between them.
+Releases without marks, or without one of them, reject a batch that has it.
 """
 
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, repeat
+from itertools import accumulate, pairwise, repeat
 from typing import Final
 
 VERSION: Final = 1
@@ -35,7 +39,7 @@ _PRODUCER: Final = struct.Struct(">qq")
 _HAS_PRODUCER, HAS_TIMES, HAS_KEYS, HAS_HEADERS, _AFTER_PRODUCER, _PACKED = 1, 2, 4, 8, 16, 32
 _SIZE: Final = struct.Struct(">I")
 _DIGEST_BYTES: Final = 16
-_HAS_SEQ, _ENDS, _BY_NUMBERS = 1, 2, 4
+_HAS_SEQ, _ENDS, _BY_NUMBERS, _HAS_GAPS = 1, 2, 4, 8
 NO_TIME: Final = -(2**63)
 """A value in the column of times: the record has the batch's append time."""
 
@@ -66,6 +70,8 @@ class Record:
     key: bytes | None = None
     headers: tuple[tuple[str, str], ...] = ()
     timestamp_ms: int | None = None
+    is_tombstone: bool = False
+    """Whether the value is null: the record deletes its key (rule 27d). `value` is empty then."""
 
     @property
     def size(self) -> int:
@@ -103,6 +109,7 @@ class BatchHead:
     """A batch's fields without its records."""
 
     count: int
+    """The number of offsets, which is that of the records unless `has_gaps`."""
     append_time_ms: int
     records_before: int
     producer: ProducerSeq | None
@@ -113,6 +120,8 @@ class BatchHead:
     """Whether the log ends with this batch."""
     is_by_numbers: bool = False
     """Whether equal producer numbers alone make a request a retry, whatever its records are."""
+    has_gaps: bool = False
+    """Whether some of the batch's offsets have no record (rule 27d)."""
 
     @property
     def records_after(self) -> int:
@@ -140,6 +149,15 @@ class Columns:
     header_sizes: Sequence[int]
     value_sizes: Sequence[int]
     headers: Sequence[tuple[tuple[str, str], ...]]
+    indexes: Sequence[int]
+    """For each record, how many offsets of the batch precede it."""
+    tombstones: frozenset[int]
+    """The records with the value null, by their numbers. Their value size counts as 0."""
+
+    @property
+    def count(self) -> int:
+        """The number of records."""
+        return len(self.indexes)
 
     @property
     def size(self) -> int:
@@ -157,35 +175,42 @@ class Columns:
         return _cut(self.joined_values, self.value_sizes)
 
     @property
+    def keys(self) -> Iterator[bytes | None]:
+        """The key of each record, copied."""
+        if not self.key_sizes:
+            return repeat(None, self.count)
+        found = _cut(self.data[self.columns_at :], [max(n, 0) for n in self.key_sizes])
+        return (
+            None if size < 0 else bytes(key)
+            for key, size in zip(found, self.key_sizes, strict=True)
+        )
+
+    @property
     def rows(
         self,
     ) -> Iterator[tuple[memoryview, bytes | None, tuple[tuple[str, str], ...], int | None]]:
         """Value, key, headers and timestamp (None if not set) of each record."""
-        keys: Iterable[bytes | None] = repeat(None)
-        if self.key_sizes:
-            found = _cut(self.data[self.columns_at :], [max(n, 0) for n in self.key_sizes])
-            keys = (
-                None if size < 0 else bytes(key)
-                for key, size in zip(found, self.key_sizes, strict=True)
-            )
         times: Iterable[int | None] = repeat(None)
         if self.times_at is not None:
-            given = struct.unpack_from(f">{self.head.count}q", self.data, self.times_at)
+            given = struct.unpack_from(f">{self.count}q", self.data, self.times_at)
             times = (None if time == NO_TIME else time for time in given)
-        return zip(self.values, keys, self.headers or repeat(()), times, strict=False)
+        return zip(self.values, self.keys, self.headers or repeat(()), times, strict=False)
 
     @property
     def records(self) -> list[Record]:
         """The records, copied."""
-        return [Record(bytes(value), key, headers, time) for value, key, headers, time in self.rows]
+        return [
+            Record(bytes(value), key, headers, time, number in self.tombstones)
+            for number, (value, key, headers, time) in enumerate(self.rows)
+        ]
 
     def fitting(self, skip: int, count: int, bytes_max: int, each: int) -> tuple[int, int]:
         """How many of `count` records after the first `skip` fit into `bytes_max`, and their bytes.
         The record that crosses the bound is included, so the result is at least one. `each`: bytes
         to count for a record beside its own.
         """
-        whole = self.size + each * self.head.count
-        if count == self.head.count and whole <= bytes_max:
+        whole = self.size + each * self.count
+        if count == self.count and whole <= bytes_max:
             return count, whole
         size = 0
         for at in range(skip, skip + count):
@@ -196,32 +221,54 @@ class Columns:
                 return at + 1 - skip, size
         return count, size
 
+    @property
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Begin and end of each run of records with consecutive offsets, as record numbers."""
+        return _runs(self.indexes)
+
     def part(self, skip: int, count: int) -> "Columns":
-        """Copy `count` records after the first `skip` to a batch without producer and stream
-        sequence.
+        """Copy `count` records after the first `skip`, which have consecutive offsets, to a batch
+        without producer and stream sequence.
         """
-        head, flags = self.head, 0
+        flags, parts = self._copied(((skip, skip + count),))
+        before = self.head.records_before + self.indexes[skip]
+        start = _HEAD.pack(VERSION, flags, 0, count, self.head.append_time_ms, before)
+        return opened(b"".join((start, *parts)))
+
+    def thinned(self, head: BatchHead, kept: Sequence[int], gap: int) -> bytes:
+        """The batch with only the records `kept`, by their numbers, as another ledger stores it
+        with `head` (rule 27d). The batch also covers the `gap` offsets before it, and has no
+        producer: its records are not all that the producer sent.
+        """
+        runs = [(kept[begin], kept[end - 1] + 1) for begin, end in _runs(kept)]
+        flags, parts = self._copied(runs)
+        indexes = [gap + self.indexes[number] for number in kept]
+        whole = replace(head, count=gap + head.count, records_before=head.records_before - gap)
+        return _with_gaps(whole, flags, indexes, parts)
+
+    def _copied(self, runs: Sequence[tuple[int, int]]) -> tuple[int, list[bytes | memoryview]]:
+        """The columns of runs of records, given by the numbers of begin and end, and the flags that
+        name these columns.
+        """
+        flags, data = 0, self.data
         parts: list[bytes | memoryview] = []
-        for flag, begin, width in (
+        for flag, at, width in (
             (HAS_TIMES, self.times_at, 8),
             (HAS_KEYS, self.key_sizes_at, 4),
             (HAS_HEADERS, self.header_sizes_at, 4),
             (0, self.value_sizes_at, 4),
         ):
-            if begin is not None:
+            if at is not None:
                 flags |= flag
-                parts.append(self.data[begin + skip * width : begin + (skip + count) * width])
+                parts += [data[at + width * begin : at + width * end] for begin, end in runs]
         at = self.columns_at
         for sizes in (self.key_sizes, self.header_sizes, self.value_sizes):
-            before = _bytes_of(sizes[:skip])
-            parts.append(
-                self.data[at + before : at + before + _bytes_of(sizes[skip : skip + count])]
-            )
-            at += _bytes_of(sizes)
-        start = _HEAD.pack(
-            VERSION, flags, 0, count, head.append_time_ms, head.records_before + skip
-        )
-        return opened(b"".join((start, *parts)))
+            if sizes:
+                plain = [max(size, 0) for size in sizes] if -1 in sizes else sizes
+                places = list(accumulate(plain, initial=at))
+                parts += [data[places[begin] : places[end]] for begin, end in runs]
+                at = places[-1]
+        return flags, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +287,7 @@ class StoredBatch:
     @property
     def count(self) -> int:
         """The number of records."""
-        return self.columns.head.count
+        return self.columns.count
 
     def since(self, offset: int) -> "StoredBatch":
         """The records from `offset` on. One of the records has this offset."""
@@ -294,7 +341,8 @@ def _encoded(records: Sequence[Record]) -> EncodedRecords:
     if any(headers):
         flags |= HAS_HEADERS
         parts.append(struct.pack(f">{count}I", *map(len, headers)))
-    parts.append(struct.pack(f">{count}I", *[len(record.value) for record in records]))
+    values = [-1 if record.is_tombstone else len(record.value) for record in records]
+    parts.append(struct.pack(f">{count}i", *values))
     parts += [key for key in keys if key]
     parts += headers
     parts += [record.value for record in records]
@@ -337,9 +385,40 @@ def moved(
     return b"".join((head, memoryview(data)[_HEAD.size :]))
 
 
+def emptied(head: BatchHead, count: int) -> bytes:
+    """A batch without records that covers the last `count` offsets of a ledger up to the end of the
+    batch of `head`, whose time and stream sequence it has (rule 27d).
+    """
+    before = head.records_after - count
+    return _with_gaps(replace(head, count=count, records_before=before), 0, (), ())
+
+
+def _with_gaps(
+    head: BatchHead, flags: int, indexes: Sequence[int], columns: Iterable[bytes | memoryview]
+) -> bytes:
+    """A batch that has records at some of its offsets, and no producer."""
+    flags |= _AFTER_PRODUCER if head.after_producer else 0
+    marks = _HAS_GAPS | (_ENDS if head.is_end else 0)
+    seq = b""
+    if head.seq is not None:
+        marks, seq = marks | _HAS_SEQ, _encode_seq(head.seq)
+    start = _HEAD.pack(VERSION, flags, marks, head.count, head.append_time_ms, head.records_before)
+    numbers = struct.pack(f">{len(indexes) + 1}I", len(indexes), *indexes)
+    return b"".join((start, seq, numbers, *columns))
+
+
 def is_marked(data: bytes) -> bool:
     """Whether a request's batch has a mark; most batches have none."""
     return data[2:4] != b"\0\0"
+
+
+def has_keys(data: bytes) -> bool:
+    """Whether each record of a request's plain batch has a key. Raises: BadBatch."""
+    head, flags, at = _parse_head(data)
+    if not flags & HAS_KEYS:
+        return not head.count
+    at += 8 * head.count if flags & HAS_TIMES else 0
+    return -1 not in struct.unpack_from(f">{head.count}i", data, at)
 
 
 def decode_head(data: Stored) -> BatchHead:
@@ -404,7 +483,10 @@ def opened(data: Stored) -> Columns:
     head, flags, at = _parse_head(data)
     if flags & _PACKED:
         raise BadBatch("a record batch is packed")
-    count = head.count
+    indexes: Sequence[int] = range(head.count)
+    if head.has_gaps:
+        indexes, at = _parse_indexes(data, at, head.count)
+    count = len(indexes)
     places: list[int | None] = []
     for flag, width in ((HAS_TIMES, 8), (HAS_KEYS, 4), (HAS_HEADERS, 4)):
         places.append(at if flags & flag else None)
@@ -415,10 +497,15 @@ def opened(data: Stored) -> Columns:
         raise BadBatch("a record batch is cut short")
     key_sizes = () if keys_at is None else struct.unpack_from(f">{count}i", data, keys_at)
     header_sizes = () if headers_at is None else struct.unpack_from(f">{count}I", data, headers_at)
-    value_sizes = struct.unpack_from(f">{count}I", data, at)
+    value_sizes = struct.unpack_from(f">{count}i", data, at)
+    tombstones = frozenset[int]()
+    if -1 in value_sizes:
+        tombstones = frozenset(n for n, size in enumerate(value_sizes) if size == -1)
+        value_sizes = tuple(0 if size == -1 else size for size in value_sizes)
     texts_at = columns_at + _bytes_of(key_sizes)
     values_at = texts_at + sum(header_sizes)
-    if min(key_sizes, default=0) < -1 or values_at + sum(value_sizes) != len(data):
+    is_bad = min(key_sizes, default=0) < -1 or min(value_sizes, default=0) < 0
+    if is_bad or values_at + sum(value_sizes) != len(data):
         raise BadBatch("a record batch's sizes do not add up")
     view = memoryview(data)
     headers = [decode_headers(bytes(part)) for part in _cut(view[texts_at:], header_sizes)]
@@ -434,7 +521,23 @@ def opened(data: Stored) -> Columns:
         header_sizes,
         value_sizes,
         headers,
+        indexes,
+        tombstones,
     )
+
+
+def _parse_indexes(data: Stored, at: int, count: int) -> tuple[Sequence[int], int]:
+    """The indexes of a batch's records below `count`, and where they end. Raises: BadBatch."""
+    try:
+        (size,) = _SIZE.unpack_from(data, at)
+        if 4 * size > len(data) - at:
+            raise BadBatch("a record batch is cut short")
+        indexes = struct.unpack_from(f">{size}I", data, at + _SIZE.size)
+    except struct.error as error:
+        raise BadBatch("a record batch is cut short") from error
+    if any(after <= before for before, after in pairwise((-1, *indexes, count))):
+        raise BadBatch("a record batch's indexes do not ascend")
+    return indexes, at + _SIZE.size * (1 + size)
 
 
 def decode(data: Stored) -> tuple[BatchHead, list[Record]]:
@@ -449,6 +552,14 @@ def _cut(data: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
     return (data[end - size : end] for end, size in zip(ends, sizes, strict=True))
 
 
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Cut ascending numbers to runs of consecutive ones: the positions of begin and end of each."""
+    if numbers and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return iter(((0, len(numbers)),))
+    cuts = [n for n, (a, b) in enumerate(pairwise(numbers), 1) if b != a + 1]
+    return pairwise([0, *cuts, len(numbers)] if numbers else [])
+
+
 def _bytes_of(sizes: Sequence[int]) -> int:
     """The total bytes of a column, given its sizes; -1 means that there is no key."""
     return sum(size for size in sizes if size > 0) if -1 in sizes else sum(sizes)
@@ -457,7 +568,9 @@ def _bytes_of(sizes: Sequence[int]) -> int:
 def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
     try:
         version, flags, marks, count, time_ms, before = _HEAD.unpack_from(data)
-        is_known = version == VERSION and flags < 2 * _PACKED and marks < 8 and before >= 0
+        is_known = (
+            version == VERSION and flags < 2 * _PACKED and marks < 2 * _HAS_GAPS and before >= 0
+        )
         if not is_known or not (count or marks & _ENDS):
             raise BadBatch(f"a record batch of version {version}, flags {flags}, marks {marks}")
         at, producer, seq = _HEAD.size, None, None
@@ -474,9 +587,12 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
         size = len(data) - at
         if flags & _PACKED:
             (size,) = _SIZE.unpack_from(data, at)
-            if size > BATCH_BYTES_MAX or len(data) <= at + _SIZE.size + _digest_bytes(flags):
+            if size > BATCH_BYTES_MAX + 4 * RECORDS_MAX or len(
+                data
+            ) <= at + _SIZE.size + _digest_bytes(flags):
                 raise BadBatch("a packed record batch is cut short, or too large")
-        if 4 * count > size:  # each record has a value size of four bytes
+        # Each record has a value size of four bytes. With gaps, `opened` counts the records.
+        if 4 * count > size and not marks & _HAS_GAPS:
             raise BadBatch(f"a record batch of {count} records in {size} bytes")
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise BadBatch("a record batch is cut short") from error
@@ -490,6 +606,7 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
         seq,
         is_end=bool(marks & _ENDS),
         is_by_numbers=bool(marks & _BY_NUMBERS),
+        has_gaps=bool(marks & _HAS_GAPS),
     )
     return head, flags, at
 

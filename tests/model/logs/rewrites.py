@@ -1,7 +1,8 @@
-"""Rewrites of a log's sealed ledgers under everything else that happens to it (rule 27c).
+"""Rewrites of a log's sealed ledgers under everything else that happens to it (rules 27c and 27d).
 
 Most choose what a merge would not: any adjacent ledgers, as many as there are. The judge compares
-each record of the new ledger with what was at its offset.
+each record of the new ledger with what was at its offset. Some seeds compact the log: its records
+have few keys, and some are tombstones.
 """
 
 import asyncio
@@ -10,7 +11,10 @@ import random
 from collections.abc import Callable
 
 from quorumlog.errors import QuorumLogError
+from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogItem, LogMetadata
+from quorumlog.protocol.log.compaction import next_pass
+from tests.model.logs.judge import ID
 from tests.model.logs.model import Gateway
 
 
@@ -22,16 +26,36 @@ class Rewriting:
         self.random = random.Random(f"rewrites-{seed}")
         self.pause_s = self.random.choice((0.0, 0.05, 0.3))
         """0: this seed has no rewrites."""
-        self.done = 0
+        self.done = self.compacted = 0
+        rng = random.Random(f"compactions-{seed}")
+        self.compacts = bool(self.pause_s) and rng.random() < 0.5
+        self.keys = rng.choice((1, 3, 8))
+        """How many keys the records have."""
+        self.keys_max = rng.choice((1, 2, 100))
+        """How many keys a pass remembers."""
+        self.limits: dict[str, int | str] = {
+            "cleanup_policy": "compact" if self.compacts else "delete",
+            "delete_retention_s": rng.choice((0, 1, 86_400)),
+            "max_dirty_percent": rng.choice((0, 50)),
+        }
+
+    def record(self, value: str) -> Record:
+        """The record that has this value, or that says it in a header if it is a tombstone."""
+        if not self.compacts:
+            return Record(value.encode())
+        rng = random.Random(f"{self.limits}-{value}")
+        key = b"key %d" % rng.randrange(self.keys)
+        if rng.random() < 0.3:
+            return Record(b"", key, ((ID, value),), is_tombstone=True)
+        return Record(value.encode(), key)
 
     async def run(self) -> None:
         """Rewrite until this is cancelled."""
         while self.pause_s:
             await asyncio.sleep(self.random.random() * self.pause_s)
             many = self.random.choice((1, 1, 2))
-            await asyncio.gather(
-                *[self.rewrite(self.random.choice(self.alive())) for _ in range(many)]
-            )
+            work = self.compact if self.compacts and self.random.random() < 0.5 else self.rewrite
+            await asyncio.gather(*[work(self.random.choice(self.alive())) for _ in range(many)])
 
     async def rewrite(self, gateway: Gateway) -> None:
         """Rewrite some ledgers through a gateway, which may die meanwhile."""
@@ -44,6 +68,17 @@ class Rewriting:
             await asyncio.sleep(self.random.choice((0.0, 0.0, 0.1)))
             done = await gateway.while_it_lives(gateway.logs.rewrites.rewrite(row, items))
             self.done += isinstance(done.log, LogMetadata)
+
+    async def compact(self, gateway: Gateway) -> None:
+        """Compact the log through a gateway, whether that is due or not."""
+        with contextlib.suppress(QuorumLogError, ConnectionResetError):
+            row = await gateway.while_it_lives(gateway.logs.rows.row(self.name))
+            due = next_pass(row, gateway.logs.rewrites.now_ms() or 1)
+            if due is None:
+                return
+            await asyncio.sleep(self.random.choice((0.0, 0.0, 0.1)))
+            done = await gateway.while_it_lives(gateway.logs.rewrites.compact(due))
+            self.compacted += done is not None and isinstance(done.log, LogMetadata)
 
     def chosen(self, row: LogMetadata) -> tuple[LogItem, ...]:
         """Adjacent items that may be rewritten."""

@@ -32,6 +32,7 @@ PAGES = {
     "python": ("docs/guides/python.md", "python"),
     "readme-python": ("README.md", "python"),
     "logs-python": ("docs/guides/logs.md", "python"),
+    "compaction-python": ("docs/guides/compaction.md", "python"),
     "consumers": ("docs/guides/consumers.md", "sh"),
     "consumers-python": ("docs/guides/consumers.md", "python"),
     "queues-python": ("docs/guides/queues.md", "python"),
