@@ -162,7 +162,10 @@ def _page(
 
 def _table_of(items: Sequence[Mapping[str, Any]], *, is_log: bool) -> Any:
     """A page of JSON as the table that Arrow would have given."""
-    rows = [{**item, "value": base64.b64decode(item["data"])} for item in items]
+    rows = [
+        {**item, "value": None if item["data"] is None else base64.b64decode(item["data"])}
+        for item in items
+    ]
     for row in rows if is_log else ():
         row["timestamp"] = datetime.fromisoformat(row["timestamp"])
         row["key"] = None if row["key"] is None else base64.b64decode(row["key"])
