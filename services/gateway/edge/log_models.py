@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
+from quorumlog.protocol.batch import TTL_S_MAX
 from quorumlog.protocol.log import LIMITS, LogSettings
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.quorum import Quorum
@@ -187,19 +188,21 @@ class _RecordIn(models.Model):
     headers: dict[str, str] | None = None
     timestamp: Annotated[str, WithJsonSchema(models.DATE_TIME)] | None = None
     """Time of the record. Default: the time of its append."""
+    ttl_s: Annotated[int, Field(strict=True, ge=1, le=TTL_S_MAX)] | None = None
+    """Seconds after its append when the record expires. Not for logs that are compacted."""
 
 
 class RecordData(_RecordIn):
-    """A record whose value and key are base64."""
+    """A record whose value and key are base64. The value null, with a key, makes it a tombstone."""
 
-    data: Annotated[str, WithJsonSchema(models.BASE64)]
+    data: Annotated[str, WithJsonSchema(models.BASE64)] | None
     key: Annotated[str, WithJsonSchema(models.BASE64)] | None = None
 
 
 class RecordText(_RecordIn):
-    """A record whose value and key are text."""
+    """A record whose value and key are text. The value null, with a key, makes it a tombstone."""
 
-    text: str
+    text: str | None
     key: str | None = None
 
 

@@ -4,6 +4,8 @@ In JSON, a record's key is base64 if the record has `data`, otherwise text, as i
 `data` or `text` is null, the record is a tombstone (rule 27d).
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from aiohttp import web
@@ -11,7 +13,7 @@ from aiohttp import web
 from quorumlog.errors import BadRequest
 from quorumlog.net.operations import JSON
 from quorumlog.net.parameters import escaped, invalid
-from quorumlog.protocol.batch import BATCH_BYTES_MAX, EncodedRecords, Record
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, TTL_S_MAX, EncodedRecords, Record
 from quorumlog.wire import strict
 from services.gateway.edge import arrow, payloads
 from services.gateway.edge.http import body
@@ -19,7 +21,7 @@ from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import ARROW, OCTETS
 from services.gateway.edge.starts import microseconds_of
 
-_FIELDS: Final = frozenset((*payloads.FORMS, "key", "headers", "timestamp"))
+_FIELDS: Final = frozenset((*payloads.FORMS, "key", "headers", "timestamp", "ttl_s"))
 
 
 def records_from_json(
@@ -81,7 +83,21 @@ def _record(record: object, pointer: str) -> Record:
     headers = payloads.headers_of(record.get("headers"), f"{pointer}/headers")
     if time is not None:
         time = microseconds_of(time, f"{pointer}/timestamp") // 1000
-    return Record(value, key, headers, time, is_tombstone)
+    ttl_s = record.get("ttl_s") or 0
+    if "ttl_s" in record and not (type(ttl_s) is int and 1 <= ttl_s <= TTL_S_MAX):
+        raise invalid(f"{pointer}/ttl_s", f"must be an integer from 1 to {TTL_S_MAX}")
+    return Record(value, key, headers, time, is_tombstone, ttl_s)
+
+
+def with_ttl(
+    records: Sequence[Record] | EncodedRecords, ttl_s: int | None
+) -> Sequence[Record] | EncodedRecords:
+    """The records of a request with its `ttl_s`, except those that have one of their own."""
+    if not ttl_s:
+        return records
+    if isinstance(records, EncodedRecords):
+        return records.with_ttl(ttl_s)
+    return [record if record.ttl_s else replace(record, ttl_s=ttl_s) for record in records]
 
 
 async def read_records(

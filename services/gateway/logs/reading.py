@@ -78,7 +78,10 @@ class LogReader:
         await self._fill(page)
         if page.at == start:
             await self._check_within(page.row, start)
-        while not (page.count or page.is_end) and (left_s := deadline - self._clock()) > 0:
+        while (
+            not (page.count or page.is_cut or page.is_end)
+            and (left_s := deadline - self._clock()) > 0
+        ):
             with contextlib.suppress(errors.NoSuchLedger):  # the next metadata shows why
                 await self._wait(page, left_s)
             await self._look(page)
@@ -93,7 +96,7 @@ class LogReader:
 
         Raises: the errors of `read`. With fresh metadata the result may differ.
         """
-        page = Page(row, limit, max_bytes, at=start, is_recent=True)
+        page = Page(row, limit, max_bytes, at=start, is_recent=True, now_ms=self._now_ms)
         await self._fill(page)
         return None if page.is_over or not page.is_large else page.done()
 
@@ -111,12 +114,19 @@ class LogReader:
         """
         known = self.rows.known(name) if isinstance(start, int) and row is None else None
         if known is not None and created_at in (None, known.created_at):
-            return Page(known, limit, max_bytes, created_at=created_at)
+            return Page(known, limit, max_bytes, created_at=created_at, now_ms=self._now_ms)
         asked_s = float("-inf") if row is not None else self._clock()
         row = row or await self.fresh(name, created_at)
-        page = Page(row, limit, max_bytes, is_fresh=True, created_at=row.created_at)
+        created_at = row.created_at
+        now_ms = self._now_ms
+        page = Page(row, limit, max_bytes, is_fresh=True, created_at=created_at, now_ms=now_ms)
         page.asked_s = asked_s
         return page
+
+    @property
+    def _now_ms(self) -> int:
+        """The database's time, if it is known, by which records expire."""
+        return self._ownership.now().sealed_ms()
 
     async def fresh(self, name: str, created_at: str | None) -> LogMetadata:
         """The log's metadata. Raises: NoSuchLog; LogReplaced if its creation time differs."""

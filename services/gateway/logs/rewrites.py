@@ -153,7 +153,7 @@ class Rewrites:
                 due = replace(due, dirty=read)
             part += 1
             made_ms = due.now_ms if part == parts else 0
-            compaction = Compaction(newest.offsets, due.expired, made_ms)
+            compaction = Compaction(newest.offsets, due.expired, made_ms, due.now_ms)
             for items in due.groups:
                 row = due.row if done is None else done.log
                 if not isinstance(row, LogMetadata) or not row.names_sealed(items):
@@ -193,14 +193,16 @@ class Rewrites:
     async def rewrite(
         self, row: LogMetadata, items: Sequence[LogItem], compaction: Compaction | None = None
     ) -> messages.RewriteDone:
-        """Replace adjacent sealed ledgers of a log, as `row` names them, by one ledger."""
-        driver = _RewriteDriver(self, Rewrite(row, items, compaction), row.name)
+        """Replace adjacent sealed ledgers of a log, as `row` names them, by one ledger. Without a
+        compaction, only expired records are left out.
+        """
+        decides = compaction or Compaction(now_ms=self.now_ms())
+        driver = _RewriteDriver(self, Rewrite(row, items, decides), row.name)
         done = await driver.run()
         if isinstance(done.log, LogMetadata):
             self.done += 1
             self.bytes += done.size
-            if compaction is not None:
-                self.removed_bytes += max(sum(item.bytes for item in items) - done.size, 0)
+            self.removed_bytes += max(sum(item.bytes for item in items) - done.size, 0)
             log.info("ledgers-rewritten", extra={"log": row.name, "ledgers": len(items)})
         return done
 

@@ -23,6 +23,9 @@ _REST: Final = 8
 RECORD_COST: Final = 64
 """Bytes charged for each record besides its own, so that a page of empty records ends."""
 
+_EXPIRED_BYTES_MAX: Final = 16 << 20
+"""A page ends after this many bytes of batches with expired records: chosen by judgement."""
+
 _SHRINKS: Final = 4
 """Expected compression ratio of batches before the first one was read. If the ratio is too low, a
 page takes another read of bookies. If the ratio is too high, a read returns too much."""
@@ -137,8 +140,9 @@ class Page:
         is_fresh: bool = False,
         is_recent: bool = False,
         created_at: str | None = None,
+        now_ms: int = 0,
     ) -> None:
-        """`created_at` identifies the log to read (None: the current log of the name, rule 27b).
+        """`now_ms`: the time by which records expire (rule 27e). `created_at` identifies the log to read (None: the current log of the name, rule 27b).
         With `is_recent`, the page ends where fresh metadata is needed. A page may still use the
         open ledger that `row` names, because records acknowledged there stay in the log.
         """
@@ -150,6 +154,7 @@ class Page:
         """The offset at which the page begins, and the next one to read. Not each offset in between
         has a record (rule 27d)."""
         self.limit, self.bytes_left, self.count = limit, max_bytes, 0
+        self._now_ms, self._expired_bytes = now_ms, 0
         self.batches: list[StoredBatch] = []
         self._rest = max_bytes // _REST
         self.is_whole = False
@@ -227,7 +232,10 @@ class Page:
         time_ms = item.published_ms or found.head.append_time_ms  # rule 26b
         bytes_max = maxsize if self.is_whole else 0
         end = self.at + self.own(first + found.head.count - self.at)
-        for begin, until in found.runs:
+        lasting = found.lasting(time_ms, self._now_ms)
+        if len(lasting) < found.count:
+            self._expired_bytes += found.size
+        for begin, until in found.runs(lasting):
             start = first + found.indexes[begin]
             skip = begin + max(self.at - start, 0)
             after = min(until, begin + end - start)
@@ -246,6 +254,7 @@ class Page:
             if count < after - skip:
                 return
         self.at = end
+        self.is_cut |= self._expired_bytes > _EXPIRED_BYTES_MAX
 
     def done(self) -> LogBatches:
         """The page as the reader gets it."""

@@ -122,6 +122,9 @@ def append_to_log(
     tombstone: Annotated[
         bool, typer.Option("--tombstone", help="Append one record without a value: delete --key.")
     ] = False,
+    ttl: Annotated[
+        int | None, typer.Option(min=1, help="The records expire after this many seconds.")
+    ] = None,
 ) -> None:
     """Append records exactly once: the arguments, or the records of a file or standard input."""
     headers = _headers(header or [])
@@ -131,10 +134,10 @@ def append_to_log(
         texts = [""]
 
     def made(value: bytes) -> bytes | Record:
-        if key is None and not headers:
+        if key is None and not headers and ttl is None:
             return value
         name = None if key is None else os.fsencode(key)
-        return Record(None if tombstone else value, name, headers)
+        return Record(None if tombstone else value, name, headers, ttl_s=ttl)
 
     async def work(client: Client) -> pipes.Places | None:
         producer = client.log(name).producer()

@@ -70,6 +70,8 @@ class Record:
     headers: Mapping[str, str] = field(default_factory=dict)
     timestamp: str | None = None
     """A time in RFC 3339; by default the time of the append."""
+    ttl_s: int | None = None
+    """How many seconds after its append the record expires; None: never."""
 
     def __post_init__(self) -> None:
         if self.value is not None:
@@ -78,6 +80,7 @@ class Record:
             raise ValueError("a record without a value needs a key")
         if self.key is not None:
             checks.octets("a record's key", self.key)
+        checks.maybe_offset("a record's ttl_s", self.ttl_s)
         if self.timestamp is not None:
             checks.text("a record's timestamp", self.timestamp)
         if self.headers:
@@ -165,6 +168,7 @@ def _record_of(record: bytes | Record) -> dict[str, Any]:
         "key": None if record.key is None else base64.b64encode(record.key).decode(),
         "headers": dict(record.headers) or None,
         "timestamp": record.timestamp,
+        "ttl_s": record.ttl_s,
     }
     return {"data": data, **{name: value for name, value in shown.items() if value is not None}}
 

@@ -23,6 +23,8 @@ Mark 8: records were removed (rule 27d). `count` is the number of offsets. Befor
     records left u32 | their indexes u32[records left], ascending
 and each column has an element for each record that is left. The batch covers the offsets of the
 removed records, so the batches of a ledger have no gaps between them.
+Mark 16: times to live in seconds u32[records] (0: for ever) come before the timestamps, behind the
+    indexes. A record expires so long after the append time (rule 27e).
 Releases without marks, or without one of them, reject a batch that has it.
 """
 
@@ -39,7 +41,7 @@ _PRODUCER: Final = struct.Struct(">qq")
 _HAS_PRODUCER, HAS_TIMES, HAS_KEYS, HAS_HEADERS, _AFTER_PRODUCER, _PACKED = 1, 2, 4, 8, 16, 32
 _SIZE: Final = struct.Struct(">I")
 _DIGEST_BYTES: Final = 16
-_HAS_SEQ, _ENDS, _BY_NUMBERS, _HAS_GAPS = 1, 2, 4, 8
+_HAS_SEQ, _ENDS, _BY_NUMBERS, _HAS_GAPS, _HAS_TTLS = 1, 2, 4, 8, 16
 NO_TIME: Final = -(2**63)
 """A value in the column of times: the record has the batch's append time."""
 
@@ -49,6 +51,9 @@ RECORDS_MAX: Final = 10_000
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 """The maximum size of one batch, which is one entry of a ledger (docs/reference/http.md, Bounds)."""
 
+
+TTL_S_MAX: Final = 36_500 * 86_400
+"""The longest time to live of a record. A column of u32 stores it."""
 
 STREAM_SEQ_BYTES_MAX: Final = 255
 """The maximum size of a stream sequence in bytes: batches store its size in one byte."""
@@ -72,6 +77,8 @@ class Record:
     timestamp_ms: int | None = None
     is_tombstone: bool = False
     """Whether the value is null: the record deletes its key (rule 27d). `value` is empty then."""
+    ttl_s: int = 0
+    """How many seconds after its append the record expires (rule 27e); 0: never."""
 
     @property
     def size(self) -> int:
@@ -84,11 +91,20 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecords:
-    """The columns of `count` records as a batch stores them, joined; `flags` names the columns."""
+    """The columns of `count` records as a batch stores them, joined; `flags` and `marks` name the
+    columns.
+    """
 
     count: int
     flags: int
     columns: bytes
+    marks: int = 0
+
+    def with_ttl(self, ttl_s: int) -> "EncodedRecords":
+        """The records, which had no times to live, with this one."""
+        assert not self.marks, "they have times to live"
+        ttls = struct.pack(">I", ttl_s) * self.count
+        return replace(self, columns=ttls + self.columns, marks=_HAS_TTLS)
 
     def __len__(self) -> int:
         """The number of records."""
@@ -122,6 +138,8 @@ class BatchHead:
     """Whether equal producer numbers alone make a request a retry, whatever its records are."""
     has_gaps: bool = False
     """Whether some of the batch's offsets have no record (rule 27d)."""
+    has_ttls: bool = False
+    """Whether some records expire (rule 27e)."""
 
     @property
     def records_after(self) -> int:
@@ -139,6 +157,7 @@ class Columns:
 
     data: memoryview
     head: BatchHead
+    ttls_at: int | None
     times_at: int | None
     key_sizes_at: int | None
     header_sizes_at: int | None
@@ -200,8 +219,10 @@ class Columns:
     def records(self) -> list[Record]:
         """The records, copied."""
         return [
-            Record(bytes(value), key, headers, time, number in self.tombstones)
-            for number, (value, key, headers, time) in enumerate(self.rows)
+            Record(bytes(value), key, headers, time, number in self.tombstones, ttl_s)
+            for number, ((value, key, headers, time), ttl_s) in enumerate(
+                zip(self.rows, self.ttls, strict=True)
+            )
         ]
 
     def fitting(self, skip: int, count: int, bytes_max: int, each: int) -> tuple[int, int]:
@@ -222,9 +243,27 @@ class Columns:
         return count, size
 
     @property
-    def runs(self) -> Iterator[tuple[int, int]]:
-        """Begin and end of each run of records with consecutive offsets, as record numbers."""
-        return _runs(self.indexes)
+    def ttls(self) -> Sequence[int]:
+        """The time to live of each record in seconds; 0: for ever."""
+        if self.ttls_at is None:
+            return (0,) * self.count
+        return struct.unpack_from(f">{self.count}I", self.data, self.ttls_at)
+
+    def lasting(self, time_ms: int, now_ms: int) -> Sequence[int]:
+        """The records that have not expired at `now_ms`, by their numbers. `time_ms`: the batch's
+        append time.
+        """
+        if self.ttls_at is None:
+            return range(self.count)
+        age_ms = now_ms - time_ms
+        return [n for n, ttl_s in enumerate(self.ttls) if not ttl_s or age_ms < 1000 * ttl_s]
+
+    def runs(self, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Cut these records to runs with consecutive offsets: begin and end of each, as numbers."""
+        indexes = self.indexes
+        if len(numbers) < self.count:
+            indexes = [indexes[number] for number in numbers]
+        return ((numbers[begin], numbers[end - 1] + 1) for begin, end in _runs(indexes))
 
     def part(self, skip: int, count: int) -> "Columns":
         """Copy `count` records after the first `skip`, which have consecutive offsets, to a batch
@@ -232,7 +271,8 @@ class Columns:
         """
         flags, parts = self._copied(((skip, skip + count),))
         before = self.head.records_before + self.indexes[skip]
-        start = _HEAD.pack(VERSION, flags, 0, count, self.head.append_time_ms, before)
+        marks = 0 if self.ttls_at is None else _HAS_TTLS
+        start = _HEAD.pack(VERSION, flags, marks, count, self.head.append_time_ms, before)
         return opened(b"".join((start, *parts)))
 
     def thinned(self, head: BatchHead, kept: Sequence[int], gap: int) -> bytes:
@@ -240,8 +280,7 @@ class Columns:
         with `head` (rule 27d). The batch also covers the `gap` offsets before it, and has no
         producer: its records are not all that the producer sent.
         """
-        runs = [(kept[begin], kept[end - 1] + 1) for begin, end in _runs(kept)]
-        flags, parts = self._copied(runs)
+        flags, parts = self._copied([*self.runs(kept)])
         indexes = [gap + self.indexes[number] for number in kept]
         whole = replace(head, count=gap + head.count, records_before=head.records_before - gap)
         return _with_gaps(whole, flags, indexes, parts)
@@ -253,6 +292,7 @@ class Columns:
         flags, data = 0, self.data
         parts: list[bytes | memoryview] = []
         for flag, at, width in (
+            (0, self.ttls_at, 4),
             (HAS_TIMES, self.times_at, 8),
             (HAS_KEYS, self.key_sizes_at, 4),
             (HAS_HEADERS, self.header_sizes_at, 4),
@@ -316,7 +356,7 @@ def encode(
         flags |= _HAS_PRODUCER
         name = producer.id.encode()
         parts += [bytes([len(name)]), name, _PRODUCER.pack(producer.epoch, producer.seq)]
-    marks = (_ENDS if is_end else 0) | (_BY_NUMBERS if is_by_numbers else 0)
+    marks = encoded.marks | (_ENDS if is_end else 0) | (_BY_NUMBERS if is_by_numbers else 0)
     if seq is not None:
         marks |= _HAS_SEQ
         parts.append(_encode_seq(seq))
@@ -326,8 +366,12 @@ def encode(
 
 
 def _encoded(records: Sequence[Record]) -> EncodedRecords:
-    count, flags = len(records), 0
+    count, flags, marks = len(records), 0, 0
     parts: list[bytes] = []
+    ttls = [record.ttl_s for record in records]
+    if any(ttls):
+        marks |= _HAS_TTLS
+        parts.append(struct.pack(f">{count}I", *ttls))
     times = [record.timestamp_ms for record in records]
     if any(time is not None for time in times):
         flags |= HAS_TIMES
@@ -346,7 +390,7 @@ def _encoded(records: Sequence[Record]) -> EncodedRecords:
     parts += [key for key in keys if key]
     parts += headers
     parts += [record.value for record in records]
-    return EncodedRecords(count, flags, b"".join(parts))
+    return EncodedRecords(count, flags, b"".join(parts), marks)
 
 
 def placed(
@@ -390,7 +434,8 @@ def emptied(head: BatchHead, count: int) -> bytes:
     batch of `head`, whose time and stream sequence it has (rule 27d).
     """
     before = head.records_after - count
-    return _with_gaps(replace(head, count=count, records_before=before), 0, (), ())
+    wanted = replace(head, count=count, records_before=before, has_ttls=False)
+    return _with_gaps(wanted, 0, (), ())
 
 
 def _with_gaps(
@@ -398,7 +443,7 @@ def _with_gaps(
 ) -> bytes:
     """A batch that has records at some of its offsets, and no producer."""
     flags |= _AFTER_PRODUCER if head.after_producer else 0
-    marks = _HAS_GAPS | (_ENDS if head.is_end else 0)
+    marks = _HAS_GAPS | (_ENDS if head.is_end else 0) | (_HAS_TTLS if head.has_ttls else 0)
     seq = b""
     if head.seq is not None:
         marks, seq = marks | _HAS_SEQ, _encode_seq(head.seq)
@@ -417,7 +462,7 @@ def has_keys(data: bytes) -> bool:
     head, flags, at = _parse_head(data)
     if not flags & HAS_KEYS:
         return not head.count
-    at += 8 * head.count if flags & HAS_TIMES else 0
+    at += (4 * head.count if head.has_ttls else 0) + (8 * head.count if flags & HAS_TIMES else 0)
     return -1 not in struct.unpack_from(f">{head.count}i", data, at)
 
 
@@ -487,6 +532,8 @@ def opened(data: Stored) -> Columns:
     if head.has_gaps:
         indexes, at = _parse_indexes(data, at, head.count)
     count = len(indexes)
+    ttls_at = at if head.has_ttls else None
+    at += 4 * count if head.has_ttls else 0
     places: list[int | None] = []
     for flag, width in ((HAS_TIMES, 8), (HAS_KEYS, 4), (HAS_HEADERS, 4)):
         places.append(at if flags & flag else None)
@@ -512,6 +559,7 @@ def opened(data: Stored) -> Columns:
     return Columns(
         view,
         head,
+        ttls_at,
         times_at,
         keys_at,
         headers_at,
@@ -569,7 +617,7 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
     try:
         version, flags, marks, count, time_ms, before = _HEAD.unpack_from(data)
         is_known = (
-            version == VERSION and flags < 2 * _PACKED and marks < 2 * _HAS_GAPS and before >= 0
+            version == VERSION and flags < 2 * _PACKED and marks < 2 * _HAS_TTLS and before >= 0
         )
         if not is_known or not (count or marks & _ENDS):
             raise BadBatch(f"a record batch of version {version}, flags {flags}, marks {marks}")
@@ -607,6 +655,7 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
         is_end=bool(marks & _ENDS),
         is_by_numbers=bool(marks & _BY_NUMBERS),
         has_gaps=bool(marks & _HAS_GAPS),
+        has_ttls=bool(marks & _HAS_TTLS),
     )
     return head, flags, at
 

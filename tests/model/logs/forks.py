@@ -4,7 +4,7 @@ is deleted, before what was appended to it, whatever becomes of its source and o
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,13 +44,13 @@ class Forks:
         *,
         pick: Callable[[], Gateway],
         stored: Mapping[int, bytes],
-        removed: Collection[int],
+        may_lack: Callable[[int], bool],
         seed: int,
     ) -> None:
-        """`stored`: every record that a sealed ledger of the source ever held, by offset. `removed`: the offsets whose
-        records a compaction has removed.
+        """`stored`: every record that a sealed ledger of the source ever held, by offset. `may_lack`: whether the source
+        may lack the record at an offset, since it was removed or has expired.
         """
-        self.source, self.settings, self.removed = source, settings, removed
+        self.source, self.settings, self.may_lack = source, settings, may_lack
         self.pick, self.stored = pick, stored
         self.random = random.Random(f"forks-{seed}")
         self.count = 6 if self.random.random() < 0.3 else 0
@@ -126,7 +126,7 @@ class Forks:
         known = dict(found)
         whole = list(enumerate(fork.values, fork.first))
         # The log may have been compacted before it was forked.
-        wanted = [(at, value) for at, value in whole if at in known or at not in self.removed]
+        wanted = [(at, value) for at, value in whole if at in known or not self.may_lack(at)]
         if found != wanted:
             raise Violation(f"rule 27a: {fork.name} holds {found}, not {fork.values}")
 

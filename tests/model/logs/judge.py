@@ -22,6 +22,8 @@ from tests.support.log_history import Checker, Event, LogHistory
 
 LOG = 1
 """The log's number in the history."""
+EXPIRY_SLACK_MS = 60_000
+"""How long after its expiry a read that began before may return a record: it knows an older time."""
 ID = "id"
 """The header by which a tombstone says what its value would have been."""
 
@@ -62,7 +64,9 @@ class Judge(LogHistory):
         self._keys: dict[int, tuple[bytes | None, bool]] = {}
         """Their keys, and whether they are tombstones."""
         self.removed: set[int] = set()
-        """The offsets whose records a compaction has removed."""
+        """The offsets whose records a rewrite has removed."""
+        self.expires: dict[int, int] = {}
+        """When records expire, by offset, in the database's time; without those that last."""
 
     def violated(self, what: str) -> NoReturn:
         """Raise Violation, and keep it."""
@@ -110,26 +114,46 @@ class Judge(LogHistory):
                 # Ended and dropped at once: it was empty, or a new generation began.
                 self._saw(item)
 
-    def _saw(self, item: LogItem) -> None:
-        stored = self._cluster.ledgers[item.ledger_id].entries
-        first = item.first_offset or 0
+    def _note(self, item: LogItem) -> dict[int, Record]:
+        """Note the records of a ledger, by offset: each has the time that it had before."""
+        stored, first = self._cluster.ledgers[item.ledger_id].entries, item.first_offset or 0
+        found: dict[int, Record] = {}
         for data in stored:
-            head = batch.decode_head(data)
-            time = item.published_ms or head.append_time_ms
-            for offset in records_of([data], first):
+            time = item.published_ms or batch.decode_head(data).append_time_ms
+            found |= (records := records_of([data], first))
+            for offset, record in records.items():
                 if self._times.setdefault(offset, time) != time:
                     self.violated(f"rule 27c: offset {offset} is of {time} now")
-        found = records_of(stored, first)
+                if record.ttl_s:
+                    self.expires[offset] = time + 1000 * record.ttl_s
         self.stored.update((offset, told(record)) for offset, record in found.items())
-        keys = {at: (record.key, record.is_tombstone) for at, record in found.items()}
-        self._keys.update(keys)
-        again = self.removed & found.keys()
+        self._keys.update((at, (each.key, each.is_tombstone)) for at, each in found.items())
+        return found
+
+    def _saw(self, item: LogItem) -> None:
+        stored, first = self._cluster.ledgers[item.ledger_id].entries, item.first_offset or 0
+        again = self.removed & self._note(item).keys()
         if again:
             self.violated(f"rule 27d: the records at {again} are there again")
         whole = range(first, batch_end(stored, first))
         if not self.stored.keys() >= set(whole):
             self.violated(f"rule 27d: ledger {item.ledger_id} skips offsets that had no record")
         self.fetched(LOG, first, *((at, self.stored[at]) for at in whole))
+
+    def has_expired(self, offset: int) -> bool:
+        """Rule 27e: whether a read may leave a record out because it has expired. Source: NATS' TTL of messages."""
+        expires_ms = self.expires.get(offset)
+        return expires_ms is not None and self._cluster.database_ms() >= expires_ms
+
+    def may_lack(self, offset: int) -> bool:
+        """Whether a read or a fork may have no record at this offset."""
+        return offset in self.removed or self.has_expired(offset)
+
+    def shown_in_time(self, found: Iterable[int]) -> None:
+        """Rule 27e: a read returns no record that had expired long before. Source: NATS' TTL of messages."""
+        late = self._cluster.database_ms() - EXPIRY_SLACK_MS
+        if any(late > self.expires.get(offset, late) for offset in found):
+            self.violated("rule 27e: a read returns an expired record")
 
     def removes_only_what_may_go(
         self, before: LogMetadata, now: LogMetadata, item: LogItem
@@ -145,6 +169,8 @@ class Judge(LogHistory):
         kept = {at: self._keys[at][0] for at in self._keys if at >= now.first_offset}
         for offset in gone:
             key, is_tombstone = self._keys[offset]
+            if self.has_expired(offset):
+                continue
             if key is None:
                 self.violated(f"rule 27d: offset {offset} went, without a key")
             if any(at > offset and other == key for at, other in kept.items()):
@@ -158,7 +184,7 @@ class Judge(LogHistory):
         self.removed |= gone
         for offset in gone:
             key, _ = self._keys[offset]
-            newer = any(at > offset and other == key for at, other in kept.items())
+            newer = key is None or any(at > offset and other == key for at, other in kept.items())
             older = [at for at, other in kept.items() if at < offset and other == key]
             if not newer and set(older) - self.removed:
                 self.violated(f"rule 27d: {older} come back without the tombstone at {offset}")
@@ -166,10 +192,14 @@ class Judge(LogHistory):
     def filled(
         self, found: Sequence[tuple[int, bytes]], first: int, end: int
     ) -> list[tuple[int, bytes]]:
-        """What a read returned of these offsets, with the records that compactions have removed."""
+        """What a read returned of these offsets, with the records that were removed or have expired."""
         known = dict(found)
         skipped = set(range(first, end)) - known.keys()
-        if skipped - self.removed:
+        if not self.stored.keys() >= skipped:
+            for item in self._cluster.logs[self._name].items:
+                if item.first_offset is not None and item.ledger_id in self._cluster.ledgers:
+                    self._note(item)
+        if not all(map(self.may_lack, skipped)):
             self.violated(f"rule 27d: a read skips {skipped - self.removed}")
         return sorted({**known, **{at: self.stored[at] for at in skipped}}.items())
 

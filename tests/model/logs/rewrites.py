@@ -33,6 +33,8 @@ class Rewriting:
         """How many keys the records have."""
         self.keys_max = rng.choice((1, 2, 100))
         """How many keys a pass remembers."""
+        self.ttl_s = 0 if self.compacts else rng.choice((0, 0, 1, 3))
+        """How long a part of the records lasts; 0: all last for ever."""
         self.limits: dict[str, int | str] = {
             "cleanup_policy": "compact" if self.compacts else "delete",
             "delete_retention_s": rng.choice((0, 1, 86_400)),
@@ -41,9 +43,9 @@ class Rewriting:
 
     def record(self, value: str) -> Record:
         """The record that has this value, or that says it in a header if it is a tombstone."""
-        if not self.compacts:
-            return Record(value.encode())
         rng = random.Random(f"{self.limits}-{value}")
+        if not self.compacts:
+            return Record(value.encode(), ttl_s=self.ttl_s * (rng.random() < 0.4))
         key = b"key %d" % rng.randrange(self.keys)
         if rng.random() < 0.3:
             return Record(b"", key, ((ID, value),), is_tombstone=True)

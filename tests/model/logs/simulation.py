@@ -144,7 +144,7 @@ class Run:
             self.settings,
             pick=lambda: self.forks.random.choice(self.alive()),
             stored=self.judge.stored,
-            removed=self.judge.removed,
+            may_lack=self.judge.may_lack,
             seed=seed,
         )
         self.repeats = Changes(
@@ -377,10 +377,12 @@ class Run:
         return await logs.reader.read(NAME, at, limit=limit, wait_s=wait_s, row=row)
 
     def fetched(self, offset: int, found: LogBatches, *, acknowledged: int = 0) -> None:
-        if self.random.random() < 0.5 and not self.rewriting.compacts:
+        is_dense = not (self.rewriting.compacts or self.rewriting.ttl_s)
+        if self.random.random() < 0.5 and is_dense:
             records = [(at, bytes(value)) for at, value in enumerate(found.values, found.first)]
         else:
             records = [(record.offset, told(record.record)) for record in found.records]
+            self.judge.shown_in_time(at for at, _ in records)
             records = self.judge.filled(records, found.first, found.next)
         self.judge.fetched(LOG, offset, *records, acknowledged=acknowledged)
 
@@ -700,6 +702,7 @@ class Run:
         alive = self.alive()
         self.random.shuffle(alive)
         gateway = alive[0]
+        await asyncio.sleep(self.rewriting.ttl_s)  # what all read is the same from then on
         whole = await self.contents(gateway)
         self.judge.whole(whole)
         for other in alive[1:]:

@@ -121,6 +121,15 @@ def one_too_many(
     return kept
 
 
+@stand_in
+def with_its_neighbour(
+    original: Any, self: Columns, time_ms: int, now_ms: int
+) -> list[int] | range:
+    """The record before an expired one expires, too."""
+    lasting = original(self, time_ms, now_ms)
+    return [number for number in lasting if number + 1 in lasting or number + 1 == self.count]
+
+
 def without_a_gap(original: Any) -> Any:
     """A batch does not cover the removed records before it."""
 
@@ -783,6 +792,12 @@ LOG_MUTANTS: Final = (
     ),
     Patch(Columns, "thinned", without_a_gap).mutant(
         "compaction leaves offsets that no batch covers", "rule 27d"
+    ),
+    Patch(Columns, "lasting", lambda _original: lambda self, *_: range(self.count)).mutant(
+        "a read returns expired records", "rule 27e"
+    ),
+    Patch(Columns, "lasting", with_its_neighbour).mutant(
+        "records that last go with expired ones", "rule 27e"
     ),
     Patch(Pass, "expired", all_of_them).mutant(
         "tombstones go before older records of their keys", "rule 27d"

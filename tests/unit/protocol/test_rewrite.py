@@ -70,7 +70,7 @@ class Hand:
     def __init__(
         self, items: Sequence[LogItem] = ITEMS[:2], compaction: Compaction | None = None
     ) -> None:
-        self.machine = Rewrite(LOG, items, compaction)
+        self.machine = Rewrite(LOG, items, compaction or Compaction())
         (self.last,) = self.machine.step(BeginRewrite(), NOW)
 
     @property
@@ -466,8 +466,24 @@ def test_a_merge_of_a_compacted_ledger_keeps_its_gaps() -> None:
 def test_a_merge_is_clean_if_all_its_parts_are() -> None:
     """Rule 27d."""
     clean = tuple(replace(item, compacted_ms=5 + at) for at, item in enumerate(ITEMS[:2]))
-    row = replace(LOG, items=(*clean, *ITEMS[2:], LAST))
 
-    assert row.rewritten(clean, 7, 1).items[0].compacted_ms == 6
-    both = (clean[1], ITEMS[2])
-    assert row.rewritten(both, 7, 1).items[1].compacted_ms == 0
+    assert Compaction().compacted(clean) == 6
+    assert Compaction().compacted((clean[1], ITEMS[2])) == 0
+    assert LOG.rewritten(ITEMS[:2], 7, 1, 6).items[0].compacted_ms == 6
+
+
+def test_a_merge_leaves_out_what_has_expired() -> None:
+    """Rule 27e: by the time of the publication, where there is one."""
+    records = [Record(b"a", ttl_s=1), Record(b"b"), Record(b"c", ttl_s=2)]
+    data = batch.placed(batch.encode(records), append_time_ms=70, records_before=0)
+    hand = Hand(ITEMS[1:2], Compaction(now_ms=1077))
+    hand.answer(ledger(2, 0), ledger(7, -1))
+
+    written = hand.answer(read(data))
+
+    (thinned,) = written.payloads
+    assert batch.opened(thinned).records == records[1:]
+    doubted = Hand(ITEMS[1:2])
+    doubted.answer(ledger(2, 0), ledger(7, -1))
+    (whole,) = doubted.answer(read(data)).payloads
+    assert batch.opened(whole).records == records

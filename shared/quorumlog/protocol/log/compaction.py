@@ -17,7 +17,7 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Final
 
-from quorumlog.protocol.batch import Columns
+from quorumlog.protocol.batch import BatchHead, Columns
 from quorumlog.protocol.log.merge import adjacent, cut
 from quorumlog.protocol.log.row import LogItem, LogMetadata
 from quorumlog.protocol.metadata import REPLACED_MAX
@@ -73,33 +73,47 @@ def hash_of(name: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What a pass removes from the ledgers that it rewrites."""
+    """What a rewrite removes from ledgers: a merge only expired records (rule 27e)."""
 
-    newest: Mapping[bytes, int] = field(repr=False)
+    newest: Mapping[bytes, int] = field(default_factory=dict, repr=False)
     """By `digest`, the newest offset of a key in the dirty ledgers."""
     expired: Collection[int] = ()
     """The ledgers whose tombstones have been kept long enough."""
     compacted_ms: int = 0
-    """The time of the pass, which makes dirty ledgers clean; 0 if more passes must follow."""
+    """The time of the pass, which makes dirty ledgers clean; 0 if more passes must follow, or for a
+    merge."""
+    now_ms: int = 0
+    """The database's time; 0 if it is in doubt."""
+
+    def may_remove(self, head: BatchHead) -> bool:
+        """Whether records of a batch may go, so that it must be decoded."""
+        return bool(self.newest or self.expired) or head.has_ttls
 
     def survivors(self, item: LogItem, first: int, columns: Columns) -> Sequence[int] | None:
         """The records of a batch of a ledger that stay, by their numbers; None if all stay. `first`
         is the batch's first offset.
         """
-        if not columns.key_sizes:
-            return None
+        kept = self._newest(item, first, columns)
+        if columns.head.has_ttls:
+            time_ms = item.published_ms or columns.head.append_time_ms
+            lasting = set(columns.lasting(time_ms, self.now_ms))
+            kept = [number for number in kept if number in lasting]
+        return None if len(kept) == columns.count else kept
+
+    def _newest(self, item: LogItem, first: int, columns: Columns) -> Sequence[int]:
+        if not columns.key_sizes or not (self.newest or self.expired):
+            return range(columns.count)
         newest, gone = self.newest, frozenset[int]()
         if columns.tombstones and item.ledger_id in self.expired:
             gone = columns.tombstones
-        kept = [
+        return [
             number
             for number, (key, index) in enumerate(zip(columns.keys, columns.indexes, strict=True))
             if key is None or (newest.get(digest(key), 0) <= first + index and number not in gone)
         ]
-        return None if len(kept) == columns.count else kept
 
     def compacted(self, items: Sequence[LogItem]) -> int:
-        """`compacted_ms` of the ledger that replaces these, which are all clean or all dirty."""
+        """`compacted_ms` of the ledger that replaces these."""
         known = [item.compacted_ms for item in items]
         return self.compacted_ms if 0 in known else max(known)
 

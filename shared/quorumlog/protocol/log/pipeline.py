@@ -132,6 +132,8 @@ class Pipeline:
             if first is not None:
                 first.repeats.append(pending)
                 return None
+        if needs_keys and marked is not None and marked.has_ttls:
+            raise InvalidRequest("the log is compacted, so its records have no ttl_s")
         if needs_keys and not batch.has_keys(call.data):
             raise KeyRequired("the log is compacted: send a key with each record")
         if call.expect is not None and call.expect != self.next_offset:

@@ -67,11 +67,9 @@ class RewriteStage(Enum):
 class Rewrite:
     """Rewrites some ledgers of one log, once; see the module. Ends with RewriteDone."""
 
-    def __init__(
-        self, log: LogMetadata, items: Sequence[LogItem], compaction: Compaction | None = None
-    ) -> None:
+    def __init__(self, log: LogMetadata, items: Sequence[LogItem], compaction: Compaction) -> None:
         """`log`: the metadata as last read, which must name `items` as adjacent and sealed.
-        `compaction` decides which records stay; None: all of them.
+        `compaction` decides which records stay.
         """
         assert log.names_sealed(items), "rule 27c"
         self.stage = RewriteStage.IDLE
@@ -254,7 +252,7 @@ class Rewrite:
         self._offset += head.count
         before = first - (self._items[0].first_offset or 0)
         time_ms = item.published_ms or head.append_time_ms
-        kept = self._kept(item, first, data)
+        kept = self._kept(item, first, head, data)
         if kept is None:
             return [
                 *self._bridged(),
@@ -281,10 +279,10 @@ class Rewrite:
         return [packed.pack(thinned) if batch.is_packed(data) else thinned]
 
     def _kept(
-        self, item: LogItem, first: int, data: bytes
+        self, item: LogItem, first: int, head: batch.BatchHead, data: bytes
     ) -> tuple[batch.Columns, Sequence[int]] | None:
         """A batch and the numbers of its records that stay; None if all stay. Raises: BadBatch."""
-        if self._compaction is None:
+        if not self._compaction.may_remove(head):
             return None
         columns = batch.opened(packed.unpack(data))
         numbers = self._compaction.survivors(item, first, columns)
@@ -317,8 +315,7 @@ class Rewrite:
             self._give_up(None)
             return
         assert self._new is not None
-        made = self._compaction
-        compacted_ms = None if made is None else made.compacted(self._items)
+        compacted_ms = self._compaction.compacted(self._items)
         row = log.rewritten(self._items, self._new, self._size, compacted_ms)
         self._ask(RewriteStage.SWAPPING, SwapLog(row))
 

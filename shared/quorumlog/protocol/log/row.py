@@ -515,15 +515,12 @@ class LogMetadata(Value):
         items: Sequence[LogItem],
         ledger_id: int,
         size: int,
-        compacted_ms: int | None = None,
+        compacted_ms: int = 0,
     ) -> "LogMetadata":
         """The log in which one ledger of `size` bytes replaces the ledgers of adjacent sealed
-        items, at the same offsets (rule 27c). `compacted_ms`: of the new ledger; None for a merge.
+        items, at the same offsets (rule 27c). `compacted_ms`: of the new ledger.
         """
         assert self.names_sealed(items), "rule 27c"
-        if compacted_ms is None:
-            known = [item.compacted_ms for item in items]
-            compacted_ms = 0 if 0 in known else max(known)
         new = LogItem(
             ledger_id,
             items[0].first_offset,
