@@ -96,7 +96,7 @@ class KeyReader:
         at = row.first_offset if start == "earliest" else start
         if at < row.first_offset:
             return None
-        page = Page(row, limit, max_bytes, at=at)
+        page = Page(row, limit, max_bytes, at=at, now_ms=self._reader.now_ms)
         with contextlib.suppress(errors.EntryLost, errors.EntryUnavailable, errors.NoSuchLedger):
             # A read without the index finds out what to answer.
             await self._fill(page, key)
@@ -196,14 +196,22 @@ class KeyReader:
                     return None
                 entries = indexed or await self._scanned(item, view, key, budget)
                 for entry_id in reversed(entries):
-                    page = Page(row, maxsize, maxsize, at=item.first_offset or 0)
+                    page = Page(
+                        row,
+                        maxsize,
+                        maxsize,
+                        at=item.first_offset or 0,
+                        now_ms=self._reader.now_ms,
+                    )
                     page.stop = None if item.last_offset is None else item.last_offset + 1
                     await self._take(page, item, entry_id, entry_id, view)
                     found = [part for b in page.batches for part in Filter(key=key).matching(b)]
                     if found:
                         last = found[-1].first_offset + found[-1].count - 1
-                        # A tombstone will count as absent here, once logs are compacted.
-                        return _part(row, (found[-1].since(last),), last, end)
+                        record = found[-1].since(last)
+                        if record.columns.tombstones:  # the key is deleted (rule 27d)
+                            return _part(row, (), row.first_offset, end)
+                        return _part(row, (record,), last, end)
         return _part(row, (), row.first_offset, end)
 
     async def _scanned(

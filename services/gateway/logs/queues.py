@@ -333,6 +333,7 @@ class QueueService(RowService[Queue]):
                     page = await self._reader.read(
                         row.name, at, limit=stop - at, created_at=row.created_at
                     )
+                    page = page.below(stop)
                 except errors.EntryLost as error:
                     following = min(int(error.members["next_offset"]), stop)
                     known.update((gone, 0) for gone in range(at, following))
@@ -342,6 +343,7 @@ class QueueService(RowService[Queue]):
                     return ()
                 if page.is_empty:
                     break
+                known.update((gone, 0) for gone in range(at, page.next))  # compaction leaves gaps
                 for found in page.records:
                     known[found.offset] = _number(found.record.key)
                     size += found.record.size
@@ -364,7 +366,12 @@ class QueueService(RowService[Queue]):
             )
             _ = self._start(self._settled_anyway(unread))
             raise
-        read = Offsets.of(at for page in pages for at in range(page.first, page.next))
+        read, found = NONE, NONE
+        for page in pages:
+            read |= Offsets.span(page.first, page.next)
+            for each in page.batches:
+                found |= Offsets.span(each.first_offset, each.first_offset + each.count)
+        lost |= read - found  # compaction has removed these records
         unread_part = Offsets.of(attempts) - read - lost
         for kind, part in ((Settlement.LOST, lost), (Settlement.UNREAD, unread_part)):
             if part:
@@ -391,6 +398,7 @@ class QueueService(RowService[Queue]):
                     page = await self._reader.read(
                         row.name, at, limit=end - at, max_bytes=left, created_at=row.created_at
                     )
+                    page = page.below(end)
                 except errors.EntryLost as error:
                     following = min(int(error.members["next_offset"]), end)
                     lost |= Offsets.span(at, following)
@@ -575,6 +583,7 @@ class QueueService(RowService[Queue]):
                     page = await self._reader.read(
                         source, at, limit=end - at, max_bytes=_MOVE_BYTES, created_at=created
                     )
+                    page = page.below(end)
                 except errors.OffsetTruncated as error:
                     following = min(int(error.members["first_offset"]), end)
                 except errors.EntryLost as error:
@@ -582,7 +591,9 @@ class QueueService(RowService[Queue]):
                 else:
                     if page.is_empty:
                         raise errors.EntryUnavailable("the log ends before a move", log=source)
+                    gone = Offsets.span(at, page.next)
                     for each in page.records:
+                        gone -= Offsets.span(each.offset, each.offset + 1)
                         shown = _shown(row, move, each)
                         if shown is None:
                             log.warning("too-large-to-move", extra={"queue": row.key})
@@ -592,6 +603,7 @@ class QueueService(RowService[Queue]):
                         if move.since < 0 and found and size > _MOVE_BYTES:
                             return found, lost
                         found[each.offset] = shown
+                    lost |= gone
                     at = page.next
                     continue
                 lost |= Offsets.span(at, following)

@@ -279,7 +279,8 @@ class Log:
                 return
 
     async def get(self, key: str) -> LogRecord | None:
-        """The newest record of a key; None if no record that was confirmed before the call has it.
+        """The newest record of a key; None if no record that was confirmed before the call has it,
+        or if the newest one is a tombstone.
 
         Raises: KeyScanLimit if ledgers without an index of their keys are too large to be read
         within the client's deadline.
@@ -294,7 +295,8 @@ class Log:
     def keys(self, prefix: str = "") -> Paged[bytes]:
         """The keys of the records that are confirmed when the iteration begins, each once, in the
         order of their first records. `prefix`: only keys that begin with this text. The keys that
-        were listed are kept in memory.
+        were listed are kept in memory. A key whose tombstone is read later than its record, in
+        another page, is listed; `get` shows that it is deleted.
         """
         return Paged(self._keys(checks.text("prefix", prefix)))
 
@@ -431,6 +433,10 @@ class Log:
         retention_bytes: int | None = None,
         retention_seconds: int | None = None,
         merge_below_bytes: int | None = None,
+        cleanup_policy: str | None = None,
+        min_compaction_lag_s: int | None = None,
+        delete_retention_s: int | None = None,
+        max_dirty_percent: int | None = None,
         if_version: int | None = None,
         created_at: str | None = None,
     ) -> dict[str, Any]:
@@ -446,10 +452,15 @@ class Log:
             "retention_bytes": retention_bytes,
             "retention_seconds": retention_seconds,
             "merge_below_bytes": merge_below_bytes,
+            "min_compaction_lag_s": min_compaction_lag_s,
+            "delete_retention_s": delete_retention_s,
+            "max_dirty_percent": max_dirty_percent,
         }
-        given = {
+        given: dict[str, int | str] = {
             name: checks.offset(name, value) for name, value in limits.items() if value is not None
         }
+        if cleanup_policy is not None:
+            given["cleanup_policy"] = checks.text("cleanup_policy", cleanup_policy)
         if not given:
             raise ValueError("no limit is given: name at least one to change")
         headers = {}

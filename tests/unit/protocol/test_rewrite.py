@@ -12,6 +12,7 @@ from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.changes import check_log, rewritten_by
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.compaction import Compaction
 from quorumlog.protocol.log.messages import (
     Answered,
     Ask,
@@ -66,8 +67,10 @@ def ledger(ledger_id: int, last: int, **changes: Any) -> LedgerMetadata:
 class Hand:
     """A rewrite, and the question or result that it came to last."""
 
-    def __init__(self, items: Sequence[LogItem] = ITEMS[:2]) -> None:
-        self.machine = Rewrite(LOG, items)
+    def __init__(
+        self, items: Sequence[LogItem] = ITEMS[:2], compaction: Compaction | None = None
+    ) -> None:
+        self.machine = Rewrite(LOG, items, compaction or Compaction())
         (self.last,) = self.machine.step(BeginRewrite(), NOW)
 
     @property
@@ -356,3 +359,131 @@ def test_other_ledgers_below_the_last_one_are_refused(
 ) -> None:
     with pytest.raises(InvalidRequest):
         check_log(old, replace(old, items=items))
+
+
+def keyed(before: int, keys: str, *, packs: bool = False, **options: Any) -> bytes:
+    """A batch of records with these keys, each of one letter; their values are their places."""
+    records = [Record(b"%d" % (before + n) * 300, key.encode()) for n, key in enumerate(keys)]
+    data = batch.placed(
+        batch.encode(records, **options), append_time_ms=70 + before, records_before=before
+    )
+    return packed.pack(data) if packs else data
+
+
+def compacted(newest: dict[bytes, int], *old: Sequence[bytes]) -> tuple[list[bytes], LogMetadata]:
+    """What a compaction of the first ledgers writes, each read at once, and the row it makes."""
+    hand = Hand(ITEMS[: len(old)], Compaction(newest, (), 99))
+    hand.answer(*[ledger(at, len(each) - 1) for at, each in enumerate(old, 1)], ledger(7, -1))
+    written: list[bytes] = []
+    asked: Any = None
+    for each in old:
+        asked = hand.answer(read(*each))
+        while isinstance(asked, WriteBatches):
+            assert asked.first == len(written)
+            written += asked.payloads
+            asked = hand.answer(None)
+    assert asked == CloseLedger(7)
+    swap = hand.answer(ledger(7, len(written) - 1))
+    assert isinstance(swap, SwapLog)
+    return written, swap.log
+
+
+def left(written: Sequence[bytes], first: int = 4) -> dict[int, bytes]:
+    """The records of a ledger, by offset. Its batches follow on each other."""
+    found: dict[int, bytes] = {}
+    end = 0
+    for data in written:
+        columns = batch.opened(packed.unpack(data))
+        assert columns.head.records_before == end
+        end = columns.head.records_after
+        offsets = [first + columns.head.records_before + index for index in columns.indexes]
+        found.update(zip(offsets, (record.key or b"" for record in columns.records), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_compaction_leaves_out_what_has_a_newer_record(packs: bool) -> None:
+    """Rule 27d, clauses 1 and 2."""
+    written, row = compacted(
+        {b"a": 7, b"b": 5}, (keyed(0, "ab", packs=packs),), (keyed(0, "xay", packs=packs),)
+    )
+
+    assert left(written) == {5: b"b", 6: b"x", 7: b"a", 8: b"y"}
+    assert [batch.is_packed(data) for data in written] == [packs] * 2
+    times = [batch.decode_head(data).append_time_ms for data in written]
+    assert times == [70, 77], "the second ledger was published"
+    new = row.items[0]
+    assert (new.first_offset, new.last_offset, new.compacted_ms) == (4, 8, 99)
+
+
+def test_offsets_without_records_are_covered() -> None:
+    """Rule 27d, clause 2: before a batch that stays whole, and at the end."""
+    whole = keyed(1, "b")
+    written, _ = compacted(
+        {b"a": 8, b"c": 50}, (keyed(0, "a", seq="s"), whole), (keyed(0, "ca"), keyed(2, "c"))
+    )
+
+    assert left(written) == {5: b"b"}
+    bridge, same, end = written
+    assert same == batch.moved(whole, records_before=1, append_time_ms=71)
+    assert batch.decode_head(bridge).seq == "s"
+    assert batch.decode_head(end).records_after == 5
+
+    none, row = compacted({b"a": 50}, (keyed(0, "aa"),), (keyed(0, "aaa"),))
+    assert (len(none), left(none), row.items[0].last_offset) == (1, {}, 8)
+    hand = Hand(ITEMS[:1], Compaction({}))
+    hand.answer(ledger(1, 0), ledger(7, -1))
+    again = hand.answer(read(batch.emptied(batch.decode_head(keyed(0, "aa")), 2)))
+    assert isinstance(again, WriteBatches), "a ledger has at least one batch"
+    assert left(again.payloads) == {}
+
+
+def test_a_batch_that_lost_records_has_no_producer() -> None:
+    """Rule 27d, clause 7: whoever replays the ledger must see that requests are missing."""
+    producer = ProducerSeq("p", 0, 3)
+    written, _ = compacted(
+        {b"a": 50}, (keyed(0, "ab", producer=producer),), (keyed(0, "c"), keyed(1, "aa"))
+    )
+
+    heads = [batch.decode_head(data) for data in written]
+    assert [head.producer for head in heads] == [None] * 3
+    assert [head.has_gaps for head in heads] == [True, False, True]
+    assert heads[-1].after_producer
+
+
+def test_a_merge_of_a_compacted_ledger_keeps_its_gaps() -> None:
+    written, _ = compacted({b"a": 50}, (keyed(0, "ab"),))
+    hand = Hand(ITEMS[:2])
+    hand.answer(ledger(1, 0), ledger(2, 0), ledger(7, -1))
+
+    first = hand.answer(read(*written))
+    hand.answer(None)
+    second = hand.answer(read(keyed(0, "xyz")))
+
+    assert left([*first.payloads, *second.payloads]) == {5: b"b", 6: b"x", 7: b"y", 8: b"z"}
+
+
+def test_a_merge_is_clean_if_all_its_parts_are() -> None:
+    """Rule 27d."""
+    clean = tuple(replace(item, compacted_ms=5 + at) for at, item in enumerate(ITEMS[:2]))
+
+    assert Compaction().compacted(clean) == 6
+    assert Compaction().compacted((clean[1], ITEMS[2])) == 0
+    assert LOG.rewritten(ITEMS[:2], 7, 1, 6).items[0].compacted_ms == 6
+
+
+def test_a_merge_leaves_out_what_has_expired() -> None:
+    """Rule 27f: by the time of the publication, where there is one."""
+    records = [Record(b"a", ttl_s=1), Record(b"b"), Record(b"c", ttl_s=2)]
+    data = batch.placed(batch.encode(records), append_time_ms=70, records_before=0)
+    hand = Hand(ITEMS[1:2], Compaction(now_ms=1077))
+    hand.answer(ledger(2, 0), ledger(7, -1))
+
+    written = hand.answer(read(data))
+
+    (thinned,) = written.payloads
+    assert batch.opened(thinned).records == records[1:]
+    doubted = Hand(ITEMS[1:2])
+    doubted.answer(ledger(2, 0), ledger(7, -1))
+    (whole,) = doubted.answer(read(data)).payloads
+    assert batch.opened(whole).records == records

@@ -1,5 +1,6 @@
 """A rewrite: copies the records of adjacent sealed ledgers of a log, at the same offsets, into a
-new ledger, which then replaces them in the log's metadata (rule 27c).
+new ledger, which then replaces them in the log's metadata (rule 27c). A compaction leaves out
+records (rule 27d).
 
     IDLE -> CHECKING -> CREATING -> READING <-> WRITING -> CLOSING -> SWAPPING -> RELEASING -> DONE
 
@@ -9,13 +10,15 @@ compare-and-swap decides, and the log's owner learns of the change as of a trunc
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Final
 
 from quorumlog.errors import EntryUnavailable, NoSuchLedger, QuorumLogError, WriterLost
-from quorumlog.protocol import batch
+from quorumlog.protocol import batch, packed
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.compaction import Compaction
 from quorumlog.protocol.log.messages import (
     Answered,
     Ask,
@@ -64,12 +67,15 @@ class RewriteStage(Enum):
 class Rewrite:
     """Rewrites some ledgers of one log, once. Ends with RewriteDone."""
 
-    def __init__(self, log: LogMetadata, items: Sequence[LogItem]) -> None:
-        """`log`: the metadata as last read, which must name `items` as adjacent and sealed."""
+    def __init__(self, log: LogMetadata, items: Sequence[LogItem], compaction: Compaction) -> None:
+        """`log`: the metadata as last read, which must name `items` as adjacent and sealed.
+        `compaction` decides which records stay.
+        """
         assert log.names_sealed(items), "rule 27c"
         self.stage = RewriteStage.IDLE
         self._log = log
         self._items = tuple(items)
+        self._compaction = compaction
         self._number = 0
         self._tries = 0
         self._last_entries: list[int] = []
@@ -87,6 +93,10 @@ class Rewrite:
         self._has_producers = False
         """Whether a producer's batch was copied. A takeover that would replay the new ledger learns
         from its last entry whether it has any."""
+        self._gap = 0
+        """How many offsets before the next batch no batch of the new ledger covers yet."""
+        self._last: batch.BatchHead | None = None
+        """The last batch whose records were all removed, as the new ledger would have stored it."""
         self._result: LogMetadata | QuorumLogError | None = None
         self._spoiled: int | None = None
         """The old ledger for which no rewrite can succeed."""
@@ -112,6 +122,11 @@ class Rewrite:
     @property
     def _item(self) -> LogItem:
         return self._items[self._index]
+
+    @property
+    def size_before(self) -> int:
+        """The bytes of the old ledgers."""
+        return sum(item.bytes for item in self._items)
 
     @property
     def _old(self) -> tuple[int, ...]:
@@ -192,47 +207,100 @@ class Rewrite:
                 self._spoil(self._item.ledger_id, f"the records end at {self._offset}")
                 return
             if self._index + 1 == len(self._items):
-                assert self._new is not None
-                self._ask(RewriteStage.CLOSING, CloseLedger(self._new))
+                self._finish()
                 return
             self._index, self._entry = self._index + 1, 0
         last = self._last_entries[self._index]
         self._ask(RewriteStage.READING, ReadBatches(self._item.ledger_id, self._entry, last))
 
+    def _finish(self) -> None:
+        """Cover the last offsets, then close the new ledger."""
+        payloads = self._bridged()
+        if payloads:
+            self._write(payloads)
+        else:
+            assert self._new is not None
+            self._ask(RewriteStage.CLOSING, CloseLedger(self._new))
+
     def _read(self, read: BatchesRead) -> None:
-        item, payloads = self._item, []
+        item, payloads = self._item, list[bytes]()
         try:
             if read.is_lost:
                 raise batch.BadBatch("entries are lost")
             for entry_id, data in read.entries:
-                payloads.append(self._moved(item, entry_id, data))
+                payloads += self._moved(item, entry_id, data)
             if self._entry != read.next:
                 raise batch.BadBatch(f"entry {self._entry} is missing")
         except batch.BadBatch as error:
             self._spoil(item.ledger_id, str(error))
             return
+        if payloads:
+            self._write(payloads)
+        else:
+            self._read_next()
+
+    def _write(self, payloads: Sequence[bytes]) -> None:
         assert self._new is not None
         first, self._written = self._written, self._written + len(payloads)
         self._size += sum(map(len, payloads))
         self._ask(RewriteStage.WRITING, WriteBatches(self._new, first, tuple(payloads)))
 
-    def _moved(self, item: LogItem, entry_id: int, data: bytes) -> bytes:
+    def _moved(self, item: LogItem, entry_id: int, data: bytes) -> list[bytes]:
         """A batch as the new ledger stores it. Raises: BadBatch if it is not the next one."""
         head = batch.decode_head(data)
         first = (item.first_offset or 0) + head.records_before
         if entry_id != self._entry or first != self._offset or head.is_end:
             raise batch.BadBatch(f"entry {entry_id} at offset {first} does not continue the log")
-        after_producer = self._has_producers
+        after_producer = self._has_producers or head.after_producer
         self._has_producers |= head.producer is not None or head.after_producer
         self._entry += 1
         self._offset += head.count
-        begin = self._items[0].first_offset or 0
-        return batch.moved(
-            data,
-            records_before=first - begin,
-            append_time_ms=item.published_ms or head.append_time_ms,
-            after_producer=after_producer or head.after_producer,
+        before = first - (self._items[0].first_offset or 0)
+        time_ms = item.published_ms or head.append_time_ms
+        kept = self._kept(item, first, head, data)
+        if kept is None:
+            return [
+                *self._bridged(),
+                batch.moved(
+                    data,
+                    records_before=before,
+                    append_time_ms=time_ms,
+                    after_producer=after_producer,
+                ),
+            ]
+        # A takeover that learns producers from the new ledger must see that some are missing.
+        head = replace(
+            head,
+            records_before=before,
+            append_time_ms=time_ms,
+            after_producer=self._has_producers,
         )
+        columns, numbers = kept
+        if not numbers:
+            self._last, self._gap = head, self._gap + head.count
+            return []
+        gap, self._gap = self._gap, 0
+        thinned = columns.thinned(head, numbers, gap)
+        return [packed.pack(thinned) if batch.is_packed(data) else thinned]
+
+    def _kept(
+        self, item: LogItem, first: int, head: batch.BatchHead, data: bytes
+    ) -> tuple[batch.Columns, Sequence[int]] | None:
+        """A batch and the numbers of its records that stay; None if all stay. Raises: BadBatch."""
+        if not self._compaction.may_remove(head):
+            return None
+        columns = batch.opened(packed.unpack(data))
+        numbers = self._compaction.survivors(item, first, columns)
+        if numbers is None and not columns.count:
+            numbers = ()  # an earlier compaction has removed all
+        return None if numbers is None else (columns, numbers)
+
+    def _bridged(self) -> list[bytes]:
+        """The batch that covers the offsets before the next batch, if they have no records."""
+        if self._last is None or not self._gap:
+            return []
+        gap, self._gap = self._gap, 0
+        return [batch.emptied(self._last, gap)]
 
     # --- the metadata ----------------------------------------------------------------------------
 
@@ -252,7 +320,8 @@ class Rewrite:
             self._give_up(None)
             return
         assert self._new is not None
-        row = log.rewritten(self._items, self._new, self._size)
+        compacted_ms = self._compaction.compacted(self._items)
+        row = log.rewritten(self._items, self._new, self._size, compacted_ms)
         self._ask(RewriteStage.SWAPPING, SwapLog(row))
 
     def _swapped(self, value: LogMetadata | RowChanged) -> None:

@@ -208,7 +208,8 @@ def _end(
             page = gateways.get(
                 f"/v1/logs/{row['name']}/records", {"from": item["last_offset"], "limit": 1}
             )
-            if dt.datetime.fromisoformat(page["records"][0]["timestamp"]) > limit:
+            found = page["records"]  # none if compaction has removed the last ones
+            if not found or dt.datetime.fromisoformat(found[0]["timestamp"]) > limit:
                 break
         end = item["last_offset"] + 1
     return end
