@@ -4,18 +4,19 @@ compacts logs by key (rule 27d), and indexes the keys of ledgers that stay (rule
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 from zlib import crc32
 
-from quorumlog.errors import EntryUnavailable, QuorumLogError, WriterLost
+from quorumlog.errors import NoSuchLedger, QuorumLogError, WriterLost
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.log import LogItem, LogMetadata, messages
-from quorumlog.protocol.log.compaction import Compaction, NewestOffsets, Pass, next_pass
+from quorumlog.protocol.log.compaction import Compaction, PassState, next_pass
 from quorumlog.protocol.log.indexing import Indexing, next_index
 from quorumlog.protocol.log.merge import next_merge
-from quorumlog.protocol.log.rewrite import Rewrite
+from quorumlog.protocol.log.rewrite import Rewrite, unfit
 from quorumlog.wire.log_bodies import INDEX_TAG, REWRITE_TAG
 from quorumlog.wire.position_bodies import OWN_LOGS
 from services.gateway.logs.driver import (
@@ -27,7 +28,6 @@ from services.gateway.logs.driver import (
     options_of,
     read_batches,
 )
-from services.gateway.logs.offsets import damaged
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.store import LogRows, Orphans
 
@@ -38,7 +38,14 @@ BYTES_PER_S: Final = 16 << 20
 part of a disk's bandwidth. So many bytes per second are read for indexes, too."""
 
 _READ_BYTES: Final = 256 << 10
-"""Bytes that are decoded at once: more would delay other requests."""
+"""Bytes that are read at once."""
+
+_STEP_COST: Final = 256 << 10
+"""What is decoded at once, see `steps`: more would delay other requests. 20 ms for records without
+values (measured), but one batch of 10,000 such records takes up to 100 ms."""
+
+_RECORD_COST: Final = 64
+"""Bytes whose decoding takes as long as that of a record's sizes."""
 
 _SPOILED_MAX: Final = 1000
 """Logs of which ledgers that can't be rewritten are remembered."""
@@ -65,6 +72,8 @@ class Rewrites:
         """Names of logs with ledgers to rewrite or to index, in the order of their turns."""
         self._spoiled: dict[str, set[int]] = {}
         """Ledgers for which no rewrite can succeed, by log."""
+        self._pass: PassState | None = None
+        """The compaction that is under way: one at a time, because its keys take memory."""
         self._merging: asyncio.Task[None] | None = None
 
     def want(self, row: LogMetadata) -> None:
@@ -77,42 +86,64 @@ class Rewrites:
         if self._merging is None or self._merging.done():
             self._merging = self.ownership.task(self._merge())
 
-    def _next(self, row: LogMetadata) -> Rewrite | Pass | Indexing | None:
-        """The work on a log that is due, if this process may do it. While the database's clock is
-        in doubt, nothing is compacted.
+    def _next(self, row: LogMetadata) -> Rewrite | PassState | Indexing | None:
+        """The next work on a log, if this process may do it. A pass lets merges of later ledgers go
+        first. While the database's clock is in doubt, nothing is compacted.
         """
         owner = self.ownership.owner(row.name)
         if row.unsealed and (owner is None or not owner.is_mine(row)):
             return None
-        spoiled, now_ms = self._spoiled.get(row.name, ()), self.now_ms()
-        if items := next_merge(row, spoiled):
+        spoiled, now_ms, state = self._spoiled.get(row.name, ()), self.now_ms(), self._pass
+        mine = state if now_ms and state is not None and state.name == row.name else None
+        items = next_merge(row, spoiled)
+        if items and (mine is None or (items[0].first_offset or 0) >= mine.end):
             return Rewrite(row, items, Compaction(now_ms=now_ms))
-        due = next_pass(row, now_ms, spoiled) if now_ms else None
+        if mine is not None:
+            return mine
+        due = next_pass(row, now_ms, spoiled) if now_ms and state is None else None
         if due is not None and due.is_due:
-            return due
+            return PassState(due)
         item = None if row.name in OWN_LOGS else next_index(row, spoiled)
         return None if item is None else Indexing(row, item)
 
     async def _merge(self) -> None:
-        """Do the work on the wanted logs in turn, until there is none. The next sweep retries
-        failures.
+        """Do the work on the wanted logs in turn, one ledger or one rewrite at a time, until there
+        is none. The next sweep retries failures.
         """
         while self._wanted:
             name = next(iter(self._wanted))
             del self._wanted[name]
             try:
                 row = await self.rows.row(name)
-                work = self._next(row)
-                if work is None or not await self._is_chosen(row):
-                    continue
-                if isinstance(work, Pass):
-                    done = await self.compact(work)
-                else:
-                    done = await self._run(row, work)
-                if done is not None:
-                    self._ended(row, done)
+                await self._do(row, self._next(row) if await self._is_chosen(row) else None)
             except QuorumLogError as error:
+                self._leave(name)
                 log.warning("ledgers-not-rewritten", extra={"log": name, "error": repr(error)})
+        self._pass = None
+
+    def _leave(self, name: str) -> None:
+        """End the pass over a log, if one is under way."""
+        if self._pass is not None and self._pass.name == name:
+            self._pass = None
+
+    async def _do(self, row: LogMetadata, work: Rewrite | PassState | Indexing | None) -> None:
+        """Do some work on a log, and want what remains."""
+        if isinstance(work, PassState):
+            self._pass = work
+            done = await self.step(work, row)
+            if not work.is_over:
+                self._wanted[row.name] = None
+                return
+            self._leave(row.name)
+            if done is not None:
+                self._ended(row, done)
+            return
+        if not isinstance(work, Rewrite):
+            self._leave(row.name)
+        if work is not None:
+            self._ended(row, await self._run(row, work))
+        if self._pass is not None and self._pass.name == row.name:
+            self._wanted[row.name] = None
 
     async def _is_chosen(self, row: LogMetadata) -> bool:
         """Whether this process merges the ledgers of a log. If no ledger of the log is open, one
@@ -129,69 +160,71 @@ class Rewrites:
             self.want(done.log)
         elif isinstance(done.log, QuorumLogError):
             log.warning("ledgers-not-rewritten", extra={"log": row.name, "error": repr(done.log)})
-        if done.spoiled is not None:
-            if len(self._spoiled) >= _SPOILED_MAX:
-                self._spoiled.clear()
-            named = {item.ledger_id for item in row.items}
-            self._spoiled[row.name] = self._spoiled.get(row.name, set()) & named | {done.spoiled}
+        self._note_spoiled(row, done.spoiled)
 
-    async def compact(self, due: Pass) -> messages.RewriteDone | None:
-        """Rewrite the ledgers of a pass without the records that have a newer one of their key.
-        Returns the last rewrite; None if the log changed meanwhile. The first failure ends the
-        pass: a ledger is clean only if all earlier ones are.
+    def _note_spoiled(self, row: LogMetadata, ledger_id: int | None) -> None:
+        """Note a ledger for which no rewrite can succeed."""
+        if ledger_id is None:
+            return
+        if len(self._spoiled) >= _SPOILED_MAX:
+            self._spoiled.clear()
+        named = {item.ledger_id for item in row.items}
+        self._spoiled[row.name] = self._spoiled.get(row.name, set()) & named | {ledger_id}
 
-        Raises: EntryUnavailable, and as the engine.
+    async def step(self, state: PassState, row: LogMetadata) -> messages.RewriteDone | None:
+        """Take one step of a pass over the log `row`: learn the keys of a dirty ledger, or rewrite
+        some ledgers. Returns the end of the rewrite.
+
+        Raises: as the engine.
         """
-        done, part, parts = None, 0, 1
-        end = (due.dirty[-1].last_offset or 0) + 1
-        while part < parts:
-            newest = NewestOffsets(part, parts)
-            read = await self._learn(due, newest)
-            if newest.is_full and (part or not read):
-                # The ledger that ended the pass has too many keys for one.
-                part, parts = 0, 2 * parts
-                continue
-            if newest.is_full:
-                end = (read[-1].last_offset or 0) + 1
-                due = replace(due, dirty=read)
-            part += 1
-            made_ms = due.now_ms if part == parts else 0
-            compaction = Compaction(newest.offsets, due.expired, made_ms, due.now_ms)
-            for items in due.groups:
-                row = due.row if done is None else done.log
-                if not isinstance(row, LogMetadata) or not row.names_sealed(items):
-                    return None
-                done = await self.rewrite(row, items, compaction)
-                if not isinstance(done.log, LogMetadata):
-                    return done
-            if part < parts and done is not None and isinstance(done.log, LogMetadata):
-                again = next_pass(done.log, due.now_ms, end=end)
-                if again is None:
-                    return None
-                due = again
+        if state.to_learn is not None:
+            await self._learn(state, row, state.to_learn)
+            return None
+        found = state.group(row)
+        if found is None:
+            return None
+        done = await self.rewrite(row, *found)
+        state.rewritten(done.log if isinstance(done.log, LogMetadata) else None)
+        self._note_spoiled(row, done.spoiled)
         return done
 
-    async def _learn(self, due: Pass, newest: NewestOffsets) -> tuple[LogItem, ...]:
-        """Note the keys of a pass's dirty ledgers. Returns the first ledgers whose keys all fit."""
+    async def _learn(self, state: PassState, row: LogMetadata, item: LogItem) -> None:
+        """Note the keys of a dirty ledger. A pass ends before a ledger that can't be read, and
+        takes the earlier ones (rule 27d, clause 5).
+        """
+        error: Exception | None = None
+        try:
+            await self._read_keys(state, item)
+        except (batch.BadBatch, NoSuchLedger) as found:
+            self._note_spoiled(row, item.ledger_id)
+            error = found
+        except QuorumLogError as found:
+            error = found
+        if error is not None:
+            log.warning("ledger-not-compacted", extra={"log": row.name, "error": repr(error)})
+        state.learned(is_readable=error is None)
+
+    async def _read_keys(self, state: PassState, item: LogItem) -> None:
+        """Read a ledger at the pace of rewrites, as far as its keys fit. Raises: BadBatch if it is
+        not whole, and as the engine.
+        """
         engine = self.ownership.ports.engine
-        for count, item in enumerate(due.dirty):
-            last, entry_id = (await engine.get(item.ledger_id)).last_entry or 0, 0
-            while entry_id <= last:
-                asked = messages.ReadBatches(item.ledger_id, entry_id, last)
-                read = await read_batches(engine, asked, _READ_BYTES)
-                if read.is_lost:
-                    raise EntryUnavailable("entries are lost", ledger_id=item.ledger_id)
-                for at, data in read.entries:
-                    try:
-                        columns = batch.opened(packed.unpack(data))
-                    except batch.BadBatch as error:
-                        raise damaged(error, item.ledger_id, at) from error
-                    newest.learn((item.first_offset or 0) + columns.head.records_before, columns)
-                entry_id = read.next
-                if newest.is_full:
-                    return due.dirty[:count]
-                await asyncio.sleep(0)
-        return due.dirty
+        ledger, entry_id = await engine.get(item.ledger_id), 0
+        if why := unfit(ledger):
+            raise batch.BadBatch(why)
+        while entry_id <= (ledger.last_entry or 0):
+            asked = messages.ReadBatches(item.ledger_id, entry_id, ledger.last_entry or 0)
+            read = await read_batches(engine, asked, _READ_BYTES)
+            if read.is_lost:
+                raise batch.BadBatch("entries are lost")
+            for entries in steps(read.entries):
+                for _, data in entries:
+                    columns = batch.opened(packed.unpack(data))
+                    first = (item.first_offset or 0) + columns.head.records_before
+                    if not state.learn(first, columns):
+                        return
+                await asyncio.sleep(sum(len(data) for _, data in entries) / BYTES_PER_S)
+            entry_id = read.next
 
     async def rewrite(
         self, row: LogMetadata, items: Sequence[LogItem], compaction: Compaction | None = None
@@ -212,7 +245,7 @@ class Rewrites:
             return done
         if isinstance(machine, Indexing):
             self.indexed += 1
-        else:
+        elif done.size:  # else no record went, and no ledger was written
             self.done += 1
             self.bytes += done.size
             self.removed_bytes += max(machine.size_before - done.size, 0)
@@ -221,11 +254,43 @@ class Rewrites:
         return done
 
 
+def steps(entries: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """Cut entries to parts that are decoded at once. Compressed batches may be a thousand times
+    larger than their entries.
+    """
+    part, cost = list[tuple[int, bytes]](), 0
+    for entry_id, data in entries:
+        more = _cost(data)
+        if part and cost + more > _STEP_COST:
+            yield part
+            part, cost = [], 0
+        part.append((entry_id, data))
+        cost += more
+    if part:
+        yield part
+
+
+def _cost(data: bytes) -> int:
+    """About how many bytes are decoded, with those whose decoding takes as long as the records'."""
+    try:
+        head = batch.decode_head(data)
+        size = batch.packed_columns(data)[0] if batch.is_packed(data) else len(data)
+    except batch.BadBatch:
+        return len(data)
+    return size + (0 if head.has_gaps else _RECORD_COST * head.count)
+
+
 class _RewriteDriver(LogDriver):
     """The driver of a rewrite or an indexing."""
 
     def __init__(self, rewrites: Rewrites, machine: Rewrite | Indexing, name: str) -> None:
         self._rewrites, self._is_index = rewrites, isinstance(machine, Indexing)
+        self._ahead = deque[list[tuple[int, bytes]]]()
+        """Entries that were read, but not decoded yet, by steps."""
+        self._place = -1, -1
+        """Their ledger, and the first of them."""
+        self._creates = False
+        """Whether the new ledger was asked for."""
         self._done: asyncio.Future[messages.RewriteDone] = (
             asyncio.get_running_loop().create_future()
         )
@@ -251,6 +316,7 @@ class _RewriteDriver(LogDriver):
     async def _ask(self, question: messages.Question) -> Any:
         match question:
             case messages.CreateLedger(row):
+                self._creates = True
                 options = options_of(row)
                 tag = INDEX_TAG if self._is_index else REWRITE_TAG
                 tags = (*options.tags, (tag, "true"))
@@ -259,10 +325,7 @@ class _RewriteDriver(LogDriver):
                     replace(options, tags=tags, allow_degraded=False)
                 )
             case messages.ReadBatches():
-                read = await read_batches(self._ports.engine, question, _READ_BYTES)
-                if self._is_index:
-                    await asyncio.sleep(sum(len(data) for _, data in read.entries) / BYTES_PER_S)
-                return read
+                return await self._read(question)
             case messages.WriteBatches():
                 return await self._write(question)
             case messages.SwapLog(row):
@@ -271,6 +334,23 @@ class _RewriteDriver(LogDriver):
                 return await self._rewrites.orphans.drop(ledger_ids)
             case _:
                 return await super()._ask(question)
+
+    async def _read(self, asked: messages.ReadBatches) -> messages.BatchesRead:
+        """Read the entries that the machine's next step decodes, at the pace of rewrites unless it
+        writes them.
+        """
+        if self._place != (asked.ledger_id, asked.first):
+            self._ahead.clear()
+        if not self._ahead:
+            read = await read_batches(self._ports.engine, asked, _READ_BYTES)
+            if read.is_lost:
+                return read
+            self._ahead.extend(steps(read.entries))
+        entries = tuple(self._ahead.popleft())
+        self._place = asked.ledger_id, entries[-1][0] + 1
+        if not self._creates:
+            await asyncio.sleep(sum(len(data) for _, data in entries) / BYTES_PER_S)
+        return messages.BatchesRead(entries, entries[-1][0] + 1)
 
     async def _write(self, asked: messages.WriteBatches) -> None:
         """Append entries, at the pace of rewrites. Raises: the errors of appends."""

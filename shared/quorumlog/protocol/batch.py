@@ -31,7 +31,7 @@ Releases without marks, or without one of them, reject a batch that has it.
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise, repeat
 from typing import Final
 
@@ -172,6 +172,8 @@ class Columns:
     """For each record, how many offsets of the batch precede it."""
     tombstones: frozenset[int]
     """The records with the value null, by their numbers. Their value size counts as 0."""
+    _places: list[Sequence[int]] = field(default_factory=list, repr=False, compare=False)
+    """See `places`."""
 
     @property
     def count(self) -> int:
@@ -182,6 +184,20 @@ class Columns:
     def size(self) -> int:
         """Total bytes of all keys, headers and values."""
         return len(self.data) - self.columns_at
+
+    @property
+    def places(self) -> Sequence[Sequence[int]]:
+        """Where each record's key, headers and value begin, and where the last one ends; empty for
+        a column that the batch lacks. Computed once: parts of a batch need it again and again.
+        """
+        if not self._places:
+            at = self.columns_at
+            for sizes in (self.key_sizes, self.header_sizes, self.value_sizes):
+                plain = [max(size, 0) for size in sizes] if -1 in sizes else sizes
+                found = list(accumulate(plain, initial=at)) if sizes else []
+                self._places.append(found)
+                at = found[-1] if found else at
+        return self._places
 
     @property
     def joined_values(self) -> memoryview:
@@ -301,13 +317,8 @@ class Columns:
             if at is not None:
                 flags |= flag
                 parts += [data[at + width * begin : at + width * end] for begin, end in runs]
-        at = self.columns_at
-        for sizes in (self.key_sizes, self.header_sizes, self.value_sizes):
-            if sizes:
-                plain = [max(size, 0) for size in sizes] if -1 in sizes else sizes
-                places = list(accumulate(plain, initial=at))
-                parts += [data[places[begin] : places[end]] for begin, end in runs]
-                at = places[-1]
+        for places in filter(None, self.places):
+            parts += [data[places[begin] : places[end]] for begin, end in runs]
         return flags, parts
 
 

@@ -14,7 +14,8 @@ from zlib import crc32
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogItem, LogMetadata
-from quorumlog.protocol.log.compaction import next_pass
+from quorumlog.protocol.log.compaction import Pass, PassState, next_pass
+from quorumlog.protocol.log.messages import RewriteDone
 from services.gateway.logs.values import ReadRecord
 from tests.model.logs.judge import ID, Violation
 from tests.model.logs.model import Gateway
@@ -23,6 +24,15 @@ from tests.model.logs.model import Gateway
 def key_of(value: str) -> bytes:
     """The key of a record: one of a few."""
     return b"k%d" % (crc32(value.encode()) % 5)
+
+
+async def compacted(gateway: Gateway, due: Pass) -> RewriteDone | None:
+    """Carry out a pass over a log. Returns its last rewrite, if there is one."""
+    state, row, done = PassState(due), due.row, None
+    while not state.is_over:
+        done = await gateway.logs.rewrites.step(state, row) or done
+        row = await gateway.logs.rows.row(row.name)
+    return done
 
 
 class Rewriting:
@@ -112,7 +122,7 @@ class Rewriting:
             if due is None:
                 return
             await asyncio.sleep(self.random.choice((0.0, 0.0, 0.1)))
-            done = await gateway.while_it_lives(gateway.logs.rewrites.compact(due))
+            done = await gateway.while_it_lives(compacted(gateway, due))
             self.compacted += done is not None and isinstance(done.log, LogMetadata)
 
     def chosen(self, row: LogMetadata) -> tuple[LogItem, ...]:

@@ -119,10 +119,10 @@ def last_batch_unseen(original: Any, self: Indexing, read: BatchesRead) -> None:
 
 @stand_in
 def as_they_were_written(
-    original: Any, self: Rewrite, item: LogItem, entry_id: int, data: bytes
+    original: Any, self: Rewrite, item: LogItem, *batch_of_it: Any
 ) -> list[bytes]:
     """A batch keeps its own time."""
-    moved: list[bytes] = original(self, replace(item, published_ms=0), entry_id, data)
+    moved: list[bytes] = original(self, replace(item, published_ms=0), *batch_of_it)
     return moved
 
 

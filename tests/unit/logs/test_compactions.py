@@ -1,5 +1,7 @@
 """Compaction of a log through a gateway: what readers see, what is refused, and when it runs (rule 27d)."""
 
+import asyncio
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,12 +9,16 @@ from typing import Any
 import pytest
 
 from quorumlog.errors import EntryUnavailable, KeyRequired
+from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.log import LogMetadata, compaction
-from quorumlog.protocol.log.compaction import next_pass
+from quorumlog.protocol.log.compaction import PassState, next_pass
 from quorumlog.protocol.log.messages import Append
+from services.gateway.logs import rewrites
+from services.gateway.logs.driver import read_batches
 from services.gateway.logs.values import Last, LogBatches
 from tests.model.logs.model import Gateway
+from tests.model.logs.rewrites import compacted as carried_out
 from tests.support.waiting import until
 from tests.unit.logs.test_manager import SETTINGS, a_cluster
 from tests.unit.logs.test_rewrites import swept
@@ -42,7 +48,7 @@ async def compacted(gateway: Gateway) -> LogMetadata:
     row = gateway.cluster.logs["log"]
     due = next_pass(row, gateway.logs.rewrites.now_ms())
     assert due is not None
-    done = await gateway.logs.rewrites.compact(due)
+    done = await carried_out(gateway, due)
     assert done is not None
     assert isinstance(done.log, LogMetadata)
     return done.log
@@ -84,7 +90,7 @@ async def test_compaction_waits_for_the_share_of_dirty_bytes() -> None:
     async with a_cluster(settings=settings) as (_, (one, _)):
         await filled(one, AB)
         await compacted(one)
-        row = await filled(one, AB)
+        row = await filled(one, *[AB] * 8)
         assert one.logs.rewrites._next(row) is None
         await one.logs.change("log", {"max_dirty_percent": 1})
         assert one.logs.rewrites._next(one.cluster.logs["log"]) is not None
@@ -169,16 +175,160 @@ async def test_a_pass_ends_with_its_first_failure(monkeypatch: pytest.MonkeyPatc
         due = next_pass(row, one.logs.rewrites.now_ms())
         assert due is not None
 
-        done = await one.logs.rewrites.compact(due)
+        due = replace(due, dirty=due.dirty[::2])  # the keys of the first and the last one are known
+        state = PassState(due)
+        for item in (row.items[0], row.items[2]):
+            await one.logs.rewrites._learn(state, row, item)
+        state._groups = deque([(item.ledger_id,) for item in row.items[:3]])
+        first = await one.logs.rewrites.step(state, row)
+        done = await one.logs.rewrites.step(state, cluster.logs["log"])
 
+        assert first is not None
         assert done is not None
         assert isinstance(done.log, EntryUnavailable)
         assert done.spoiled == row.items[1].ledger_id
+        assert state.is_over
         ids = [item.ledger_id for item in cluster.logs["log"].items]
         assert ids[0] != row.items[0].ledger_id
         assert ids[1:] == [item.ledger_id for item in row.items[1:]]
         again = next_pass(cluster.logs["log"], 10**15, {row.items[1].ledger_id})
         assert again is None, "the first is clean, and a pass ends before the second"
+
+
+@pytest.mark.parametrize("how", ["unfit", "damaged", "unavailable"])
+async def test_a_pass_ends_before_a_ledger_that_cant_be_read(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 27d, clause 5: earlier ones are compacted, and no ledger is read for each sweep."""
+    async with a_cluster(settings=COMPACT) as (cluster, (one, _)):
+        row = await filled(one, (("a", "0"), ("a", "1")), AB, (("a", "4"),))
+        bad = cluster.ledgers[row.items[1].ledger_id]
+        if how == "unfit":
+            bad.row = replace(bad.row, lost_entries=((0, 0),))
+        elif how == "damaged":
+            bad.entries[0] = b"no batch"
+        asked = list[int]()
+
+        async def read(engine: Any, asked_for: Any, max_bytes: int = 0) -> Any:
+            asked.append(asked_for.ledger_id)
+            if how == "unavailable" and asked_for.ledger_id == row.items[1].ledger_id:
+                raise EntryUnavailable("not now")
+            return await read_batches(engine, asked_for, max_bytes)
+
+        monkeypatch.setattr(rewrites, "read_batches", read)
+
+        await swept(one)
+        merging = one.logs.rewrites._merging
+        assert merging is not None
+        await merging
+
+        now = cluster.logs["log"]
+        assert [bool(item.compacted_ms) for item in now.items] == [True, False, False, False]
+        assert now.items[0].replaced == 1
+        assert [item.ledger_id for item in now.items[1:]] == [i.ledger_id for i in row.items[1:]]
+        asked.clear()
+        await swept(one)
+        await asyncio.sleep(0)
+        if how != "unavailable":
+            assert asked == []
+
+
+async def test_a_pass_lets_other_logs_be_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step of a pass is a turn of its log. Later ledgers of that log are merged meanwhile."""
+    async with a_cluster(settings=COMPACT) as (cluster, (one, _)):
+        await one.logs.put("other", replace(SETTINGS, merge_below_bytes=1 << 20))
+        for _ in range(9):
+            await one.logs.append("other", Append.of((Record(b"v"),)))
+            await one.logs.roll("other")
+        row = await filled(one, AB, AB, AB)
+        turns = list[str]()
+        driver = rewrites._RewriteDriver
+
+        def noted(owner: Any, machine: Any, name: str) -> Any:
+            turns.append(name)
+            return driver(owner, machine, name)
+
+        monkeypatch.setattr(rewrites, "_RewriteDriver", noted)
+        monkeypatch.setattr(compaction, "GROUP_BYTES_MAX", 1)
+        one.logs.rewrites.want(row)
+        one.logs.rewrites.want(cluster.logs["other"])
+        merging = one.logs.rewrites._merging
+        assert merging is not None
+        await merging
+
+        assert turns == ["other", "log", "log", "log"]
+        assert one.logs.rewrites._pass is None
+
+
+async def test_a_ledger_without_news_is_not_written_again() -> None:
+    async with a_cluster(settings=COMPACT) as (cluster, (one, _)):
+        await filled(one, AB)
+        first = (await compacted(one)).items[0]
+        for number in range(5):
+            await filled(one, ((f"k{number}", ""),))
+            await compacted(one)
+
+        items = cluster.logs["log"].items[:-1]
+        assert items[0] == first
+        assert [item.replaced for item in items] == [0] * 6
+        assert all(item.compacted_ms for item in items)
+        assert one.logs.rewrites.done == 0
+
+
+@pytest.mark.parametrize("knows", [False, True])
+async def test_a_change_of_the_policy_ends_a_pass(knows: bool) -> None:
+    async with a_cluster(settings=COMPACT) as (cluster, (one, two)):
+        row = await filled(one, AB, AB)
+        due = next_pass(row, one.logs.rewrites.now_ms())
+        assert due is not None
+        state = PassState(due)
+        while state.to_learn is not None:
+            await one.logs.rewrites.step(state, row)
+        await two.logs.change("log", {"cleanup_policy": "delete"})
+
+        await one.logs.rewrites.step(state, cluster.logs["log"] if knows else row)
+
+        assert state.is_over
+        assert await contents(one) == dict(enumerate((*AB, *AB)))
+
+
+def test_what_is_decoded_at_once_is_bounded() -> None:
+    """Batches of 10,000 equal keys are stored in some hundred bytes each."""
+    records = [Record(b"", b"k")] * 10_000
+    data = packed.pack(batch.placed(batch.encode(records), append_time_ms=1, records_before=0))
+    assert len(data) < 1000
+
+    assert [len(part) for part in rewrites.steps([(at, data) for at in range(50)])] == [1] * 50
+    small = batch.placed(batch.encode([Record(b"v" * 1000)]), append_time_ms=1, records_before=0)
+    parts = list(rewrites.steps([(at, small) for at in range(500)]))
+    assert [entry for part in parts for entry in part] == [(at, small) for at in range(500)]
+    assert max(map(len, parts)) < 250
+    assert list(rewrites.steps([(0, b"no batch")])) == [[(0, b"no batch")]]
+
+
+async def test_reading_the_keys_of_a_ledger_ends_when_they_dont_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not after what was read at once: that may be millions of records."""
+    monkeypatch.setattr(compaction, "KEYS_MAX", 3)
+    async with a_cluster(settings=COMPACT) as (_, (one, _)):
+        for number in range(20):
+            await one.logs.append("log", call(((f"k{number}", ""),)))
+        await one.logs.roll("log")
+        row = await filled(one, AB)
+        found = next_pass(row, one.logs.rewrites.now_ms())
+        assert found is not None
+        state, learn, count = PassState(found), PassState.learn, 0
+
+        def counted(self: PassState, *asked: Any) -> bool:
+            nonlocal count
+            count += 1
+            return learn(self, *asked)
+
+        monkeypatch.setattr(PassState, "learn", counted)
+        await one.logs.rewrites.step(state, row)
+
+        assert count == 4
 
 
 async def test_a_pass_ends_if_the_log_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,17 +339,13 @@ async def test_a_pass_ends_if_the_log_changes(monkeypatch: pytest.MonkeyPatch) -
         assert due is not None
         learn = one.logs.rewrites._learn
 
-        async def truncated(*asked: Any) -> Any:
-            found = await learn(*asked)
+        async def truncated(*asked: Any) -> None:
+            await learn(*asked)
             await two.logs.truncate("log", 2)
-            return found
 
         monkeypatch.setattr(one.logs.rewrites, "_learn", truncated)
 
-        done = await one.logs.rewrites.compact(due)
-
-        assert done is not None
-        assert isinstance(done.log, EntryUnavailable)
+        assert await carried_out(one, due) is None
         assert len(cluster.logs["log"].items) == 2
 
 

@@ -2,6 +2,8 @@
 
 import os
 import struct
+from itertools import accumulate
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -421,3 +423,23 @@ def test_one_time_to_live_for_all_records() -> None:
 
     assert made == [batch.Record(b"a", b"k", ttl_s=9), batch.Record(b"b", timestamp_ms=4, ttl_s=9)]
     assert not batch.has_keys(batch.encode(encoded))
+
+
+def test_parts_of_a_batch_cost_no_more_than_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thinned batch, readers get a part for each run of offsets: there may be thousands."""
+    count, added = 2000, 0
+    records = [Record(b"v", b"k", (("h", "x"),)) for _ in range(count)]
+    data = batch.placed(batch.encode(records), append_time_ms=1, records_before=0)
+    whole = batch.opened(data)
+    found = batch.opened(whole.thinned(whole.head, range(0, count, 2), 0))
+
+    def counted(sizes: Any, **options: Any) -> Any:
+        nonlocal added
+        added += len(sizes)
+        return accumulate(sizes, **options)
+
+    monkeypatch.setattr(batch, "accumulate", counted)
+    parts = [found.part(begin, end - begin) for begin, end in found.runs(range(found.count))]
+
+    assert [part.records for part in parts] == [[record] for record in records[::2]]
+    assert added <= 10 * count

@@ -30,11 +30,11 @@ from quorumlog.protocol.log.messages import (
     SwapLog,
     WriteBatches,
 )
-from quorumlog.protocol.log.rewrite import CONFLICTS_MAX, Rewrite
+from quorumlog.protocol.log.rewrite import CONFLICTS_MAX, SECONDS_MAX, Rewrite
 from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 
-NOW = Now(0, 0)
+NOW = Now(0, 99)
 ITEMS = (
     LogItem(1, 4, 5, bytes=20, sealed_ms=10),
     LogItem(2, 6, 8, bytes=30, sealed_ms=11, published_ms=77),
@@ -68,9 +68,12 @@ class Hand:
     """A rewrite, and the question or result that it came to last."""
 
     def __init__(
-        self, items: Sequence[LogItem] = ITEMS[:2], compaction: Compaction | None = None
+        self,
+        items: Sequence[LogItem] = ITEMS[:2],
+        compaction: Compaction | None = None,
+        log: LogMetadata = LOG,
     ) -> None:
-        self.machine = Rewrite(LOG, items, compaction or Compaction())
+        self.machine = Rewrite(log, items, compaction or Compaction())
         (self.last,) = self.machine.step(BeginRewrite(), NOW)
 
     @property
@@ -372,7 +375,7 @@ def keyed(before: int, keys: str, *, packs: bool = False, **options: Any) -> byt
 
 def compacted(newest: dict[bytes, int], *old: Sequence[bytes]) -> tuple[list[bytes], LogMetadata]:
     """What a compaction of the first ledgers writes, each read at once, and the row it makes."""
-    hand = Hand(ITEMS[: len(old)], Compaction(newest, (), 99))
+    hand = Hand(ITEMS[: len(old)], Compaction(newest, makes_clean=True))
     hand.answer(*[ledger(at, len(each) - 1) for at, each in enumerate(old, 1)], ledger(7, -1))
     written: list[bytes] = []
     asked: Any = None
@@ -467,8 +470,8 @@ def test_a_merge_is_clean_if_all_its_parts_are() -> None:
     """Rule 27d."""
     clean = tuple(replace(item, compacted_ms=5 + at) for at, item in enumerate(ITEMS[:2]))
 
-    assert Compaction().compacted(clean) == 6
-    assert Compaction().compacted((clean[1], ITEMS[2])) == 0
+    assert Compaction().compacted(clean, 99) == 6
+    assert Compaction().compacted((clean[1], ITEMS[2]), 99) == 0
     assert LOG.rewritten(ITEMS[:2], 7, 1, 6).items[0].compacted_ms == 6
 
 
@@ -487,3 +490,105 @@ def test_a_merge_leaves_out_what_has_expired() -> None:
     doubted.answer(ledger(2, 0), ledger(7, -1))
     (whole,) = doubted.answer(read(data)).payloads
     assert batch.opened(whole).records == records
+
+
+SETTINGS = replace(LOG.settings, cleanup_policy="compact")
+COMPACTED = replace(LOG, settings=SETTINGS)
+
+
+def scan(newest: dict[bytes, int], log: LogMetadata = COMPACTED, **options: Any) -> Hand:
+    """A compaction of the first ledger, `ab`, as a pass asks for it, up to the end of its scan."""
+    made = Compaction(newest, makes_clean=True, settings=SETTINGS, **options)
+    hand = Hand(log.items[:1], made, log)
+    assert hand.answer(ledger(1, 0)) == ReadBatches(1, 0, 0)
+    hand.answer(read(keyed(0, "ab")))
+    return hand
+
+
+def test_a_ledger_of_which_nothing_goes_is_only_marked() -> None:
+    """It is not written again, and does not count as replaced, however many passes it sees."""
+    swap = scan({b"a": 4, b"x": 50}).question
+
+    assert isinstance(swap, SwapLog)
+    assert swap.log.items == (replace(ITEMS[0], compacted_ms=99), *LOG.items[1:])
+    was = replace(ITEMS[0], compacted_ms=5)
+    clean = replace(COMPACTED, items=(was, *LOG.items[1:]))
+    assert scan({}, clean).last == RewriteDone(clean, 0)
+
+
+def test_a_ledger_of_which_a_record_goes_is_read_again() -> None:
+    hand = scan({b"a": 50})
+
+    assert hand.question == CreateLedger(COMPACTED)
+    assert hand.answer(ledger(7, -1)) == ReadBatches(1, 0, 0)
+    written = hand.answer(read(keyed(0, "ab")))
+    assert left(written.payloads) == {5: b"b"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cleanup_policy": "delete"},
+        {"delete_retention_s": 10**6},
+        {"min_compaction_lag_s": 1},
+    ],
+)
+def test_a_change_of_the_policy_ends_a_compaction(changes: dict[str, Any]) -> None:
+    """An operator has asked to keep what it would remove."""
+    hand = scan({b"a": 50})
+    hand.answer(ledger(7, -1), read(keyed(0, "ab")), None, ledger(7, 0))
+    assert isinstance(hand.question, SwapLog)
+
+    dropped = hand.answer(RowChanged(COMPACTED.with_limits(changes)))
+
+    assert dropped == ReleaseLedgers((7,))
+    assert hand.answer(None) == RewriteDone(None, 55)
+
+
+def test_a_compaction_needs_the_ledgers_with_the_newer_records() -> None:
+    """Rule 27d, clause 1."""
+    hand = scan({b"a": 50}, sources={2, 4})
+    hand.answer(ledger(7, -1), read(keyed(0, "ab")), None, ledger(7, 0))
+    assert isinstance(hand.question, SwapLog)
+    other = replace(COMPACTED, items=(ITEMS[0], replace(ITEMS[1], ledger_id=9), *LOG.items[2:]))
+
+    assert hand.answer(RowChanged(other)) == ReleaseLedgers((7,))
+
+
+def test_a_batch_covers_no_more_offsets_than_it_can_count() -> None:
+    """Each of these old ledgers has lost all its records."""
+    whole = (1 << 31) - 5
+    head = replace(batch.decode_head(keyed(0, "a")), count=whole)
+    gone = batch.emptied(head, whole)
+    after = batch.moved(keyed(0, "ab"), records_before=whole, append_time_ms=7)
+    item = replace(ITEMS[0], last_offset=3 + 2 * whole + 2)
+    log = replace(LOG, items=(item, replace(LAST, first_offset=4 + 2 * whole + 2)))
+    hand = Hand(log.items[:1], Compaction({b"a": 1 << 40}), log)
+    hand.answer(ledger(1, 2), ledger(7, -1))
+    second = batch.emptied(replace(head, records_before=whole), whole)
+    last = batch.moved(after, records_before=2 * whole, append_time_ms=7)
+
+    written = hand.answer(read(gone, second, last))
+
+    heads = [batch.decode_head(data) for data in written.payloads]
+    assert [(each.records_before, each.count) for each in heads] == [
+        (0, whole),
+        (whole, whole + 2),
+    ]
+    assert left(written.payloads) == {4 + 2 * whole + 1: b"b"}
+
+
+def test_a_rewrite_that_takes_too_long_is_not_tried_again() -> None:
+    """Its new ledger would count as an orphan."""
+    hand = Hand(ITEMS[:1])
+    hand.answer(ledger(1, 1), ledger(7, -1), read(FIRST[0]))
+    assert isinstance(hand.last, Ask)
+
+    late = Now(0, 99, SECONDS_MAX + 1)
+    (asked,) = hand.machine.step(Answered(hand.last.number, None), late)
+
+    assert isinstance(asked, Ask)
+    assert asked.question == ReleaseLedgers((7,))
+    (done,) = hand.machine.step(Answered(asked.number, None), late)
+    assert isinstance(done, RewriteDone)
+    assert done.spoiled == 1

@@ -94,7 +94,9 @@ def cut(row: LogMetadata, run: Sequence[LogItem], bytes_max: int) -> Iterator[tu
     settings = row.settings
     # A ledger that replaced too many others can't be compacted.
     replaced_max = REPLACED_MAX // _PART if settings.compacts else REPLACED_MAX
-    if settings.retention_bytes:
+    keeps_all = settings.cleanup_policy == "compact"  # the retention releases nothing
+    retention_s = 0 if keeps_all else settings.retention_seconds
+    if settings.retention_bytes and not keeps_all:
         bytes_max = min(bytes_max, settings.retention_bytes // _PART)
     part: list[LogItem] = []
     size = replaced = 0
@@ -103,11 +105,25 @@ def cut(row: LogMetadata, run: Sequence[LogItem], bytes_max: int) -> Iterator[tu
         is_full = (
             size + item.bytes > bytes_max
             or replaced + item.replaced + 1 > replaced_max
-            or (settings.retention_seconds and span_s > settings.retention_seconds / _PART)
+            or (retention_s and span_s > retention_s / _PART)
         )
-        if is_full and part:
+        if part and (is_full or _would_keep_tombstones(row, part[0], item)):
             yield tuple(part)
             part, size, replaced = [], 0, 0
         part.append(item)
         size, replaced = size + item.bytes, replaced + item.replaced + 1
     yield tuple(part)
+
+
+def _would_keep_tombstones(row: LogMetadata, one: LogItem, other: LogItem) -> bool:
+    """Whether tombstones would stay much longer in a ledger that replaces both: it is as dirty as
+    one of them, or clean since the later time (rule 27d).
+    """
+    if not row.settings.compacts:
+        return False
+    kept_ms = 1000 * row.settings.delete_retention_s
+    latest = max(item.sealed_ms for item in row.items) - kept_ms
+    times = one.compacted_ms, other.compacted_ms
+    if 0 in times or max(times) <= latest:
+        return any(times) and 0 in times
+    return min(times) <= latest or max(times) - min(times) > kept_ms / _PART

@@ -548,6 +548,11 @@ class LogMetadata(Value):
         at = self.items.index(items[0])
         return replace(self, items=(*self.items[:at], new, *self.items[at + len(items) :]))
 
+    def cleaned(self, items: Sequence[LogItem], compacted_ms: int) -> "LogMetadata":
+        """The log in which these items are clean since a time, unless they were before (rule 27d)."""
+        clean = {i: replace(i, compacted_ms=i.compacted_ms or compacted_ms) for i in items}
+        return replace(self, items=tuple(clean.get(item, item) for item in self.items))
+
     def indexed(
         self, ledger_id: int, index: int | None, *, before: int | None = None
     ) -> "LogMetadata | None":
