@@ -64,6 +64,10 @@ class Judge(LogHistory):
         """Their append times."""
         self._keys: dict[int, tuple[bytes | None, bool]] = {}
         """Their keys, and whether they are tombstones."""
+        self._sealed_ms: dict[int, int] = {}
+        """When they were first seen in a sealed ledger, in the database's time."""
+        self._gone_ms: dict[int, int] = {}
+        """When they were removed. Both are independent of what the log itself notes."""
         self.removed: set[int] = set()
         """The offsets whose records a rewrite has removed."""
         self.expires: dict[int, int] = {}
@@ -110,7 +114,7 @@ class Judge(LogHistory):
                 self.sealed_as_it_is(item)
                 self._saw(item)
                 if item.replaced:
-                    self.removes_only_what_may_go(before, now, item)
+                    self.removes_only_what_may_go(now, item)
             if item.index is not None and (seen is None or seen.index is None):
                 self.index_names_all(item)
         for item in before.items:
@@ -132,6 +136,8 @@ class Judge(LogHistory):
                     self.expires[offset] = time + 1000 * record.ttl_s
         self.stored.update((offset, told(record)) for offset, record in found.items())
         self._keys.update((at, (each.key, each.is_tombstone)) for at, each in found.items())
+        for at in found:
+            self._sealed_ms.setdefault(at, self._cluster.database_ms())
         return found
 
     def _saw(self, item: LogItem) -> None:
@@ -159,9 +165,7 @@ class Judge(LogHistory):
         if any(late > self.expires.get(offset, late) for offset in found):
             self.violated("rule 27f: a read returns an expired record")
 
-    def removes_only_what_may_go(
-        self, before: LogMetadata, now: LogMetadata, item: LogItem
-    ) -> None:
+    def removes_only_what_may_go(self, now: LogMetadata, item: LogItem) -> None:
         """Rule 27d: a record goes only if its key has a newer one, or if it is a tombstone that was kept for a while,
         and no older record of its key is left.
 
@@ -179,14 +183,19 @@ class Judge(LogHistory):
                 self.violated(f"rule 27d: offset {offset} went, without a key")
             if any(at > offset and other == key for at, other in kept.items()):
                 continue
-            old = before.item_at(offset)
-            delay_s = now.settings.delete_retention_s
-            if not is_tombstone or old is None or not old.compacted_ms:
+            if not is_tombstone:
                 self.violated(f"rule 27d: the newest record of {key!r} went, at {offset}")
-            if self._cluster.database_ms() < old.compacted_ms + 1000 * delay_s:
+            older = [at for at, (other, _) in self._keys.items() if at < offset and other == key]
+            known_ms = max(self._gone_ms.get(at, 0) for at in (*older, offset))
+            known_ms = max(known_ms, self._sealed_ms[offset])
+            kept_ms = 1000 * now.settings.delete_retention_s - EXPIRY_SLACK_MS
+            if self._cluster.database_ms() < known_ms + kept_ms:
                 self.violated(f"rule 27d: the tombstone at {offset} went too early")
         self.removed |= gone
+        self._gone_ms |= dict.fromkeys(gone, self._cluster.database_ms())
         for offset in gone:
+            if self.has_expired(offset):
+                continue
             key, _ = self._keys[offset]
             newer = key is None or any(at > offset and other == key for at, other in kept.items())
             older = [at for at, other in kept.items() if at < offset and other == key]
