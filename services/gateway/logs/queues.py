@@ -44,6 +44,9 @@ _KEY_BYTES: Final = 8 << 20
 """Bytes that one claim reads at most to learn records' keys."""
 _QUEUES_MAX: Final = 1000
 """Queues with the order `key` whose records' keys are cached. By judgement."""
+_GAPS_S: Final = 5.0
+"""How long a claim goes on over offsets without records, beyond the time for which it waits."""
+
 _TRIES: Final = 3
 """Claims of one round by what the last answer said is not done, with the order `key`."""
 _SCANNED: Final = 1000
@@ -168,18 +171,26 @@ class QueueService(RowService[Queue]):
         Raises: NoSuchLog, NoSuchQueue, LogReplaced, EntryUnavailable.
         """
         deadline, end, is_fresh = self._loop.time() + wait_s, 0, False
+        gone = 0
         while True:
             # Watched before the owner is asked, so that no change is missed.
             changed, is_over = self._watch((name, queue)), True
             try:
                 row = (await self._consumers.recent(name, is_fresh=is_fresh)).row
                 end = max(end, await self._consumers.end(row))
-                taken = await self._take(row, queue, end, count)
+                taken = await self._take(row, queue, end, count, gone)
                 claimed = await self._with_records(row, queue, taken, max_bytes)
                 left_s = deadline - self._loop.time()
                 if claimed.pages:
                     self._wake_here((name, queue))
-                if claimed.pages or (left_s <= 0 and is_fresh):
+                has_records = any(page.batches for page in claimed.pages)
+                if has_records or (left_s <= 0 and is_fresh and not claimed.pages):
+                    return claimed
+                if claimed.pages and left_s > -_GAPS_S:
+                    # All records were removed or have expired: go on behind the gap.
+                    gone, is_over = await self._gap(row, queue), False
+                    continue
+                if claimed.pages:
                     return claimed
                 if left_s <= 0:
                     # Cached metadata may lack the ledger of records that were acknowledged before.
@@ -202,6 +213,16 @@ class QueueService(RowService[Queue]):
                 if is_over and changed.done():
                     self._wake((name, queue))
                 changed.cancel()
+
+    async def _gap(self, row: LogMetadata, queue: str) -> int:
+        """The first offset from the queue's floor on that has a record. The log has removed the
+        records in between, as a truncation would (rule 27d).
+        """
+        floor = max((await self.ask(queues.LookQueue(row.name, queue))).floor, row.first_offset)
+        with contextlib.suppress(errors.QuorumLogError):  # a claim finds out what is wrong
+            page = await self._reader.read(row.name, floor, limit=1, created_at=row.created_at)
+            return page.batches[0].first_offset if page.batches else page.next
+        return 0
 
     async def _news(
         self, row: LogMetadata, end: int, taken: Taken, changed: asyncio.Future[None], left_s: float
@@ -260,12 +281,13 @@ class QueueService(RowService[Queue]):
             if row.moves:
                 self._move(row.key)
 
-    async def _take(self, row: LogMetadata, queue: str, end: int, count: int) -> Taken:
-        """Claim records at the owner. With the order `key`, the request has the keys of the records
+    async def _take(self, row: LogMetadata, queue: str, end: int, count: int, gone: int) -> Taken:
+        """Claim records at the owner, none below the offset `gone`. With the order `key`, the request has the keys of the records
         that are not done by the last answer; it is sent again if these records have changed.
         """
         key = (row.name, queue)
-        asked = queues.Take(row.name, queue, row.created_at, row.first_offset, end, count)
+        first = max(row.first_offset, gone)
+        asked = queues.Take(row.name, queue, row.created_at, first, end, count)
         taken = Taken(0, (), 0)
         for _ in range(_TRIES):
             seen = self._seen_keys.get(key)
@@ -274,7 +296,7 @@ class QueueService(RowService[Queue]):
                     row.name,
                     queue,
                     row.created_at,
-                    row.first_offset,
+                    first,
                     end,
                     count,
                     await self._keys(row, seen, end),
@@ -522,6 +544,12 @@ class QueueService(RowService[Queue]):
             records, lost = await self._moved(row, source, move)
         except errors.LogReplaced:  # the log of these records was deleted
             return await self._ended(row, move, len(move.offsets))
+        records, keyless = await self._fitted(target, records)
+        if keyless and move.is_back:
+            lost |= keyless
+        elif keyless and move.since < 0:
+            # Once the move has begun, the dead-letter log can't be changed any more.
+            raise errors.KeyRequired("the dead-letter log needs a key with each record", log=target)
         if move.since < 0:
             return await self._begun(row, move, target, Offsets.of(records) | lost)
         producer = ProducerSeq(f"quorumlog.queue.{move.id}", 0, 0)
@@ -544,6 +572,19 @@ class QueueService(RowService[Queue]):
             if not await self._has(target, move, end, created):
                 return await self._begun(row, move, target, move.offsets)
         return await self._ended(row, move, len(lost))
+
+    async def _fitted(
+        self, target: str, records: dict[int, Record]
+    ) -> tuple[dict[int, Record], Offsets]:
+        """Records as their target takes them, and the offsets of those that it does not take: a log
+        that is compacted wants keys, and no times to live (rules 27d and 27f).
+        """
+        if not (await self._reader.rows.row(target)).settings.compacts:
+            return records, NONE
+        taken = {
+            at: replace(record, ttl_s=0) for at, record in records.items() if record.key is not None
+        }
+        return taken, Offsets.of(at for at in records if at not in taken)
 
     async def _ended(self, row: Queue, move: Move, lost: int) -> Queue:
         ended: Queue = await self.ask(queues.EndMove(row.log, row.queue, move.id, lost))
@@ -705,7 +746,7 @@ def _shown(row: Queue, move: Move, found: ReadRecord) -> Record | None:
     all_of_them = (*added, (MOVE, str(move.id)))
     without_reason = tuple(pair for pair in all_of_them if pair[0] != DEAD_REASON)
     for more in (all_of_them, without_reason, all_of_them[-1:], ()):
-        shown = Record(record.value, record.key, (*kept, *more), record.timestamp_ms)
+        shown = replace(record, headers=(*kept, *more))
         if _size(shown) <= BATCH_BYTES_MAX:
             return shown
     return None

@@ -138,3 +138,15 @@ async def test_a_queue_counts_removed_records_as_lost(http: Http, order: str) ->
     assert sorted(done) == LEFT
     view = await http.done("GET", queue)
     assert (view["depth"], view["lost"], view["floor"]) == (0, 5, 9)
+
+
+async def test_a_claim_goes_on_over_removed_records(http: Http) -> None:
+    """It need not wait, and does not take the gap in steps of its `max`: there may be millions."""
+    queue = f"{LOG}/queues/q"
+    await http.done("PUT", queue, {})
+
+    claimed = await http.done("POST", f"{queue}/claim?encoding=text", {"max": 1})
+
+    assert shown(claimed["records"]) == LEFT[:1]
+    view = await http.done("GET", queue)
+    assert (view["lost"], view["floor"]) == (5, 5)
