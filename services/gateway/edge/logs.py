@@ -191,6 +191,9 @@ class LogRoutes(op.Handlers, tag="Logs"):
         applies.
         """
         wanted = await body.read_model(request, self._room, models.LogPatch)
+        policy = wanted.limits.get("cleanup_policy", "delete")
+        if policy != "delete" and given[op.NAME].startswith(STREAM_PREFIX):
+            raise invalid("/cleanup_policy", "a stream's records have no keys, by which to compact")
         view = await self._logs.change(
             given[op.NAME],
             wanted.limits,

@@ -1,7 +1,8 @@
 """Record batches: the entries of a log's ledgers. One append request is one atomic batch (rule 25).
 
-A batch contains the count of earlier records in its ledger. So a record's offset is the ledger's
-`first_offset` plus the record's index there, and a takeover reads only the last entries.
+A batch contains the count of earlier offsets in its ledger. So a record's offset is the ledger's
+`first_offset` plus that count plus the record's index in the batch, and a takeover reads only the
+last entries.
 
 Layout, big-endian, columns first:
     version u8 (1) | flags u8 | marks u16 | count u32 | append time ms i64 | records before i64

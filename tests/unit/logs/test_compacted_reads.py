@@ -150,3 +150,12 @@ async def test_a_claim_goes_on_over_removed_records(http: Http) -> None:
     assert shown(claimed["records"]) == LEFT[:1]
     view = await http.done("GET", queue)
     assert (view["lost"], view["floor"]) == (5, 5)
+
+
+async def test_a_stream_is_not_compacted(http: Http) -> None:
+    """Its appends have no keys, so all would be refused."""
+    assert (await http.ask("PUT", "/v1/stream/a")).status == 201
+
+    answer = await http.ask("PATCH", "/v1/logs/durable-stream.a", {"cleanup_policy": "compact"})
+
+    assert code(answer) == (422, "invalid")
