@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic as clock
@@ -36,6 +37,17 @@ def arguments(
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, dest=name, default=default, help=text, **more)
     return parser.parse_args(given)
+
+
+class Seconds(float):
+    """A duration on the command line: `90`, `90s`, `2.5m` or `1h`."""
+
+    def __new__(cls, text: str) -> Self:
+        """Parse the text."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+        if found is None:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a time: write 90s, 2m or 1h")
+        return super().__new__(cls, float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]])
 
 
 def is_set(variable: str) -> bool:

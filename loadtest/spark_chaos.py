@@ -36,7 +36,7 @@ from rich.console import Console
 
 from loadtest.cluster import Cluster, running
 from loadtest.ports import free_ports
-from loadtest.program import Teller, arguments
+from loadtest.program import Seconds, Teller, arguments
 from loadtest.stores import Stores, scratch
 from loadtest.waiting import DeadlineMissed, until
 from quorumlog.errors import QuorumLogError
@@ -510,7 +510,7 @@ async def _run(asked: argparse.Namespace, counts: Counts) -> None:
             counts,
             rows=asked.rows,
             restarts=asked.restarts,
-            time_s=_seconds(asked.time),
+            time_s=asked.time,
             seed=asked.seed,
             waits_for_all=True,
             say=teller.say,
@@ -525,17 +525,10 @@ async def _run(asked: argparse.Namespace, counts: Counts) -> None:
         await asyncio.wait({reporting})
 
 
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+)([smh]?)", text)
-    if found is None:
-        raise SystemExit(f"{text!r} is not a time: write 90s, 2m or 1h")
-    return int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
-
-
 def main() -> None:
     """Run the chaos test from the command line, and print a summary as the last line."""
     options = {
-        "time": ("60s", "how long processes are killed: 90s, 2m, 1h"),
+        "time": (Seconds("60s"), "how long processes are killed: 90s, 2m, 1h"),
         "rows": (1_000_000, "rows of each round"),
         "restarts": (20, "how often the stream's driver is killed in each round"),
         "seed": (1, "seed of all random choices"),

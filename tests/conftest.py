@@ -1,4 +1,4 @@
-"""What all tests share: the stores, and which tests start processes."""
+"""What all tests share: the stores, and their event loops."""
 
 import asyncio
 import os
@@ -19,14 +19,6 @@ from services.metadata.database import Connection
 from services.metadata.migrate import migrate
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
-_PURE: Final = (
-    "explore", "fuzz", "mutants", "protocol", "regressions", "scenarios", "sim", "upgrade", "wire",
-)  # fmt: skip
-"""Folders whose tests run in one process, without servers; all others count as `processes`."""
-
-_SEARCHES: Final = ("explore", "mutants", "sim")
-"""Folders whose tests search worlds of machines, for minutes together: `make unit` leaves them out."""
-
 _ON_UVLOOP: Final = ("gateway", "net")
 """Folders whose tests run servers in their own process: on the event loop on which services run, whose
 transports are none of asyncio's classes."""
@@ -107,13 +99,3 @@ def pytest_asyncio_loop_factories(
     """Which event loop a test runs on."""
     on_uvloop = _folder(item) in _ON_UVLOOP
     return {"loop": uvloop.new_event_loop if on_uvloop else asyncio.new_event_loop}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that start processes, and those that search for long."""
-    for item in items:
-        folder = _folder(item)
-        if folder not in _PURE and not folder.endswith(".py"):
-            item.add_marker(pytest.mark.processes)
-        if folder in _SEARCHES:
-            item.add_marker(pytest.mark.searches)

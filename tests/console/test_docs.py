@@ -191,9 +191,7 @@ async def test_a_delete_is_asked_for(page: Page, cluster: Cluster, tabs: Tabs) -
     await expect(found.get_by_role("region", name="Response")).to_contain_text("no-such-log")
 
 
-async def test_the_page_needs_no_token_but_requests_do(
-    cluster: Cluster, admin: str, tabs: Tabs
-) -> None:
+async def test_only_requests_need_a_token(cluster: Cluster, admin: str, tabs: Tabs) -> None:
     tabs.expected.append("status of 401")
     page = await tabs.open(cluster.gateways[1])
     found = await opened(page, "listTokens")

@@ -90,9 +90,7 @@ async def test_the_list_has_filters_in_its_address(page: Page, tabs: Tabs, clien
     await expect(page.get_by_role("alert")).to_contain_text("/query/bookie")
 
 
-async def test_a_filter_by_log_shows_the_logs_ledgers_and_leads_to_the_log(
-    page: Page, client: Client
-) -> None:
+async def test_a_filter_by_log_shows_and_leads_to_the_log(page: Page, client: Client) -> None:
     log = await client.create_log("ledgers-of-it")
     await log.append(b"a record")
     await page.goto("/#/ledgers?log=ledgers-of-it")
@@ -107,9 +105,7 @@ async def test_a_filter_by_log_shows_the_logs_ledgers_and_leads_to_the_log(
     await expect(rows(page, "Entries from 0").locator("pre")).to_be_visible()
 
 
-async def test_a_ledger_is_found_by_its_id_and_ids_are_exact(
-    page: Page, tabs: Tabs, client: Client
-) -> None:
+async def test_a_ledger_is_found_by_its_exact_id(page: Page, tabs: Tabs, client: Client) -> None:
     ledger = await client.create_ledger(ledger_id=2**53 + 1, metadata={"exact": "yes"})
     await page.goto("/#/ledgers?metadata[exact]=yes")
     await expect(link(page, ledger)).to_have_attribute("href", f"#/ledgers/{2**53 + 1}")
@@ -125,9 +121,7 @@ async def test_a_ledger_is_found_by_its_id_and_ids_are_exact(
     await expect(page.get_by_role("heading", level=1)).to_have_text("No such ledger")
 
 
-async def test_ledgers_are_created_by_a_form_which_shows_what_is_wrong(
-    page: Page, tabs: Tabs, client: Client
-) -> None:
+async def test_a_form_creates_ledgers_or_shows_why(page: Page, tabs: Tabs, client: Client) -> None:
     # The page of the new ledger asks for its password.
     tabs.expected += ["status of 422 .*/v1/ledgers", r"status of 403 .*/v1/ledgers/\d+/"]
     await page.goto("/#/ledgers")
@@ -211,9 +205,7 @@ async def test_a_ledger_shows_its_facts_stripes_and_entries(page: Page, client: 
     await expect(rows(page, "Entries from 44")).to_have_count(1)
 
 
-async def test_a_password_is_asked_for_once_a_page_and_is_not_stored(
-    page: Page, tabs: Tabs, client: Client
-) -> None:
+async def test_a_password_is_asked_once_and_unsaved(page: Page, tabs: Tabs, client: Client) -> None:
     tabs.expected.append(r"status of 403 .*/v1/ledgers/\d+/")
     ledger = await client.create_ledger(password="correct horse ü")
     await ledger.append(b"a secret")
@@ -244,9 +236,7 @@ async def test_a_password_is_asked_for_once_a_page_and_is_not_stored(
     await expect(form).to_be_visible()
 
 
-async def test_a_ledger_is_deleted_after_its_id_is_typed(
-    page: Page, tabs: Tabs, client: Client
-) -> None:
+async def test_a_ledger_is_deleted_by_typing_its_id(page: Page, tabs: Tabs, client: Client) -> None:
     ledger = await client.create_ledger()
     await show(page, ledger)
     await page.get_by_role("button", name="Delete").click()
@@ -349,9 +339,7 @@ ANALYZE;
 """
 
 
-async def test_a_hundred_thousand_ledgers_are_shown_in_pages(
-    pages: Pages, servers: StoreServers
-) -> None:
+async def test_a_hundred_thousand_ledgers_are_paged(pages: Pages, servers: StoreServers) -> None:
     stores = servers.fresh()
     async with running(stores, bookies=3, gateways=1, environment=UNHURRIED) as cluster:
         async with Client(*cluster.gateways) as client:

@@ -317,9 +317,7 @@ async def test_names_in_the_address_appear_as_text(page: Page) -> None:
     await fits_phone(page)
 
 
-async def test_ten_thousand_logs_are_pages_of_one_request_each(
-    cluster: Cluster, page: Page
-) -> None:
+async def test_ten_thousand_logs_are_paged_one_request_each(cluster: Cluster, page: Page) -> None:
     await make(page, "pattern")
     dsn = cluster.settings.postgres_dsn
     assert dsn is not None

@@ -52,9 +52,7 @@ async def alter(page: Page, path: str, change: Callable[[Any], object]) -> None:
     await page.route(f"**{path}", answer)
 
 
-async def test_a_killed_bookie_is_lost_and_returns(
-    cluster: Cluster, page: Page, tabs: Tabs
-) -> None:
+async def test_a_killed_bookie_is_lost_and_back(cluster: Cluster, page: Page, tabs: Tabs) -> None:
     tabs.expected.append(AWAY)
     await page.goto("/")
     await expect(verdict(page)).to_contain_text("All is well: 4 bookies are writable")
@@ -73,9 +71,7 @@ async def test_a_killed_bookie_is_lost_and_returns(
     await expect(problem(page, "bookie-4 is lost")).to_have_count(0)
 
 
-async def test_a_bookie_reports_its_room_and_the_time_of_a_sync(
-    cluster: Cluster, page: Page
-) -> None:
+async def test_a_bookie_reports_its_room_and_sync_time(cluster: Cluster, page: Page) -> None:
     async with Client(cluster.gateways[0]) as client:
         ledger = await client.create_ledger(ensemble_size=4)
         await ledger.append(b"payload")
@@ -111,9 +107,7 @@ async def test_an_admin_pauses_the_maintenance_of_a_bookie(page: Page) -> None:
     await expect(row(page, "bookie-1")).not_to_contain_text("paused")
 
 
-async def test_an_error_of_a_change_is_shown_in_its_dialog(
-    cluster: Cluster, page: Page, tabs: Tabs
-) -> None:
+async def test_a_failed_change_is_shown_in_place(cluster: Cluster, page: Page, tabs: Tabs) -> None:
     tabs.expected.append(AWAY)
     await page.goto("/")
     await row(page, "bookie-3").get_by_role("button", name="Drain").click()
@@ -137,9 +131,7 @@ async def test_paused_repairs_are_a_problem_that_a_button_ends(page: Page) -> No
     assert process["paused"] is False
 
 
-async def test_the_last_data_stays_while_metadata_is_away(
-    cluster: Cluster, page: Page, tabs: Tabs
-) -> None:
+async def test_data_stays_while_metadata_is_away(cluster: Cluster, page: Page, tabs: Tabs) -> None:
     tabs.expected.append(AWAY)
     await page.goto("/")
     await expect(row(page, "bookie-1")).to_contain_text("writable")
@@ -156,9 +148,7 @@ async def test_the_last_data_stays_while_metadata_is_away(
     await expect(verdict(page)).to_contain_text("4 bookies are writable")
 
 
-async def test_a_gateway_without_metadata_says_so_at_once(
-    cluster: Cluster, page: Page, tabs: Tabs
-) -> None:
+async def test_absent_metadata_is_told_at_once(cluster: Cluster, page: Page, tabs: Tabs) -> None:
     tabs.expected.append(AWAY)
     await cluster.kill("metadata-1")
     await page.goto("/")
@@ -309,9 +299,7 @@ async def test_the_overview_is_accessible_and_fits_a_phone(page: Page) -> None:
     await no_serious_violations(page)
 
 
-async def test_a_process_that_is_gone_is_shown_with_the_time(
-    cluster: Cluster, page: Page, tabs: Tabs
-) -> None:
+async def test_a_process_that_left_has_its_time(cluster: Cluster, page: Page, tabs: Tabs) -> None:
     tabs.expected.append(AWAY)
     await page.goto("/")
     await expect(verdict(page)).to_contain_text("4 bookies are writable")

@@ -101,9 +101,7 @@ async def test_limits_hold_at_autorecovery_until_they_are_reset(restored: Page) 
     assert (found["bytes_per_s"], found["concurrency"]) == (None, 3)
 
 
-async def test_an_audit_and_a_check_of_all_copies_are_started(
-    cluster: Cluster, restored: Page
-) -> None:
+async def test_an_audit_and_a_check_of_copies_are_started(cluster: Cluster, restored: Page) -> None:
     page = restored
     await fill(cluster, 2)
     await page.goto("/#/repair")
@@ -225,9 +223,7 @@ async def test_a_rebuild_that_fails_says_why(cluster: Cluster, page: Page, tabs:
     ).to_be_visible()
 
 
-async def test_missing_witnesses_are_explained_and_the_errors_of_an_acceptance_shown(
-    page: Page, tabs: Tabs
-) -> None:
+async def test_missing_witnesses_and_failed_acceptances_are_shown(page: Page, tabs: Tabs) -> None:
     tabs.expected.append("status of 4")
 
     def go_back(found: dict[str, Any]) -> None:
@@ -255,9 +251,7 @@ async def test_missing_witnesses_are_explained_and_the_errors_of_an_acceptance_s
     await expect(dialog.get_by_role("alert")).to_contain_text("witnesses")
 
 
-async def test_a_bookie_is_drained_with_a_pause_and_then_decommissioned(
-    own: tuple[Cluster, Page],
-) -> None:
+async def test_a_bookie_is_drained_paused_and_decommissioned(own: tuple[Cluster, Page]) -> None:
     cluster, page = own
     await fill(cluster, 8)
     await page.goto("/#/repair")

@@ -200,9 +200,7 @@ async def test_an_unknown_address_says_so(page: Page) -> None:
         await expect(page).to_have_title("Overview · quorumlog")
 
 
-async def test_a_gateway_that_is_away_is_shown_and_the_page_recovers(
-    cluster: Cluster, admin: str, tabs: Tabs
-) -> None:
+async def test_a_gateway_goes_and_comes_back(cluster: Cluster, admin: str, tabs: Tabs) -> None:
     tabs.expected += [REFUSED, AWAY]
     page = await tabs.open(cluster.gateways[1])
     await page.goto("/#/audit")

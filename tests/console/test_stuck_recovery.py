@@ -105,9 +105,7 @@ async def confirm(dialog: Locator, ledger: Ledger, label: str) -> None:
     await expect(dialog).to_have_count(0, timeout=MENDED_MS)
 
 
-async def test_bookies_that_the_page_names_come_back_and_the_ledger_is_closed(
-    stuck: Cluster, page: Page
-) -> None:
+async def test_named_bookies_return_and_the_ledger_is_closed(stuck: Cluster, page: Page) -> None:
     async with Client(stuck.gateways[0]) as client:
         ledger = await client.create_ledger()
         await append(ledger, ("one", "two", "three"))
@@ -131,9 +129,7 @@ async def test_bookies_that_the_page_names_come_back_and_the_ledger_is_closed(
     await expect(page.get_by_text("may lack entries")).to_have_count(0)
 
 
-async def test_bookies_never_come_back_and_the_lost_entries_are_given_up(
-    stuck: Cluster, page: Page
-) -> None:
+async def test_lost_bookies_stay_away_and_entries_are_given_up(stuck: Cluster, page: Page) -> None:
     async with Client(stuck.gateways[0]) as client:
         ledger = await client.create_ledger()
         await append(ledger, ("a", "b", "c"))

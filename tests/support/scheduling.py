@@ -12,8 +12,9 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 TOGETHER: Final = (
     "tests/unit/client/", "tests/cluster/e2e/", "tests/cluster/examples/", "tests/console/", "tests/unit/gateway/test_browser.py", "tests/spark/",
+    "tests/test_architecture.py",
 )  # fmt: skip
-"""Where tests share a cluster, a browser or Spark's session."""
+"""Where tests share a cluster, a browser, Spark's session or the syntax trees of all modules."""
 
 APART: Final = ("tests/cluster/e2e/test_run.py", "tests/spark/test_chaos.py")
 """Files that share nothing, and are long."""

@@ -215,11 +215,10 @@ class LedgerRoutes(op.Handlers, tag="Ledgers"):
         All recoveries return the same end. Acknowledged entries are kept. The writer is fenced.
         """
         wanted = await body.read_model(request, self._room, models.Recover)
-        if scopes.Scope.ADMIN not in (caller := scopes.caller_of(request)).everywhere:
+        caller = scopes.caller_of(request)
+        if wanted.declare_lost and scopes.Scope.ADMIN not in caller.everywhere:
             kind, name = scopes.place_of(await self._engine.rows.row(given[op.LEDGER_ID]))
-            # Recovering a ledger of a log of the cluster's own would fence its writer for all users.
-            if wanted.declare_lost or name in OWN_LOGS:
-                caller.check(scopes.Scope.ADMIN, kind, name)
+            caller.check(scopes.Scope.ADMIN, kind, name)
         ledger = await self._engine.recover(
             given[op.LEDGER_ID], password=given[op.PASSWORD], declare_lost=wanted.declare_lost
         )

@@ -40,8 +40,8 @@ DELIVERIES_MAX: Final = 64
 """Deliveries of this gateway under way. Each takes a connection. By judgement."""
 _OWNER_S: Final = 1.0
 """How often a gateway looks that the log of subscriptions has an owner. By judgement."""
-_ALL_S: Final = 60.0
-"""How often the owner lists the streams, in case it heard of none. By judgement."""
+_ALL_S: Final = 300.0
+"""How often the owner lists the streams, as the sweep does, in case it did not hear of one."""
 _FOLLOW_S: Final = 30.0
 _RETRY_S: Final = 1.0
 _GATHER_S: Final = 0.05
@@ -155,7 +155,9 @@ class SubscriptionService(RowService[Subscription]):
         return decided
 
     async def _read_ends(self, row: Subscription, *, is_fresh: bool) -> Ends:
-        """The acknowledged ends of a subscription's streams, as far as they can be read."""
+        """The acknowledged ends of a subscription's streams, as far as they can be read, and are
+        not in the row.
+        """
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def end(link: Link) -> tuple[str, str, int] | None:
@@ -163,7 +165,8 @@ class SubscriptionService(RowService[Subscription]):
                 async with room:
                     found = (await self._consumers.recent(link.log, is_fresh=is_fresh)).row
                     if found.created_at == link.created:
-                        return link.log, link.created, await self._consumers.end(found)
+                        at = await self._consumers.end(found)
+                        return (link.log, link.created, at) if at > link.tail else None
             return None
 
         found = await asyncio.gather(*(end(link) for link in row.links if link.created))
@@ -214,31 +217,31 @@ class SubscriptionService(RowService[Subscription]):
 
     async def run(self) -> None:
         """Look for ever whether this process owns the log of subscriptions, and be its owner."""
-        exists, all_s = False, 0.0
+        heard: set[str] | None
+        exists, all_s, self._heard = False, 0.0, None
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_OWNER_S):
                         await self._has_heard.wait()
                 self._has_heard.clear()
-                is_gap, is_late = self._heard is None, self._loop.time() >= all_s
-                exists = exists or SUBSCRIPTIONS_LOG in (self._heard or ())
-                if self._send is None or not (exists or is_gap or is_late):
+                heard, self._heard = self._heard, set()
+                is_all = heard is None or self._loop.time() >= all_s
+                exists = exists or SUBSCRIPTIONS_LOG in (heard or ())
+                if self._send is None or not (exists or is_all):
                     continue
                 exists = await self._own()
-                if not self.is_here or not exists:
-                    self._end()
-                    self._heard = set()
+                if self.is_here and exists:
+                    await self._look_around(heard or set(), is_all=is_all)
                 else:
-                    await self._look_around(is_all=is_gap or is_late)
-                all_s = self._loop.time() + _ALL_S if is_gap or is_late else all_s
+                    self._end()
+                all_s = self._loop.time() + _ALL_S if is_all else all_s
         finally:
             self._end()
 
-    async def _look_around(self, *, is_all: bool) -> None:
+    async def _look_around(self, heard: set[str], *, is_all: bool) -> None:
         """Link streams that are new, and list them for new subscriptions, or for all."""
         self._track_all()
-        heard, self._heard = self._heard or set(), set()
         new, self._new = self._new, set()
         for key in [*self._known] if is_all else [key for key in new if key in self._known]:
             await self._list_streams(self._known[key])
@@ -399,7 +402,7 @@ class SubscriptionService(RowService[Subscription]):
                 return wait_s
             case Phase.IDLE:
                 ends = self._ends_of(row)
-                if row.pending(ends):
+                if row.is_pending(ends):
                     return await self._asked(subscriptions.Wake(row.id, new_wake(), ends))
             case Phase.DUE:
                 return await self._asked(await self._delivered(row))
@@ -415,8 +418,11 @@ class SubscriptionService(RowService[Subscription]):
         return None
 
     def _ends_of(self, row: Subscription) -> Ends:
-        found = ((*stream, self._ends.get(stream, 0)) for stream in _streams_of(row))
-        return tuple(each for each in found if each[2])
+        return tuple(
+            (each.log, each.created, end)
+            for each in row.links
+            if (end := self._ends.get((each.log, each.created), 0)) > each.tail
+        )
 
     async def _delivered(self, row: Subscription) -> Any:
         """Send a wake. Returns the request that notes what became of it."""

@@ -328,6 +328,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
             self._webhooks.check(wanted.url)
         origin = str(request.url.origin())
         row, is_new = await self._subscriptions.put(given[ID], wanted, origin)
+        if not _may(request, Scope.MANAGE, row):  # others have added their streams
+            raise errors.SubscriptionExists("the subscription exists with other streams")
         return json_value(await self._shown(row), status=201 if is_new else 200)
 
     @op.operation(
@@ -374,7 +376,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def add_subscription_streams(self, request: web.Request, given: Given) -> web.Response:
         """Add streams to a subscription.
 
-        New ones begin at their ends. Idempotent.
+        New ones begin at their ends. Idempotent. A token also needs `manage` on each of them, and
+        `append` on the wake stream.
         """
         wanted = await body.read_model(request, self._room, StreamsAdded)
         row = await self._look(request, given, Scope.MANAGE)
@@ -382,6 +385,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         if row.settings.wake_log in names:
             raise errors.BadRequest("a subscription can't follow its own wake_stream")
         _check(request, Scope.MANAGE, names)
+        if row.settings.wake_log:
+            _check(request, Scope.APPEND, (row.settings.wake_log,))
         await self._subscriptions.link(row.id, names)
         return no_content()
 
@@ -491,9 +496,14 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         return self._known_keys
 
     async def _look(self, request: web.Request, given: Given, scope: Scope) -> Subscription:
-        """The subscription that a request names. Raises: NoSuchSubscription, Forbidden."""
+        """The subscription that a request names. A caller that has no scope on some of its streams
+        must not learn that it exists. Raises: NoSuchSubscription, Forbidden.
+        """
         row = await self._subscriptions.look(given[ID])
-        _check(request, scope, _names(row), row.settings.pattern)
+        if not _may(request, scope, row):
+            if any(not _scopes(request, name) for name in _names(row)):
+                raise errors.NoSuchSubscription(f"there is no subscription {row.id} for this token")
+            raise scopes.caller_of(request).lacks((scope,), "all streams of the subscription")
         return row
 
     async def _acknowledged(
@@ -615,25 +625,33 @@ def _links_json(row: Subscription, *, has_tails: bool = False) -> list[dict[str,
     return [shown(link) for link in row.links]
 
 
-def _names(row: Subscription) -> Sequence[str]:
-    return tuple(each.log for each in row.links)
+def _all_of(pattern: str) -> Sequence[str]:
+    """What a grant must cover to cover all that a pattern may match. No log's name has a star, so
+    only grants for a prefix cover this one.
+    """
+    return (f"{STREAM_PREFIX}{stream_name(literal(pattern))}*",) if pattern else ()
+
+
+def _names(row: Subscription) -> Iterable[str]:
+    """What a grant must cover to cover a subscription: also what it was created for, because its
+    links end with their streams.
+    """
+    settings = row.settings
+    return chain(settings.streams, _all_of(settings.pattern), (each.log for each in row.links))
 
 
 def _check(request: web.Request, scope: Scope, names: Iterable[str], pattern: str = "") -> None:
     """Check a scope on streams, and on all that a pattern may match. Raises: Forbidden."""
-    caller = scopes.caller_of(request)
-    # No log's name has a star, so only grants for a prefix cover this one.
-    all_of = (f"{STREAM_PREFIX}{stream_name(literal(pattern))}*",) if pattern else ()
-    for name in chain(names, all_of):
-        caller.check(scope, scopes.Kind.LOGS, name)
+    for name in chain(names, _all_of(pattern)):
+        scopes.caller_of(request).check(scope, scopes.Kind.LOGS, name)
+
+
+def _scopes(request: web.Request, name: str) -> frozenset[Scope]:
+    return scopes.caller_of(request).scopes(scopes.Kind.LOGS, name)
 
 
 def _may(request: web.Request, scope: Scope, row: Subscription) -> bool:
-    try:
-        _check(request, scope, _names(row), row.settings.pattern)
-    except errors.Forbidden:
-        return False
-    return True
+    return all(scope in _scopes(request, name) for name in _names(row))
 
 
 def _speaking(handler: Handler) -> Handler:

@@ -54,7 +54,8 @@ def is_allowed(address: Address, networks: Networks, *, is_public: bool) -> bool
     if any(address in network for network in networks):
         return True
     is_special = address.is_multicast or address.is_reserved or not address.is_global
-    return is_public and not is_special
+    is_site_local = isinstance(address, IPv6Address) and address.is_site_local
+    return is_public and not is_special and not is_site_local
 
 
 def check_url(text: str, networks: Networks) -> URL:
@@ -82,7 +83,9 @@ def check_url(text: str, networks: Networks) -> URL:
 
 
 def _literal(host: str) -> Address | None:
-    """The address that a host is, in any form that resolvers take; None for a name."""
+    """The address that a host is, in any form that resolvers take; None for a name. Raises:
+    WebhookUrlRejected for a number that is no address.
+    """
     name = host.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return IPv4Address("127.0.0.1")
@@ -92,7 +95,9 @@ def _literal(host: str) -> Address | None:
         pass
     try:
         return IPv4Address(socket.inet_aton(name))
-    except (OSError, UnicodeError):
+    except (OSError, UnicodeError) as error:
+        if name.rpartition(".")[2].isdigit():  # no name ends so (RFC 3696)
+            raise WebhookUrlRejected("webhook.url has a number as its host") from error
         return None
 
 

@@ -15,7 +15,7 @@ Invariants (checked by the simulation in tests/model/subscriptions):
   - a wake that no receiver accepted stays, whatever gateways die.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import nsmallest
@@ -96,11 +96,12 @@ class Link:
     is_glob: bool = False
     """Whether the pattern matches."""
     tail: int = 0
-    """The stream's end when the current wake was made."""
+    """The stream's end when the last wake was made or claimed."""
 
 
 Ends = tuple[tuple[str, str, int], ...]
-"""The acknowledged ends of streams: (log, creation time, offset)."""
+"""The acknowledged ends of streams: (log, creation time, offset). Those that the row has may be left
+out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +146,9 @@ class Subscription:
         longest = RETRY_MS_MAX * (1000 + JITTER_PERMILLE) // 1000
         return max(0, self.next_ms - wall_ms) if self.next_ms - wall_ms <= longest else 0
 
-    def pending(self, ends: Ends) -> tuple[Link, ...]:
-        """The links whose streams have unacknowledged records, by the streams' ends."""
-        known = _known(ends)
-        return tuple(each for each in self.links if _tail(each, known) > each.acked)
+    def is_pending(self, ends: Ends) -> bool:
+        """Whether streams have unacknowledged records, by the streams' ends."""
+        return any(each.tail > each.acked for each in _reached(self.links, ends))
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,10 +467,9 @@ class SubscriptionDraft(RowDraft[Subscription]):
 
     def _woken(self, row: Subscription, ends: Ends, wake_id: str) -> Subscription:
         """The subscription with a new wake if it has pending work, else without a wake."""
-        known = _known(ends)
-        links = tuple(replace(each, tail=_tail(each, known)) for each in row.links)
+        links = _reached(row.links, ends)
         row = replace(row, links=links, phase=Phase.IDLE, holder="", wake_id="")
-        if not any(each.tail > each.acked for each in links):
+        if not row.is_pending(()):
             return row
         return replace(
             row,
@@ -516,7 +515,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
     def _expired(self, row: Subscription, request: Expire) -> Subscription:
         if row.generation != request.generation or not self._is_over(row):
             return row
-        return self._put(self._woken(row, _ends(row), request.wake_id), row)
+        return self._put(self._woken(row, (), request.wake_id), row)
 
     def _claimed(self, row: Subscription, request: ClaimWake) -> Subscription:
         if row.settings.kind != Kind.PULL:
@@ -530,14 +529,11 @@ class SubscriptionDraft(RowDraft[Subscription]):
                 current_holder=row.holder,
                 generation=row.generation,
             )
-        known = _known((*_ends(row), *request.ends))
         if row.phase in (Phase.IDLE, Phase.HELD):
-            row = self._woken(
-                row, tuple((*key, end) for key, end in known.items()), request.wake_id
-            )
+            row = self._woken(row, request.ends, request.wake_id)
             if row.phase == Phase.IDLE:
                 raise NoPendingWork("all streams are acknowledged up to their ends")
-        links = tuple(replace(each, tail=_tail(each, known)) for each in row.links)
+        links = _reached(row.links, request.ends)
         row = replace(row, links=links, holder=request.worker, last=request.wake_id)
         return self._put(self._hold(row), before)
 
@@ -557,32 +553,25 @@ class SubscriptionDraft(RowDraft[Subscription]):
         return self._put(self._hold(acked), row)
 
 
-def _known(ends: Ends) -> Mapping[tuple[str, str], int]:
-    known: dict[tuple[str, str], int] = {}
-    for log, created, end in ends:
-        known[log, created] = max(end, known.get((log, created), 0))
-    return known
+def _reached(links: tuple[Link, ...], ends: Ends) -> tuple[Link, ...]:
+    """The links with their streams' ends, as far as those are known."""
+    known = {(log, created): end for log, created, end in ends}
 
+    def tail(link: Link) -> int:
+        return max(link.tail, link.acked, known.get((link.log, link.created), 0))
 
-def _ends(row: Subscription) -> Ends:
-    """The streams' ends as the current wake has them."""
-    return tuple((each.log, each.created, each.tail) for each in row.links)
-
-
-def _tail(link: Link, known: Mapping[tuple[str, str], int]) -> int:
-    """A stream's end, at least what is acknowledged."""
-    return max(known.get((link.log, link.created), 0), link.acked)
+    return tuple(replace(each, tail=tail(each)) for each in links)
 
 
 def _acked(row: Subscription, request: AckWake) -> tuple[Link, ...]:
     """The links with what a request acknowledges. Raises: InvalidOffset."""
-    known = _known((*_ends(row), *request.ends))
+    ends = {each.log: each.tail for each in _reached(row.links, request.ends)}
     links = {each.log: each for each in row.links}
     for log, created, offset in request.acks:
         link = links.get(log)
         if link is None or not link.created or link.created != created:
             raise InvalidOffset("the acknowledgement names a stream that is not linked")
-        if not link.acked <= offset <= _tail(link, known):
+        if not link.acked <= offset <= ends[log]:
             raise InvalidOffset(
                 "the offset is below the acknowledged one, or beyond the stream's end"
             )

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import re
 import shutil
 import signal
 import sys
@@ -14,6 +13,7 @@ from typing import Final
 
 from rich.console import Console
 
+from loadtest.program import Seconds
 from services.local.cluster import StartTimeout
 from tests.cluster.chaos.report import Report
 from tests.cluster.chaos.setting import Machine
@@ -37,20 +37,12 @@ SITES_WEIGHT: Final = 150.0
 """Of the calls that fail, where each is to: a recording shows about 120."""
 
 
-def seconds(text: str) -> float:
-    """`90`, `90s`, `2m` or `1h` in seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: 90s, 2m, 1h")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
-
-
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.cluster.chaos",
         description="Without --time it goes on until the counts are reached, or for 60 s.",
     )
-    parser.add_argument("--time", type=seconds, help="at most so long, as in 60s or 5m")
+    parser.add_argument("--time", type=Seconds, help="at most so long, as in 60s or 5m")
     parser.add_argument("--seed", type=int, default=1, help="what is hurt, when and how")
     parser.add_argument("--kills", type=int, default=0, help="go on until there were so many")
     parser.add_argument("--power-cuts", type=int, default=0, help="the same of power cuts")
@@ -69,7 +61,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--durability", choices=(SYNCED, DEFERRED, "both"), default="both")
     parser.add_argument("--only", choices=("processes",), default="", help="nothing needs root")
     parser.add_argument(
-        "--patience", type=seconds, default=RESUME_S, help="how long appends may stand still"
+        "--patience", type=Seconds, default=RESUME_S, help="how long appends may stand still"
     )
     parser.add_argument("--build", type=Path, default=BUILD, help="where the report goes")
     return parser.parse_args()

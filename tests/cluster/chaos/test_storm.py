@@ -64,9 +64,7 @@ def stormed(build: Path, *options: str) -> Reported:
     return Reported(done.returncode, done.stdout)
 
 
-def test_nothing_acknowledged_is_lost_or_there_twice_whatever_is_hurt(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """One test with several claims, not several tests with one storm: workers would run it each."""
     counts = {
         "--kills": KILLS,

@@ -113,9 +113,7 @@ def test_two_of_each_process_that_another_one_can_replace() -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_the_settings_are_settings_with_a_certificate_of_the_service(
-    name: str, credentials: Path
-) -> None:
+def test_settings_are_known_and_have_the_services_certificate(name: str, credentials: Path) -> None:
     service = OURS[name]
     module = service["command"][0]
     assert role_of(service) == module.removeprefix("services.")

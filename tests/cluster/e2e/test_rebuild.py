@@ -118,35 +118,6 @@ async def test_a_cluster_without_its_postgres_comes_back_with_every_acknowledged
             assert await append(fresh) == await contents(fresh)
 
 
-async def test_a_log_comes_back_in_its_order() -> None:
-    with scratch("ql-rebuild-") as folder:
-        async with running(None, gateways=1, data=folder, environment=SETTINGS) as cluster:
-            async with Client(*cluster.gateways) as client:
-                log = await client.create_log("events", roll_entries=3)
-                for number in range(10):
-                    await log.append(b"%d" % number)
-            await cluster.kill_all()
-        shutil.rmtree(Path(folder) / "postgres")
-
-        async with (
-            running(
-                None, gateways=1, data=folder, environment=SETTINGS, rebuild_metadata=True
-            ) as cluster,
-            Client(*cluster.gateways) as client,
-        ):
-            log = client.log("events")
-
-            async def appended() -> bool:
-                await log.append(b"10")
-                return True
-
-            await until(appended, "somebody takes the log over", passing=(QuorumLogError,))
-            found = [record.value async for record in log.records()]
-
-            assert found == [b"%d" % number for number in range(len(found))]
-            assert len(found) == 11
-
-
 async def test_the_command_tells_what_is_there_and_changes_nothing_of_it() -> None:
     async with (
         running(None, gateways=1, environment=SETTINGS) as cluster,
@@ -214,7 +185,7 @@ async def test_streams_positions_and_settings_of_logs_come_back_with_their_recor
             ended = await streams.ask("POST", "done", {"Stream-Closed": "true"})
             assert (ended.status, ended.headers["Stream-Closed"]) == (204, "true")
 
-            orders = await client.create_log("orders", batch_compression="zstd")
+            orders = await client.create_log("orders", batch_compression="zstd", roll_entries=3)
             for number in range(4):
                 await orders.append(b"%d" % number * 100)
             async with orders.consumer("billing") as consumer:
@@ -266,6 +237,7 @@ async def test_streams_positions_and_settings_of_logs_come_back_with_their_recor
             assert found == [b"%d" % number * 100 for number in range(4)]
             assert (await orders.info())["settings"]["batch_compression"] == "zstd"
             assert (await orders.consumer_info("billing"))["offset"] == 3
+            assert (await orders.append(b"4")).first_offset == 4
             assert await record_times(client, "jobs") == times
             assert (await client.log("jobs").info())["settings"]["metadata"] == {"team": "reports"}
             assert (await client.log("jobs").append(b"next")).first_offset == len(times)

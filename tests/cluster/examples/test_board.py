@@ -84,9 +84,7 @@ async def messages(cluster: Cluster, log: str) -> list[Any]:
         return [orjson.loads(record.value) async for record in client.log(log).records()]
 
 
-async def test_messages_that_come_at_once_are_in_the_log_once_each(
-    cluster: Cluster, board: Board
-) -> None:
+async def test_messages_at_once_are_each_in_the_log_once(cluster: Cluster, board: Board) -> None:
     texts = [f"message {number}" for number in range(200)]
 
     answers = await asyncio.gather(*map(board.write, texts))
@@ -116,9 +114,7 @@ async def test_a_message_whose_answer_was_lost_is_in_the_log_once(
     assert kept == [f"message {number}" for number in range(5)]
 
 
-async def test_pages_show_messages_of_all_through_restarts_of_the_service(
-    board: Board, browser: Browser
-) -> None:
+async def test_pages_show_all_messages_across_restarts(board: Board, browser: Browser) -> None:
     said = ["ann: from a page"]
     async with page(browser, board.url) as one, page(browser, board.url) as other:
         await say(one, "from a page")
@@ -178,9 +174,7 @@ async def test_what_is_no_message_is_refused_and_changes_nothing(
     assert await messages(cluster, board.log) == []
 
 
-async def test_a_service_that_is_ended_answers_what_it_has_taken(
-    cluster: Cluster, board: Board
-) -> None:
+async def test_a_service_that_ends_answers_what_it_took(cluster: Cluster, board: Board) -> None:
     writing = [asyncio.ensure_future(board.write(f"message {n}")) for n in range(20)]
     await asyncio.wait(writing, return_when=asyncio.FIRST_COMPLETED)
     board.program.process.terminate()

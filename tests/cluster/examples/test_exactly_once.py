@@ -122,9 +122,7 @@ async def append(log: Log, numbers: Sequence[int]) -> None:
         await producer.append(payment(number))
 
 
-async def test_a_worker_that_is_killed_again_and_again_loses_nothing_and_counts_nothing_twice(
-    workers: Workers,
-) -> None:
+async def test_a_worker_killed_repeatedly_loses_and_repeats_nothing(workers: Workers) -> None:
     each = 60
     total = each * (KILLS + 1)
     appending = asyncio.ensure_future(append(workers.log, range(total)))
@@ -157,9 +155,7 @@ async def test_what_is_delivered_again_counts_once(workers: Workers) -> None:
     assert (await workers.log.consumer_info(CONSUMER))["offset"] >= 40
 
 
-async def test_a_worker_that_hung_while_another_took_over_counts_nothing_twice(
-    workers: Workers,
-) -> None:
+async def test_a_worker_that_hung_during_a_takeover_repeats_nothing(workers: Workers) -> None:
     await append(workers.log, range(20))
     hung = workers.start("one", lease_s=2.0)
     await workers.reach(20, hung)

@@ -202,9 +202,7 @@ def test_the_programs_in_the_chart_are_programs(tmp_path: Path) -> None:
         {"certificates": {"mode": "none"}},
     ],
 )
-def test_values_that_the_schema_does_not_know_are_refused(
-    values: dict[str, Any], tmp_path: Path
-) -> None:
+def test_values_unknown_to_the_schema_are_refused(values: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(Refused, match="schema"):
         rendered(tmp_path, **values)
 

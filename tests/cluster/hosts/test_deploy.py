@@ -92,9 +92,7 @@ def test_each_service_starts_beyond_loopback_with_the_settings_of_its_unit(
         assert settings.internal_url(0).startswith("https://host-2.example:")
 
 
-def test_no_two_services_of_a_host_have_a_port_or_a_certificate_in_common(
-    certificates: Path,
-) -> None:
+def test_services_of_a_host_share_no_port_and_no_certificate(certificates: Path) -> None:
     given = [settings_of(service, certificates) for service in _NAMES]
 
     ports = [each[name] for each in given for name in ("PORT", "INTERNAL_PORT") if name in each]

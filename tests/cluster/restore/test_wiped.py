@@ -18,9 +18,7 @@ LEDGERS: Final = 20
 WIPED: Final = "bookie-3"
 
 
-async def test_a_bookie_that_is_wiped_with_its_database_denies_nothing_that_it_acknowledged(
-    stores: Stores, tmp_path: Path
-) -> None:
+async def test_a_wiped_bookie_denies_nothing_acknowledged(stores: Stores, tmp_path: Path) -> None:
     async with running(
         stores, bookies=3, gateways=1, environment=UNHURRIED, lost_bookie_delay_s=600
     ) as cluster:

@@ -314,7 +314,10 @@ class Judge(LogHistory):
             self.violated(f"I33: ledger {item.ledger_id} ends before {end}: {item}")
 
     def index_names_all(self, item: LogItem) -> None:
-        """Rule 27e: an index names each entry that holds a key, for each key of its ledger."""
+        """Rule 27e: an index names each entry that holds a key, for each key of its ledger.
+
+        Source: issue 38, an index that is never trusted into a wrong "absent".
+        """
         entries = self._cluster.ledgers[item.ledger_id].entries
         index = () if item.index == NO_KEYS else self._cluster.ledgers[item.index or 0].entries
         about = {"ledger_id": item.ledger_id, "last_entry": len(entries) - 1}

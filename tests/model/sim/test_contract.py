@@ -43,6 +43,8 @@ OF_HTTP: Final = (
     test_ledgers.test_a_version_in_the_header_must_be_the_rows,
     test_repairs.test_a_range_beyond_the_ids_is_refused,
     test_changes.test_a_client_that_loses_its_service_gets_a_gap,
+    test_changes.test_an_answer_of_another_service_is_no_verdict,
+    test_changes.test_a_row_of_another_ledger_is_no_answer,
 )
 """How requests are parsed and sockets break. That is not simulated: clients are the shipped ones."""
 OF_LOGS: Final = (test_changes.test_every_change_of_a_log_is_announced,)

@@ -171,7 +171,7 @@ class Worker:
 
     def work(self) -> None:
         world = self.world
-        world.after(world.random.uniform(0.2, 2.0), self.work)
+        world.after(world.random.uniform(0.2, 2.0 if world.is_calm else 6.0), self.work)
         world.ask(ClaimWake("pull", self.name, world.wake_id(), world.ends()), self.claimed)
 
     def claimed(self, answer: Any) -> None:

@@ -13,12 +13,12 @@ from tests.model.sim.run import run_seed
 from tests.model.sim.services.run import run_seed as run_service_seed
 from tests.mutation.mutants.ends import END_MUTANTS
 from tests.mutation.mutants.hunt import Find, Guard, Mutant, by_search, by_swarm
-from tests.mutation.mutants.idle import IDLE_MUTANTS, by_idle
+from tests.mutation.mutants.idle import IDLE, IDLE_MUTANTS
 from tests.mutation.mutants.list import MUTANTS
 from tests.mutation.mutants.logs import LOG_MUTANTS, by_logs
-from tests.mutation.mutants.positions import POSITION_MUTANTS, by_positions
-from tests.mutation.mutants.queues import QUEUE_MUTANTS, by_queues
-from tests.mutation.mutants.subscriptions import SUBSCRIPTION_MUTANTS, by_subscriptions
+from tests.mutation.mutants.positions import POSITION_MUTANTS, POSITIONS
+from tests.mutation.mutants.queues import QUEUE_MUTANTS, QUEUES
+from tests.mutation.mutants.subscriptions import SUBSCRIPTION_MUTANTS, SUBSCRIPTIONS
 from tests.support.spread import interruptible, progress, spread
 from tests.unit.bookie.mutants import STORAGE_MUTANTS, is_found
 
@@ -26,9 +26,17 @@ ALARM_SEEDS = 500
 LOG_ALARM_SEEDS = 100
 SERVICE_ALARM_SEEDS = 60
 
+HISTORIES = (
+    (POSITION_MUTANTS, POSITIONS),
+    (QUEUE_MUTANTS, QUEUES),
+    (SUBSCRIPTION_MUTANTS, SUBSCRIPTIONS),
+    (IDLE_MUTANTS, IDLE),
+)
+"""Mutants, and the simulation that must see them."""
+
 ALL = (
-    *(*MUTANTS, *END_MUTANTS, *LOG_MUTANTS, *POSITION_MUTANTS, *QUEUE_MUTANTS),
-    *(*SUBSCRIPTION_MUTANTS, *IDLE_MUTANTS),
+    *(*MUTANTS, *END_MUTANTS, *LOG_MUTANTS),
+    *(mutant for mutants, _ in HISTORIES for mutant in mutants),
 )
 
 
@@ -58,14 +66,9 @@ def hunt(index: int) -> Hunt:
 def _seeds_for(mutant: Mutant) -> Callable[[Mutant], Find | None]:
     if mutant in END_MUTANTS:
         return lambda _mutant: None  # a search sees each
-    if mutant in POSITION_MUTANTS:
-        return by_positions
-    if mutant in QUEUE_MUTANTS:
-        return by_queues
-    if mutant in SUBSCRIPTION_MUTANTS:
-        return by_subscriptions
-    if mutant in IDLE_MUTANTS:
-        return by_idle
+    for mutants, histories in HISTORIES:
+        if mutant in mutants:
+            return histories.hunt
     return by_logs if mutant in LOG_MUTANTS else by_swarm
 
 

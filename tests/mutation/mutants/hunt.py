@@ -133,6 +133,26 @@ def by_swarm(mutant: Mutant, seeds: range | None = None) -> Find | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """A simulation that raises AssertionError at the first violation, and the seeds to try against a mutant."""
+
+    name: str
+    run: Callable[[int], object]
+    seeds: range
+
+    def hunt(self, mutant: Mutant, seeds: range | None = None) -> Find | None:
+        """Try seeds until one shows the mutant."""
+        with applied(mutant):
+            for count, seed in enumerate(seeds or self.seeds, 1):
+                try:
+                    self.run(seed)
+                except AssertionError as found:
+                    said = str(found) or repr(found)
+                    return Find(self.name, said, f"seed {seed}, {count} tried")
+        return None
+
+
 def by_search(mutant: Mutant) -> Find | None:
     """The explorer against a mutant."""
     if mutant.scope is None:

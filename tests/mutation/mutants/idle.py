@@ -8,23 +8,11 @@ from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.log.handover import Handover
 from quorumlog.protocol.metadata import Writer
 from services.gateway.logs.accesses import Accesses
-from tests.model.logs.idle import Violation, run
+from tests.model.logs.idle import run
 from tests.mutation.mutants.guards import always, answers
-from tests.mutation.mutants.hunt import Find, Mutant, Patch, applied, stand_in
+from tests.mutation.mutants.hunt import Histories, Patch, stand_in
 
-IDLE_SEEDS: Final = range(1, 201)
-"""Tried against a mutant."""
-
-
-def by_idle(mutant: Mutant, seeds: range = IDLE_SEEDS) -> Find | None:
-    """Seeds of the simulation against a mutant until one shows it."""
-    with applied(mutant):
-        for count, seed in enumerate(seeds, 1):
-            try:
-                run(seed)
-            except Violation as found:
-                return Find("logs that expire", str(found), f"seed {seed}, {count} tried")
-    return None
+IDLE: Final = Histories("logs that expire", run, range(1, 201))
 
 
 @stand_in

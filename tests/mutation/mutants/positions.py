@@ -13,25 +13,11 @@ from quorumlog.protocol.offset_store import (
 )
 from quorumlog.protocol.positions import Draft, Position, Positions
 from quorumlog.protocol.rows import Batch, RowDraft, Rows
-from tests.model.positions.simulation import Violation, run
+from tests.model.positions.simulation import run
 from tests.mutation.mutants.guards import always
-from tests.mutation.mutants.hunt import Find, Mutant, Patch, applied, stand_in
+from tests.mutation.mutants.hunt import Histories, Patch, stand_in
 
-POSITION_SEEDS: Final = range(1, 101)
-"""Tried against a mutant: at most about 50 s."""
-
-
-def by_positions(mutant: Mutant, seeds: range = POSITION_SEEDS) -> Find | None:
-    """Seeds of the simulation against a mutant until one shows it."""
-    with applied(mutant):
-        for count, seed in enumerate(seeds, 1):
-            try:
-                run(seed)
-            except Violation as found:
-                return Find("positions", str(found), f"seed {seed}, {count} tried")
-            except AssertionError as found:
-                return Find("positions", repr(found), f"seed {seed}, {count} tried")
-    return None
+POSITIONS: Final = Histories("positions", run, range(1, 101))
 
 
 @stand_in

@@ -8,27 +8,12 @@ from quorumlog.protocol.offset_set import NONE, Offsets
 from quorumlog.protocol.offset_store import OffsetStore
 from quorumlog.protocol.queues import Queue, QueueDraft, Queues, Settle, Settlement, Take
 from quorumlog.protocol.rows import Rows
-from tests.model.positions.simulation import Violation
 from tests.model.queues.simulation import run
 from tests.mutation.mutants.guards import always
-from tests.mutation.mutants.hunt import Find, Mutant, Patch, applied, stand_in
+from tests.mutation.mutants.hunt import Histories, Patch, stand_in
 from tests.mutation.mutants.positions import by_the_wall, taken_for_done, told_at_once
 
-QUEUE_SEEDS: Final = range(1, 41)
-"""Tried against a mutant: at most about 50 s."""
-
-
-def by_queues(mutant: Mutant, seeds: range = QUEUE_SEEDS) -> Find | None:
-    """Seeds of the simulation against a mutant until one shows it."""
-    with applied(mutant):
-        for count, seed in enumerate(seeds, 1):
-            try:
-                run(seed)
-            except Violation as found:
-                return Find("queues", str(found), f"seed {seed}, {count} tried")
-            except AssertionError as found:
-                return Find("queues", repr(found), f"seed {seed}, {count} tried")
-    return None
+QUEUES: Final = Histories("queues", run, range(1, 41))
 
 
 @stand_in

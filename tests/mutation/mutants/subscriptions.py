@@ -16,27 +16,12 @@ from quorumlog.protocol.subscriptions import (
     SubscriptionDraft,
     Subscriptions,
 )
-from tests.model.positions.simulation import Violation
 from tests.model.subscriptions.simulation import run
 from tests.mutation.mutants.guards import always
-from tests.mutation.mutants.hunt import Find, Mutant, Patch, applied, stand_in
+from tests.mutation.mutants.hunt import Histories, Patch, stand_in
 from tests.mutation.mutants.positions import by_the_wall, told_at_once
 
-SUBSCRIPTION_SEEDS: Final = range(1, 41)
-"""Tried against a mutant: at most about 50 s."""
-
-
-def by_subscriptions(mutant: Mutant, seeds: range = SUBSCRIPTION_SEEDS) -> Find | None:
-    """Seeds of the simulation against a mutant until one shows it."""
-    with applied(mutant):
-        for count, seed in enumerate(seeds, 1):
-            try:
-                run(seed)
-            except Violation as found:
-                return Find("subscriptions", str(found), f"seed {seed}, {count} tried")
-            except AssertionError as found:
-                return Find("subscriptions", repr(found), f"seed {seed}, {count} tried")
-    return None
+SUBSCRIPTIONS: Final = Histories("subscriptions", run, range(1, 41))
 
 
 @stand_in

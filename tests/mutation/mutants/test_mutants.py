@@ -2,14 +2,11 @@
 
 import pytest
 
+from tests.mutation.mutants.__main__ import HISTORIES
 from tests.mutation.mutants.ends import END_MUTANTS
-from tests.mutation.mutants.hunt import Mutant, applied, by_search, by_swarm
-from tests.mutation.mutants.idle import IDLE_MUTANTS, IDLE_SEEDS, by_idle
+from tests.mutation.mutants.hunt import Histories, Mutant, applied, by_search, by_swarm
 from tests.mutation.mutants.list import MUTANTS
 from tests.mutation.mutants.logs import CLAIMS, LOG_MUTANTS, LOG_SEEDS, by_logs
-from tests.mutation.mutants.positions import POSITION_MUTANTS, POSITION_SEEDS, by_positions
-from tests.mutation.mutants.queues import QUEUE_MUTANTS, by_queues
-from tests.mutation.mutants.subscriptions import SUBSCRIPTION_MUTANTS, by_subscriptions
 from tests.support.virtual import run_virtual
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
@@ -50,6 +47,9 @@ FIRST_SEEDS = {
     "a consumer expires while its lease is held": 6,
     "rows outlive a truncation": 6,
     "a keeper waits no longer than the log may be idle": 64,
+    "a move that was sent is divided once more": 4,
+    "a move begins anew after it was sent": 4,
+    "a claim ends by the clock on the wall": 6,
 }
 """The first seed that shows a mutant, where the seeds before it take a second or more. After a change of a simulation,
 another seed may be the first: the hunt goes on from this one.
@@ -82,24 +82,16 @@ def test_the_log_simulation_sees_that_a_guard_is_missing(name: str) -> None:
     assert by_logs(mutant, on_from(name, LOG_SEEDS)) is not None
 
 
-@pytest.mark.parametrize("mutant", POSITION_MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_simulation_of_positions_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
-    assert by_positions(mutant, on_from(mutant.name, POSITION_SEEDS)) is not None
+SEEN = [
+    pytest.param(mutant, histories, id=mutant.name)
+    for mutants, histories in HISTORIES
+    for mutant in mutants
+]
 
 
-@pytest.mark.parametrize("mutant", QUEUE_MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_simulation_of_queues_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
-    assert by_queues(mutant) is not None
-
-
-@pytest.mark.parametrize("mutant", SUBSCRIPTION_MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_simulation_of_subscriptions_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
-    assert by_subscriptions(mutant) is not None
-
-
-@pytest.mark.parametrize("mutant", IDLE_MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_simulation_of_logs_that_expire_sees_that_a_guard_is_missing(mutant: Mutant) -> None:
-    assert by_idle(mutant, on_from(mutant.name, IDLE_SEEDS)) is not None
+@pytest.mark.parametrize(("mutant", "histories"), SEEN)
+def test_a_simulation_sees_that_a_guard_is_missing(mutant: Mutant, histories: Histories) -> None:
+    assert histories.hunt(mutant, on_from(mutant.name, histories.seeds)) is not None
 
 
 @pytest.mark.parametrize("name", CLAIMS)

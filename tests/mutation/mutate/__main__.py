@@ -2,7 +2,6 @@
 
 import argparse
 import gc
-import re
 import sys
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Final
 
 import orjson
 
+from loadtest.program import Seconds
 from tests.mutation.mutate.hunt import (
     EQUIVALENT,
     FOUND,
@@ -32,8 +32,7 @@ from tests.support.spread import count, interruptible, progress
 
 _DOORS: Final = (
     "tests/unit/net/test_identity.py", "tests/unit/net/test_roles.py", "tests/unit/net/test_tls.py",
-    "tests/unit/net/test_tls_files.py", "tests/unit/net/test_sessions.py",
-    "tests/unit/net/test_hosts.py", "tests/unit/net/test_service.py", "tests/unit/wire/test_secret.py",
+    "tests/unit/net/test_tls_files.py", "tests/unit/net/test_hosts.py", "tests/unit/net/test_service.py", "tests/unit/wire/test_secret.py",
     "tests/unit/wire/test_certificate.py", "tests/unit/client/test_certificates.py",
     "tests/unit/gateway/test_public_tls.py",
 )  # fmt: skip
@@ -112,14 +111,6 @@ def _verdict(place: Place, verdict: str, by: str) -> Verdict:
     return Verdict(place.name, place.digest, verdict, place.first_line, by)
 
 
-def seconds(text: str) -> float:
-    """A budget: 90s, 20m, 2h."""
-    match = re.fullmatch(r"(\d+)([smh]?)", text)
-    if match is None or not int(match[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time like 90s, 20m or 2h")
-    return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
-
-
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutation.mutate",
@@ -135,13 +126,13 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--match", default="", help="only mutants whose name holds this")
     parser.add_argument(
         "--time",
-        type=seconds,
+        type=Seconds,
         default=3600.0,
         metavar="BUDGET",
         help="of the run: 90s, 20m, 2h (1h)",
     )
     parser.add_argument(
-        "--per-mutant", type=seconds, default=20.0, metavar="TIME",
+        "--per-mutant", type=Seconds, default=20.0, metavar="TIME",
         help="of the tests of one mutant, by the times that were recorded (20s)",
     )  # fmt: skip
     parser.add_argument(

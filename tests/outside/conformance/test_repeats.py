@@ -14,9 +14,7 @@ JSON = {"Content-Type": "application/json"}
 STREAM = "/v1/stream/repeated"
 
 
-async def test_appends_without_a_producer_are_there_once_when_their_gateway_is_killed(
-    stores: Stores,
-) -> None:
+async def test_plain_appends_are_there_once_after_their_gateway_is_killed(stores: Stores) -> None:
     async with (
         running(stores) as cluster,
         Repeats(cluster.gateways) as repeats,

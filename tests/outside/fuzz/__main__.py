@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from loadtest.program import Seconds
 from services.local.process import Become, in_child
-from tests.cluster.chaos.__main__ import seconds
 from tests.outside.fuzz.http import Heard, ask_all
 from tests.outside.fuzz.samples import SAMPLES
 from tests.outside.fuzz.targets import TARGETS
@@ -76,7 +76,7 @@ def feed_all(total_s: float, seed: int, build: Path, names: list[str]) -> tuple[
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.outside.fuzz")
-    parser.add_argument("--time", type=seconds, default=120.0, help="half for bytes, half for HTTP")
+    parser.add_argument("--time", type=Seconds, default=120.0, help="half for bytes, half for HTTP")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--targets", nargs="*", choices=sorted(TARGETS), default=list(TARGETS))
     parser.add_argument("--only", choices=("bytes", "http"))

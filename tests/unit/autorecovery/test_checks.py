@@ -113,9 +113,7 @@ async def test_missing_copies_are_found_reported_and_repaired(stores: Stores) ->
         assert (await verify(cluster, 999))[0] == 4
 
 
-async def test_a_member_that_was_away_at_the_close_gets_a_copy_of_the_row_from_the_check(
-    stores: Stores,
-) -> None:
+async def test_a_member_away_at_the_close_gets_the_row_from_the_check(stores: Stores) -> None:
     """Rule 18b: the bookie wrote no entry since, and nothing is to be repaired."""
     async with (
         running(

@@ -129,9 +129,7 @@ def test_a_ledger_in_fewer_zones_than_possible_is_reported() -> None:
     assert missing_zones(together, lost) == 0  # that is repair's
 
 
-async def test_of_losses_beyond_the_bound_the_one_looked_at_longest_ago_is_found_again_by_a_check(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_beyond_the_bound_the_oldest_loss_recurs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses_module, "_LEDGERS_MAX", 1)
 
     class Denied:

@@ -21,10 +21,8 @@ from tests.mutation.mutants.guards import believed as believed_target
 from tests.mutation.mutants.hunt import Guard, Patch, applied, stand_in
 from tests.unit.autorecovery import (
     test_at_once,
+    test_audits,
     test_findings,
-    test_moves,
-    test_open_ledgers,
-    test_pace,
     test_replica_check,
     test_writers,
 )
@@ -61,7 +59,7 @@ GUARDS: Final = (
     Patch(Worker, "_may_move", always(True)).guard(
         "a place moves while its bookie restarts",
         "rule 8, ADR 6",
-        test_moves.test_repair_waits_for_a_bookie_that_is_only_away,
+        test_replica_check.test_repair_waits_for_a_bookie_that_is_only_away,
     ),
     Patch(check, "_is_reply_about", always(True)).guard(
         "whoever answers is believed to be the member",
@@ -81,17 +79,17 @@ GUARDS: Final = (
     Patch(PacedBookies, "_wait_for_turn", answers(None)).guard(
         "the copy rate has no limit",
         "copying has a limit",
-        test_pace.test_in_any_interval_at_most_the_limit_and_one_run_are_sent,
+        test_audits.test_in_any_interval_at_most_the_limit_and_one_run_are_sent,
     ),
     Patch(PacedBookies, "_wait_for_turn", answers(None)).guard(
         "a pause stops nothing",
         "operators can pause",
-        test_pace.test_a_pause_holds_back_all_adds_until_it_ends,
+        test_audits.test_a_pause_holds_back_all_adds_until_it_ends,
     ),
     Patch(Auditor, "_is_abandoned", answers(True)).guard(
         "a recovery that waited does not ask the writer again",
         "rule 21",
-        test_open_ledgers.test_a_writer_that_answers_again_is_not_fenced_by_a_recovery_that_waited,
+        test_writers.test_a_writer_that_answers_again_is_not_fenced_by_a_recovery_that_waited,
     ),
     Patch(FragmentRepair, "_verify", believed_target).guard(
         "a repair does not read back what it gives a place for",

@@ -22,9 +22,7 @@ def judge(load: Load, story: Story) -> None:
     assert story.problems == []
 
 
-async def test_restarts_move_nothing_and_a_lost_disk_is_repaired_even_if_the_auditor_dies(
-    stores: Stores,
-) -> None:
+async def test_restarts_move_nothing_and_a_lost_disk_is_repaired(stores: Stores) -> None:
     story = Story(lambda _line: None)
     async with (
         running(

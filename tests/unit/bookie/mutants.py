@@ -138,7 +138,7 @@ CRASH_MUTANTS: Final = (
     Patch(StoredLedger, "is_deletion_synced", patches.gone_at_once).guard(
         "the index knows that a ledger is deleted before the log does",
         "rule 16a",
-        scenario(test_deleted.test_no_checkpoint_contains_a_deletion_before_the_log_does),
+        scenario(test_deleted.test_no_checkpoint_precedes_a_deletion),
     ),
     Patch(Segments, "remove", patches.forgetful).guard(
         "a segment goes without a word", "rule 19", by_crashes
@@ -146,7 +146,7 @@ CRASH_MUTANTS: Final = (
     Patch(StoredLedger, "is_idle", patches.idle_in_checkpoints).guard(
         "what a checkpoint is writing is forgotten in memory",
         "I13",
-        scenario(test_at_once.test_a_fence_is_not_evicted_while_a_checkpoint_writes_it),
+        scenario(test_at_once.test_no_fence_leaves_a_checkpoint),
     ),
     Patch(StoredLedger, "_prune", patches.taken_at_once).guard(
         "the index gives a copy up before the one in its place is on disk",
@@ -172,16 +172,12 @@ OTHER_MUTANTS: Final = (
     Patch(Collector, "_disposals", patches.naming_no_copies).guard(
         "a drop asks about no copy that is held",
         "rule 18c",
-        scenario(
-            test_collect.test_nothing_is_dropped_by_a_database_that_lacks_the_change_of_a_held_copy
-        ),
+        scenario(test_collect.test_a_database_that_lacks_a_held_copys_change_drops_nothing),
     ),
     Patch(Collector, "_disposal", patches.forgetting_first).guard(
         "copies are forgotten by their version alone",
         "rule 18c",
-        scenario(
-            test_collect.test_copies_are_forgotten_when_the_database_contains_them_and_enough_later_ones
-        ),
+        scenario(test_collect.test_copies_are_forgotten_once_the_database_contains_them),
     ),
     Patch(cookie, "_suspected_loss", always("")).guard(
         "an emptied directory is taken for the old one", "X18, rule 15", starts_with_lost_data
@@ -204,22 +200,22 @@ TWIN_MUTANTS: Final = (
     Patch(registration, "probe", answers(Presence.GONE)).guard(
         "nobody asks whether the registered process lives",
         "rule 15a",
-        scenario(test_twins.test_the_registered_process_is_asked_before_anybody_takes_its_name),
+        scenario(test_twins.test_the_registered_process_is_asked_before_its_name_is_taken),
     ),
     Patch(Registration, "_has_live_heartbeat", answers(False)).guard(
         "a process that does not answer here counts as gone though it is heard",
         "rules 15a, 21a",
-        scenario(test_twins.test_the_registered_process_is_asked_before_anybody_takes_its_name),
+        scenario(test_twins.test_the_registered_process_is_asked_before_its_name_is_taken),
     ),
     Patch(registration, "is_displaced", always(False)).guard(
         "a process goes on though another one is registered in its place",
         "rule 15a",
-        scenario(test_twins.test_a_displaced_process_learns_of_it_and_its_heartbeats_do_not_count),
+        scenario(test_twins.test_a_displaced_process_learns_of_it_and_counts_no_more),
     ),
     Patch(Liveness, "_bookie_key", patches.one_for_all).guard(
         "two processes of one name write one heartbeat",
         "rule 15a",
-        scenario(test_twins.test_a_displaced_process_learns_of_it_and_its_heartbeats_do_not_count),
+        scenario(test_twins.test_a_displaced_process_learns_of_it_and_counts_no_more),
     ),
 )
 GUARD_MUTANTS: Final = (
@@ -248,12 +244,12 @@ GUARD_MUTANTS: Final = (
     Patch(Space, "_referenced", answers(set())).guard(
         "a segment goes though a part names it",
         "I1",
-        scenario(test_at_once.test_a_segment_still_referenced_by_a_part_is_not_removed),
+        scenario(test_at_once.test_a_segment_in_use_is_kept),
     ),
     Patch(StoredLedger, "holds", lambda _original: lambda _self, _part: True).guard(
         "what was dropped meanwhile is moved",
         "rules 16, 17",
-        scenario(test_at_once.test_a_ledger_dropped_during_a_move_does_not_come_back),
+        scenario(test_at_once.test_a_drop_during_a_move_is_final),
     ),
     Patch(StoredLedger, "is_idle", patches.idle_in_queues).guard(
         "a record that nobody waits for is forgotten before it is on disk",

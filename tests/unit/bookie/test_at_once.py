@@ -60,9 +60,7 @@ def rot(store: Store, ledger_id: int, entry_id: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-async def test_a_fence_is_not_evicted_while_a_checkpoint_writes_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_fence_leaves_a_checkpoint(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I13. The index does not know it yet, and the ledger in memory has nothing more to write."""
     monkeypatch.setattr("services.bookie.holdings.LEDGERS_MAX", 0)
     store = started(root / "d")
@@ -179,9 +177,7 @@ async def test_a_copy_partly_replaced_before_it_is_on_disk_is_found_after_a_rest
         assert (ids_of(found), found.absent) == (list(range(20)), ((20, 30),))
 
 
-async def test_a_cancelled_waiter_does_not_block_the_answers_of_others(
-    store: Store, gate: Gate
-) -> None:
+async def test_a_cancelled_waiter_blocks_nobody_elses_answer(store: Store, gate: Gate) -> None:
     gate.open.clear()
     store.add(AddAsked(ME, run_of(6, [0]), KEY), lambda _: None)
     await until(lambda: gate.waiting > 0, "the batch before is being synced")
@@ -203,9 +199,7 @@ async def test_a_cancelled_waiter_does_not_block_the_answers_of_others(
     assert ids_of(await read(store, 7, 0, 5)) == [0, 1]
 
 
-async def test_a_ledger_leaves_limbo_only_after_restored_entries_are_on_disk(
-    root: Path, gate: Gate
-) -> None:
+async def test_a_ledger_leaves_limbo_once_its_entries_are_on_disk(root: Path, gate: Gate) -> None:
     """I27. A checkpoint tells that the limbo is over, and the power goes before the disk has the
     entry that ended it.
     """
@@ -476,9 +470,7 @@ async def test_a_grace_period_passes_between_the_two_looks(root: Path) -> None:
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [9]
 
 
-async def test_a_segment_still_referenced_by_a_part_is_not_removed(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_segment_in_use_is_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run can't be read for a moment, so a recovery writes some of its entries again. What is left
     of the run is another part than the one that compaction was about to move.
     """
@@ -507,9 +499,7 @@ async def test_a_segment_still_referenced_by_a_part_is_not_removed(
     assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
 
 
-async def test_a_ledger_dropped_during_a_move_does_not_come_back(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_drop_during_a_move_is_final(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules 16 and 17: compaction writes nothing that is not held any more."""
     store = await filled(root / "d")
     await store.checkpoint()

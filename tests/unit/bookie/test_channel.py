@@ -163,9 +163,7 @@ async def test_a_malformed_frame_ends_the_channel(served: Served) -> None:
     assert served.store.holdings.row(7) is None
 
 
-async def test_a_peer_that_does_not_read_is_not_read_from(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_reads_nothing_is_unread(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.bookie.channel.OUT_BYTES_MAX", 200_000)
     big = "z" * 100
     for number in range(10):
@@ -220,9 +218,7 @@ async def test_reads_in_flight_count_with_the_answers_that_they_may_get(
         await until(lambda: waiting, "an answer makes room for the next one")
 
 
-async def test_answers_of_one_moment_are_each_given_in_the_name_that_was_asked(
-    served: Served,
-) -> None:
+async def test_an_answer_is_given_in_the_name_that_was_asked(served: Served) -> None:
     """Rule 4: what an older incarnation is asked is not answered in the new one's name."""
     await served.add(run_of(7, range(3)))
     served.store.set_member("b1@2")
@@ -268,9 +264,7 @@ async def test_plain_http_gives_the_same_answers_in_json(served: Served) -> None
         assert (await info.json())["bookie"] == ME
 
 
-async def test_a_range_digest_covers_ids_lengths_and_payloads_of_one_write_set(
-    served: Served,
-) -> None:
+async def test_a_range_digest_covers_ids_lengths_and_payloads(served: Served) -> None:
     await served.add(run_of(7, range(10)))
 
     async def digest(*ranges: list[int], **asked: int) -> list[dict[str, Any]]:
@@ -369,7 +363,7 @@ async def test_a_request_without_an_upgrade_is_told_which_one_it_takes(served: S
         assert refused.status == 400
         said = (await refused.json(content_type=None))["detail"]
 
-    assert "asks for no upgrade to quorumlog-channel/1" in said
+    assert "send a request for an upgrade to quorumlog-channel/1" in said
 
 
 async def received(line: Line) -> Message:

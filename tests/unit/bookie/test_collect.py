@@ -1,5 +1,6 @@
-"""A bookie gives up a ledger on proof only, and its fence never."""
+"""Collection of garbage: what proves that a ledger may be dropped, and which copies are presented meanwhile."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +9,11 @@ import pytest
 
 from quorumlog.protocol.messages import CasStatus, Status
 from quorumlog.protocol.metadata import LedgerMetadata
-from quorumlog.protocol.row_copy import COPIES_KEPT, RowName
+from quorumlog.protocol.row_copy import COPIES_KEPT, RowCopy, RowName
 from quorumlog.wire.bodies import PROOFS_MAX
 from services.bookie.collect import Found
 from services.bookie.store import Store
+from services.bookie.witnesses import FRESH_MAX, FreshCopies
 from tests.unit.bookie.collecting import (
     AWAY,
     GONE,
@@ -27,16 +29,16 @@ from tests.unit.bookie.support import (
     again,
     assert_right,
     ids_of,
+    image,
     keep_row,
+    opened,
     read,
     read_lac,
     run_of,
 )
 
 
-async def test_a_deleted_ledger_is_dropped_at_the_second_look_and_its_segments_are_removed(
-    root: Path,
-) -> None:
+async def test_a_deleted_ledger_is_dropped_at_the_second_look(root: Path) -> None:
     store = await filled(root / "d")
     rows = Rows({7: GONE, 8: GONE})
     collector = collector_of(store, rows)
@@ -191,9 +193,7 @@ async def test_what_a_page_does_not_tell_of_stays(root: Path) -> None:
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [8]
 
 
-async def test_a_copy_that_comes_while_a_page_is_asked_about_keeps_its_ledger_only(
-    root: Path,
-) -> None:
+async def test_a_copy_that_comes_during_a_page_keeps_its_ledger_only(root: Path) -> None:
     """Rule 18c: its change was not asked about; what was asked about the others holds."""
     store = await filled(root / "d")
     rows = Rows()
@@ -214,9 +214,7 @@ async def test_a_copy_that_comes_while_a_page_is_asked_about_keeps_its_ledger_on
     assert [ledger for ledger, _ in store.holdings.ledgers()] == [8]
 
 
-async def test_nothing_is_dropped_by_a_database_that_lacks_the_change_of_a_held_copy(
-    root: Path,
-) -> None:
+async def test_a_database_that_lacks_a_held_copys_change_drops_nothing(root: Path) -> None:
     store = await filled(root / "d")
     rows = Rows({7: GONE, 8: (CasStatus.OK, AWAY)})
     rows.contained = {copy_of(1)}
@@ -257,9 +255,7 @@ async def test_a_copy_that_comes_while_the_database_is_asked_keeps_the_ledger(ro
     assert ids_of(await read(store, 7, 0, 500)) == list(range(120))
 
 
-async def test_copies_are_forgotten_when_the_database_contains_them_and_enough_later_ones(
-    root: Path,
-) -> None:
+async def test_copies_are_forgotten_once_the_database_contains_them(root: Path) -> None:
     store = await filled(root / "d")
     rows = Rows()
     versions = range(1, COPIES_KEPT + 4)
@@ -296,3 +292,47 @@ async def test_copies_are_forgotten_when_the_database_contains_them_and_enough_l
     assert set(left) <= set(store.ledger(7).row_names)
     await collector_of(store, rows).round()
     assert store.ledger(7).row_names == left
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_copies_are_fresh_until_they_are_confirmed_also_over_restarts(
+    root: Path, store: Store, *, is_clean: bool
+) -> None:
+    first, second, third = map(copy_of, (1, 2, 3))
+    await keep_row(store, 7, first)
+    await keep_row(store, 8, second)
+    await keep_row(store, 8, RowName(4, bytes(16)))
+    fresh = store.holdings.fresh
+    assert fresh.newest(10) == [second.attempt, first.attempt], "and none without a token"
+    assert fresh.newest(1) == [second.attempt]
+
+    fresh.confirmed([first.attempt])
+    await store.checkpoint()
+    await keep_row(store, 9, third)
+    if is_clean:
+        await store.stop()
+        left = root / "d"
+    else:
+        left = image(store, root / "image")
+        await store.stop()
+    store = opened(left)
+    assert set(store.holdings.fresh.newest(10)) == {second.attempt, third.attempt}
+    store.close()
+
+    shutil.rmtree(left / "index")
+    store = opened(left)
+    assert len(store.holdings.fresh.newest(10)) == 3, (
+        "a new index knows of none that it was confirmed"
+    )
+    store.close()
+
+
+def test_the_oldest_fresh_copies_go_where_there_are_too_many() -> None:
+    fresh = FreshCopies()
+    for version in range(1, FRESH_MAX + 3):
+        fresh.note(RowCopy(copy_of(version), b""))
+
+    left = fresh.newest(FRESH_MAX + 1)
+    assert len(left) == FRESH_MAX
+    assert left[-1] == copy_of(3).attempt
+    assert FreshCopies(fresh.encode()).newest(FRESH_MAX + 1) == left

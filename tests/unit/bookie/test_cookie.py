@@ -245,9 +245,7 @@ def test_a_moved_directory_keeps_its_identity_and_a_copy_does_not(tmp_path: Path
     assert identity_of(moved).is_same(first)
 
 
-def test_a_directory_has_an_identity_without_birth_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_identity_needs_no_birth_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A C library without the call, and a kernel or sandbox that does not know it."""
     known = identity_of(tmp_path)
     libraries = (object(), SimpleNamespace(statx=lambda *_args: -1))

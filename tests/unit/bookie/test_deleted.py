@@ -87,9 +87,7 @@ def named(store: Store) -> list[int]:
 
 
 @pytest.mark.parametrize("is_fenced", [True, False])
-async def test_a_deleted_ledger_takes_no_adds_and_answers_no_reads_after_restarts_and_compactions(
-    store: Store, *, is_fenced: bool
-) -> None:
+async def test_a_deleted_ledger_has_no_adds_and_no_reads(store: Store, *, is_fenced: bool) -> None:
     await add(store, run_of(7, range(3)))
     await add(store, run_of(9, range(3)))
     if is_fenced:
@@ -125,9 +123,7 @@ async def test_a_deleted_ledgers_id_survives_every_compaction(store: Store) -> N
         await assert_deleted(store, ledger)
 
 
-async def test_a_writer_that_missed_the_deletion_is_refused_after_its_ledger_was_dropped(
-    store: Store,
-) -> None:
+async def test_a_writer_that_missed_the_deletion_is_refused_after_the_drop(store: Store) -> None:
     """Issue 13, hole 1: read OPEN; fenced, closed, deleted and dropped by others; then the add."""
     await add(store, run_of(7, range(3)))
     await fence(store, 7)
@@ -147,9 +143,7 @@ async def test_a_writer_that_missed_the_deletion_is_refused_after_its_ledger_was
     assert rows.reads == reads
 
 
-async def test_no_checkpoint_contains_a_deletion_before_the_log_does(
-    root: Path, store: Store, gate: Gate
-) -> None:
+async def test_no_checkpoint_precedes_a_deletion(root: Path, store: Store, gate: Gate) -> None:
     """Else the index alone would know, and nobody once it is built anew."""
     await add(store, run_of(7, range(3)))
     await fence(store, 7)
@@ -412,9 +406,7 @@ async def test_copies_restored_after_a_drop_survive_every_compaction(store: Stor
         store = await compacted(store)
 
 
-async def test_copies_that_reappear_after_their_drop_was_compacted_are_valid_and_dropped_again(
-    store: Store,
-) -> None:
+async def test_copies_that_reappear_after_their_drop_are_dropped_again(store: Store) -> None:
     """The other order: older runs stay in a segment, and the DROP goes while newer copies are held. A
     rebuilt index finds all of them; they are what their ids say, fenced, and a collector drops them.
     """
@@ -445,9 +437,7 @@ def test_a_packed_record_holds_up_to_its_maximum_of_ids() -> None:
     assert packed(ids).size == 8 * IDS_MAX
 
 
-async def test_the_highest_ledger_counts_what_is_in_memory_in_the_index_and_deleted(
-    root: Path,
-) -> None:
+async def test_the_highest_ledger_counts_memory_index_and_deleted_ids(root: Path) -> None:
     """Rule 18a: an id that a bookie holds or held is not assigned again."""
     store = started(root)
 

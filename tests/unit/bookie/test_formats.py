@@ -52,9 +52,7 @@ def content(directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("found", [str(FORMAT + 1), "", "x" * 1000, "0"])
-async def test_a_directory_of_another_format_is_refused_and_not_changed(
-    root: Path, found: str
-) -> None:
+async def test_a_directory_of_another_format_stays_as_it_is(root: Path, found: str) -> None:
     directory = await a_directory(root)
     (directory / "format").write_text(found)
     before = content(directory)
@@ -193,9 +191,7 @@ def test_a_part_with_holes_has_nothing_beside_its_entries() -> None:
             assert part.has_any(first, last) is wanted
 
 
-def test_low_space_is_told_once_and_so_is_its_end(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_low_space_and_its_end_are_told_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (root / "log").mkdir()
     caplog.set_level(logging.INFO, logger="services.bookie.directory")
 

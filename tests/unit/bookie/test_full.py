@@ -135,9 +135,7 @@ async def writer(disk: Path) -> AsyncIterator[RunAdder]:
     await writer.store.stop()
 
 
-async def test_a_full_disk_makes_the_bookie_read_only_and_loses_nothing(
-    disk: Path, writer: RunAdder
-) -> None:
+async def test_a_full_disk_makes_a_bookie_read_only(disk: Path, writer: RunAdder) -> None:
     store = writer.store
     with filled(disk):
         (disk / "somebody-else").write_bytes(bytes(16 * MIB))
@@ -153,9 +151,7 @@ async def test_a_full_disk_makes_the_bookie_read_only_and_loses_nothing(
     await writer.check(store)
 
 
-async def test_without_a_free_block_fences_hold_and_queued_records_are_written_later(
-    disk: Path, writer: RunAdder
-) -> None:
+async def test_without_a_free_block_fences_hold_adds_wait(disk: Path, writer: RunAdder) -> None:
     store = writer.store
     for _ in range(5):
         assert await writer.add() is Status.OK
@@ -178,9 +174,7 @@ async def test_without_a_free_block_fences_hold_and_queued_records_are_written_l
     await writer.check(store)
 
 
-async def test_a_checkpoint_without_room_fails_and_the_next_one_catches_up(
-    disk: Path, writer: RunAdder
-) -> None:
+async def test_a_checkpoint_without_room_fails_and_catches_up(disk: Path, writer: RunAdder) -> None:
     store = writer.store
     for _ in range(20):
         await writer.add()
@@ -197,9 +191,7 @@ async def test_a_checkpoint_without_room_fails_and_the_next_one_catches_up(
     await writer.check(writer.store)
 
 
-async def test_a_bookie_starts_on_a_full_disk_and_denies_nothing(
-    disk: Path, writer: RunAdder
-) -> None:
+async def test_a_bookie_starts_on_a_full_disk_denying_nothing(disk: Path, writer: RunAdder) -> None:
     for _ in range(20):
         await writer.add()
     await writer.store.stop()
@@ -239,9 +231,7 @@ async def test_garbage_is_freed_on_a_full_disk(disk: Path, writer: RunAdder) -> 
     await writer.check(store)
 
 
-async def test_a_salvage_without_room_for_a_second_log_says_so_and_changes_nothing(
-    disk: Path,
-) -> None:
+async def test_a_salvage_without_room_says_so_and_changes_nothing(disk: Path) -> None:
     store = started(disk / "d", OPTIONS)
     for first in range(0, 40 * RUN, RUN):
         await add(store, run_of(7, range(first, first + RUN), LONG))
@@ -260,9 +250,7 @@ async def test_a_salvage_without_room_for_a_second_log_says_so_and_changes_nothi
     assert sorted(path.name for path in (disk / "d").rglob("*")) == before
 
 
-async def test_a_salvage_that_fills_the_disk_fails_and_frees_its_room(
-    disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_salvage_frees_its_room(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = started(disk / "d", OPTIONS)
     size = 0
     while size < 22 * MIB:

@@ -47,9 +47,7 @@ async def queued(service: Service) -> set[tuple[int, str, tuple[tuple[int, int],
     return {(item.ledger_id, item.member, item.ranges) for item in items}
 
 
-async def test_phase_one_marks_all_ledgers_of_older_incarnations_and_fences_those_not_open(
-    service: Service, root: Path
-) -> None:
+async def test_phase_one_marks_older_ledgers_and_fences_them(service: Service, root: Path) -> None:
     draft = replace(DRAFT, ledger_key=KEY)
     is_open = await service.client.create(draft)
     in_recovery = await changed(service, (await service.client.create(draft)).in_recovery())
@@ -88,9 +86,7 @@ def _with(member: str) -> tuple[Fragment, ...]:
     return (replace(fragment, bookies=(member, *fragment.bookies[1:])),)
 
 
-async def test_limbo_ends_when_metadata_names_the_new_incarnation_and_all_entries_are_here(
-    service: Service, root: Path
-) -> None:
+async def test_limbo_ends_with_the_new_incarnations_entries(service: Service, root: Path) -> None:
     row = await service.client.create(replace(DRAFT, ledger_key=KEY))
     row = await closed(service, row, 9)
     ledger_id = row.ledger_id
@@ -118,9 +114,7 @@ async def test_limbo_ends_when_metadata_names_the_new_incarnation_and_all_entrie
     assert (limbo.progress.cleared, limbo.progress.checked_entries) == (1, 10)
 
 
-async def test_limbo_does_not_end_by_a_database_that_lacks_the_change_of_a_held_copy(
-    service: Service, root: Path
-) -> None:
+async def test_a_database_that_lacks_a_copy_ends_no_limbo(service: Service, root: Path) -> None:
     row = await closed(service, await service.client.create(replace(DRAFT, ledger_key=KEY)), 3)
     store = started(root / "d", me=NOW)
     await add(store, run_of(row.ledger_id, range(4)), member=NOW)
@@ -144,9 +138,7 @@ async def test_limbo_does_not_end_by_a_database_that_lacks_the_change_of_a_held_
     assert not _is_in_limbo(store, row.ledger_id)
 
 
-async def test_an_open_ledger_leaves_limbo_after_an_ensemble_change_and_repair(
-    service: Service, root: Path
-) -> None:
+async def test_an_open_ledger_leaves_limbo_after_its_repair(service: Service, root: Path) -> None:
     row = await service.client.create(replace(DRAFT, ledger_key=KEY))
     ledger_id = row.ledger_id
     store = started(root / "d", me=NOW)
@@ -166,9 +158,7 @@ async def test_an_open_ledger_leaves_limbo_after_an_ensemble_change_and_repair(
     assert not _is_in_limbo(store, ledger_id)
 
 
-async def test_a_deleted_ledger_leaves_limbo_and_the_last_one_removes_the_mark(
-    service: Service, root: Path
-) -> None:
+async def test_the_last_deleted_ledger_removes_the_limbo_mark(service: Service, root: Path) -> None:
     row = await service.client.create(replace(DRAFT, ledger_key=KEY))
     row = await closed(service, row, 0)
     store = started(root / "d", me=NOW)

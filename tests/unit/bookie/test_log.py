@@ -95,9 +95,7 @@ async def test_batches_after_the_last_sync_point_are_copied_to_a_new_segment(roo
     assert await entries_in(crashed) == list(range(60))
 
 
-async def test_a_clean_end_that_never_reached_the_disk_is_no_damage_to_later_starts(
-    root: Path,
-) -> None:
+async def test_a_clean_end_that_missed_the_disk_is_no_later_damage(root: Path) -> None:
     store = await filled(root / "d")
     await store.stop()
     path = last_segment(root / "d")

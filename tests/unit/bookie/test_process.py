@@ -157,19 +157,7 @@ async def test_what_was_acknowledged_survives_a_kill_at_any_moment(bookie: Proce
         assert acknowledged <= held
 
 
-async def test_sigterm_stops_a_bookie_cleanly(bookie: Process) -> None:
-    bookie.start()
-    await bookie.ready()
-
-    assert await bookie.kill(signal.SIGTERM) == 0
-
-    bookie.start()
-    assert (await bookie.ready())["was_clean"]
-
-
-async def test_a_wiped_directory_is_refused_and_with_permission_a_new_incarnation(
-    bookie: Process,
-) -> None:
+async def test_a_wiped_directory_needs_permission_for_a_new_incarnation(bookie: Process) -> None:
     bookie.start()
     await bookie.ready()
     await bookie.kill()
@@ -229,9 +217,7 @@ async def test_garbage_collection_waits_while_the_metadata_service_is_away(booki
     assert '"ERROR"' not in bookie.log.read_text()
 
 
-async def test_a_deleted_ledger_takes_no_add_of_a_writer_that_missed_the_deletion(
-    bookie: Process,
-) -> None:
+async def test_a_deleted_ledger_takes_no_add_of_a_late_writer(bookie: Process) -> None:
     """Issue 13, hole 1: nobody fenced here, and metadata's tombstone is all that the bookie knew."""
     bookie.settings |= {"COLLECT_S": "0.1", "COLLECT_GRACE_S": "0"}
     bookie.start()
@@ -264,45 +250,24 @@ async def test_a_deleted_ledger_takes_no_add_of_a_writer_that_missed_the_deletio
     await client.close()
     client = BookieClient(lambda _: bookie.url, bookie.session, PATIENT)
     assert await add(client, 1, CHOSEN) is Status.FENCED
-    async with bookie.session.get(f"{bookie.url}/v1/ledgers/{CHOSEN}") as answer:
-        reported = await answer.json()
-        assert (answer.status, reported["code"], reported["deleted"]) == (
-            404,
-            "no-such-ledger",
-            True,
-        )
-    # Copies are compared by these: what is not held of it proves nothing.
-    ranges = {"ranges": [[0, 9]]}
-    async with bookie.session.post(
-        f"{bookie.url}/v1/ledgers/{CHOSEN}/digests", json=ranges
-    ) as answer:
-        reported = await answer.json()
-        assert (answer.status, reported["code"], reported["deleted"]) == (
-            404,
-            "no-such-ledger",
-            True,
-        )
+    # Copies are compared by digests: what is not held of the ledger proves nothing.
+    url, ranges = f"{bookie.url}/v1/ledgers/{CHOSEN}", {"ranges": [[0, 9]]}
+    for asked in (bookie.session.get(url), bookie.session.post(f"{url}/digests", json=ranges)):
+        async with asked as answer:
+            reported = await answer.json()
+        assert (answer.status, reported["code"]) == (404, "no-such-ledger")
+        assert reported["deleted"] is True
     await client.close()
     await metadata.close()
-
-
-async def test_the_directory_of_another_bookie_is_refused(bookie: Process) -> None:
-    bookie.start()
-    await bookie.ready()
-    await bookie.kill()
-
-    bookie.start(BOOKIE_NAME="b2")
-
-    assert await bookie.ended() == 78
-    assert "BOOKIE_NAME" in bookie.log.read_text()
 
 
 async def test_a_kill_while_syncs_are_deferred_makes_a_new_incarnation(bookie: Process) -> None:
     bookie.start(DURABILITY="deferred")
     assert (await bookie.ready())["bookie"] == "b1@1"
-    await bookie.kill(signal.SIGTERM)
+    assert await bookie.kill(signal.SIGTERM) == 0
     bookie.start(DURABILITY="deferred")
-    assert (await bookie.ready())["bookie"] == "b1@1"
+    info = await bookie.ready()
+    assert (info["bookie"], info["was_clean"]) == ("b1@1", True)
 
     await bookie.kill()
     bookie.start(DURABILITY="fsync")

@@ -461,9 +461,7 @@ def test_a_damaged_copy_is_replaced_by_recovery() -> None:
 
 
 @pytest.mark.parametrize("is_fenced", [False, True], ids=["open", "in recovery"])
-def test_a_row_of_another_key_neither_fences_what_is_here_nor_defines_its_key(
-    is_fenced: bool,
-) -> None:
+def test_a_row_of_another_key_neither_fences_nor_defines_the_key(is_fenced: bool) -> None:
     """Rules 15 and 30: only limbo, which any loss asks for."""
     replica = memory_replica(ME)
     ask(replica, add(run_of(0)))

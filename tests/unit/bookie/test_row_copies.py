@@ -1,4 +1,4 @@
-"""Rule 18b at a bookie: no entry is acknowledged without a copy of the row that names the bookie for it."""
+"""Copies of rows at a bookie: kept before an entry is acknowledged (rule 18b), told for a rebuild (rule 18d)."""
 
 import asyncio
 from dataclasses import replace
@@ -16,12 +16,12 @@ from quorumlog.protocol.replica import (
     Verdict,
 )
 from quorumlog.protocol.row_copy import RowCopy, RowName
-from services.bookie import pending
+from services.bookie import holdings, pending
 from services.bookie.space import Space
 from services.bookie.store import Store
 from tests.support.replicas import ask, memory_replica
 from tests.support.waiting import until
-from tests.unit.bookie.support import KEY, ME, SMALL, again, keep_row, run_of, started
+from tests.unit.bookie.support import KEY, ME, SMALL, add, again, keep_row, opened, run_of, started
 
 FIRST = RowName(1, b"a" * 16)
 SECOND = RowName(4, b"b" * 16)
@@ -34,7 +34,7 @@ def named(name: RowName, entry_id: int = 0, *, brings: bool = True) -> AddAsked:
     return AddAsked(ME, run_of(7, [entry_id]), KEY, named_by=name, row=row)
 
 
-async def add(store: Store, asked: AddAsked) -> Verdict:
+async def verdict_of(store: Store, asked: AddAsked) -> Verdict:
     answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
     store.add(asked, answered.set_result)
     return await answered
@@ -129,9 +129,7 @@ def test_a_copy_is_told_without_an_add_once() -> None:
     ("member", "key", "status"),
     [("b2@1", KEY, Status.NOT_MINE), (ME, b"o" * 32, Status.WRONG_KEY)],
 )
-def test_a_copy_for_another_bookie_or_ledger_is_refused(
-    member: str, key: bytes, status: Status
-) -> None:
+def test_a_copy_for_another_member_is_refused(member: str, key: bytes, status: Status) -> None:
     replica = memory_replica(ME)
     ask(replica, named(FIRST))
 
@@ -166,8 +164,8 @@ def test_a_fenced_member_still_keeps_copies_and_a_deleted_ledger_does_not() -> N
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 async def test_copies_outlast_restarts(store: Store, *, has_checkpoint: bool) -> None:
-    await add(store, named(FIRST))
-    await add(store, named(SECOND, 1))
+    await verdict_of(store, named(FIRST))
+    await verdict_of(store, named(SECOND, 1))
     if has_checkpoint:
         await store.checkpoint()
     store = await again(store)
@@ -175,15 +173,15 @@ async def test_copies_outlast_restarts(store: Store, *, has_checkpoint: bool) ->
 
     assert held.row_names == (FIRST, SECOND)
     assert held.row_copy(SECOND).body == b"row 4"
-    assert (await add(store, named(SECOND, 2, brings=False))).status is Status.OK
+    assert (await verdict_of(store, named(SECOND, 2, brings=False))).status is Status.OK
 
 
 async def test_copies_outlast_the_segment_that_they_came_in(root: Path) -> None:
     store = started(root / "d", replace(SMALL, segment_bytes=4096))
-    await add(store, named(FIRST))
+    await verdict_of(store, named(FIRST))
     for entry_id in range(1, 40):
         asked = AddAsked(ME, run_of(8, [entry_id], "x" * 40), KEY, recovery=True)
-        assert (await add(store, asked)).status is Status.OK
+        assert (await verdict_of(store, asked)).status is Status.OK
     store.drop(7, keep_stub=True)
     await Space(store, live_share_min=0.9).free()
     assert store.counters["removed_segments"] > 0
@@ -197,7 +195,7 @@ async def test_copies_outlast_the_segment_that_they_came_in(root: Path) -> None:
 
 
 async def test_copies_go_with_a_ledger_that_is_deleted(store: Store) -> None:
-    await add(store, named(FIRST))
+    await verdict_of(store, named(FIRST))
     await store.checkpoint()
     store.drop(7, keep_stub=False)
     await store.checkpoint()
@@ -208,9 +206,7 @@ async def test_copies_go_with_a_ledger_that_is_deleted(store: Store) -> None:
     assert store.holdings.is_deleted(7)
 
 
-async def test_a_quiet_bookie_keeps_no_copies_in_memory(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_quiet_bookie_keeps_no_copies(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of large metadata would stay until as many bytes are written as `CHECKPOINT_BYTES` says."""
     monkeypatch.setattr(pending, "CHECKPOINT_S", 0.05)
     store = started(root / "d")
@@ -220,3 +216,72 @@ async def test_a_quiet_bookie_keeps_no_copies_in_memory(
     await until(lambda: not ledger._copies, "they are in the index")
 
     assert ledger.row_copy(FIRST).body == b"x" * 15_000
+
+
+async def report(store: Store, ledger_id: int, *versions: int) -> None:
+    for version in versions:
+        answered: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        copy = RowCopy(RowName(version, b"a" * 16), b"row %d of %d" % (version, ledger_id))
+        store.ask(ledger_id, RowReported(ME, copy, KEY), answered.set_result)
+        await answered
+
+
+async def reported(store: Store, after: int = -1, limit: int = 100) -> dict[int, object]:
+    """By ledger: its copies, or None where it is deleted."""
+    found, _ = await store.holdings.rows_page(after, limit)
+    return {held.ledger_id: None if held.deleted else held.copies for held in found}
+
+
+async def test_copies_keys_and_deletions_are_told_across_restarts(root: Path, store: Store) -> None:
+    await report(store, 3, 1, 2)
+    await report(store, 5, 1)
+    await add(store, run_of(9, [0, 1]))
+    store.drop(5, keep_stub=False)
+    await store.checkpoint()
+    await report(store, 3, 4)
+    await report(store, 7, 1)
+    await report(store, 8, 1)
+    store.drop(8, keep_stub=False)
+    expected = {
+        3: ("row 1 of 3", "row 2 of 3", "row 4 of 3"),
+        5: None,
+        7: ("row 1 of 7",),
+        8: None,
+        9: (),
+    }
+
+    live = await reported(store)
+    page, _ = await store.holdings.rows_page(-1, 100)
+    await store.stop()
+    waiting = opened(root / "d")
+    replayed = await reported(waiting)
+    waiting.close()
+
+    assert live == replayed == expected
+    assert {held.ledger_key for held in page if not held.deleted} == {KEY}
+    assert page[-1].highest_entry == 1
+
+
+async def test_pages_go_on_behind_the_last_ledger(store: Store) -> None:
+    for ledger_id in range(5):
+        await report(store, ledger_id, 1)
+    store.drop(2, keep_stub=False)
+
+    first, following = await store.holdings.rows_page(-1, 2)
+    rest = await reported(store, following or 0)
+    _, end = await store.holdings.rows_page(following or 0, 3)
+
+    assert ([held.ledger_id for held in first], following) == ([0, 1], 1)
+    assert list(rest) == [2, 3, 4]
+    assert end is None
+
+
+async def test_a_page_ends_by_bytes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "ROWS_BYTES_MAX", 15)
+    store = started(root / "d")
+    for ledger_id in range(4):
+        await report(store, ledger_id, 1)
+
+    found, following = await store.holdings.rows_page(-1, 100)
+
+    assert ([held.ledger_id for held in found], following) == ([0, 1], 1)

@@ -237,9 +237,7 @@ async def test_a_segment_removed_while_it_is_scrubbed_is_no_damage(
     assert store.counters["scrub_damages"] == 0
 
 
-async def test_damage_beyond_the_bound_is_told_until_a_pass_finds_room_for_all(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_damage_is_told_until_all_fits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bookie does not say that nothing is damaged when what it remembers is repaired."""
     monkeypatch.setattr(reads, "DAMAGES_MAX", 1)
     for entry in (0, 60):

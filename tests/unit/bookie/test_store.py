@@ -44,9 +44,7 @@ from tests.unit.bookie.support import (
 )
 
 
-async def test_no_answer_leaves_before_the_records_it_rests_on_are_synced(
-    store: Store, gate: Gate
-) -> None:
+async def test_an_answer_leaves_after_its_records_are_synced(store: Store, gate: Gate) -> None:
     gate.open.clear()
     heard: list[str] = []
 
@@ -102,9 +100,7 @@ async def test_adds_above_the_memory_limit_are_refused_not_queued(root: Path, ga
     assert (await add(store, run_of(8, [0]))).status is Status.OK
 
 
-async def test_an_fsync_error_is_fatal_and_nothing_is_acknowledged_after_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_acked_after_an_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[BaseException] = []
     store = opened(root / "d")
     store.start(failed.append)
@@ -131,9 +127,7 @@ async def test_an_fsync_error_is_fatal_and_nothing_is_acknowledged_after_it(
     store.close()
 
 
-async def test_a_filling_disk_makes_the_bookie_read_only_and_room_makes_it_writable(
-    root: Path,
-) -> None:
+async def test_a_filling_disk_makes_a_bookie_read_only_until_there_is_room(root: Path) -> None:
     options = replace(
         SMALL, data_bytes_max=600_000, warn_below_bytes=500_000, read_only_below_bytes=400_000
     )
@@ -202,9 +196,7 @@ async def test_a_store_without_room_for_its_reserve_is_read_only_and_answers(roo
     assert (await add(store, run_of(7, [1]))).status is Status.OK
 
 
-async def test_a_store_starts_without_room_for_a_segment_and_writes_what_has_room(
-    root: Path, store: Store
-) -> None:
+async def test_a_store_starts_and_writes_in_less_than_a_segment(root: Path, store: Store) -> None:
     assert (await add(store, run_of(7, [0]))).status is Status.OK
     await store.stop()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -276,9 +268,7 @@ async def test_a_read_ends_at_the_border_of_a_run(store: Store) -> None:
     assert ids_of(two) == list(range(40, 80))
 
 
-async def test_a_read_joins_entries_in_memory_with_entries_on_disk(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_read_joins_memory_and_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for first in range(0, 80, 20):
         await add(store, run_of(7, range(first, first + 20)))
         # Too far from one another for one call.
@@ -371,9 +361,7 @@ async def test_a_new_incarnation_denies_nothing_that_the_old_one_was_asked(root:
     assert (await add(store, run_of(9, [0]), member="b1@2")).status is Status.OK
 
 
-async def test_idle_ledgers_are_evicted_from_memory_and_still_known(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_evicted_ledgers_are_known(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.bookie.holdings.LEDGERS_MAX", 10)
     store = started(root / "d")
     for ledger in range(50):
@@ -419,9 +407,7 @@ async def test_a_segment_beyond_the_files_that_are_kept_open_is_opened_again(
     assert len(store.segments._open) == 1
 
 
-async def test_deferred_entries_are_acknowledged_while_the_disk_is_stuck_and_fences_are_not(
-    root: Path, gate: Gate
-) -> None:
+async def test_on_a_stuck_disk_deferred_adds_are_acked(root: Path, gate: Gate) -> None:
     store = started(root / "d", replace(SMALL, is_deferred=True))
     gate.open.clear()
 

@@ -117,9 +117,7 @@ def damage_below_a_sync_point(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("lose", [cut_last_segment, lose_last_segment, damage_below_a_sync_point])
-async def test_verify_reports_every_log_that_a_start_refuses(
-    root: Path, lose: Callable[[Path], None]
-) -> None:
+async def test_verify_reports_every_refused_log(root: Path, lose: Callable[[Path], None]) -> None:
     store = await filled(root / "d", runs=6)
     crashed = image(store, root / "crashed")
     await store.checkpoint()
@@ -248,9 +246,7 @@ def test_the_tools_refuse_the_directory_of_a_running_bookie(directory: Path) -> 
     store.close()
 
 
-async def test_readable_records_of_a_damaged_log_are_salvaged_into_a_new_incarnation(
-    directory: Path,
-) -> None:
+async def test_readable_records_of_a_damaged_log_are_salvaged(directory: Path) -> None:
     write_cookie(directory, LOCAL)
     path = last_segment(directory)
     data = bytearray(path.read_bytes())

@@ -156,9 +156,7 @@ async def test_a_copy_is_refused_while_the_original_answers(pair: Pair) -> None:
     assert (found["id"], found["state"], found["url"]) == ("b1@1", "writable", pair.holder.url)
 
 
-async def test_a_copied_directory_is_another_member_even_after_the_original_is_gone(
-    pair: Pair,
-) -> None:
+async def test_a_copied_directory_is_another_member_even_alone(pair: Pair) -> None:
     pair.holder.start()
     await pair.holder.ready()
     assert await added(pair.holder, 0) is Status.OK
@@ -206,9 +204,7 @@ async def test_a_bookie_partitioned_from_metadata_serves_on_and_keeps_its_name(p
         await until(is_back, "its heartbeats come again")
 
 
-async def test_a_bookie_that_does_not_answer_but_sends_heartbeats_keeps_its_name(
-    pair: Pair,
-) -> None:
+async def test_a_silent_bookie_that_sends_heartbeats_keeps_its_name(pair: Pair) -> None:
     """Between newcomer and holder nothing passes; between holder and all others everything."""
     async with proxy_to(pair.holder.url) as proxy:
         pair.holder.start(ADVERTISED_URL=proxy.url(pair.holder.url), HEARTBEAT_S="60")
@@ -353,9 +349,7 @@ def beat(process: str, url: str) -> BookieHeartbeat:
     return BookieHeartbeat(incarnation=1, url=url, ttl_s=3600, process=process)
 
 
-async def test_the_registered_process_is_asked_before_anybody_takes_its_name(
-    stores: Stores,
-) -> None:
+async def test_the_registered_process_is_asked_before_its_name_is_taken(stores: Stores) -> None:
     """In order of what proves less and less: its own answer, somebody else's, its heartbeat."""
     (port,) = free_ports(1)
     async with candidates_of(stores) as (service, candidates):
@@ -407,9 +401,7 @@ async def test_an_address_taken_over_by_another_process_is_no_claim_to_the_name(
         assert made.member == "b1@2"
 
 
-async def test_a_displaced_process_learns_of_it_and_its_heartbeats_do_not_count(
-    stores: Stores,
-) -> None:
+async def test_a_displaced_process_learns_of_it_and_counts_no_more(stores: Stores) -> None:
     async with candidates_of(stores) as (service, candidates):
         old, new = candidates.one("old"), candidates.one("new")
         first = await candidates.agreed(old)
@@ -449,9 +441,7 @@ async def test_a_restored_row_displaces_nobody(stores: Stores) -> None:
         await second.report_log_end(ahead, 5)
 
 
-async def test_a_start_that_lost_the_race_finds_the_winner(
-    stores: Stores, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_loser_of_a_race_waits(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both saw that nobody was there, and both wrote their cookie. It is the row that decides."""
     async with candidates_of(stores) as (service, candidates):
         first = await candidates.agreed(candidates.one("first"))

@@ -93,9 +93,7 @@ class Life:
             await self.collector.round()
 
 
-async def test_a_restored_row_that_does_not_name_this_bookie_drops_no_copy(
-    stores: Stores, root: Path
-) -> None:
+async def test_a_restored_row_without_this_bookie_drops_no_copy(stores: Stores, root: Path) -> None:
     """D1: moved here after the dump; both the metadata service and the bookie start anew since."""
     async with serving(stores) as service:
         row = await closed_elsewhere(service.client)
@@ -129,9 +127,7 @@ async def test_a_restored_row_that_does_not_name_this_bookie_drops_no_copy(
             await life.store.stop()
 
 
-async def test_a_process_running_during_a_restore_postpones_collection(
-    stores: Stores, root: Path
-) -> None:
+async def test_a_restore_under_a_process_postpones_collection(stores: Stores, root: Path) -> None:
     async with serving(stores) as service, aiohttp.ClientSession() as session:
         row = await closed_elsewhere(service.client)
         old = await dump(stores, root / "old")
@@ -193,9 +189,7 @@ async def moved_and_forgotten(stores: Stores, root: Path) -> Moved:
     return Moved(now, old, new)
 
 
-async def test_a_bookies_copy_of_a_row_makes_known_that_the_database_lacks_it(
-    stores: Stores, root: Path
-) -> None:
+async def test_a_bookies_copy_reveals_what_the_database_lacks(stores: Stores, root: Path) -> None:
     """Its first exchange of witnesses makes known that the database went back."""
     moved = await moved_and_forgotten(stores, root)
     async with serving(stores) as service:
@@ -214,9 +208,7 @@ async def test_a_bookies_copy_of_a_row_makes_known_that_the_database_lacks_it(
             await life.store.stop()
 
 
-async def test_a_copy_makes_known_that_the_database_lacks_the_ledgers_place_in_a_log(
-    stores: Stores, root: Path
-) -> None:
+async def test_a_copy_reveals_the_lost_place_of_a_ledger(stores: Stores, root: Path) -> None:
     """The older database has the ledger, and lacks the change of the log that placed it: the row got no version by that
     (rule 18f). A takeover by such a log would give the offsets of acknowledged records to others.
     """
@@ -254,9 +246,7 @@ async def test_a_copy_makes_known_that_the_database_lacks_the_ledgers_place_in_a
             await life.store.stop()
 
 
-async def test_a_bookie_keeps_a_ledger_whose_row_it_holds_a_newer_copy_of(
-    stores: Stores, root: Path
-) -> None:
+async def test_a_bookie_keeps_ledgers_with_newer_copies(stores: Stores, root: Path) -> None:
     """Even where nobody presents it: the looks name it."""
     moved = await moved_and_forgotten(stores, root)
     ledger_id = moved.row.ledger_id
@@ -274,9 +264,7 @@ async def test_a_bookie_keeps_a_ledger_whose_row_it_holds_a_newer_copy_of(
             await life.store.stop()
 
 
-async def test_after_an_accepted_loss_nothing_is_dropped_that_the_lost_history_named(
-    stores: Stores, root: Path
-) -> None:
+async def test_after_an_accepted_loss_lost_members_drop_nothing(stores: Stores, root: Path) -> None:
     """D1 with acceptance: the cluster goes on, and what the lost history named stays."""
     moved = await moved_and_forgotten(stores, root)
     ledger_id = moved.row.ledger_id
@@ -468,9 +456,7 @@ async def drained(
     return pair, closed, copies, new
 
 
-async def test_a_metadata_process_that_starts_hears_of_copies_that_no_witness_stands_for(
-    stores: Stores, root: Path
-) -> None:
+async def test_a_starting_metadata_process_hears_of_held_copies(stores: Stores, root: Path) -> None:
     async with aiohttp.ClientSession() as session:
         pair, _, copies, _ = await drained(stores, root, session)
         (port,) = free_ports(1)
@@ -549,9 +535,7 @@ async def test_drained_copies_survive_a_restore_that_no_living_process_knows_of(
             await pair.client.close()
 
 
-def test_damaged_lines_of_the_witness_file_are_ignored(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_witness_lines_are_ignored(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     root.mkdir(exist_ok=True)
     file = WitnessFile(root)
     assert file.load("cluster") == ()

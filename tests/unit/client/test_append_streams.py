@@ -371,9 +371,7 @@ async def test_a_client_that_is_refused_as_too_much_gives_its_sockets_back() -> 
     assert set(gateway.ways[-50:]) == {BY_HTTP}
 
 
-async def test_a_client_has_only_so_many_sockets_and_the_other_handles_use_http(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_beyond_its_sockets_a_client_uses_http(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quorumlog.client.transport.STREAMS_MAX", 2)
     gateway = Gateway()
 
@@ -387,9 +385,7 @@ async def test_a_client_has_only_so_many_sockets_and_the_other_handles_use_http(
         assert len(gateway.sockets) == len(gateway.handshakes) == 2
 
 
-async def test_an_idle_socket_is_closed_and_a_later_append_goes_by_http(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_idle_socket_is_closed_and_http_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "_IDLE_S", 0.05)
     gateway = Gateway()
 
@@ -466,9 +462,7 @@ class TestCluster:
                 await ledger.append(b"x")
             assert caught.value.outcome == NOT_DONE
 
-    async def test_records_by_a_socket_are_there_and_a_fenced_writer_is_told(
-        self, cluster: Cluster
-    ) -> None:
+    async def test_records_by_socket_arrive_and_fences_are_told(self, cluster: Cluster) -> None:
         async with Client(*cluster.gateways) as client:
             log = await client.create_log("by-socket")
             await log.open("me")

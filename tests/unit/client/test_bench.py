@@ -95,9 +95,7 @@ async def test_a_peers_measurements_give_figures(
                 await check(work, system)
 
 
-def test_a_run_writes_its_figures_as_json_and_svg(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_writes_json_and_svg(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--only", "DISK", "--time", "0.02", "--rounds", "2", "--json", "--out", str(tmp_path)]
 
     assert main(asked) == 0
@@ -164,9 +162,7 @@ def test_sigterm_ends_a_run_that_ignores_sigint_and_all_its_processes(tmp_path: 
 
 
 @pytest.mark.asyncio(loop_scope="package")
-async def test_a_client_of_bookkeeper_that_hangs_is_started_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hung_client_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with AsyncExitStack() as stack:
         try:
             system = await stack.enter_async_context(BookKeeper.running(tmp_path, SECONDS))
@@ -186,9 +182,7 @@ async def test_a_client_of_bookkeeper_that_hangs_is_started_anew(
         assert system.client_pid != hung.pid
 
 
-def test_a_round_in_which_a_measurement_failed_is_left_out_of_goals_and_tables(
-    tmp_path: Path,
-) -> None:
+def test_a_round_with_a_failed_measurement_counts_for_no_goal_or_table(tmp_path: Path) -> None:
     goal = Goal("ours", "entries/s", ">=", 3, ("theirs",))
     rounds: dict[str, list[dict[str, float]]] = {
         "ours": [{"entries/s": each} for each in (60.0, 100.0, 20.0)],
@@ -278,9 +272,7 @@ def test_the_list_has_each_benchmark_with_a_line(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_each_benchmark_names_its_measurements_and_takes_its_options(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_benchmark_takes_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if name == "spark":
         pytest.importorskip("pyspark", reason="PySpark is not installed: make setup-spark")
 

@@ -42,9 +42,7 @@ def test_the_roles_are_those_of_the_services() -> None:
     assert certificates.SCHEME == tls.SCHEME
 
 
-def test_a_certificate_says_whom_it_is_for_and_only_its_owner_reads_a_key(
-    folder: Path, capsys: Captured
-) -> None:
+def test_a_certificate_names_its_owner_who_alone_has_keys(folder: Path, capsys: Captured) -> None:
     assert run("init", "demo", "--json") == ExitStatus.DONE
     host = ("--host", "store.example", "--host", "10.0.0.1", "--host", "::1")
     assert run("issue", "bookie", "bookie-1", *host, "--json") == ExitStatus.DONE
@@ -133,9 +131,7 @@ def test_a_certificate_of_another_cluster_is_not_renewed(folder: Path, capsys: C
 
 
 @needs("openssl")
-def test_a_process_is_revoked_with_all_certificates_that_it_had(
-    folder: Path, capsys: Captured
-) -> None:
+def test_a_process_is_revoked_with_all_its_certificates(folder: Path, capsys: Captured) -> None:
     run("init")
     run("issue", "operator", "anna")
     run("issue", "operator", "bert")

@@ -163,9 +163,7 @@ async def test_an_input_that_ends_within_a_frame_is_an_error(cluster: Cluster) -
     assert await values(cluster, log) in ([], [b"a"])
 
 
-async def test_what_trickles_in_is_appended_as_it_comes_and_ctrl_c_is_clean(
-    cluster: Cluster,
-) -> None:
+async def test_trickling_input_is_appended_at_once_and_ctrl_c_is_clean(cluster: Cluster) -> None:
     log = await new_log(cluster)
     async with started(cluster, "log", "append", log) as process:
         assert process.stdin
@@ -224,9 +222,7 @@ async def test_ctrl_c_waits_for_the_answers_of_what_was_sent() -> None:
         (ConnectionLost("gone", outcome=NOT_DONE), ", and 1 after those that were refused"),
     ],
 )
-async def test_what_was_sent_behind_a_failure_is_not_hidden(
-    second: ConnectionLost, reported: str
-) -> None:
+async def test_what_followed_a_failure_is_shown(second: ConnectionLost, reported: str) -> None:
     asked: Futures = []
 
     async def payloads() -> AsyncIterator[list[bytes]]:
@@ -266,9 +262,7 @@ async def test_an_empty_input_appends_nothing(cluster: Cluster) -> None:
     assert json.loads(out) == {"log": log, "first_offset": None, "last_offset": None}
 
 
-async def test_what_an_interrupted_write_did_not_take_is_written_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_interrupted_write_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unbuffered(io.RawIOBase):
         """As PYTHONUNBUFFERED makes standard output, while signals come."""
 
@@ -379,9 +373,7 @@ async def test_a_terminal_is_shown_how_far_it_is_unless_it_shall_be_quiet(
         os.close(theirs)
 
 
-async def test_limits_are_set_and_logs_listed_by_the_beginning_of_their_names(
-    cluster: Cluster,
-) -> None:
+async def test_limits_are_set_and_logs_listed_by_prefix(cluster: Cluster) -> None:
     log = await new_log(cluster)
     await run(cluster, "log", "append", log, given=b"a\nb\nc\n")
 

@@ -1,10 +1,12 @@
-"""How every command of the command line ends where no server answers, or nothing else goes right."""
+"""How commands end: errors, interrupts, closed pipes, and inputs that are left early."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,12 +16,13 @@ import pytest
 import typer
 
 from loadtest.ports import free_ports
-from quorumlog.cli import session
+from quorumlog.cli import pipes, session
 from quorumlog.cli.commands import app
 from quorumlog.cli.output import ExitStatus, run_command
+from quorumlog.cli.pipes import Framing, records
 from services.local.process import Become, in_child
 from tests.support.commands import words
-from tests.support.waiting import until, within
+from tests.support.waiting import until, until_sync, within
 from tests.unit.client.test_transport import Gateway, serving
 
 _SHAPE: Final = {"code", "detail", "retryable", "outcome", "exit_status"}
@@ -29,6 +32,7 @@ _ARGUMENTS: Final = {
     "append": ("1", "text"),
     "consume": ("x", "me"),
     "delay": ("60",),
+    "get": ("1", "key"),
     "limit": ("--concurrency", "2"),
     "reset": ("x", "me", "--to", "1"),
     "set": ("x", "--roll-bytes", "1"),
@@ -88,7 +92,7 @@ def arguments(command: tuple[str, ...]) -> tuple[str, ...]:
     if command == ("token", "create"):
         return (*command, "1", "read:*")
     if command[0] == "queue":
-        more = {"ack": ("1:1",), "work": ("--exec", "true"), "list": ()}
+        more = {"ack": ("1:1",), "work": ("--exec", "true", "--wait", "0"), "list": ()}
         return (*command, "1", *(() if command[1] == "list" else ("1",)), *more.get(command[1], ()))
     given: tuple[str, ...] = (
         ("1",) if command[:2] in _NAMED else _ARGUMENTS.get(command[-1], ("1",))
@@ -187,9 +191,7 @@ def test_a_retry_is_told_at_once_with_its_end_and_once_only(
     assert last.startswith("connection-lost: ")
 
 
-def test_a_quiet_command_tells_its_error_only(
-    nobody: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quiet_command_tells_its_error(nobody: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert nobody
     assert run_command(app, ["log", "show", "x", "--timeout", "0.1", "-q"]) == ExitStatus.FAILED
 
@@ -318,3 +320,57 @@ def test_the_guide_has_every_exit_status() -> None:
     guide = _GUIDE.read_text(encoding="utf-8")
 
     assert [status for status in ExitStatus if f"| {status.value} |" not in guide] == []
+
+
+def readers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "quorumlog-input"]
+
+
+async def first_of(file: Path) -> list[bytes]:
+    async with contextlib.aclosing(records(None, file, Framing.LINES)) as found:
+        return await anext(found)
+
+
+def test_an_input_that_is_left_early_is_closed_with_its_thread(tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_bytes(b"a line\n" * 1_000_000)
+
+    assert asyncio.run(first_of(lines))
+
+    until_sync(lambda: not readers(), "the thread has ended")
+    assert lines not in [descriptor.resolve() for descriptor in Path("/proc/self/fd").iterdir()]
+
+
+def test_what_comes_after_the_event_loops_end_is_dropped_silently(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pipe.open("r+b", buffering=0) as writer:
+        writer.write(b"first\n")
+        assert asyncio.run(first_of(pipe)) == [b"first"]
+        writer.write(b"late\n")
+        until_sync(lambda: not readers(), "the thread has ended")
+
+
+async def test_no_more_is_read_ahead_than_a_few_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipes, "_CHUNK", 7)
+    lines = tmp_path / "lines"
+    lines.write_bytes(b"a line\n" * 100)
+    reads = 0
+    read = os.read
+
+    def counted(source: int, size: int) -> bytes:
+        nonlocal reads
+        reads += size == 7
+        return read(source, size)
+
+    monkeypatch.setattr(os, "read", counted)
+    taken = 0
+    async with contextlib.aclosing(records(None, lines, Framing.LINES)) as found:
+        async for some in found:
+            assert some == [b"a line"]
+            taken += 1
+            assert reads <= taken + pipes._CHUNKS_AHEAD
+
+    assert taken == 100

@@ -40,9 +40,7 @@ async def on_terminal(cluster: Cluster, answer: str, *arguments: str) -> tuple[i
     return done.returncode, done.stderr.decode()
 
 
-async def test_a_deletion_on_a_terminal_asks_first_and_a_script_is_not_asked(
-    cluster: Cluster,
-) -> None:
+async def test_a_deletion_asks_on_a_terminal_and_not_in_a_script(cluster: Cluster) -> None:
     log = f"people-{uuid4().hex}"
     async with Client(*cluster.gateways) as client:
         made = await client.create_log(log)
@@ -90,9 +88,7 @@ async def test_a_deletion_is_of_the_log_that_was_asked_about(cluster: Cluster) -
         assert (await made.info())["state"] == "OPEN"
 
 
-async def test_the_gateways_of_the_folder_s_cluster_are_found_and_all_of_them_are_asked(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_all_gateways_of_the_folders_cluster_serve(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / ".quorumlog").mkdir()
     urls = ["http://127.0.0.1:1", *cluster.gateways]
     (tmp_path / ".quorumlog" / "gateways").write_text("".join(f"{url}\n" for url in urls))

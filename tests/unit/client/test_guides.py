@@ -129,9 +129,7 @@ async def test_a_guide_s_program_prints_what_the_guide_says(
 
 
 @needs("curl")
-async def test_the_commands_of_the_pages_on_logs_and_on_bodies_are_done(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_the_pages_on_logs_and_bodies_are_done(cluster: Cluster, tmp_path: Path) -> None:
     """They print what nobody can foretell: times, owners, ledgers."""
     blocks = [
         block[2]
@@ -160,9 +158,7 @@ async def test_the_commands_of_the_pages_on_logs_and_on_bodies_are_done(
         assert [record.value for record in read.records] == [b"hello", b"of a line"]
 
 
-async def test_the_commands_of_the_audit_log_print_who_changed_what(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_the_audit_commands_print_who_changed_what(cluster: Cluster, tmp_path: Path) -> None:
     (commands,) = [
         block[2]
         for block in BLOCK.finditer((ROOT / "docs/guides/audit.md").read_text())

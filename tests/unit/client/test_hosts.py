@@ -50,9 +50,7 @@ async def sent(url: str, head: str) -> Answer:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-async def test_a_name_that_was_bound_to_a_service_reads_and_changes_nothing(
-    cluster: Cluster, name: str
-) -> None:
+async def test_a_rebound_name_reads_and_changes_nothing(cluster: Cluster, name: str) -> None:
     url = cluster.url(name)
     port = urlsplit(url).port
     for path in ("/metrics", "/docs", "/v1/ledgers", "/internal/instance", "/nothing"):
@@ -72,9 +70,7 @@ async def test_a_name_that_was_bound_to_a_service_reads_and_changes_nothing(
 
 
 @pytest.mark.parametrize("name", SERVICES)
-async def test_a_page_of_another_origin_changes_nothing_and_opens_no_socket(
-    cluster: Cluster, name: str
-) -> None:
+async def test_another_origins_page_changes_and_opens_nothing(cluster: Cluster, name: str) -> None:
     url = cluster.url(name)
     host = urlsplit(url).netloc
     for origin in ("http://evil.example", f"https://{host}", "null"):

@@ -50,9 +50,7 @@ class Held(Gateway):
 
 
 @pytest.mark.parametrize("number", range(len(WRONG_RECORDS)))
-async def test_a_wrong_record_is_refused_at_once_and_its_neighbours_do_not_suffer(
-    number: int,
-) -> None:
+async def test_a_wrong_record_is_refused_at_once_without_harm_to_others(number: int) -> None:
     gateway = Held()
     async with serving(gateway) as url, Client(url) as client:
         log = client.log("log")
@@ -80,9 +78,7 @@ async def test_what_a_caller_changes_afterwards_is_not_sent_and_breaks_nothing()
     assert record.headers == {"a": "b"}
 
 
-async def test_an_append_that_can_not_be_encoded_ends_with_those_that_are_queued(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_unencodable_append_ends_the_queued(caplog: pytest.LogCaptureFixture) -> None:
     gateway = Held()
     async with serving(gateway) as url, Client(url) as client:
         log = client.log("log")

@@ -1,4 +1,4 @@
-"""The description of the whole API is held against what a running gateway does."""
+"""The API's description, metrics and answers, as a stranger sees them."""
 
 import asyncio
 import os
@@ -11,6 +11,11 @@ import pytest
 
 from loadtest.cluster import Cluster
 from quorumlog.client import Client
+from tests.outside.attack import hostile, slow
+from tests.outside.attack.arena import Arena, attack
+from tests.outside.attack.meters import Meters
+from tests.outside.attack.report import Report
+from tests.support.scrape import scraped
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -39,9 +44,7 @@ async def test_examples_are_what_their_schemas_say(cluster: Cluster) -> None:
     assert checked > 100
 
 
-async def test_generated_requests_are_answered_as_described(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_generated_requests_get_described_answers(cluster: Cluster, tmp_path: Path) -> None:
     async with Client(*cluster.gateways) as client:
         for state in ("empty", "with an entry", "closed", "with a password"):
             ledger = await client.create_ledger(password="p" if "password" in state else None)
@@ -65,3 +68,32 @@ async def test_generated_requests_are_answered_as_described(
     output, _ = await process.communicate()
 
     assert process.returncode == 0, output.decode(errors="replace")[-20_000:]
+
+
+SEED = 1
+CAMPAIGNS = {
+    "numbers": hostile.numbers,
+    "requests": hostile.requests,
+    "framing": hostile.framing,
+    "aborts": slow.aborts,
+}
+"""Those that are over when the last answer is there: no deadline has to pass."""
+
+
+async def test_strangers_get_documented_answers_unnoticed_by_others(cluster: Cluster) -> None:
+    report = Report(seed=SEED)
+    arena = Arena(cluster, Meters(cluster), report, requests=200, seconds=600.0)
+
+    await attack(arena, CAMPAIGNS, before_s=0.5)
+
+    assert not report.findings, report.page()
+    assert report.requests > 600
+    assert report.bystander["appends"] > 0
+    assert report.bystander["followed"] >= report.bystander["appends"]
+
+
+async def test_the_scrape_config_gets_the_metrics_of_every_service(cluster: Cluster) -> None:
+    found = await scraped("prometheus.yml", cluster.data)
+
+    assert {*found} == {name for name in cluster.names if name not in ("postgres", "redis")}
+    assert all("process_cpu_seconds_total" in text for text in found.values())

@@ -1,11 +1,15 @@
-"""Pages are read one ahead of the caller, and no more."""
+"""Pages that are read ahead, and transactions, in the SDK without a cluster."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import pytest
+import pytest_asyncio
 
+from loadtest.cluster import Cluster
+from quorumlog.client import Client, Record, sync
 from quorumlog.client.records import Paged, ahead
+from quorumlog.errors import NoSuchTransaction, TransactionAborted, TransactionCommitted
 from tests.support.waiting import turns
 
 _TURNS = 20
@@ -64,9 +68,7 @@ async def test_an_error_comes_at_its_page() -> None:
     assert pages.is_closed
 
 
-async def test_an_error_of_a_page_that_nobody_wants_is_nobodys(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_error_of_an_unwanted_page_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     items = Paged(ahead(Pages(5, fails_at=1).read()))
     assert await anext(items) == 0
     await turns(_TURNS)
@@ -88,3 +90,73 @@ async def test_who_stops_waiting_stops_the_read() -> None:
         await asking
 
     assert pages.is_closed
+
+
+IN_PACKAGE = pytest.mark.asyncio(loop_scope="package")
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def client(cluster: Cluster) -> AsyncIterator[Client]:
+    async with Client(*cluster.gateways) as made:
+        yield made
+
+
+@IN_PACKAGE
+async def test_a_transaction_is_written_sealed_and_committed_once(client: Client) -> None:
+    log = await client.create_log("once")
+    begun = await client.begin("once", app="nightly", version=1)
+    ledger = await begun.ledger(partition=0, attempt=0)
+    assert [await ledger.append(b"a", b"b"), await ledger.append(Record(b"c", b"key"))] == [0, 1]
+    ledger.entries = 1  # as after an answer that got lost
+    assert await ledger.append(Record(b"c", b"key")) == 1
+    assert (await ledger.close())["last_entry"] == 1
+
+    done = await begun.commit(ledger.ledger_id)
+    again = await begun.commit(ledger.ledger_id)
+
+    assert (done["first_offset"], done["last_offset"]) == (0, 2)
+    assert again == done == await begun.info()
+    assert [(r.value, r.key) async for r in log.records()] == [
+        (b"a", None),
+        (b"b", None),
+        (b"c", b"key"),
+    ]
+    later = await client.begin("once", app="nightly", version=1)
+    assert (await later.info())["state"] == "COMMITTED"
+    with pytest.raises(TransactionCommitted):
+        await begun.abort()
+    with pytest.raises(TransactionCommitted):
+        await begun.ledger()
+
+
+@IN_PACKAGE
+async def test_an_aborted_one_leaves_nothing(client: Client) -> None:
+    log = await client.create_log("aborted")
+    begun = await client.begin("aborted", expires_in_s=3600)
+    ledger = await begun.ledger()
+    await ledger.append(b"a")
+    await ledger.close()
+
+    assert (await begun.abort())["state"] == "ABORTED"
+
+    with pytest.raises(TransactionAborted):
+        await begun.commit(ledger.ledger_id)
+    assert [record async for record in log.records()] == []
+    with pytest.raises(NoSuchTransaction):
+        await client.transaction("nothing").info()
+
+
+def test_the_sync_face_does_the_same(cluster: Cluster) -> None:
+    with sync.Client(*cluster.gateways) as client:
+        log = client.create_log("sync-transactions")
+        log.append(b"old")
+        begun = client.begin("sync-transactions")
+        ledger = begun.ledger(partition=1)
+        ledger.append(b"new")
+        ledger.close()
+
+        done = begun.commit(ledger.ledger_id, overwrite=True)
+
+        assert (ledger.entries, done["first_offset"]) == (1, 1)
+        assert [record.value for record in log.records()] == [b"new"]
+        assert client.transaction(begun.transaction_id).info()["ledgers"][0]["partition"] == 1

@@ -163,9 +163,7 @@ class Seen(Gateway):
 TOLD = {"first_offset": 41, "last_offset": 41, "ledger_id": 1, "entry_id": 41}
 
 
-async def test_a_new_producer_says_in_all_requests_where_the_log_ended_before_its_first_one() -> (
-    None
-):
+async def test_a_new_producer_tells_where_the_log_ended_before_its_first_request() -> None:
     log = Seen()
     log.replies = [END, None, TOLD, {**END, "next_offset": 50}]
     async with serving(log) as url, Client(url) as client:
@@ -230,9 +228,7 @@ async def test_under_an_epoch_of_the_caller_s_an_expired_producer_may_have_sent_
     assert once.value.outcome == UNKNOWN
 
 
-async def test_a_new_producer_is_newer_than_the_one_that_ended_the_last_whatever_the_clock_shows() -> (
-    None
-):
+async def test_a_new_producer_is_newer_than_its_ended_one_by_any_clock() -> None:
     newer = 1 << 52  # thousands of years from now
     log = Log()
     log.replies = [StaleProducer("the producer is in a newer epoch", producer_epoch=newer)]

@@ -405,9 +405,7 @@ def change_and_protect(urls: list[str]) -> None:
             log.delete()
 
 
-async def test_a_changed_password_and_a_protected_log_without_an_event_loop(
-    cluster: Cluster,
-) -> None:
+async def test_passwords_and_protection_without_an_event_loop(cluster: Cluster) -> None:
     await asyncio.to_thread(change_and_protect, cluster.gateways)
 
 
@@ -430,7 +428,7 @@ def text_of_the_tests() -> str:
     here = Path(__file__)
     unit = here.parents[1]
     others = (
-        here.with_name("test_transactions.py"),
+        here.with_name("test_paging.py"),
         unit / "positions" / "test_sdk.py",
         unit / "queues" / "test_sdk.py",
     )

@@ -61,9 +61,7 @@ async def status_of(
 
 
 @pytest.mark.parametrize("shown", [{}, WRONG], ids=["nothing", "another secret"])
-async def test_every_route_behind_the_gateways_is_closed_but_the_health(
-    cluster: Cluster, shown: dict[str, str]
-) -> None:
+async def test_routes_behind_gateways_are_closed(cluster: Cluster, shown: dict[str, str]) -> None:
     async with aiohttp.ClientSession(headers=shown) as session:
         for url in internal_listeners(cluster):
             routes = await operations(url, cluster.headers)
@@ -102,9 +100,7 @@ async def test_nothing_internal_answers_on_the_public_port(cluster: Cluster) -> 
                 assert "X-Forwarded-Writer" not in answer.headers
 
 
-async def test_a_stranger_at_a_bookies_port_fences_no_ledger_of_the_future(
-    cluster: Cluster,
-) -> None:
+async def test_a_stranger_at_a_bookies_port_fences_no_future_ledger(cluster: Cluster) -> None:
     async with Client(cluster.gateways[0]) as client, aiohttp.ClientSession() as session:
         last = await client.create_ledger()
         for name in (name for name in cluster.names if name.startswith("bookie")):
@@ -171,9 +167,7 @@ async def test_a_page_in_a_browser_can_not_speak_for_a_service(cluster: Cluster)
 
 
 @pytest.mark.parametrize("name", ["bookie-1", "metadata-1", "autorecovery-1"])
-async def test_a_page_of_a_stranger_sends_nothing_that_needs_no_preflight(
-    cluster: Cluster, name: str
-) -> None:
+async def test_a_strangers_page_cannot_send_without_preflight(cluster: Cluster, name: str) -> None:
     """A browser sends these to any address: a request without a typed body, and the handshake of a WebSocket."""
     url, page = cluster.url(name), {"Origin": "https://page.example"}
     async with aiohttp.ClientSession(headers=page) as session:

@@ -1,4 +1,4 @@
-"""Streams of appends that break: what was answered is there, and nothing is there twice."""
+"""Streams and tails through gateways and connections that fail: nothing is lost or repeated."""
 
 import random
 from collections.abc import AsyncIterator
@@ -8,6 +8,7 @@ import aiohttp
 import orjson
 import pytest
 
+from loadtest.bench.tail import Scale, run
 from loadtest.cluster import Cluster
 from quorumlog.client import Client
 from tests.support.waiting import SETTLED_S, until, within
@@ -88,9 +89,7 @@ class Sender:
 
 
 @pytest.mark.parametrize("kind", ["ledger", "log"])
-async def test_a_stream_that_is_cut_off_again_and_again_loses_and_repeats_nothing(
-    cluster: Cluster, kind: str
-) -> None:
+async def test_a_stream_cut_off_repeatedly_is_read_once_whole(cluster: Cluster, kind: str) -> None:
     path = await new_path(cluster, kind)
     sender = Sender(cluster.gateways, path, random.Random(11))
     timeout = aiohttp.ClientTimeout(total=None)
@@ -108,3 +107,14 @@ async def test_a_stream_that_is_cut_off_again_and_again_loses_and_repeats_nothin
     found = await until(all_lines, "all is read through the other gateway")
     assert found is not None
     assert len(found) == COUNT
+
+
+@pytest.mark.parametrize("is_log", [False, True], ids=["ledger", "log"])
+async def test_every_reader_sees_every_record(cluster: Cluster, is_log: bool) -> None:
+    scale = Scale(readers=40, writers=5, records=20, rate=50.0, is_log=is_log)
+
+    figures = await run(scale, cluster)
+
+    assert figures["wrong readers"] == 0
+    # Of the records that arrive together one counts, for each reader.
+    assert figures["latencies"] >= scale.readers

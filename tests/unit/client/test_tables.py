@@ -39,7 +39,5 @@ def test_a_value_that_is_wider_than_the_terminal_is_printed_whole(
         ("ledgers", [{"ledger_id": 1}, {"ledger_id": 2}], "ledger_id 1\nledger_id 2"),
     ],
 )
-def test_sizes_durations_and_times_are_printed_for_people(
-    name: str, value: object, text: str
-) -> None:
+def test_sizes_durations_and_times_are_readable(name: str, value: object, text: str) -> None:
     assert text_of(name, value) == text

@@ -67,9 +67,7 @@ async def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> s
 
 
 @needs("curl")
-async def test_the_guide_s_commands_print_what_the_guide_says(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+async def test_the_token_guides_commands_print_so(cluster: Cluster, tmp_path: Path) -> None:
     found_blocks = BLOCK.finditer(_GUIDE.read_text())
     blocks = [(found[2], found[3]) for found in found_blocks if found[1] == "sh"]
     path = path_with_quorumlog(tmp_path)
@@ -87,9 +85,7 @@ async def test_the_guide_s_commands_print_what_the_guide_says(
         assert [line.rstrip() for line in found.splitlines()] == printed.splitlines(), source
 
 
-async def test_the_clients_send_the_token_and_tell_what_it_lacks(
-    cluster: Cluster, admin: str
-) -> None:
+async def test_clients_send_the_token_and_tell_what_it_lacks(cluster: Cluster, admin: str) -> None:
     async with Client(*cluster.gateways, token=admin) as client:
         await client.create_log("clients")
         reader = (await client.create_token("reader", ["read:logs/clients"]))["token"]
@@ -111,9 +107,7 @@ async def test_the_clients_send_the_token_and_tell_what_it_lacks(
     assert [log["name"] for log in shown] == ["clients"]
 
 
-async def test_whoever_has_no_token_a_wrong_one_or_one_for_elsewhere_gets_nothing(
-    cluster: Cluster, admin: str
-) -> None:
+async def test_without_the_right_token_nothing_is_given(cluster: Cluster, admin: str) -> None:
     """A short share of `make attack`."""
     report = Report(seed=1)
     arena = Arena(

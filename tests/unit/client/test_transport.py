@@ -214,9 +214,7 @@ async def test_a_deadline_before_anything_was_sent_means_not_done() -> None:
 @pytest.mark.parametrize(
     "last", [MetadataUnavailable(retry_after_s=3600), LedgerClosed("over", last_entry=3)]
 )
-async def test_a_repetition_that_was_not_done_leaves_the_first_try_unknown(
-    last: QuorumLogError,
-) -> None:
+async def test_a_repetition_not_done_leaves_the_first_try_unknown(last: QuorumLogError) -> None:
     gateway = Gateway(None, last)
 
     async with serving(gateway) as url, Client(url) as client:
@@ -280,9 +278,7 @@ async def test_a_server_that_is_no_gateway_is_named_with_its_url() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-async def test_what_may_be_repeated_is_sent_again_after_a_load_balancers_own_error(
-    status: int,
-) -> None:
+async def test_repeatable_requests_are_sent_again_after_a_balancers_error(status: int) -> None:
     """It reaches no gateway while all of them are started again."""
     away, record = Balancer(status), {"first_offset": 0, "last_offset": 0}
     gateway = Gateway(away, away, _OPEN, away, _APPENDED | record, away, _OPEN)
@@ -310,9 +306,7 @@ async def test_what_may_be_repeated_is_sent_again_after_a_load_balancers_own_err
         },
     ],
 )
-async def test_a_gateway_is_left_alone_for_its_retry_after_and_the_next_one_is_asked_at_once(
-    headers: dict[str, str],
-) -> None:
+async def test_a_gateway_is_spared_for_its_retry_after(headers: dict[str, str]) -> None:
     away, other = Gateway(Balancer(503, headers)), Gateway(_OPEN)
 
     def spark(*urls: str) -> None:

@@ -1,10 +1,6 @@
-"""`pip install quorumlog` brings the Python SDK; the extras bring the command line, Spark and the services.
+"""What the wheel has, and the faces of the SDK in it."""
 
-Each is installed from a built wheel in an environment of its own that holds the wheel and what the
-wheel requires, linked from the environment of the tests (so that no network is needed), and nothing
-else: an import of anything else fails.
-"""
-
+import inspect
 import json
 import os
 import signal
@@ -22,6 +18,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from loadtest.ports import free_ports
+from quorumlog import client
+from quorumlog.client import shown, sync
+from services.gateway.edge import consumer_models, log_models, models
+from setup import SYNC, generated
 
 ROOT = Path(__file__).resolve().parents[3]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -187,17 +187,13 @@ def test_the_wheel_has_all_code_and_the_files_that_it_reads(wheel: Path) -> None
     assert files == wanted | {"quorumlog/client/sync.py"}
 
 
-def test_the_sdk_the_command_and_spark_import_nothing_of_the_servers(
-    imported: dict[str, set[str]],
-) -> None:
+def test_the_sdk_the_command_and_spark_import_no_services(imported: dict[str, set[str]]) -> None:
     modules = set().union(*imported.values())
 
     assert not [name for name in modules if name.startswith(("quorumlog.net", "services"))]
 
 
-def test_serve_runs_a_cluster_and_removes_its_folder(
-    environments: dict[str, Environment], tmp_path: Path
-) -> None:
+def test_serve_runs_and_removes_it(environments: dict[str, Environment], tmp_path: Path) -> None:
     server = environments["server"]
     (port,) = free_ports(1)
     # A stranger's own package of the same name must not be taken for ours.
@@ -250,9 +246,7 @@ def test_the_command_runs_with_its_extra(environments: dict[str, Environment]) -
     assert "ledger" in done.stdout
 
 
-def test_certificates_without_their_extra_say_what_to_install(
-    environments: dict[str, Environment],
-) -> None:
+def test_certificates_without_the_extra_say_so(environments: dict[str, Environment]) -> None:
     cli = environments["cli"]
 
     done = cli.run(cli.folder / "bin" / "quorumlog", "certificates", "init", status=1)
@@ -261,9 +255,7 @@ def test_certificates_without_their_extra_say_what_to_install(
     assert not done.stdout
 
 
-def test_the_command_without_its_extra_says_what_to_install(
-    environments: dict[str, Environment],
-) -> None:
+def test_the_command_without_its_extra_says_so(environments: dict[str, Environment]) -> None:
     base = environments[""]
 
     done = base.run(base.folder / "bin" / "quorumlog", "--help", status=1)
@@ -272,3 +264,43 @@ def test_the_command_without_its_extra_says_what_to_install(
         "quorumlog: the command line needs its extra: pip install 'quorumlog[cli]'\n"
     )
     assert not done.stdout
+
+
+def test_the_sync_sdk_is_generated_from_the_async_one_as_it_is_now() -> None:
+    assert SYNC.read_text() == generated(), "run `make setup`"
+
+
+@pytest.mark.parametrize(
+    "name", ["Client", "Ledger", "Log", "Producer", "Transaction", "TransactionLedger"]
+)
+def test_both_have_the_same_names_with_the_same_parameters(name: str) -> None:
+    of_async, of_sync = getattr(client, name), getattr(sync, name)
+    names = [n for n, _ in inspect.getmembers(of_async, inspect.isfunction) if n[0] != "_"]
+
+    assert names
+    for method in names:
+        parameters = inspect.signature(getattr(of_async, method)).parameters
+        assert inspect.signature(getattr(of_sync, method)).parameters == parameters, method
+    assert set(sync.__all__) == set(client.__all__) - {"Paged"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "model"),
+    [
+        (shown.LogInfo, log_models.Log),
+        (shown.LogSettingsInfo, log_models.LogSettingsModel),
+        (shown.LogLedgerInfo, log_models.LogLedger),
+        (shown.LedgerInfo, models.Ledger),
+        (shown.FragmentInfo, models.FragmentModel),
+        (shown.WriterInfo, models.WriterModel),
+        (shown.ConsumerInfo, consumer_models.ConsumerModel),
+        (shown.LeaseInfo, consumer_models.LeaseModel),
+        (shown.LagInfo, consumer_models.LagModel),
+        (shown.BookieInfo, models.Bookie),
+    ],
+)
+def test_the_types_of_answers_are_those_of_the_api(typed: type, model: type[models.Model]) -> None:
+    required = {name for name, field in model.model_fields.items() if field.is_required()}
+
+    assert set(typed.__annotations__) == set(model.model_fields)
+    assert typed.__required_keys__ >= required  # type: ignore[attr-defined]

@@ -52,9 +52,7 @@ async def test_each_message_is_one_append_with_the_answer_of_http(gateway: Gatew
     await until_nothing_held(gateway)
 
 
-async def test_a_wrong_message_ends_the_socket_and_what_came_behind_it_is_not_done(
-    gateway: Gateway,
-) -> None:
+async def test_a_wrong_message_ends_the_socket_before_what_follows_it(gateway: Gateway) -> None:
     await gateway.create()
     gateway.engine.gate = asyncio.Event()
 
@@ -73,9 +71,7 @@ async def test_a_wrong_message_ends_the_socket_and_what_came_behind_it_is_not_do
     await until_nothing_held(gateway)
 
 
-async def test_an_append_of_unknown_outcome_ends_the_socket_and_what_came_behind_it_is_not_done(
-    gateway: Gateway,
-) -> None:
+async def test_an_unknown_outcome_ends_the_socket_before_what_follows_it(gateway: Gateway) -> None:
     await gateway.create()
     gateway.engine.gate = asyncio.Event()
 
@@ -92,9 +88,7 @@ async def test_an_append_of_unknown_outcome_ends_the_socket_and_what_came_behind
     await until_nothing_held(gateway)
 
 
-async def test_a_gateway_that_is_about_to_end_answers_what_it_took_and_nothing_else(
-    gateway: Gateway,
-) -> None:
+async def test_a_gateway_about_to_end_answers_only_what_it_took(gateway: Gateway) -> None:
     await gateway.create()
 
     async with appending(gateway) as socket:

@@ -147,9 +147,7 @@ def test_what_is_not_installed_is_named(missing: str, monkeypatch: pytest.Monkey
     assert arrow._columns.__wrapped__() == missing
 
 
-async def test_a_stream_of_many_batches_or_headers_is_refused_before_they_are_made(
-    gateway: Gateway,
-) -> None:
+async def test_a_stream_of_many_batches_is_refused_before_they_are_made(gateway: Gateway) -> None:
     empty = pa.record_batch([pa.array([], pa.binary())], ["value"])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, empty.schema) as writer:

@@ -267,9 +267,7 @@ CODES = {
 
 
 @pytest.mark.parametrize("table", TABLES)
-async def test_bad_input_is_a_4xx_that_says_why_and_changes_nothing(
-    table: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_bad_input_is_a_4xx_with_why(table: str, caplog: pytest.LogCaptureFixture) -> None:
     async with running() as gateway:
         await gateway.create()
         before = gateway.engine.state()

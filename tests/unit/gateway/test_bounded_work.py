@@ -1,8 +1,4 @@
-"""However much a body asks for, the work and the memory for it are bounded by its length, and others have their turn.
-
-The tests measure CPU and memory of this process, client included, and no time on a clock. They count CPU in units of
-work that this machine did at the same time: a slow or busy machine takes longer for both.
-"""
+"""No body costs a gateway more work than its length allows, and quick parsers agree with slow ones."""
 
 import asyncio
 import contextlib
@@ -199,9 +195,7 @@ def test_a_text_has_no_more_values_than_it_may_before_one_is_made() -> None:
     ],
     ids=["zeros", "a few too many", "spaces", "depth"],
 )
-def test_the_messages_of_a_stream_are_counted_as_they_are_found(
-    text: bytes, expected: type[Exception]
-) -> None:
+def test_a_streams_messages_count_as_they_come(text: bytes, expected: type[Exception]) -> None:
     with bounded(len(text), expected), pytest.raises(expected):
         records_of(text, is_json=True)
 
@@ -308,3 +302,45 @@ def test_the_faults_of_a_model_have_short_places_and_details() -> None:
         assert len(each["pointer"]) <= 300
         assert len(each["detail"]) <= 500
     assert len(problems.to_bytes(found)) < 8192
+
+
+ENTRY_BYTES_MAX = 600
+ENTRY_VALUES: tuple[object, ...] = (
+    *("QQ==", "QR==", "QUI=", "QUJ=", "QUJD", "", "QQ=", "Q", "é", "=", "====", "QQ==\n", " QQ=="),
+    *("QUJDRA==", "AAAA" * 300, 5, None, True, ["x"], {"a": 1}),
+)
+ODD_ENTRIES: tuple[object, ...] = (1, "data", [], None, {})
+
+
+def body_of(chance: random.Random) -> bytes:
+    entries: list[object] = []
+    for _ in range(chance.randint(1, 3)):
+        form = chance.choice(["data"] * 6 + ["text", "json", "x"])
+        entry: dict[str, object] = {form: chance.choice(ENTRY_VALUES)}
+        if chance.random() < 0.05:
+            entry["y"] = "z"
+        entries.append(chance.choice(ODD_ENTRIES) if chance.random() < 0.03 else entry)
+    body = orjson.dumps({"entries": entries})
+    if chance.random() < 0.05:
+        body = body.replace(b'{"data"', b'{"data":"QUJD","data"', 1)
+    if chance.random() < 0.05:
+        body = b'{"entries":0,' + body[1:]
+    return body
+
+
+def outcome(body: bytes) -> object:
+    try:
+        return payloads.from_json(body, ENTRY_BYTES_MAX)
+    except QuorumLogError as error:
+        return type(error), error.detail, error.members
+
+
+def test_the_quick_way_and_the_slow_one_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(20261122)
+    bodies = [body_of(chance) for _ in range(5_000)]
+    quick = [outcome(body) for body in bodies]
+    assert sum(isinstance(found, tuple) and isinstance(found[0], list) for found in quick) > 500
+
+    monkeypatch.setattr(payloads, "_alike", lambda *_: None)
+    for each, found in zip(bodies, quick, strict=True):
+        assert outcome(each) == found, each

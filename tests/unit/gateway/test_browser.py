@@ -98,9 +98,7 @@ async def test_an_allowed_page_fetches_streams_and_writes(browser: Browser, orig
     assert (wrote, end) == (201, 3)
 
 
-async def test_an_allowed_page_follows_events_and_a_record_that_is_no_json_does_not_stop_them(
-    browser: Browser,
-) -> None:
+async def test_an_allowed_page_follows_events_past_a_record_of_no_json(browser: Browser) -> None:
     async with visited(browser, "PAGE") as (shown, http, url):
         await http.ask("POST", RECORDS, {"json": {"n": 1}})
         found = await run(

@@ -1,4 +1,4 @@
-"""What one client takes of the room for bodies and requests, and what is left for the others."""
+"""Bounds on what clients may hold of a gateway at once, and what is given back when."""
 
 import asyncio
 import base64
@@ -147,9 +147,7 @@ async def with_entries(gateway: Gateway, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("accept", ["application/json", FRAMES])
-async def test_answers_that_nobody_reads_are_bounded_and_others_still_get_theirs(
-    accept: str,
-) -> None:
+async def test_unread_answers_are_bounded_and_others_still_get_theirs(accept: str) -> None:
     async with running(limits=SCARCE) as gateway:
         await with_entries(gateway, 40)
         async with strangers(gateway, 12, ask(PAGE, f"Accept: {accept}")):
@@ -208,9 +206,7 @@ def unframed(data: bytes) -> list[tuple[int, bytes]]:
 @pytest.mark.parametrize(
     "accept", ["application/json", FRAMES, "application/x-ndjson", "text/event-stream"]
 )
-async def test_a_connection_that_takes_nothing_is_ended_and_what_it_held_is_free(
-    accept: str,
-) -> None:
+async def test_a_connection_that_takes_nothing_ends_and_frees_all(accept: str) -> None:
     async with running(listen=ListenLimits(stalled_answer_timeout_s=0.3)) as gateway:
         await with_entries(gateway, 20)
         async with strangers(gateway, 3, ask(PAGE, f"Accept: {accept}")) as opened:
@@ -223,9 +219,7 @@ async def test_a_connection_that_takes_nothing_is_ended_and_what_it_held_is_free
 
 
 @pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
-async def test_what_a_broken_connection_held_is_gone_without_a_collection_of_cycles(
-    accept: str,
-) -> None:
+async def test_a_broken_connection_frees_all_without_a_garbage_collection(accept: str) -> None:
     async with running() as gateway:
         await with_entries(gateway, 20)
         await gauge(gateway, "answers_bytes")
@@ -243,3 +237,55 @@ async def test_what_a_broken_connection_held_is_gone_without_a_collection_of_cyc
             gc.enable()
 
         assert after - before < 1 << 20
+
+
+MESSAGE = "{" + " " * (4 << 20) + "x"
+FREE_BYTES = 1 << 20
+"""Less than one form of one message."""
+
+
+@contextlib.asynccontextmanager
+async def counted(gateway: Gateway) -> AsyncIterator[None]:
+    """All memory that a block takes is free after it, although nothing collects cycles."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        yield
+        await until(
+            lambda: tracemalloc.get_traced_memory()[0] - before < FREE_BYTES, "all is free", 10
+        )
+        assert gateway.engine.entries[1] == []
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+async def test_a_refused_socket_message_is_free_at_once(gateway: Gateway, *, is_text: bool) -> None:
+    await gateway.create()
+
+    async with (
+        counted(gateway),
+        gateway.session.ws_connect(f"{gateway.url}/v1/ledgers/1/ws") as socket,
+    ):
+        if is_text:
+            await socket.send_str(MESSAGE)
+        else:
+            await socket.send_bytes(b"\0\0\0\2" + MESSAGE.encode())
+        assert (await socket.receive_json())["status"] in (400, 413)
+
+
+async def test_a_refused_line_of_a_stream_is_free_at_once(gateway: Gateway) -> None:
+    await gateway.create()
+
+    async with counted(gateway):
+        answer = await gateway.ask(
+            "POST",
+            "/v1/ledgers/1/entries",
+            MESSAGE.encode(),
+            headers={"Content-Type": "application/x-ndjson"},
+        )
+        assert answer.status == 400
+        del answer

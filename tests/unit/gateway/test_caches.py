@@ -40,9 +40,7 @@ def test_a_password_beyond_the_bound_is_checked_again(monkeypatch: pytest.Monkey
             gatekeeper.check(rows[0], "two")
 
 
-async def test_a_replaced_instance_beyond_the_bound_is_found_out_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_replaced_instance_is_found_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "_GONE_MAX", 1)
     asked: list[str] = []
 
@@ -61,9 +59,7 @@ async def test_a_replaced_instance_beyond_the_bound_is_found_out_again(
     assert asked == ["a", "b", "a", "b"]
 
 
-async def test_a_writer_that_hung_is_not_remembered_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_writer_that_hung_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of its many successors each would otherwise stay: nobody asks again who is gone for ever."""
     monkeypatch.setattr(peers, "_LAC_S", 0.0001)
     monkeypatch.setattr(peers, "_HUNG_S", 0.0)
@@ -83,9 +79,7 @@ async def test_a_writer_that_hung_is_not_remembered_for_ever(
     assert list(known._hung_until) == ["c"]
 
 
-async def test_logs_beyond_the_bounds_are_read_and_written_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_logs_beyond_the_bounds_are_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and the places of offsets: each is remembered of one log, or ledger, only."""
     for module, bound in (
         (log_rows, "_ROWS_MAX"),

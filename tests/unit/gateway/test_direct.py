@@ -110,9 +110,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("media", "body"), BODIES)
-async def test_the_direct_answer_is_that_of_the_usual_way(
-    gateway: Gateway, media: str, body: bytes
-) -> None:
+async def test_both_ways_give_the_same_answer(gateway: Gateway, media: str, body: bytes) -> None:
     ledger = await gateway.create()
     async with recorded(gateway) as (recorder, client):
         head, _ = request(ledger, body, media, "X-Request-Id: mine\r\n")
@@ -155,9 +153,7 @@ async def test_a_body_whose_end_is_a_read_away_is_waited_for(gateway: Gateway) -
     assert gateway.engine.entries[ledger] == [b"x" * 1024] * 200
 
 
-async def test_what_follows_a_body_that_was_waited_for_is_answered_behind_it(
-    gateway: Gateway,
-) -> None:
+async def test_what_follows_a_waited_for_body_is_answered_behind_it(gateway: Gateway) -> None:
     ledger = await gateway.create()
     async with recorded(gateway) as (recorder, client):
         connection = served(gateway, recorder)
@@ -170,9 +166,7 @@ async def test_what_follows_a_body_that_was_waited_for_is_answered_behind_it(
     assert gateway.engine.entries[ledger] == [b"x" * 1000, b"next"]
 
 
-async def test_a_body_that_is_too_long_for_the_direct_way_is_not_waited_for(
-    gateway: Gateway,
-) -> None:
+async def test_a_body_too_long_for_the_direct_way_is_not_waited_for(gateway: Gateway) -> None:
     ledger = await gateway.create()
     async with recorded(gateway) as (recorder, client):
         connection = served(gateway, recorder)
@@ -209,9 +203,7 @@ async def test_a_connection_that_ends_while_a_body_comes_holds_nothing(gateway: 
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_an_append_that_fails_later_has_the_problem_of_the_usual_way(
-    gateway: Gateway, error: Exception
-) -> None:
+async def test_a_late_failure_has_the_usual_problem(gateway: Gateway, error: Exception) -> None:
     answers = []
     ledger = await gateway.create()
     gateway.engine.fails = error
@@ -318,9 +310,7 @@ async def test_pipelined_appends_are_answered_in_their_order(gateway: Gateway) -
     assert recorder.direct[-1]
 
 
-async def test_an_append_in_work_has_its_place_and_its_bytes_until_it_is_answered(
-    gateway: Gateway,
-) -> None:
+async def test_an_append_in_work_holds_its_place_until_it_is_answered(gateway: Gateway) -> None:
     ledger = await gateway.create()
     gateway.engine.gate = asyncio.Event()
     async with recorded(gateway) as (recorder, client):
@@ -339,9 +329,7 @@ async def test_an_append_in_work_has_its_place_and_its_bytes_until_it_is_answere
     assert "quorumlog_http_requests_in_work 1.0" in metrics
 
 
-async def test_an_append_longer_than_the_idle_time_keeps_its_connection_which_idles_out_after_it(
-    gateway: Gateway,
-) -> None:
+async def test_a_long_append_keeps_its_connection_which_idles_out_after(gateway: Gateway) -> None:
     ledger = await gateway.create()
     gateway.engine.gate = asyncio.Event()
     async with recorded(gateway) as (recorder, client):
@@ -397,9 +385,7 @@ async def test_requests_beyond_the_budget_are_refused_by_the_usual_way() -> None
         assert recorder.direct == [True]
 
 
-async def test_a_client_that_leaves_gives_its_place_back_once_its_append_ends(
-    gateway: Gateway,
-) -> None:
+async def test_a_leaving_client_gives_its_place_back_after_its_append(gateway: Gateway) -> None:
     ledger = await gateway.create()
     gateway.engine.gate = asyncio.Event()
     async with recorded(gateway) as (_, client):

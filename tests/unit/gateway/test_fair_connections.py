@@ -1,17 +1,21 @@
-"""One connection of many small things leaves the others their turn, and what it sends is charged."""
+"""No connection and no large body keeps the others from their turn."""
 
 import asyncio
 import contextlib
+import sys
+import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from quorumlog.wire.token_bodies import TokenQuotas
 from services.gateway.edge.access.quotas import Usage
 from services.gateway.edge.access.scopes import Caller
-from services.gateway.edge.http import arrivals
+from services.gateway.edge.http import arrivals, body
+from services.gateway.edge.http.limits import INLINE_BYTES_MAX, Limits, Room
 from tests.support.waiting import until, within
 from tests.unit.gateway.conftest import Gateway, running, until_held
 
@@ -69,9 +73,7 @@ def frame_of_server(kind: int, payload: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [PING, PONG])
-async def test_control_frames_are_charged_like_messages(
-    kind: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_control_frames_are_charged(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = Usage("a token", TokenQuotas(requests_per_s=1_000_000), lambda: 0.0)
     caller = Caller("a token", ())
     caller.usage = usage
@@ -91,9 +93,7 @@ async def test_control_frames_are_charged_like_messages(
             await until(is_charged, "all are charged")
 
 
-async def test_one_large_message_is_parsed_in_a_turn_though_many_end_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_large_message_is_parsed_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joining, unmasking and decoding a message of the largest size takes 40 ms."""
     turn = 0
     ended: list[int] = []
@@ -173,3 +173,63 @@ async def test_a_body_in_chunks_of_a_few_bytes_is_refused(
         line = await upload(gateway, chunked(size, count))
         assert line.split()[1] == expected
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+LARGE = b"," * (INLINE_BYTES_MAX + 1)
+
+
+def broken(_data: bytes, _count: int | None) -> None:
+    raise ValueError("broken")
+
+
+def length(data: bytes, _count: int | None) -> int:
+    return len(data)
+
+
+def length_slowly(data: bytes, _count: int | None) -> int:
+    began_s = time.thread_time()
+    while time.thread_time() - began_s < 2 * sys.getswitchinterval():
+        pass
+    return len(data)
+
+
+async def test_a_large_body_waits_after_a_long_parse_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    room, request = Room(Limits()), make_mocked_request("POST", "/")
+    loop, pauses = asyncio.get_running_loop(), list[float]()
+    call_later = loop.call_later
+
+    def noted(
+        delay: float, callback: Callable[..., object], *args: Any, **kwargs: Any
+    ) -> asyncio.TimerHandle:
+        if callback == room.parsing.release:
+            pauses.append(delay)
+        return call_later(delay, callback, *args, **kwargs)
+
+    monkeypatch.setattr(loop, "call_later", noted)
+    async with within("all are parsed"):
+        for parse in (length_slowly, length, length_slowly):
+            assert await body.in_turn(request, room, LARGE, parse) == len(LARGE)
+            assert room.parsing.locked(), "the next one waits for the pause"
+    assert pauses[0] >= 2 * sys.getswitchinterval()
+    assert pauses[1] == 0
+
+
+async def test_marks_are_counted_once_and_only_for_json() -> None:
+    room, request = Room(Limits()), make_mocked_request("POST", "/")
+
+    assert await body.in_turn(request, room, LARGE, lambda _, count: count) == len(LARGE)
+    assert await body.in_turn(request, room, LARGE, lambda _, count: count, is_json=False) is None
+    assert await body.in_turn(request, room, b",", lambda _, count: count) is None
+
+
+async def test_a_large_body_that_cannot_be_parsed_keeps_nobody_waiting_for_ever() -> None:
+    room, request = Room(Limits()), make_mocked_request("POST", "/")
+
+    async with within("the next one is parsed"):
+        with pytest.raises(ValueError, match="broken"):
+            await body.in_turn(request, room, LARGE, broken)
+        waiting = asyncio.create_task(body.in_turn(request, room, LARGE, length))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert await body.in_turn(request, room, LARGE, length) == len(LARGE)

@@ -122,9 +122,7 @@ def gateway_room(gateway: Gateway) -> Room:
     return gateway.listener.runner.app[_ROOM]
 
 
-async def test_what_is_short_what_does_not_shrink_and_what_has_a_tag_is_sent_as_it_is(
-    gateway: Gateway,
-) -> None:
+async def test_short_unshrinking_and_tagged_answers_are_sent_as_they_are(gateway: Gateway) -> None:
     await gateway.create(metadata={"a": "b" * 4000})
     for size in (900, 60_000, 500_000):
         made = await gateway.ask(

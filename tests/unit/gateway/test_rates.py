@@ -1,12 +1,15 @@
-"""Rates of the last hour: what a gateway samples from its counters, and what one gateway tells of all."""
+"""What a gateway measures of itself: rates of the last hour, and metrics of requests."""
 
 from typing import Any
 
 import aiohttp
+from prometheus_client import CollectorRegistry, generate_latest
 
 from loadtest.stores import Stores
 from quorumlog.wire.bodies import ServiceHeartbeat
 from services.gateway.app import _RATES
+from services.gateway.edge.http.limits import Limits, Room
+from services.gateway.edge.http.middleware import Metrics
 from services.gateway.rates import INTERVAL_S, SAMPLES_MAX, UNKNOWN, Counts, Rates, Sample
 from tests.support.waiting import until
 from tests.unit.gateway.engine.support import world_of
@@ -80,9 +83,7 @@ async def test_more_than_an_hour_is_forgotten() -> None:
     assert {one[0] for one in sampled.rates._samples} == {0}
 
 
-async def test_a_gateway_tells_the_rates_of_all_and_names_those_that_are_silent(
-    stores: Stores,
-) -> None:
+async def test_a_gateway_tells_the_rates_of_all_and_who_is_silent(stores: Stores) -> None:
     async with world_of(stores, bookies=3) as world, aiohttp.ClientSession() as session:
         for number, engine in enumerate((world.engine, world.other)):
             url = f"{engine.writer.url}/v1/logs/log-{number}"
@@ -123,3 +124,32 @@ async def done(session: aiohttp.ClientSession, method: str, url: str, body: Any 
     async with session.request(method, url, json=body) as answer:
         assert answer.status < 300, await answer.text()
         return await answer.json()
+
+
+def test_each_answer_counts_once_by_status_and_once_in_the_times_of_its_route() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, Room(Limits()))
+    for method, status, seconds in (
+        ("POST", 201, 0.0005),
+        ("POST", 201, 0.003),
+        ("POST", 409, 0.004),
+        ("BREW", 405, 99.0),
+    ):
+        metrics.observe(method, "/v1/x", status, seconds)
+
+    lines = generate_latest(registry).decode().splitlines()
+
+    assert 'quorumlog_http_requests_total{method="POST",route="/v1/x",status="201"} 2.0' in lines
+    assert 'quorumlog_http_requests_total{method="POST",route="/v1/x",status="409"} 1.0' in lines
+    times = 'quorumlog_http_request_seconds_bucket{le="%s",method="%s",route="/v1/x"} %s'
+    for le, method, count in (
+        ("0.0005", "POST", "1.0"),
+        ("0.002", "POST", "1.0"),
+        ("0.005", "POST", "3.0"),
+        ("+Inf", "POST", "3.0"),
+        ("10.0", "other", "0.0"),
+        ("+Inf", "other", "1.0"),
+    ):
+        assert times % (le, method, count) in lines
+    assert 'quorumlog_http_request_seconds_count{method="POST",route="/v1/x"} 3.0' in lines
+    assert 'quorumlog_http_request_seconds_sum{method="other",route="/v1/x"} 99.0' in lines

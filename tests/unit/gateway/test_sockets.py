@@ -100,9 +100,7 @@ async def test_a_wrong_message_is_a_problem_that_ends_the_socket(
 
 
 @pytest.mark.parametrize("text", [b'{"text":"\xff"}', b'{"tail":{"from":"\xff"}}'])
-async def test_text_that_is_no_utf8_is_a_problem_and_appends_nothing(
-    gateway: Gateway, text: bytes
-) -> None:
+async def test_text_that_is_no_utf8_is_a_problem(gateway: Gateway, text: bytes) -> None:
     async with gateway.session.ws_connect(gateway.url + "/v1/ledgers/1/ws") as socket:
         await socket.send_frame(text, aiohttp.WSMsgType.TEXT)
 
@@ -191,9 +189,7 @@ async def test_what_came_of_a_message_is_counted_until_its_socket_ends(gateway: 
     await until_nothing_held(gateway)
 
 
-async def test_pings_between_the_fragments_of_a_message_do_not_hide_what_came(
-    gateway: Gateway,
-) -> None:
+async def test_pings_between_fragments_do_not_hide_what_came(gateway: Gateway) -> None:
     ping = b"\x89\x84" + bytes(4) + b"ping"
     first, later = (kind + b"\xff" + struct.pack(">Q", 1 << 20) for kind in (b"\x02", b"\x00"))
     fragments = [start + bytes(4) + bytes(1 << 20) + ping for start in (first, later, later)]

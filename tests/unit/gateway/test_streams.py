@@ -96,9 +96,7 @@ async def test_a_stream_without_lines_is_answered_without_lines(gateway: Gateway
         ('{"entries":[{"text":"a"}]}', 422),
     ],
 )
-async def test_a_wrong_line_ends_the_stream_after_those_before_it(
-    gateway: Gateway, line: str, status: int
-) -> None:
+async def test_a_wrong_line_ends_the_stream_there(gateway: Gateway, line: str, status: int) -> None:
     first = await gateway.ask("POST", ENTRIES, f'{line}\n{{"text":"a"}}\n', headers=NDJSON)
     assert (first.status, gateway.engine.entries[1]) == (status, [])
     assert "/lines/0" in first.json["detail"]
@@ -270,9 +268,7 @@ async def test_events_go_on_after_the_last_one_that_was_seen(gateway: Gateway) -
         ("-2", 422), (str(2**63 - 1), 422), ("9" * 400, 422), ("1.0123456789abcd", 422),
     ],
 )  # fmt: skip
-async def test_what_is_no_id_of_an_event_is_refused(
-    gateway: Gateway, seen: str, expected: int
-) -> None:
+async def test_what_is_no_event_id_is_refused(gateway: Gateway, seen: str, expected: int) -> None:
     answer = await gateway.ask("GET", ENTRIES, headers=EVENTS | {"Last-Event-ID": seen})
 
     assert answer.status == expected, answer
@@ -291,9 +287,7 @@ async def test_a_reader_of_events_that_resumes_at_a_final_end_gets_204(gateway: 
     assert (over.status, over.body) == (204, b"")
 
 
-async def test_a_reader_of_events_with_a_limit_gets_it_once_however_often_it_comes_again(
-    gateway: Gateway,
-) -> None:
+async def test_a_reader_of_events_gets_its_limit_once_however_it_resumes(gateway: Gateway) -> None:
     gateway.engine.entries[1] = [bytes([n]) for n in range(10)]
 
     async def ids(query: str, seen: str) -> list[bytes] | int:
@@ -317,9 +311,7 @@ async def test_a_reader_of_events_with_a_limit_gets_it_once_however_often_it_com
     assert await ids("?max_bytes=1", "0") == 422
 
 
-async def test_readers_of_events_are_told_to_come_again_at_different_times(
-    gateway: Gateway,
-) -> None:
+async def test_readers_of_events_are_told_different_times_to_come_again(gateway: Gateway) -> None:
     gateway.engine.entries[1] = [b"a"]
 
     heads = [

@@ -149,9 +149,7 @@ def test_frames_are_read_back_or_refused(payloads: list[bytes], rest: bytes) -> 
 
 
 @given(st.integers(0, 9), st.integers(2, 50), st.data())
-def test_frames_of_one_size_are_cut_as_any_others(
-    size: int, count: int, data: st.DataObject
-) -> None:
+def test_frames_of_one_size_are_cut_as_others(size: int, count: int, data: st.DataObject) -> None:
     payloads = [data.draw(st.binary(min_size=size, max_size=size)) for _ in range(count)]
     frames = [len(p).to_bytes(4, "big") + p for p in payloads]
     assert from_frames(b"".join(frames), 100) == payloads

@@ -66,9 +66,7 @@ def set_up(home: Path, kept: frozenset[int]) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_postgres_runs_from_a_closed_folder_where_there_are_no_user_namespaces(
-    closed: Path,
-) -> None:
+def test_postgres_runs_from_a_closed_folder_without_user_namespaces(closed: Path) -> None:
     first = set_up(closed, container.KEPT)
     again = set_up(closed, container.KEPT)
 

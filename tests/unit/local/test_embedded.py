@@ -1,4 +1,4 @@
-"""Postgres and Redis of one machine."""
+"""Embedded databases, and services that are forked for tests."""
 
 import os
 import signal
@@ -12,11 +12,13 @@ import psutil
 import pytest
 import redis.asyncio
 
+from loadtest import forked
 from loadtest.ports import free_ports
 from loadtest.stores import Stores, StoreServers, quick_postgres, run_sql, scratch
 from loadtest.waiting import stop
+from services.local.config import ROOT
 from services.local.embedded import _await_predecessor
-from services.local.process import Become, in_child, start, users_to_try
+from services.local.process import Become, Program, in_child, start, users_to_try
 from tests.support.waiting import until_sync
 
 
@@ -47,9 +49,7 @@ async def test_a_wrong_password_is_refused(stores: Stores) -> None:
         await asyncpg.connect(dsn)
 
 
-async def test_a_client_without_the_password_of_redis_writes_no_url_that_services_would_trust(
-    stores: Stores,
-) -> None:
+async def test_without_redis_password_no_url_that_services_trust_is_written(stores: Stores) -> None:
     """Services send the cluster's secret to the URLs of bookies that Redis has."""
     host = urlsplit(stores.redis_url).netloc.rpartition("@")[2]
 
@@ -132,3 +132,60 @@ def test_a_killed_postgres_leaves_no_shared_memory_behind() -> None:
         _await_predecessor(root / "pg" / "data")
 
         assert "/dev/shm/PostgreSQL" not in mapped
+
+
+def program(folder: Path, **settings: str) -> Program:
+    """An autorecovery, whose metadata service is away."""
+    environment = {"PORT": str(free_ports(1)[0]), "METADATA_URLS": "http://127.0.0.1:1", **settings}
+    return Program("toy", (sys.executable, "-m", "services.autorecovery"), environment, folder)
+
+
+def test_a_forked_service_has_its_own_session_folder_log_and_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = forked.start(program(tmp_path), log)
+    until_sync(lambda: '"started"' in log.read_text(), "it has started")
+
+    assert process.poll() is process.returncode is None
+    assert os.getsid(process.pid) == process.pid
+    assert Path(f"/proc/{process.pid}/cwd").readlink() == tmp_path
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    process.kill()
+    assert process.wait(60) == process.poll() == -signal.SIGKILL
+    process.send_signal(signal.SIGTERM)  # to nobody
+
+
+def test_a_forked_service_reads_its_own_environment_and_has_its_own_status(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert forked.start(program(ROOT, PORT="none"), log).wait(60) == 2
+    assert log.read_text() == "PORT = 'none': must be a whole number from 1 to 65535\n"
+
+
+_PARENT = """
+import sys, time
+from pathlib import Path
+from loadtest import forked
+from tests.unit.local.test_embedded import program
+print(forked.start(program(Path(sys.argv[1])), Path(sys.argv[1], "log")).pid, flush=True)
+time.sleep(3600)
+"""
+
+
+def test_a_forked_service_ends_with_a_process_that_was_killed(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", _PARENT, str(tmp_path)]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        log = tmp_path / "log"
+        until_sync(lambda: '"started"' in log.read_text(), "it has started")
+
+        parent.kill()
+
+    def is_gone() -> bool:
+        try:
+            return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return True
+
+    until_sync(is_gone, "it is gone")

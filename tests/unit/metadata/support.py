@@ -1,8 +1,10 @@
 """A metadata service in this process, on stores of its own, and ledgers to put into it."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from inspect import signature
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -20,7 +22,7 @@ from quorumlog.protocol.quorum import Quorum
 from services.metadata import inquiry
 from services.metadata.app import build
 from services.metadata.config import Config
-from tests.support.database import sql
+from tests.support.database import connected, sql
 from tests.support.waiting import until
 
 PATIENT_S = 30.0
@@ -149,3 +151,17 @@ WAITING: Final = (
 
 async def is_ready(service: Service) -> bool:
     return (await service.send("GET", "/health/ready"))[0] == 200
+
+
+async def played(test: Callable[..., Awaitable[None]], stores: Stores, folder: Path) -> None:
+    """Run a test with the fixtures that it asks for: stores, a folder, a service, and a connection to the database."""
+    given: dict[str, Any] = {"stores": stores} | dict.fromkeys(
+        ("folder", "root", "tmp_path"), folder
+    )
+    asked = [p.name for p in signature(test).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    async with contextlib.AsyncExitStack() as stack:
+        if "service" in asked:
+            given["service"] = await stack.enter_async_context(serving(stores))
+        if "database" in asked:
+            given["database"] = await stack.enter_async_context(connected(stores))
+        await test(*[given[name] for name in asked])

@@ -28,7 +28,7 @@ from tests.mutation.mutants.guards import answers
 from tests.mutation.mutants.hunt import Guard, Patch, applied, stand_in
 from tests.support.database import connected
 from tests.unit.metadata import test_ledgers, test_logs
-from tests.unit.metadata.support import Service, serving, swapped
+from tests.unit.metadata.support import Service, played, serving, swapped
 from tests.unit.metadata.test_rebuild import (
     NAMES,
     Bookies,
@@ -105,7 +105,7 @@ async def recover(
     return await service.send("PUT", f"/v1/ledgers/{row.ledger_id}", change)
 
 
-async def rebuilds_before_it_accepts(stores: Stores, folder: Path) -> None:
+async def test_a_rebuild_comes_before_the_accepted_loss(stores: Stores, folder: Path) -> None:
     """D3: the row of which bookies hold a copy is written before the loss is accepted."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
@@ -126,12 +126,6 @@ async def rebuilds_before_it_accepts(stores: Stores, folder: Path) -> None:
         _, audit = await service.send("GET", "/v1/audit")
         operations = [row["operation"] for row in audit["audit"]]
         assert [name for name in operations if name != "put_cookie"] == ["rebuild", "accept_lost"]
-
-
-async def test_a_loss_is_not_accepted_before_the_rows_are_rebuilt(
-    stores: Stores, folder: Path
-) -> None:
-    await rebuilds_before_it_accepts(stores, folder)
 
 
 async def test_no_loss_is_accepted_while_a_bookie_does_not_tell_its_rows(
@@ -160,9 +154,7 @@ async def test_no_loss_is_accepted_while_a_bookie_does_not_tell_its_rows(
         assert (await accept(service, witnesses))[1].get("code") == "copy-lost"
 
 
-async def test_no_loss_is_accepted_before_lost_tombstones_are_there_again(
-    stores: Stores, folder: Path
-) -> None:
+async def test_no_loss_is_accepted_before_tombstones_are_back(stores: Stores, folder: Path) -> None:
     """The id could be given to another ledger, which a later rebuild would take for the deleted one."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
@@ -181,7 +173,7 @@ async def test_no_loss_is_accepted_before_lost_tombstones_are_there_again(
         assert missing.value.members["deleted"] is True
 
 
-async def ends_by_no_older_row(stores: Stores, folder: Path) -> None:
+async def test_no_ledger_ends_by_a_row_older_than_a_copy(stores: Stores, folder: Path) -> None:
     """A copy comes after the acceptance: its writer had the row, and had appended nothing."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
@@ -203,13 +195,7 @@ async def ends_by_no_older_row(stores: Stores, folder: Path) -> None:
         assert (await recover(service, newest))[0] == 200
 
 
-async def test_no_ledger_ends_by_an_older_row_than_a_bookie_holds(
-    stores: Stores, folder: Path
-) -> None:
-    await ends_by_no_older_row(stores, folder)
-
-
-async def fences_before_it_reads(stores: Stores, folder: Path) -> None:
+async def test_bookies_are_fenced_before_copies_are_read(stores: Stores, folder: Path) -> None:
     """A bookie that only a lost row names would take adds by it, while its copies are being read."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
@@ -227,13 +213,7 @@ async def fences_before_it_reads(stores: Stores, folder: Path) -> None:
                 assert (await answer.json()).get("fenced")
 
 
-async def test_all_bookies_are_fenced_before_their_copies_are_read(
-    stores: Stores, folder: Path
-) -> None:
-    await fences_before_it_reads(stores, folder)
-
-
-async def waits_for_silent_bookies(stores: Stores, folder: Path) -> None:
+async def test_an_end_waits_for_bookies_that_may_know_more(stores: Stores, folder: Path) -> None:
     """As many as confirm an entry may hold a later row, unless an operator says that they never return."""
     places = bookies_in(folder)
     async with serving(stores) as service:
@@ -257,15 +237,7 @@ async def waits_for_silent_bookies(stores: Stores, folder: Path) -> None:
             assert (await recover(service, row))[0] == 200
 
 
-async def test_the_end_of_a_ledger_waits_for_as_many_silent_bookies_as_may_have_confirmed_more(
-    stores: Stores, folder: Path
-) -> None:
-    await waits_for_silent_bookies(stores, folder)
-
-
-async def test_a_ledger_of_two_lines_of_history_ends_by_an_operators_word(
-    stores: Stores, folder: Path
-) -> None:
+async def test_an_operator_ends_a_ledger_of_two_histories(stores: Stores, folder: Path) -> None:
     """A rebuild writes neither line, and the loss of everything else is accepted nevertheless."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
@@ -293,7 +265,7 @@ async def test_a_ledger_of_two_lines_of_history_ends_by_an_operators_word(
         assert (await service.client.cas(row.in_recovery()))[0] is CasStatus.OK
 
 
-async def accepts_nothing_when_cut_off(stores: Stores, folder: Path) -> None:
+async def test_a_rebuild_that_was_cut_off_accepts_nothing(stores: Stores, folder: Path) -> None:
     """A rebuild that was to take over ends before it wrote all rows."""
     places = bookies_in(folder)
     async with serving(stores) as service, places.running(service) as running:
@@ -316,11 +288,7 @@ async def accepts_nothing_when_cut_off(stores: Stores, folder: Path) -> None:
         assert (await accept(service, witnesses))[0] == 409
 
 
-async def test_a_rebuild_that_was_cut_off_accepts_nothing(stores: Stores, folder: Path) -> None:
-    await accepts_nothing_when_cut_off(stores, folder)
-
-
-async def makes_a_lost_change_once_more(stores: Stores, _folder: Path) -> None:
+async def test_a_change_whose_loss_was_accepted_is_made_when_repeated(stores: Stores) -> None:
     """Rule 6: whoever has not heard what came of a change asks with the same token, and is not refused for ever."""
     async with serving(stores) as service:
         row, attempt = await create(service), new_attempt()
@@ -334,15 +302,7 @@ async def makes_a_lost_change_once_more(stores: Stores, _folder: Path) -> None:
         assert (await service.client.get(row.ledger_id)).attempt == attempt
 
 
-async def test_a_change_whose_loss_was_accepted_is_made_when_its_client_repeats_it(
-    stores: Stores, folder: Path
-) -> None:
-    await makes_a_lost_change_once_more(stores, folder)
-
-
-async def test_nothing_is_accepted_while_a_rebuild_or_another_acceptance_runs(
-    service: Service, stores: Stores
-) -> None:
+async def test_nothing_is_accepted_beside_another_run(service: Service, stores: Stores) -> None:
     witness = witness_of(await service.client.cluster_id(), new_attempt())
     async with connected(stores) as connection:
         await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
@@ -364,31 +324,6 @@ async def accepts_first(original: Any, self: _Work, sources: Sequence[Source]) -
     cluster_id = await original(self, sources)
     await self._tables.accept_lost(cluster_id, (), ())
     return cluster_id
-
-
-async def names_the_row(stores: Stores, _folder: Path) -> None:
-    async with serving(stores) as service:
-        claim = test_ledgers.test_a_change_of_another_line_of_history_conflicts_whatever_its_version
-        await claim(service)
-
-
-async def names_the_log(stores: Stores, _folder: Path) -> None:
-    async with serving(stores) as service:
-        await test_logs.test_a_change_of_a_log_in_another_line_of_history_conflicts_whatever_its_version(
-            service
-        )
-
-
-async def deletes_the_row(stores: Stores, _folder: Path) -> None:
-    async with serving(stores) as service:
-        claim = test_ledgers.test_a_deletion_by_a_row_of_another_line_of_history_conflicts_whatever_its_version
-        await claim(service)
-
-
-async def deletes_the_log(stores: Stores, _folder: Path) -> None:
-    async with serving(stores) as service:
-        claim = test_logs.test_a_deletion_by_a_row_of_another_line_of_history_leaves_the_log_that_there_is
-        await claim(service)
 
 
 def by_version(_original: Any) -> Any:
@@ -413,41 +348,59 @@ def checked_by_version(_original: Any) -> Any:
 
 GUARDS: Final = (
     Patch(changes, "is_made_from", by_version).guard(
-        "a change of a ledger may be of another line of history", "rule 18d", names_the_row
+        "a change of a ledger may be of another line of history",
+        "rule 18d",
+        test_ledgers.test_a_change_of_another_history_conflicts_by_any_version,
     ),
     Patch(changes, "is_made_from", by_version).guard(
-        "a change of a log may be of another line of history", "rule 18d", names_the_log
+        "a change of a log may be of another line of history",
+        "rule 18d",
+        test_logs.test_a_change_of_a_log_in_another_history_conflicts,
     ),
     Patch(changes, "is_row", of_version).guard(
-        "a deletion of a ledger may be of another line of history", "rule 18d", deletes_the_row
+        "a deletion of a ledger may be of another line of history",
+        "rule 18d",
+        test_ledgers.test_a_deletion_by_a_row_of_another_history_conflicts,
     ),
     Patch(logs, "check_deleted", checked_by_version).guard(
-        "a deletion of a log may be of another line of history", "rule 18d", deletes_the_log
+        "a deletion of a log may be of another line of history",
+        "rule 18d",
+        test_logs.test_a_deletion_by_a_row_of_another_history_is_refused,
     ),
     Patch(attempts, "ACCEPTED", lambda _original: "a target of no change").guard(
         "a change whose loss was accepted is never made",
         "rule 18d",
-        makes_a_lost_change_once_more,
+        test_a_change_whose_loss_was_accepted_is_made_when_repeated,
     ),
     Patch(Rebuilder, "count_behind", answers(0)).guard(
-        "an acceptance looks for no later rows", "rule 18d", rebuilds_before_it_accepts
+        "an acceptance looks for no later rows",
+        "rule 18d",
+        test_a_rebuild_comes_before_the_accepted_loss,
     ),
     Patch(ledgers, "check_end", answers(None)).guard(
-        "a ledger ends without a question to the bookies", "rule 18d", ends_by_no_older_row
+        "a ledger ends without a question to the bookies",
+        "rule 18d",
+        test_no_ledger_ends_by_a_row_older_than_a_copy,
     ),
     Patch(losses, "_UNPROVEN", lambda _original: "SELECT 1").guard(
-        "an acceptance forgets which ledgers were open", "rule 18d", ends_by_no_older_row
+        "an acceptance forgets which ledgers were open",
+        "rule 18d",
+        test_no_ledger_ends_by_a_row_older_than_a_copy,
     ),
     Patch(inquiry, "_fence", answers(Status.OK)).guard(
-        "bookies tell their copies and go on taking adds", "rule 18d", fences_before_it_reads
+        "bookies tell their copies and go on taking adds",
+        "rule 18d",
+        test_bookies_are_fenced_before_copies_are_read,
     ),
     Patch(Registered, "lost_of", lambda _original: lambda _bookies, _row: 0).guard(
-        "a ledger ends whoever is silent", "rule 18d", waits_for_silent_bookies
+        "a ledger ends whoever is silent",
+        "rule 18d",
+        test_an_end_waits_for_bookies_that_may_know_more,
     ),
     Patch(_Work, "_cluster", accepts_first).guard(
         "a rebuild accepts the loss before it writes",
         "rule 18d",
-        accepts_nothing_when_cut_off,
+        test_a_rebuild_that_was_cut_off_accepts_nothing,
     ),
 )
 
@@ -457,4 +410,4 @@ async def test_a_guard_that_is_taken_out_is_missed(
     guard: Guard, stores: Stores, folder: Path
 ) -> None:
     with applied(guard), pytest.raises((AssertionError, pytest.fail.Exception)):
-        await guard.claim(stores, folder)
+        await played(guard.claim, stores, folder)

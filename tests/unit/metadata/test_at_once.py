@@ -101,9 +101,7 @@ async def test_a_begin_repeated_during_its_first_try_gets_the_same_transaction(
     assert (status, found.get("id"), found.get("state")) == (200, drawn, state)
 
 
-async def test_an_id_taken_by_another_transaction_meanwhile_is_refused(
-    service: Service, database: Connection
-) -> None:
+async def test_an_id_taken_meanwhile_is_refused(service: Service, database: Connection) -> None:
     await LogClient(service.client).create(LOG)
     drawn = new_attempt()
     async with uncommitted(
@@ -211,9 +209,7 @@ async def test_a_bookie_that_ledgers_name_is_refused_its_decommission_without_a_
     assert (status, problem["ledgers"], problem["first"]) == (409, 1, [row.ledger_id])
 
 
-async def test_the_loser_of_a_race_gets_the_row_under_any_default_isolation(
-    stores: Stores, database: Connection
-) -> None:
+async def test_a_races_loser_gets_the_row_anyhow(stores: Stores, database: Connection) -> None:
     name = await database.fetchval("SELECT current_database()")
     await database.execute(
         f"ALTER DATABASE \"{name}\" SET default_transaction_isolation TO 'repeatable read'"
@@ -237,9 +233,7 @@ async def test_the_loser_of_a_race_gets_the_row_under_any_default_isolation(
     assert sorted(status for status, _ in answers) == [200, 412]
 
 
-async def test_a_bookie_that_starts_while_it_is_decommissioned_stays(
-    service: Service, database: Connection
-) -> None:
+async def test_a_starting_bookie_stays(service: Service, database: Connection) -> None:
     client = service.client
     row = await client.put_cookie("b1", await cookie(service), version=None)
     async with uncommitted(
@@ -268,9 +262,7 @@ def gap(ledger_id: int, member: str) -> RepairAdd:
 # --- bookies ---------------------------------------------------------------------------------
 
 
-async def test_of_two_bookies_that_register_at_once_under_one_name_one_is_refused(
-    service: Service, database: Connection
-) -> None:
+async def test_of_two_equal_names_one_is_refused(service: Service, database: Connection) -> None:
     """Rule 15: neither finds a row that it could compare with, so they take turns."""
     body = {"cookie": (await cookie(service)).model_dump(mode="json")}
     asking = []
@@ -291,9 +283,7 @@ async def test_of_two_bookies_that_register_at_once_under_one_name_one_is_refuse
     assert row.version == 1
 
 
-async def test_a_bookie_that_lives_is_not_decommissioned_though_nothing_names_it(
-    service: Service,
-) -> None:
+async def test_a_living_bookie_that_nothing_names_is_not_decommissioned(service: Service) -> None:
     row = await service.client.put_cookie("b1", await cookie(service), version=None)
     await service.client.send_bookie_heartbeat("b1", beat())
 
@@ -328,9 +318,7 @@ async def test_what_names_a_bookie_is_told_of_that_bookie_only(service: Service)
         assert (use.failures, use.detail) == (1, f"{name}@1 of {row.ledger_id}")
 
 
-async def test_a_drain_says_whether_a_member_waits_for_a_repair_or_for_its_successors_copy(
-    service: Service,
-) -> None:
+async def test_a_drain_says_what_each_member_waits_for(service: Service) -> None:
     client = service.client
     for name in ("b1", "b4"):
         await client.put_cookie(name, await cookie(service), version=None)
@@ -465,9 +453,7 @@ async def test_a_deleted_log_takes_no_ledger_with_it_that_is_not_its_own(service
         await client.get(own.ledger_id)
 
 
-async def test_a_ledger_that_is_being_deleted_is_not_named_by_a_log(
-    service: Service, database: Connection
-) -> None:
+async def test_no_log_names_a_ledger_being_deleted(service: Service, database: Connection) -> None:
     """Rule 22: the row that names it waits for the deletion, and then finds none."""
     logs = LogClient(service.client)
     row, _ = await logs.create(LOG)

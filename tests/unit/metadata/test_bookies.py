@@ -82,9 +82,7 @@ async def test_a_cookie_never_goes_back(service: Service) -> None:
     assert await client.cookie("b1") == now
 
 
-async def test_a_registered_bookie_is_lost_until_its_heartbeat_and_after_it(
-    service: Service,
-) -> None:
+async def test_a_registered_bookie_is_lost_without_a_heartbeat(service: Service) -> None:
     client = service.client
     await client.put_cookie("b1", await cookie(service), version=None)
     lost = BookieInfo(id="b1@1", state="lost", url="")
@@ -127,9 +125,7 @@ async def test_a_heartbeat_of_an_unregistered_process_is_ignored(service: Servic
     assert [bookie.state for bookie in (await client.bookies()).bookies] == ["draining"]
 
 
-async def test_a_log_end_is_reported_by_the_registered_process_and_never_decreases(
-    service: Service,
-) -> None:
+async def test_only_the_registered_process_reports_a_growing_log_end(service: Service) -> None:
     client = service.client
     with pytest.raises(NoSuchBookie):
         await client.log_ends("b1", LogEnd(process="mine", log_end=1))
@@ -166,9 +162,7 @@ async def test_an_unreadable_cookie_ends_no_background_task(
     assert set(failed()) == {"background-work-failed"}
 
 
-async def test_rubbish_in_redis_is_no_liveness_and_no_error(
-    service: Service, stores: Stores
-) -> None:
+async def test_rubbish_in_redis_is_neither_life_nor_error(service: Service, stores: Stores) -> None:
     client = service.client
     await client.put_cookie("b1", await cookie(service), version=None)
     await client.send_service_heartbeat(
@@ -288,9 +282,7 @@ async def test_bad_input_is_refused(service: Service, path: str, body: object) -
     assert (status, problem["code"]) == (422, "invalid")
 
 
-async def test_a_bookie_is_decommissioned_once_it_is_dead_and_nothing_names_it(
-    service: Service,
-) -> None:
+async def test_a_dead_bookie_that_nothing_names_is_decommissioned(service: Service) -> None:
     client = service.client
     first = await client.put_cookie("b1", await cookie(service), version=None)
     await client.send_bookie_heartbeat("b1", beat())
@@ -334,9 +326,7 @@ async def test_a_bookie_is_decommissioned_once_it_is_dead_and_nothing_names_it(
     assert [bookie.id for bookie in (await client.bookies()).bookies] == ["b1@2"]
 
 
-async def test_what_was_kept_of_a_bookie_goes_with_its_cookie_and_with_its_data(
-    stores: Stores, service: Service
-) -> None:
+async def test_a_bookies_state_goes_with_its_cookie(stores: Stores, service: Service) -> None:
     client = service.client
     async with connected(stores) as connection:
         redis = Redis.from_url(stores.redis_url)

@@ -128,9 +128,7 @@ async def change(service: Service, ledger_id: int) -> None:
 
 
 @needs("curl")
-async def test_a_dump_is_restored_and_what_it_lacks_is_told(
-    stores: Stores, machine: Machine
-) -> None:
+async def test_a_dump_is_restored_and_its_gaps_are_told(stores: Stores, machine: Machine) -> None:
     async with serving(machine.stores(stores)) as service:
         row = await service.client.create(DRAFT)
         await machine.run("A dump")
@@ -160,9 +158,7 @@ async def test_a_dump_is_restored_and_what_it_lacks_is_told(
     machine.has_run(*DUMPS)
 
 
-async def test_a_database_is_restored_from_its_write_ahead_log_without_any_loss(
-    stores: Stores, machine: Machine
-) -> None:
+async def test_a_database_is_restored_from_its_wal_whole(stores: Stores, machine: Machine) -> None:
     heading = "Point in time"
     await machine.run(heading)
     await machine.server.stop()

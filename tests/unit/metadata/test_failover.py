@@ -93,9 +93,7 @@ async def told_by(service: Service) -> None:
     await until(lambda: is_reported(service), "`ready` tells that the database went back")
 
 
-async def test_changes_that_a_promoted_standby_lacks_stop_all_changes_in_both_processes(
-    stores: Stores, asynchronous: Pair
-) -> None:
+async def test_changes_that_a_standby_lacks_stop_all(stores: Stores, asynchronous: Pair) -> None:
     async with serving_two(on(stores, asynchronous.dsn), expiry_every_s=0.05) as (one, two):
         lost = await lose(asynchronous, one)
         await told_by(one)
@@ -114,9 +112,7 @@ async def test_changes_that_a_promoted_standby_lacks_stop_all_changes_in_both_pr
                 assert (await TransactionClient(nobody).get(lost.transaction)).state == "OPEN"
 
 
-async def test_a_process_that_knows_of_no_loss_asks_the_bookies_about_a_promoted_standby(
-    stores: Stores, tmp_path: Path
-) -> None:
+async def test_an_unaware_process_asks_about_a_standby(stores: Stores, tmp_path: Path) -> None:
     """D4 without a restart: the process that answered the lost commit is gone."""
     async with contextlib.AsyncExitStack() as stack:
         asynchronous = await stack.enter_async_context(pair())
@@ -147,9 +143,7 @@ async def test_a_process_that_knows_of_no_loss_asks_the_bookies_about_a_promoted
             await refused(nobody.create(DRAFT))
 
 
-async def test_the_old_primary_ends_the_state_of_a_standby_that_lacked_changes(
-    stores: Stores, asynchronous: Pair
-) -> None:
+async def test_the_old_primary_ends_the_state_of_loss(stores: Stores, asynchronous: Pair) -> None:
     async with serving(on(stores, asynchronous.dsn)) as service:
         lost = await lose(asynchronous, service)
         await told_by(service)
@@ -162,9 +156,7 @@ async def test_the_old_primary_ends_the_state_of_a_standby_that_lacked_changes(
         await service.client.create(DRAFT)
 
 
-async def test_an_operator_may_go_on_with_a_standby_that_lacked_changes(
-    stores: Stores, asynchronous: Pair
-) -> None:
+async def test_an_operator_may_accept_a_lagging_standby(stores: Stores, asynchronous: Pair) -> None:
     async with serving(on(stores, asynchronous.dsn)) as service:
         lost = await lose(asynchronous, service)
         await told_by(service)
@@ -178,9 +170,7 @@ async def test_an_operator_may_go_on_with_a_standby_that_lacked_changes(
         assert (await service.client.cas(lost.row.in_recovery()))[0] is CasStatus.OK
 
 
-async def test_both_processes_go_on_by_themselves_with_a_synchronous_standby(
-    stores: Stores, synchronous: Pair
-) -> None:
+async def test_a_synchronous_failover_needs_no_operator(stores: Stores, synchronous: Pair) -> None:
     async with serving_two(on(stores, synchronous.dsn)) as (one, two):
         rows = [await service.client.create(DRAFT) for service in (one, two, one, two)]
 
@@ -195,9 +185,7 @@ async def test_both_processes_go_on_by_themselves_with_a_synchronous_standby(
         assert (await two.client.cas(rows[0].closed(last_entry=-1, length=0)))[0] is CasStatus.OK
 
 
-async def test_changes_under_way_in_a_synchronous_failover_are_each_done_once(
-    stores: Stores, synchronous: Pair
-) -> None:
+async def test_changes_in_a_failover_happen_once(stores: Stores, synchronous: Pair) -> None:
     async with serving_two(on(stores, synchronous.dsn)) as (one, two):
         urls = [one.url, two.url]
         clients = [
@@ -285,25 +273,19 @@ async def ambiguous(
         return row, now
 
 
-async def test_a_commit_that_the_standby_has_is_settled_by_its_attempt(
-    stores: Stores, asynchronous: Pair
-) -> None:
+async def test_a_commit_on_the_standby_is_settled(stores: Stores, asynchronous: Pair) -> None:
     row, now = await ambiguous(stores, asynchronous, is_on_standby=True)
 
     assert now == replace(row.in_recovery(), version=2, attempt=now.attempt)
 
 
-async def test_a_commit_that_the_standby_lacks_and_nobody_heard_of_is_done_there(
-    stores: Stores, asynchronous: Pair
-) -> None:
+async def test_an_unheard_of_commit_is_done_there(stores: Stores, asynchronous: Pair) -> None:
     row, now = await ambiguous(stores, asynchronous, is_on_standby=False)
 
     assert now == replace(row.in_recovery(), version=2, attempt=now.attempt)
 
 
-async def test_no_repeat_is_answered_before_the_standby_has_the_change(
-    stores: Stores, synchronous: Pair
-) -> None:
+async def test_no_repeat_is_answered_before_the_standby(stores: Stores, synchronous: Pair) -> None:
     """A restarted primary shows a commit that no standby has: its repeat must wait for one."""
     async with serving(on(stores, synchronous.dsn), expiry_every_s=1000) as service:
         client = service.client
@@ -360,9 +342,7 @@ SESSIONS = (
 )
 
 
-async def test_changes_without_a_standby_keep_few_connections_and_reads_go_on(
-    stores: Stores, synchronous: Pair
-) -> None:
+async def test_changes_without_a_standby_let_reads_go_on(stores: Stores, synchronous: Pair) -> None:
     slots, primary, standby = 3, synchronous.primary, synchronous.standby
     async with serving(
         on(stores, synchronous.dsn),
@@ -416,9 +396,7 @@ async def log_try(service: Service, name: str) -> tuple[int, Any]:
 # --- primaries that are gone, and primaries that come back ---------------------------------------
 
 
-async def test_a_primary_whose_machine_is_silent_does_not_hide_the_promoted_standby(
-    stores: Stores, synchronous: Pair
-) -> None:
+async def test_a_silent_primary_hides_no_standby(stores: Stores, synchronous: Pair) -> None:
     # The deadline is the shipped one.
     async with serving(on(stores, synchronous.dsn), database_deadline_s=1.8) as service:
         row = await service.client.create(DRAFT)
@@ -450,9 +428,7 @@ async def split(both: Pair, service: Service) -> tuple[LedgerMetadata, LedgerMet
     return row, now
 
 
-async def test_a_process_stays_with_the_new_primary_when_the_old_one_comes_back(
-    stores: Stores, asynchronous: Pair
-) -> None:
+async def test_a_process_stays_with_the_new_primary(stores: Stores, asynchronous: Pair) -> None:
     async with serving(on(stores, asynchronous.dsn)) as service:
         row, now = await split(asynchronous, service)
 
@@ -467,9 +443,7 @@ async def test_a_process_stays_with_the_new_primary_when_the_old_one_comes_back(
     assert await new.sql("SELECT max(ledger_id) FROM ledgers") > str(created.ledger_id)
 
 
-async def test_a_process_that_starts_between_two_primaries_waits_until_one_is_gone(
-    stores: Stores, asynchronous: Pair
-) -> None:
+async def test_of_two_primaries_a_start_waits_for_one(stores: Stores, asynchronous: Pair) -> None:
     async with serving(on(stores, asynchronous.dsn)) as service:
         row, now = await split(asynchronous, service)
     async with serving(on(stores, asynchronous.dsn), wait=False) as service:

@@ -228,9 +228,7 @@ WAYS: tuple[Delete, ...] = (
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("at", [5, 10, 20], ids=["within", "at-its-end", "after"])
-async def test_what_lets_go_of_a_ledger_leaves_what_a_fork_names(
-    logs: Logs, way: Delete, at: int
-) -> None:
+async def test_what_releases_a_ledger_spares_a_forks(logs: Logs, way: Delete, at: int) -> None:
     source = await logs.source()
     first = ids(source)[0]
     fork = await logs.fork(source, at)
@@ -245,9 +243,7 @@ async def test_what_lets_go_of_a_ledger_leaves_what_a_fork_names(
 
 
 @pytest.mark.parametrize("way", WAYS[:2])
-async def test_the_last_fork_lets_a_ledger_go_that_its_own_log_names_no_more(
-    logs: Logs, way: Delete
-) -> None:
+async def test_the_last_fork_releases_what_its_own_log_released(logs: Logs, way: Delete) -> None:
     source = await logs.source()
     first, second, _ = ids(source)
     forks = [await logs.fork(source, 20, name) for name in ("a", "b")]
@@ -320,9 +316,7 @@ async def test_the_name_of_a_deleted_log_is_taken_while_forks_of_it_are_there(lo
 
 
 @pytest.mark.parametrize("had_a_fork", [False, True])
-async def test_a_name_that_was_a_forks_says_nothing_of_its_source_later(
-    logs: Logs, *, had_a_fork: bool
-) -> None:
+async def test_a_former_forks_name_is_free_of_its_source(logs: Logs, *, had_a_fork: bool) -> None:
     source = await logs.source()
     fork = await logs.fork(source, 0)
     last = [await logs.fork(fork, 0, "last")] if had_a_fork else []
@@ -360,9 +354,7 @@ async def test_bookies_are_told_of_no_deletion_of_what_a_fork_names(logs: Logs) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_fork_and_what_lets_go_of_its_ledgers_at_once_agree(
-    logs: Logs, way: Delete
-) -> None:
+async def test_a_fork_and_concurrent_releases_agree(logs: Logs, way: Delete) -> None:
     """Either the fork is there with all that it names, or it was refused."""
     for _ in range(8):
         source = await logs.source()
@@ -495,17 +487,17 @@ GUARDS: Final = (
     Patch(ledgers, "shared_among", answers(set())).guard(
         "a deleted log takes along what forks name",
         "rule 27a",
-        partial(test_what_lets_go_of_a_ledger_leaves_what_a_fork_names, way=the_log, at=20),
+        partial(test_what_releases_a_ledger_spares_a_forks, way=the_log, at=20),
     ),
     Patch(ledgers, "shared_among", answers(set())).guard(
         "a ledger that its log let go of is deleted though a fork names it",
         "rule 27a",
-        partial(test_what_lets_go_of_a_ledger_leaves_what_a_fork_names, way=by_truncation, at=20),
+        partial(test_what_releases_a_ledger_spares_a_forks, way=by_truncation, at=20),
     ),
     Patch(stored, "ORPHANS", whatever_is_shared).guard(
         "the sweep is told of ledgers that forks name",
         "rule 27a",
-        partial(test_what_lets_go_of_a_ledger_leaves_what_a_fork_names, way=by_truncation, at=20),
+        partial(test_what_releases_a_ledger_spares_a_forks, way=by_truncation, at=20),
     ),
     Patch(stored, "leave_tombstones", looked_up_first).guard(
         "forks are looked for before the ledgers are locked",
@@ -540,7 +532,7 @@ GUARDS: Final = (
     Patch(forks, "note_source", only_added).guard(
         "a name that was a fork's stays one",
         "rule 27a",
-        partial(test_a_name_that_was_a_forks_says_nothing_of_its_source_later, had_a_fork=True),
+        partial(test_a_former_forks_name_is_free_of_its_source, had_a_fork=True),
     ),
 )
 

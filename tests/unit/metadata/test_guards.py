@@ -1,11 +1,10 @@
 """Guards of the metadata service, each with what finds its absence."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,13 +44,13 @@ from tests.support.standby import dsn_of, pair
 from tests.support.waiting import turns
 from tests.unit.bookie import test_went_back as bookie_went_back
 from tests.unit.metadata import (
-    test_clock,
+    test_audit,
     test_failover,
     test_inquiry,
-    test_unchecked,
+    test_liveness,
     test_went_back,
 )
-from tests.unit.metadata.support import DRAFT, serving, swapped
+from tests.unit.metadata.support import DRAFT, played, serving, swapped
 from tests.unit.metadata.test_failover import repeated_without_standby, split
 from tests.unit.metadata.test_went_back import (
     World,
@@ -62,13 +61,10 @@ from tests.unit.metadata.test_went_back import (
     waiting,
 )
 
-Scenario = Callable[..., Awaitable[None]]
-
-
 # --- members, bookies that are taken out -----------------------------------------------------------
 
 
-async def a_target_is_a_member(stores: Stores) -> None:
+async def test_a_target_is_a_member(stores: Stores) -> None:
     """Rule 20: who is being given a fragment is found by the bookie's own list, and is not retired."""
     async with serving(stores) as service:
         client = service.client
@@ -82,7 +78,7 @@ async def a_target_is_a_member(stores: Stores) -> None:
             await client.retire("b9")
 
 
-async def who_leaves_is_a_member(stores: Stores) -> None:
+async def test_who_leaves_is_a_member(stores: Stores) -> None:
     """Rule 20b: who lost a place is not retired before its successor has a copy of the row."""
     async with serving(stores) as service:
         client = service.client
@@ -97,7 +93,7 @@ async def who_leaves_is_a_member(stores: Stores) -> None:
         await client.retire("b1")
 
 
-async def who_is_being_named_is_not_retired(stores: Stores) -> None:
+async def test_who_is_being_named_is_not_retired(stores: Stores) -> None:
     """A transaction that names the bookie is under way when it is to be taken out."""
     async with (
         serving(stores) as service,
@@ -135,7 +131,7 @@ async def is_standby(dsn: str) -> bool:
         await used.close()
 
 
-async def only_the_primary_is_used() -> None:
+async def test_only_the_primary_is_used() -> None:
     """A standby knows less than was answered. Of several servers in the DSN it comes first here."""
     async with pair() as both:
         primary, standby = both.primary, both.standby
@@ -146,14 +142,14 @@ async def only_the_primary_is_used() -> None:
         )
 
 
-async def the_new_primary_is_used(stores: Stores) -> None:
+async def test_the_new_primary_is_used(stores: Stores) -> None:
     """The old primary comes back as a primary, and is the first of the DSN."""
     async with pair() as both, serving(replace(stores, postgres_dsn=both.dsn)) as service:
         row, now = await split(both, service)
         assert await service.client.get(row.ledger_id) == now
 
 
-async def a_repeat_waits_for_the_standby(stores: Stores) -> None:
+async def test_a_repeat_waits_for_the_standby(stores: Stores) -> None:
     """A restarted primary has the change, and its standby has not."""
     async with (
         pair(is_synchronous=True) as both,
@@ -170,7 +166,7 @@ async def a_repeat_waits_for_the_standby(stores: Stores) -> None:
 # --- a database that went back (rule 18a) ----------------------------------------------------------
 
 
-async def a_process_knows(stores: Stores) -> None:
+async def test_a_process_knows(stores: Stores) -> None:
     """A lost change is known to the process that answered it."""
     async with serving(stores) as service, connected(stores) as connection:
         await lost_change(service, connection, World.change_log)
@@ -178,7 +174,7 @@ async def a_process_knows(stores: Stores) -> None:
             await refused(nobody.create(DRAFT))
 
 
-async def a_holder_tells(stores: Stores) -> None:
+async def test_a_holder_tells(stores: Stores) -> None:
     """And to its client, who tells a process that knows nothing."""
     async with serving(stores) as one, serving(stores) as two, connected(stores) as connection:
         await lost_change(one, connection, World.change_log)
@@ -188,7 +184,7 @@ async def a_holder_tells(stores: Stores) -> None:
             await refused(nobody.create(DRAFT))
 
 
-async def a_holder_has_its_reads_proven(stores: Stores) -> None:
+async def test_a_holder_has_its_reads_proven(stores: Stores) -> None:
     """What is read for a deletion is of the database that its reader knows."""
     async with serving(stores) as one, serving(stores) as two, connected(stores) as connection:
         world = await lost_change(one, connection, World.change_log)
@@ -196,22 +192,12 @@ async def a_holder_has_its_reads_proven(stores: Stores) -> None:
         await refused(two.client.get(world.row.ledger_id, proof=True))
 
 
-async def changes_without_a_token_count(stores: Stores) -> None:
+async def test_changes_without_a_token_count(stores: Stores) -> None:
     """An abort is asked for without an attempt."""
     async with serving(stores) as service, connected(stores) as connection:
         await lost_change(service, connection, World.abort)
         async with newcomer(service) as nobody:
             await refused(nobody.create(DRAFT))
-
-
-async def a_proof_is_of_one_moment(stores: Stores) -> None:
-    async with serving(stores) as service, connected(stores) as connection:
-        await test_went_back.test_no_restore_comes_between_a_row_and_its_proof(service, connection)
-
-
-async def a_change_looks_last(stores: Stores) -> None:
-    async with serving(stores) as service, connected(stores) as connection:
-        await test_went_back.test_no_change_applies_to_a_row_restored_during_it(service, connection)
 
 
 # --- what is taken out -------------------------------------------------------------------------------
@@ -340,49 +326,49 @@ async def believed(_original: Any, self: MetadataRows, held: Mapping[int, object
 
 GUARDS: Final = (
     Patch(ledgers, "index_members", without_targets).guard(
-        "who lost a place is not in the members' index", "rule 20b", who_leaves_is_a_member
+        "who lost a place is not in the members' index", "rule 20b", test_who_leaves_is_a_member
     ),
     Patch(ledgers, "index_members", without_targets).guard(
-        "a repair's target is not in the members' index", "rule 20", a_target_is_a_member
+        "a repair's target is not in the members' index", "rule 20", test_a_target_is_a_member
     ),
     Patch(cookies, "lock_name", answers(set())).guard(
         "a bookie is taken out without the lock of the members",
         "rule 15",
-        who_is_being_named_is_not_retired,
+        test_who_is_being_named_is_not_retired,
     ),
     Patch(database, "_PRIMARY_ONLY", lambda _original: SessionAttribute.any).guard(
-        "any server is taken for the primary", "rule 18a", only_the_primary_is_used
+        "any server is taken for the primary", "rule 18a", test_only_the_primary_is_used
     ),
     Guard(
         "the first of two primaries is used",
         "rule 18a",
         (Patch(database, "connect_to_primary", first_primary), Patch(servers, "_LATE_S", patient)),
-        the_new_primary_is_used,
+        test_the_new_primary_is_used,
     ),
     Patch(Database, "has_asked", asked_once).guard(
         "nobody asks about a standby that took over",
         "rule 18a",
-        test_failover.test_a_process_that_knows_of_no_loss_asks_the_bookies_about_a_promoted_standby,
+        test_failover.test_an_unaware_process_asks_about_a_standby,
     ),
     Patch(cookies, "is_applied", unlocked).guard(
         "a repeat is answered although the standby lacks it",
         "rule 6",
-        a_repeat_waits_for_the_standby,
+        test_a_repeat_waits_for_the_standby,
     ),
     Patch(Database, "_check", answers(set())).guard(
-        "the database is never looked at", "rule 18a", a_process_knows
+        "the database is never looked at", "rule 18a", test_a_process_knows
     ),
     Patch(Memory, "note_committed", always(None)).guard(
-        "a process forgets what it answered", "rule 18a", a_process_knows
+        "a process forgets what it answered", "rule 18a", test_a_process_knows
     ),
     Patch(Memory, "presented", always(())).guard(
-        "what is presented is not looked for", "rule 18a", a_holder_tells
+        "what is presented is not looked for", "rule 18a", test_a_holder_tells
     ),
     Patch(bodies, "witnesses_to_header", always("")).guard(
-        "a client presents nothing", "rule 18a", a_holder_tells
+        "a client presents nothing", "rule 18a", test_a_holder_tells
     ),
     Patch(MetadataClient, "get", unproven).guard(
-        "a read for a deletion is as good as any", "rule 18a", a_holder_has_its_reads_proven
+        "a read for a deletion is as good as any", "rule 18a", test_a_holder_has_its_reads_proven
     ),
     Guard(
         "a change without an attempt is no witness",
@@ -392,41 +378,45 @@ GUARDS: Final = (
             Patch(cookies, "record_change", answers(set())),
             Patch(attempts, "record_change", answers(set())),
         ),
-        changes_without_a_token_count,
+        test_changes_without_a_token_count,
     ),
     Patch(Database, "read", in_two_steps).guard(
-        "a row and its proof are read one after the other", "rule 18a", a_proof_is_of_one_moment
+        "a row and its proof are read one after the other",
+        "rule 18a",
+        test_went_back.test_a_row_and_its_proof_are_of_one_moment,
     ),
     Patch(Database, "transact", looks_first).guard(
-        "a change looks before it waits", "rule 18a", a_change_looks_last
+        "a change looks before it waits",
+        "rule 18a",
+        test_went_back.test_no_change_applies_to_a_row_restored_then,
     ),
     Patch(Inquiry, "ask", answers([])).guard(
         "a start asks nobody",
         "rule 18a",
-        test_inquiry.test_a_transaction_committed_after_the_dump_does_not_expire_at_a_start,
+        test_inquiry.test_after_a_dump_a_committed_transaction_stays,
     ),
     Patch(Inquiry, "_learn", answers(set())).guard(
         "what bookies tell at a start is not looked for",
         "rule 18a",
-        test_inquiry.test_a_transaction_committed_after_the_dump_does_not_expire_at_a_start,
+        test_inquiry.test_after_a_dump_a_committed_transaction_stays,
     ),
     Patch(Database, "_check", unasked).guard(
         "a start changes rows before the bookies were asked",
         "rule 18a",
-        test_inquiry.test_a_start_changes_and_proves_nothing_before_the_bookies_were_asked,
+        test_inquiry.test_a_start_changes_nothing_before_bookies_answer,
     ),
     Patch(Database, "_check", asked_by_now).guard(
         "what bookies tell while a change looks at the database is missed",
         "rule 18a",
         partial(
-            test_inquiry.test_a_change_that_looked_before_the_bookies_had_told_is_not_committed,
+            test_inquiry.test_what_bookies_told_meanwhile_counts,
             is_reported=True,
         ),
     ),
     Patch(Inquiry, "_wait_for_silent", answers(set())).guard(
         "nobody waits for bookies that are yet to start",
         "rule 18a",
-        test_inquiry.test_no_transaction_expires_while_a_registered_bookie_is_yet_to_start,
+        test_inquiry.test_no_transaction_expires_before_bookies_started,
     ),
     Patch(Inquiry, "_skip_ids", answers(set())).guard(
         "an id that a bookie holds is assigned again",
@@ -436,28 +426,28 @@ GUARDS: Final = (
     Patch(WitnessStore, "accept", asks_nobody).guard(
         "an acceptance asks nobody",
         "rule 18a",
-        test_inquiry.test_after_an_acceptance_no_id_is_assigned_that_a_bookie_holds,
+        test_inquiry.test_after_an_acceptance_no_held_id_is_assigned,
     ),
     Patch(Inquiry, "ask", all_answer).guard(
         "an acceptance waits for no bookie",
         "rule 18a",
-        test_inquiry.test_an_acceptance_waits_for_every_bookie_that_is_not_named_as_lost,
+        test_inquiry.test_an_acceptance_waits_for_all_bookies_not_lost,
     ),
     Patch(transactions, "EXPIRED", without_the_loss).guard(
         "what is older than an accepted loss expires",
         "rule 18a",
-        test_inquiry.test_what_is_older_than_an_accepted_loss_neither_expires_nor_is_swept,
+        test_inquiry.test_rows_older_than_an_accepted_loss_stay,
     ),
     Patch(logs, "ORPHANS", without_the_loss).guard(
         "what is older than an accepted loss is swept",
         "rule 18a",
-        test_inquiry.test_what_is_older_than_an_accepted_loss_neither_expires_nor_is_swept,
+        test_inquiry.test_rows_older_than_an_accepted_loss_stay,
     ),
     *(
         Patch(store, method, unchecked).guard(
             f"unchecked: {method}",
             "rule 18a",
-            test_unchecked.test_no_route_changes_a_row_while_the_database_lacks_an_answered_change,
+            test_audit.test_no_route_changes_a_row_while_an_answered_change_is_missing,
         )
         for store, method in (
             (LeaseStore, "take"),
@@ -469,44 +459,44 @@ GUARDS: Final = (
     Patch(WitnessFile, "keep", always(None)).guard(
         "a bookie forgets with its process",
         "rule 18a",
-        bookie_went_back.test_a_restored_row_that_does_not_name_this_bookie_drops_no_copy,
+        bookie_went_back.test_a_restored_row_without_this_bookie_drops_no_copy,
     ),
     Patch(ledgers, "lost_of", answers(())).guard(
         "the database need not contain what a bookie holds a copy of",
         "rule 18c",
-        bookie_went_back.test_a_bookie_keeps_a_ledger_whose_row_it_holds_a_newer_copy_of,
+        bookie_went_back.test_a_bookie_keeps_ledgers_with_newer_copies,
     ),
     Patch(losses, "ACCEPTED", lambda _original: "a target of no change").guard(
         "an accepted loss counts as contained",
         "rule 18c",
-        bookie_went_back.test_after_an_accepted_loss_nothing_is_dropped_that_the_lost_history_named,
+        bookie_went_back.test_after_an_accepted_loss_lost_members_drop_nothing,
     ),
     Patch(FreshCopies, "note", always(None)).guard(
         "nobody is told of a copy that no witness stands for",
         "rule 18c",
-        bookie_went_back.test_a_bookies_copy_of_a_row_makes_known_that_the_database_lacks_it,
+        bookie_went_back.test_a_bookies_copy_reveals_what_the_database_lacks,
     ),
     Patch(bookie_witnesses, "placed_by", lambda _original: lambda _body: "").guard(
         "nobody is told of the change that placed an open ledger",
         "rule 18c",
-        bookie_went_back.test_a_copy_makes_known_that_the_database_lacks_the_ledgers_place_in_a_log,
+        bookie_went_back.test_a_copy_reveals_the_lost_place_of_a_ledger,
     ),
     Patch(operator_handlers, "PRESENTED", nobody_presents).guard(
         "fresh copies are not looked for",
         "rule 18c",
-        bookie_went_back.test_a_bookies_copy_of_a_row_makes_known_that_the_database_lacks_it,
+        bookie_went_back.test_a_bookies_copy_reveals_what_the_database_lacks,
     ),
     Guard(
         "a bookie believes a row without a proof",
         "rule 18a",
         (Patch(MetadataRows, "read", believed), Patch(MetadataRows, "confirm", answers(set()))),
-        bookie_went_back.test_a_restored_row_that_does_not_name_this_bookie_drops_no_copy,
+        bookie_went_back.test_a_restored_row_without_this_bookie_drops_no_copy,
     ),
     *(
         Patch(module, "ages_count", answers(True)).guard(
             f"{what} go by a wrong clock",
             "rule 26c",
-            test_clock.test_nothing_is_deleted_by_age_while_the_clock_is_wrong,
+            test_liveness.test_nothing_is_deleted_by_age_while_the_clock_is_wrong,
         )
         for what, module in (
             ("transactions", transactions),
@@ -515,23 +505,6 @@ GUARDS: Final = (
         )
     ),
 )
-
-
-SCENARIOS: Final = dict.fromkeys(
-    guard.claim for guard in GUARDS if guard.claim.__module__ == __name__
-)
-"""Those of other modules have tests there."""
-
-
-async def played(claim: Callable[..., Awaitable[None]], *given: Any) -> None:
-    """Play a claim, which may ask for less than is given."""
-    asked = [p for p in signature(claim).parameters.values() if p.kind is not p.KEYWORD_ONLY]
-    await claim(*given[: len(asked)])
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
-async def test_the_scenario_holds(scenario: Scenario, stores: Stores, folder: Path) -> None:
-    await played(scenario, stores, folder)
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)

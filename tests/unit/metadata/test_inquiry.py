@@ -138,9 +138,7 @@ async def committed(
         yield bookie, port, state
 
 
-async def test_a_transaction_committed_after_the_dump_does_not_expire_at_a_start(
-    stores: Stores, folder: Path
-) -> None:
+async def test_after_a_dump_a_committed_transaction_stays(stores: Stores, folder: Path) -> None:
     """At another port: there the bookie can be asked, and cannot present its witnesses before that."""
     async with (
         committed(stores, folder) as (_, _, state),
@@ -156,9 +154,7 @@ async def test_a_transaction_committed_after_the_dump_does_not_expire_at_a_start
         assert await state() == "OPEN", "a committed transaction was expired"
 
 
-async def test_no_transaction_expires_while_a_registered_bookie_is_yet_to_start(
-    stores: Stores, folder: Path
-) -> None:
+async def test_no_transaction_expires_before_bookies_started(stores: Stores, folder: Path) -> None:
     """D4 after a power cut: the bookies are up later than the metadata service."""
     async with committed(stores, folder) as (bookie, port, state):
         await bookie.kill()
@@ -192,9 +188,7 @@ async def test_a_bookie_that_stays_away_keeps_no_transaction_alive(
         await until(is_over, "it expires")
 
 
-async def test_a_start_changes_and_proves_nothing_before_the_bookies_were_asked(
-    stores: Stores, folder: Path
-) -> None:
+async def test_a_start_changes_nothing_before_bookies_answer(stores: Stores, folder: Path) -> None:
     """Nothing is changed or proven while a bookie is asked; plain reads go on."""
     async with contextlib.AsyncExitStack() as stack:
         await_bookies(stack.enter_context(pytest.MonkeyPatch.context()))
@@ -240,9 +234,7 @@ async def test_a_silent_bookie_delays_a_start_and_does_not_prevent_it(
     assert "bookies-silent" in {record.message for record in caplog.records}
 
 
-async def test_a_bookie_that_waits_for_the_metadata_service_tells_its_witnesses(
-    stores: Stores, folder: Path
-) -> None:
+async def test_a_bookie_waiting_for_metadata_tells_witnesses(stores: Stores, folder: Path) -> None:
     """After a power cut both start at once, and neither may wait for the other."""
     async with contextlib.AsyncExitStack() as stack:
         async with serving(stores) as service, connected(stores) as database:
@@ -265,9 +257,7 @@ async def test_a_bookie_that_waits_for_the_metadata_service_tells_its_witnesses(
             assert ready.status == 503
 
 
-async def test_a_bookie_that_the_restored_cookies_do_not_name_is_found_by_its_heartbeats(
-    stores: Stores, folder: Path
-) -> None:
+async def test_unnamed_bookies_are_found_by_their_heartbeats(stores: Stores, folder: Path) -> None:
     """Registered after the dump. Redis keeps the URLs, however long the service was away."""
     async with contextlib.AsyncExitStack() as stack:
         async with serving(stores) as service:
@@ -328,9 +318,7 @@ async def test_the_sequence_of_ids_never_goes_back(stores: Stores, folder: Path)
             assert (await service.client.create(DRAFT)).ledger_id == 5
 
 
-async def test_an_acceptance_waits_for_every_bookie_that_is_not_named_as_lost(
-    stores: Stores, folder: Path
-) -> None:
+async def test_an_acceptance_waits_for_all_bookies_not_lost(stores: Stores, folder: Path) -> None:
     """D5: what a silent bookie holds is not known, so that its ids would be assigned again."""
     async with restored(stores, folder, creates) as (bookie, port):
         held = (await told_by(bookie)).highest_ledger
@@ -359,9 +347,7 @@ async def test_an_acceptance_waits_for_every_bookie_that_is_not_named_as_lost(
             assert await is_ready(service)
 
 
-async def test_after_an_acceptance_no_id_is_assigned_that_a_bookie_holds(
-    stores: Stores, folder: Path
-) -> None:
+async def test_after_an_acceptance_no_held_id_is_assigned(stores: Stores, folder: Path) -> None:
     """D5: the bookie was asked at the start, and holds another ledger since."""
     async with (
         restored(stores, folder, creates) as (bookie, port),
@@ -380,9 +366,7 @@ async def test_after_an_acceptance_no_id_is_assigned_that_a_bookie_holds(
 # --- what an acceptance leaves ------------------------------------------------------------------
 
 
-async def test_what_is_older_than_an_accepted_loss_neither_expires_nor_is_swept(
-    stores: Stores,
-) -> None:
+async def test_rows_older_than_an_accepted_loss_stay(stores: Stores) -> None:
     """The lost history may have committed the open transaction, and put the unnamed ledger onto its log."""
     async with serving(stores, expiry_every_s=0.05) as service, connected(stores) as database:
         logs, transactions = LogClient(service.client), TransactionClient(service.client)
@@ -415,9 +399,7 @@ async def test_what_is_older_than_an_accepted_loss_neither_expires_nor_is_swept(
 
 
 @pytest.mark.parametrize("is_reported", [True, False])
-async def test_a_change_that_looked_before_the_bookies_had_told_is_not_committed(
-    stores: Stores, *, is_reported: bool
-) -> None:
+async def test_what_bookies_told_meanwhile_counts(stores: Stores, *, is_reported: bool) -> None:
     """A change looks at the database, and bookies tell what it lacks before it has seen."""
     async with serving(stores):  # which makes the tables
         pass

@@ -29,9 +29,7 @@ async def test_a_created_row_is_read_back_as_it_was_sent(service: Service) -> No
 
 
 @pytest.mark.parametrize("ledger_id", [0, 1, 77, ASSIGNED_ID_END - 1])
-async def test_ids_that_are_assigned_are_not_chosen_by_callers(
-    service: Service, ledger_id: int
-) -> None:
+async def test_assigned_ids_are_not_chosen_by_callers(service: Service, ledger_id: int) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await service.client.create(replace(DRAFT, ledger_id=ledger_id))
 
@@ -146,9 +144,7 @@ async def test_a_repeated_conflict_is_a_conflict_again(service: Service) -> None
     assert first[0] is CasStatus.CONFLICT
 
 
-async def test_a_change_of_another_line_of_history_conflicts_whatever_its_version(
-    service: Service,
-) -> None:
+async def test_a_change_of_another_history_conflicts_by_any_version(service: Service) -> None:
     """Rule 18a: its client lived through a loss, and never saw the row that the database has."""
     row = await service.client.create(DRAFT)
     now = await swapped(service.client, row.with_ensemble(3, ("b1@1", "b2@1", "b4@1")))
@@ -166,9 +162,7 @@ async def test_a_change_of_another_line_of_history_conflicts_whatever_its_versio
     assert (await service.client.cas(unknown.closed(last_entry=2, length=9)))[0] is CasStatus.OK
 
 
-async def test_a_deletion_by_a_row_of_another_line_of_history_conflicts_whatever_its_version(
-    service: Service,
-) -> None:
+async def test_a_deletion_by_a_row_of_another_history_conflicts(service: Service) -> None:
     """Rule 18a: what has the ledger's id and version now may be another ledger."""
     row = await closed(service, await service.client.create(DRAFT))
 

@@ -199,9 +199,7 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("limit", [1, 10_000])
-async def test_a_page_may_be_as_small_or_large_as_the_api_says(
-    service: Service, limit: int
-) -> None:
+async def test_pages_are_as_small_or_large_as_the_api_says(service: Service, limit: int) -> None:
     rows = [await service.client.create(DRAFT) for _ in range(2)]
 
     page, following = await service.client.list(limit=limit)
@@ -237,9 +235,7 @@ async def pages(service: Service, path: str) -> AsyncIterator[tuple[int, list[di
             return
 
 
-async def test_a_page_ends_by_bytes_and_says_where_to_go_on(
-    service: Service, stores: Stores
-) -> None:
+async def test_a_page_ends_by_bytes_and_says_the_next(service: Service, stores: Stores) -> None:
     """A row that Postgres stores compressed counts with its text."""
     ledger = await service.client.create(replace(DRAFT, log=None))
     await LogClient(service.client).create(
@@ -289,9 +285,7 @@ async def test_a_page_of_small_rows_ends_by_rows(service: Service, stores: Store
     assert counts == [PAGE_ROWS_MAX, 1]
 
 
-async def test_listings_that_hang_leave_creates_their_connections(
-    service: Service, stores: Stores
-) -> None:
+async def test_hanging_listings_leave_room_for_creates(service: Service, stores: Stores) -> None:
     """One more than the listings' share is told to come back."""
     async with connected(stores) as connection, connection.transaction():
         await connection.execute("LOCK TABLE logs IN ACCESS EXCLUSIVE MODE")

@@ -49,9 +49,7 @@ def placed(
     return replace(row, first_offset=at, lineage=lineage)
 
 
-async def test_a_change_of_a_log_in_another_line_of_history_conflicts_whatever_its_version(
-    service: Service,
-) -> None:
+async def test_a_change_of_a_log_in_another_history_conflicts(service: Service) -> None:
     """Rule 18a."""
     logs = LogClient(service.client)
     row, _ = await logs.create(LOG)
@@ -63,9 +61,7 @@ async def test_a_change_of_a_log_in_another_line_of_history_conflicts_whatever_i
     assert (done, now.version, now.attempt != row.attempt) == (True, 2, True)
 
 
-async def test_a_deletion_by_a_row_of_another_line_of_history_leaves_the_log_that_there_is(
-    service: Service,
-) -> None:
+async def test_a_deletion_by_a_row_of_another_history_is_refused(service: Service) -> None:
     """Rule 18a: what has the name and version now may be another log, whose writer lives (rule 27)."""
     logs = LogClient(service.client)
     row, _ = await logs.create(LOG)
@@ -131,9 +127,7 @@ async def test_forgotten_end_never_decreases(logs: LogClient) -> None:
         await logs.cas(replace(row, forgotten_end=6))
 
 
-async def test_a_log_names_only_ledgers_that_were_made_for_it(
-    service: Service, logs: LogClient
-) -> None:
+async def test_a_log_names_only_ledgers_made_for_it(service: Service, logs: LogClient) -> None:
     row, _ = await logs.create(LOG)
     others = [await ledger(service, log=None), await ledger(service, log="other")]
     gone = await ledger(service)
@@ -173,9 +167,7 @@ async def test_a_ledger_that_a_log_names_is_not_deleted(service: Service, logs: 
     assert await logs.orphans(older_than_s=0) == ()
 
 
-async def test_a_ledger_is_placed_once_its_logs_row_has_its_first_offset(
-    service: Service, logs: LogClient
-) -> None:
+async def test_a_ledger_is_placed_by_its_first_offset(service: Service, logs: LogClient) -> None:
     row, _ = await logs.create(LOG)
     one = await ledger(service)
 
@@ -190,9 +182,7 @@ async def test_a_ledger_is_placed_once_its_logs_row_has_its_first_offset(
     assert (await service.client.list(log="a-log"))[0] == [there]
 
 
-async def test_a_log_that_is_created_with_a_ledger_places_it(
-    service: Service, logs: LogClient
-) -> None:
+async def test_a_log_created_with_a_ledger_places_it(service: Service, logs: LogClient) -> None:
     one = await ledger(service)
 
     row, _ = await logs.create(first(LOG, one))
@@ -200,9 +190,7 @@ async def test_a_log_that_is_created_with_a_ledger_places_it(
     assert await service.client.get(one.ledger_id) == placed(one, row, 0)
 
 
-async def test_a_placed_ledger_tells_its_log_and_the_ledgers_before_it(
-    service: Service, logs: LogClient
-) -> None:
+async def test_a_placed_ledger_tells_what_precedes_it(service: Service, logs: LogClient) -> None:
     row, _ = await logs.create(LOG)
     ledgers = [await ledger(service) for _ in range(PREDECESSORS_KEPT + 3)]
     *full, empty, last = ledgers
@@ -228,9 +216,7 @@ async def test_a_placed_ledger_tells_its_log_and_the_ledgers_before_it(
     assert await service.client.get(last.ledger_id) == reported[-1], "as it was when it was placed"
 
 
-async def test_placing_a_closed_ledger_is_a_change_of_its_row(
-    service: Service, logs: LogClient
-) -> None:
+async def test_placing_a_closed_ledger_changes_its_row(service: Service, logs: LogClient) -> None:
     row, _ = await logs.create(LOG)
     one = await ledger(service)
     closed = await swapped(service.client, one.closed(last_entry=4, length=9))
@@ -245,9 +231,7 @@ async def test_placing_a_closed_ledger_is_a_change_of_its_row(
     assert (conflict, now) == (CasStatus.CONFLICT, placed), "placed once"
 
 
-async def test_a_ledger_that_its_log_lets_go_of_keeps_its_place(
-    service: Service, logs: LogClient
-) -> None:
+async def test_a_released_ledger_keeps_its_place(service: Service, logs: LogClient) -> None:
     row, _ = await logs.create(LOG)
     one = await ledger(service)
     _, named = await logs.cas(first(row, one))
@@ -268,9 +252,7 @@ async def test_orphans_come_in_pages_by_id(service: Service, logs: LogClient) ->
     assert await logs.orphans(older_than_s=0, after=made[-1]) == ()
 
 
-async def test_naming_and_deleting_a_ledger_concurrently_never_both_succeed(
-    service: Service, logs: LogClient
-) -> None:
+async def test_a_ledger_is_never_both_named_and_deleted(service: Service, logs: LogClient) -> None:
     row, _ = await logs.create(LOG)
 
     for _ in range(10):
@@ -336,9 +318,7 @@ async def test_a_log_without_archived_records_may_change(service: Service, logs:
         await logs.cas(replace(row, archived_through=None))
 
 
-async def test_a_deleted_log_frees_its_name_and_its_ledgers(
-    service: Service, logs: LogClient
-) -> None:
+async def test_a_deleted_log_frees_name_and_ledgers(service: Service, logs: LogClient) -> None:
     row, _ = await logs.create(LOG)
     one = await ledger(service)
     _, row = await logs.cas(first(row, one))
@@ -358,9 +338,7 @@ async def test_a_deleted_log_frees_its_name_and_its_ledgers(
     assert (await logs.cas(row))[0] is False
 
 
-async def test_a_deleted_logs_closed_ledgers_are_deleted_with_it(
-    service: Service, logs: LogClient
-) -> None:
+async def test_a_deleted_log_takes_its_closed_ledgers(service: Service, logs: LogClient) -> None:
     row, _ = await logs.create(LOG)
     ended, written = await ledger(service), await ledger(service)
     ending = await swapped(service.client, ended.in_recovery())
@@ -395,9 +373,7 @@ async def test_a_bad_name_is_refused(service: Service) -> None:
         assert (status, problem["code"]) in {(422, "invalid"), (404, "not-found")}
 
 
-async def test_a_create_repeated_after_its_log_was_deleted_gets_no_later_log_of_that_name(
-    service: Service, logs: LogClient
-) -> None:
+async def test_a_repeated_create_gets_no_later_namesake(service: Service, logs: LogClient) -> None:
     body = {"row": document_of(LOG), "attempt": new_attempt()}
     made, again = [await service.send("POST", "/v1/logs", body) for _ in range(2)]
     assert (again[0], again[1] | {"read_ms": made[1]["read_ms"]}) == made

@@ -92,9 +92,7 @@ async def test_no_change_adds_a_member_that_no_registered_bookie_stands_for(
     assert (await client.create(draft(*OTHERS, "b3@2"))).ledger_id == row.ledger_id + 1
 
 
-async def test_a_member_that_an_earlier_fragment_names_is_added_only_while_it_is_registered(
-    service: Service,
-) -> None:
+async def test_a_member_of_an_earlier_fragment_is_added_while_registered(service: Service) -> None:
     client = service.client
     row = await client.create(draft(*OTHERS, "b4@1"))
     moved = await swapped(client, row.with_ensemble(5, (*OTHERS, "b3@2")))
@@ -107,9 +105,7 @@ async def test_a_member_that_an_earlier_fragment_names_is_added_only_while_it_is
     assert ended is not None, "what a row names already is no business of a close"
 
 
-async def test_a_new_directory_is_no_incarnation_that_ledgers_or_repairs_name(
-    stores: Stores, service: Service
-) -> None:
+async def test_a_new_directory_is_no_named_incarnation(stores: Stores, service: Service) -> None:
     client = service.client
     row = await client.create(draft(*OTHERS, "b4@1"))
     async with connected(stores) as connection:
@@ -132,9 +128,7 @@ async def test_a_new_directory_is_no_incarnation_that_ledgers_or_repairs_name(
     await register(service, "b4", 8)
 
 
-async def test_a_registration_waits_for_changes_that_name_the_bookie(
-    stores: Stores, service: Service
-) -> None:
+async def test_a_registration_waits_for_changes_naming_it(stores: Stores, service: Service) -> None:
     """So the first look of a new incarnation sees each row that names an older one."""
     async with connected(stores) as connection:
         async with connection.transaction():
@@ -173,9 +167,7 @@ def wipe(bookies: Bookies) -> None:
     shutil.rmtree(bookies.folder / "b3")
 
 
-async def test_a_bookie_whose_disk_was_lost_with_the_database_is_a_later_incarnation(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_disk_lost_with_the_database_is_later(stores: Stores, bookies: Bookies) -> None:
     async with serving(stores) as service, bookies.running(service) as running:
         await until_all_ready(running)
         row = await service.client.create(DRAFT)

@@ -72,9 +72,7 @@ async def test_an_older_process_serves_tables_that_a_later_release_has_expanded(
 
 
 @pytest.mark.parametrize("kind", ["contract", "rewrite"])
-async def test_an_older_process_does_not_touch_tables_that_it_may_not_understand(
-    connection: Connection, kind: str
-) -> None:
+async def test_an_older_process_leaves_unknown_tables(connection: Connection, kind: str) -> None:
     await migrate(connection)
     await connection.execute(
         "INSERT INTO migrations (number, name, kind) VALUES (9999, '9999_newer.sql', $1)", kind
@@ -132,9 +130,7 @@ async def test_a_migration_that_waits_for_a_table_lets_others_read_it(
             assert "later" in await columns(connection)
 
 
-async def test_a_service_starts_while_a_dump_reads_every_table(
-    stores: Stores, connection: Connection
-) -> None:
+async def test_a_service_starts_during_a_dump(stores: Stores, connection: Connection) -> None:
     await migrate(connection)
     tables = await connection.fetchval(
         "SELECT string_agg(tablename, ', ') FROM pg_tables WHERE schemaname = 'public'"
@@ -148,9 +144,7 @@ async def test_a_service_starts_while_a_dump_reads_every_table(
 
 
 @pytest.mark.usefixtures("later_release")
-async def test_the_kind_of_each_migration_is_stored_for_older_processes(
-    connection: Connection,
-) -> None:
+async def test_each_migrations_kind_is_stored_for_older_processes(connection: Connection) -> None:
     await migrate(connection, contract_through=91)
 
     rows = await connection.fetch("SELECT name, kind FROM migrations WHERE number >= 90")

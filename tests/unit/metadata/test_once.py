@@ -73,9 +73,7 @@ async def test_a_name_with_another_request_is_refused(service: Service, logs: Lo
 
 
 @pytest.mark.parametrize("was_there", [False, True], ids=["it made the log", "the log was there"])
-async def test_a_late_copy_of_a_creation_brings_no_deleted_log_back(
-    logs: LogClient, *, was_there: bool
-) -> None:
+async def test_a_late_creation_brings_no_log_back(logs: LogClient, *, was_there: bool) -> None:
     if was_there:
         await logs.create(LOG)
     row, is_new = await logs.create(LOG, once=ASKED)

@@ -95,9 +95,7 @@ async def test_expiry_waits_with_a_warning_while_the_database_is_away(
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-async def test_a_change_survives_a_cut_anywhere_on_the_way_to_the_service(
-    service: Service, direction: Direction
-) -> None:
+async def test_a_change_survives_any_cut(service: Service, direction: Direction) -> None:
     row = await service.client.create(DRAFT)
 
     async with proxy_to(service.url) as proxy:
@@ -126,9 +124,7 @@ async def test_a_create_survives_a_cut_anywhere_and_makes_one_ledger(
     assert listed == created
 
 
-async def test_rivals_behind_bad_connections_win_each_version_once(
-    proxied: Service, postgres: Proxy
-) -> None:
+async def test_rivals_on_bad_links_win_each_version_once(proxied: Service, postgres: Proxy) -> None:
     dice = random.Random(SEED)
     first = await proxied.client.create(DRAFT)
     won: list[int] = []
@@ -161,9 +157,7 @@ async def test_rivals_behind_bad_connections_win_each_version_once(
     assert sorted(won) == [*range(2, last.version + 1)], f"seed {SEED}"
 
 
-async def test_a_change_of_unknown_outcome_is_repeated_until_it_is_settled(
-    service: Service,
-) -> None:
+async def test_an_unknown_change_is_repeated_until_it_is_settled(service: Service) -> None:
     row = await service.client.create(DRAFT)
     tries: list[object] = []
     traced = aiohttp.TraceConfig()
@@ -243,9 +237,7 @@ async def test_without_postgres_every_request_gets_an_error_and_later_ones_succe
         await change_once(service.client, row)
 
 
-async def test_who_waits_long_for_a_connection_is_refused_while_there_is_time_for_the_work(
-    stores: Stores,
-) -> None:
+async def test_who_waits_long_for_a_connection_is_refused_in_time(stores: Stores) -> None:
     """In a crowd all connections were given to those who had waited longest, and cut in the middle of their work."""
     database = Database(stores.postgres_dsn, connections_max=1, deadline_s=4)
     database.is_open = True
@@ -293,9 +285,7 @@ async def test_a_connection_cut_inside_a_statement_counts_as_an_unavailable_data
     await database.close()
 
 
-async def test_a_service_starts_without_its_databases_and_serves_once_they_answer(
-    stores: Stores, postgres: Proxy
-) -> None:
+async def test_a_service_starts_before_its_databases(stores: Stores, postgres: Proxy) -> None:
     through = replace(stores, postgres_dsn=postgres.url(stores.postgres_dsn))
     postgres.is_down = True
     async with serving(through, wait=False) as service:

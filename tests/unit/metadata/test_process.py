@@ -58,9 +58,7 @@ async def is_ready(service: Running, session: aiohttp.ClientSession) -> bool:
         return response.status == 200
 
 
-async def test_changes_survive_a_service_killed_in_their_midst(
-    stores: Stores, tmp_path: Path
-) -> None:
+async def test_changes_survive_a_service_killed_amid_them(stores: Stores, tmp_path: Path) -> None:
     async with aiohttp.ClientSession() as session:
         with ExitStack() as stack:
             one, two = (stack.enter_context(running(stores, tmp_path)) for _ in range(2))
@@ -97,9 +95,7 @@ async def test_changes_survive_a_service_killed_in_their_midst(
             assert [await client.get(row.ledger_id) for row in rows] == rows
 
 
-async def test_sigterm_ends_streams_and_the_process_in_order(
-    stores: Stores, tmp_path: Path
-) -> None:
+async def test_sigterm_ends_streams_and_process_in_order(stores: Stores, tmp_path: Path) -> None:
     async with aiohttp.ClientSession() as session:
         with running(stores, tmp_path) as service:
             await until(

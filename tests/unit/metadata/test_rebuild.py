@@ -177,9 +177,7 @@ async def closed(service: Service, row: LedgerMetadata, last: int = 4) -> Ledger
     return await swapped(service.client, row.closed(last_entry=last, length=50))
 
 
-async def test_a_bookie_tells_a_rebuild_of_changes_whose_copies_it_has_dropped(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_bookie_tells_of_changes_it_dropped(stores: Stores, bookies: Bookies) -> None:
     """It tells metadata of them later, so that a rebuild which takes over accepts them too. Source: a storm, in which the
     cluster was stopped once more after the rebuild had accepted what the bookies' files of witnesses had.
     """
@@ -202,9 +200,7 @@ async def test_a_bookie_tells_a_rebuild_of_changes_whose_copies_it_has_dropped(
     assert reported[1] == []
 
 
-async def test_an_empty_database_gets_every_row_that_bookies_prove(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_an_empty_database_gets_every_proven_row(stores: Stores, bookies: Bookies) -> None:
     async with lost_after(stores, bookies, ("b1", "b2", "b3")) as (service, running):
         cluster_id = await service.client.cluster_id()
         opened, deleted = await create(service), await create(service)
@@ -252,9 +248,7 @@ async def test_an_empty_database_gets_every_row_that_bookies_prove(
     assert again.cookies == ()
 
 
-async def test_a_row_that_went_back_gets_what_came_of_it_and_a_fork_is_told(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_row_that_went_back_is_restored_or_told(stores: Stores, bookies: Bookies) -> None:
     async with serving(stores) as service, bookies.running(service) as running:
         await until_all_ready(running)
         bookie = running["b1"]
@@ -297,9 +291,7 @@ async def test_a_row_that_went_back_gets_what_came_of_it_and_a_fork_is_told(
         assert moved.ledger_id in await service.client.ledgers_naming("b4")
 
 
-async def test_an_open_row_waits_for_silent_bookies_unless_an_operator_gives_them_up(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_an_open_row_waits_for_silent_bookies(stores: Stores, bookies: Bookies) -> None:
     async with lost_after(stores, bookies) as (service, running):
         opened = await create(service)
         await keep(running["b1"], opened)
@@ -317,9 +309,7 @@ async def test_an_open_row_waits_for_silent_bookies_unless_an_operator_gives_the
     assert row == opened
 
 
-async def test_a_bookie_that_was_away_waits_and_brings_its_rows_the_next_time(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_bookie_that_was_away_brings_rows_later(stores: Stores, bookies: Bookies) -> None:
     async with lost_after(stores, bookies, ("b1", "b2")) as (service, running):
         ended = await closed(service, await create(service))
         await keep(running["b2"], ended)
@@ -345,9 +335,7 @@ async def test_a_bookie_that_was_away_waits_and_brings_its_rows_the_next_time(
     assert row == ended
 
 
-async def test_a_rebuild_continues_behind_the_ledger_that_it_came_to(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_rebuild_continues_where_it_stopped(stores: Stores, bookies: Bookies) -> None:
     async with lost_after(stores, bookies) as (service, running):
         rows = [await create(service) for _ in range(3)]
         await keep(running["b1"], *rows)
@@ -416,9 +404,7 @@ async def test_a_ledger_with_a_password_keeps_what_the_password_is_proven_by(
     assert stored.startswith("sealed:"), "what is rebuilt is encrypted under the key file"
 
 
-async def test_a_ledger_of_a_log_without_a_place_is_told_and_no_sweep_deletes_it(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_placeless_ledger_is_told_and_not_swept(stores: Stores, bookies: Bookies) -> None:
     async with lost_after(stores, bookies) as (service, running):
         log = LogMetadata(name="events", settings=LogSettings(quorum=Quorum(3, 3, 2)))
         await LogClient(service.client).create(log)
@@ -435,9 +421,7 @@ async def test_a_ledger_of_a_log_without_a_place_is_told_and_no_sweep_deletes_it
     assert orphans == ()
 
 
-async def test_a_log_that_was_deleted_in_the_lost_history_is_deleted_again(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_log_deleted_in_lost_history_goes_again(stores: Stores, bookies: Bookies) -> None:
     async with serving(stores) as service, bookies.running(service) as running:
         await until_all_ready(running)
         logs = LogClient(service.client)
@@ -467,9 +451,7 @@ async def test_a_log_that_was_deleted_in_the_lost_history_is_deleted_again(
     assert [log.name for log in found] == ["new"]
 
 
-async def test_the_command_tells_people_what_was_found_and_why_it_ended(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_the_command_tells_findings_and_its_end(stores: Stores, bookies: Bookies) -> None:
     async with serving(stores) as service:
         failed = await command(service)
         async with bookies.running(service, ("b1",)) as running:
@@ -504,9 +486,7 @@ def test_findings_beyond_the_bound_are_counted(monkeypatch: pytest.MonkeyPatch) 
     assert tally.ledgers == {Action.WAIT: 3}
 
 
-async def test_a_rebuild_that_writes_waits_for_what_one_that_only_looks_waits_for(
-    stores: Stores,
-) -> None:
+async def test_a_preview_waits_for_what_the_rebuild_waits_for(stores: Stores) -> None:
     """Bookies that are no members were emptied since: they may have kept an end (rule 18d)."""
     async with serving(stores) as service:
         opened = await create(service)

@@ -114,9 +114,7 @@ async def rebuilt(
     return report
 
 
-async def test_a_repeat_of_a_log_change_that_came_back_with_its_ledger_gets_the_row_as_it_is(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_repeated_log_change_gets_the_row(stores: Stores, bookies: Bookies) -> None:
     async with lost_after(stores, bookies) as (service, running):
         log = await Written.of(service, 1)
         before = replace(log.row, version=log.row.version - 1)
@@ -136,9 +134,7 @@ async def test_a_repeat_of_a_log_change_that_came_back_with_its_ledger_gets_the_
         assert current == now
 
 
-async def test_a_rebuilt_log_refuses_the_tokens_that_it_gave_before(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_rebuilt_log_refuses_its_earlier_tokens(stores: Stores, bookies: Bookies) -> None:
     """Rule 22a. The last one to open it has appended nothing: no bookie knows of that one."""
     given = []
     async with lost_after(stores, bookies) as (service, running):
@@ -163,9 +159,7 @@ async def test_a_rebuilt_log_refuses_the_tokens_that_it_gave_before(
     assert again.logs == {"same": 1}
 
 
-async def test_a_hole_in_a_log_is_told_and_closed_by_a_rebuild_that_finds_the_ledger(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_hole_in_a_log_is_told_until_it_is_filled(stores: Stores, bookies: Bookies) -> None:
     async with lost_after(stores, bookies, ("b1", "b2")) as (service, running):
         log = await Written.of(service, 4)
         first, hole, third, last = log.rows
@@ -194,9 +188,7 @@ async def test_a_hole_in_a_log_is_told_and_closed_by_a_rebuild_that_finds_the_le
     assert (kept, row, orphans) == (found, hole, ())
 
 
-async def test_a_log_with_a_hole_lets_go_of_it_and_can_be_deleted(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_log_with_a_hole_can_be_deleted(stores: Stores, bookies: Bookies) -> None:
     async with lost_after(stores, bookies) as (service, running):
         written = [
             await Written.of(service, 3, log=replace(LOG, name=name)) for name in ("one", "two")
@@ -217,9 +209,7 @@ async def test_a_log_with_a_hole_lets_go_of_it_and_can_be_deleted(
     assert places(row) == [(written[0].rows[2].ledger_id, 20, None)]
 
 
-async def test_a_ledger_that_may_have_a_later_row_keeps_its_place_at_the_end_of_its_log(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_ledger_with_a_later_row_keeps_its_place(stores: Stores, bookies: Bookies) -> None:
     """Without it the log's next owner would give its offsets to other records."""
     async with lost_after(stores, bookies) as (service, running):
         log = await Written.of(service, 1)
@@ -240,9 +230,7 @@ async def test_a_ledger_that_may_have_a_later_row_keeps_its_place_at_the_end_of_
     assert places(found) == [(log.rows[0].ledger_id, 0, 9), (opened.ledger_id, 10, None)]
 
 
-async def test_a_ledger_of_a_deleted_log_is_not_in_the_log_that_has_its_name(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_deleted_logs_ledger_is_in_no_namesake(stores: Stores, bookies: Bookies) -> None:
     async with lost_after(stores, bookies) as (service, running):
         earlier = await Written.of(service, 2)
         await LogClient(service.client).delete(earlier.row)
@@ -264,9 +252,7 @@ async def test_a_ledger_of_a_deleted_log_is_not_in_the_log_that_has_its_name(
     assert again.logs == {"same": 1}
 
 
-async def test_a_log_that_was_made_after_the_deletion_that_the_database_has_is_made_again(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_log_made_after_a_deletion_is_remade(stores: Stores, bookies: Bookies) -> None:
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         await until_ready(running["b1"])
         earlier = await Written.of(service, 1)
@@ -291,9 +277,7 @@ async def test_a_log_that_was_made_after_the_deletion_that_the_database_has_is_m
     )
 
 
-async def test_a_lost_log_that_may_go_on_at_silent_bookies_waits_for_them(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_lost_log_waits_for_silent_bookies(stores: Stores, bookies: Bookies) -> None:
     """Its last ledger that is told of is CLOSED: the next one may be on the other two."""
     async with lost_after(stores, bookies) as (service, running):
         log = await Written.of(service, 2)
@@ -315,9 +299,7 @@ async def test_a_lost_log_that_may_go_on_at_silent_bookies_waits_for_them(
     assert [item.ledger_id for item in found.items] == [row.ledger_id for row in log.rows]
 
 
-async def test_a_transaction_whose_ledgers_a_rebuilt_log_has_was_committed(
-    stores: Stores, bookies: Bookies
-) -> None:
+async def test_a_rebuilt_logs_transaction_was_committed(stores: Stores, bookies: Bookies) -> None:
     """An abort would delete the ledgers of the log. The database is of before the commit."""
     async with serving(stores) as service, bookies.running(service, ("b1",)) as running:
         await until_ready(running["b1"])

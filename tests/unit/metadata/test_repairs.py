@@ -38,9 +38,7 @@ async def with_gap(service: Service, *missed: MissedRange) -> LedgerMetadata:
 GAP = MissedRange("b3@1", 0, 9)
 
 
-async def test_missed_entries_are_queued_atomically_with_the_change(
-    service: Service, worker: RepairClient
-) -> None:
+async def test_missed_entries_are_queued_atomically(service: Service, worker: RepairClient) -> None:
     row = await service.client.create(DRAFT)
     missed = (MissedRange("b3@1", 0, 4), MissedRange("b3@1", 3, 9), MissedRange("b2@1", 7, 7))
 
@@ -71,9 +69,7 @@ async def test_an_item_is_claimed_by_one_worker_at_a_time(
     assert await worker.claim(lease_s=LONG_S) == ()
 
 
-async def test_items_with_the_fewest_survivors_are_claimed_first(
-    service: Service, worker: RepairClient
-) -> None:
+async def test_the_fewest_survivors_come_first(service: Service, worker: RepairClient) -> None:
     rows = [await with_gap(service, GAP) for _ in range(4)]
     for row, survivors in zip(rows, (2, 1, None, 3), strict=True):
         await worker.add(
@@ -95,9 +91,7 @@ async def test_items_with_the_fewest_survivors_are_claimed_first(
     assert {item.ranges for item in claimed} == {((0, 12),)}
 
 
-async def test_progress_removes_finished_ranges_until_none_is_left(
-    service: Service, worker: RepairClient
-) -> None:
+async def test_progress_removes_finished_ranges(service: Service, worker: RepairClient) -> None:
     await with_gap(service, GAP)
     (item,) = await worker.claim(lease_s=LONG_S)
 
@@ -125,9 +119,7 @@ async def test_a_worker_with_an_expired_claim_clears_nothing(
     assert (await other.list())[0] == (taken,)
 
 
-async def test_ranges_queued_during_the_work_are_not_cleared_by_it(
-    service: Service, worker: RepairClient
-) -> None:
+async def test_ranges_queued_meanwhile_stay(service: Service, worker: RepairClient) -> None:
     row = await with_gap(service, GAP)
     (item,) = await worker.claim(lease_s=LONG_S)
 
@@ -178,9 +170,7 @@ async def test_the_queue_is_listed_in_pages(service: Service, worker: RepairClie
     assert end is None
 
 
-async def test_a_lease_has_one_holder_and_a_token_that_grows(
-    worker: RepairClient, other: RepairClient
-) -> None:
+async def test_a_lease_has_one_holder_at_a_time(worker: RepairClient, other: RepairClient) -> None:
     leases = await asyncio.gather(
         *(client.take_lease("auditor", ttl_s=LONG_S) for client in (worker, other) * 3)
     )
@@ -213,9 +203,7 @@ async def test_a_range_beyond_the_ids_is_refused(service: Service) -> None:
         await service.client.cas(row, (MissedRange("b1@1", 0, 2**63 - 1),))
 
 
-async def test_repair_settings_are_stored_and_shared_by_all_services(
-    worker: RepairClient, other: RepairClient
-) -> None:
+async def test_repair_settings_are_shared(worker: RepairClient, other: RepairClient) -> None:
     assert await worker.settings() == RepairSettings()
 
     await worker.change_settings(RepairSettingsPut(paused=True, bytes_per_s=1000))
@@ -227,9 +215,7 @@ async def test_repair_settings_are_stored_and_shared_by_all_services(
     assert (await worker.trigger()).triggers == 1
 
 
-async def test_items_waiting_after_failures_are_retried_at_once_on_request(
-    service: Service, worker: RepairClient
-) -> None:
+async def test_failed_items_are_retried_on_request(service: Service, worker: RepairClient) -> None:
     await with_gap(service, GAP)
     for _ in range(3):
         (item,) = await until(lambda: worker.claim(lease_s=LONG_S), "it is claimed")
@@ -244,9 +230,7 @@ async def test_items_waiting_after_failures_are_retried_at_once_on_request(
     assert (found.items, found.ledgers, found.waiting) == (1, 1, 1)
 
 
-async def test_a_place_moves_without_a_pause_once_an_audit_allows_it(
-    service: Service, worker: RepairClient
-) -> None:
+async def test_an_audit_allows_a_move_without_pause(service: Service, worker: RepairClient) -> None:
     row = await with_gap(service, GAP)
     (item,) = await worker.claim(lease_s=LONG_S)
     assert not item.moves  # rule 8: it is for that very member

@@ -192,9 +192,7 @@ async def test_a_restored_database_under_a_metadata_process_that_starts(world: W
         assert another.ledger_id > written.ledger_id
 
 
-async def test_a_deleted_ledger_that_a_restore_brings_back_is_unknown_to_readers(
-    world: World,
-) -> None:
+async def test_a_deleted_ledger_restored_by_a_dump_is_unknown_to_readers(world: World) -> None:
     """D6. Bookies keep the ids of deleted ledgers (rule 16a), and neither have its entries nor deny them:
     no reader is told of an empty ledger, or of a lost entry.
     """
@@ -232,9 +230,7 @@ async def test_a_deleted_ledger_that_a_restore_brings_back_is_unknown_to_readers
     assert (status, problem["code"], problem["deleted"]) == (404, "no-such-ledger", True)
 
 
-async def test_a_ledger_whose_members_all_changed_after_the_dump_ends_where_it_ended(
-    stores: Stores,
-) -> None:
+async def test_a_ledger_whose_members_all_changed_ends_where_it_ended(stores: Stores) -> None:
     """D3: the restored rows are OPEN and name two members that know of the first entries only. The loss is not
     accepted before the rows are rebuilt, so that nobody recovers by them. The writer lives through all of it.
     """

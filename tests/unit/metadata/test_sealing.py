@@ -67,9 +67,7 @@ async def listed(service: Service) -> list[dict[str, Any]]:
     return rows
 
 
-async def test_a_dump_of_the_database_has_no_keys_and_gateways_get_them(
-    stores: Stores, keys: Path
-) -> None:
+async def test_a_dump_has_no_keys_and_gateways_get_them(stores: Stores, keys: Path) -> None:
     async with serving(stores, key_file=keys) as service:
         made = await service.client.create(KEYED)
         _, closed = await service.client.cas(made.closed(last_entry=-1, length=0))
@@ -85,9 +83,7 @@ async def test_a_dump_of_the_database_has_no_keys_and_gateways_get_them(
     assert b"sealed:" in dumped
 
 
-async def test_the_commands_of_the_page_seal_plain_rows_and_let_a_new_key_take_over(
-    stores: Stores, tmp_path: Path
-) -> None:
+async def test_the_pages_commands_seal_and_change_keys(stores: Stores, tmp_path: Path) -> None:
     keys, path = tmp_path / "keys", path_with_quorumlog(tmp_path)
     begin, reseal, add, turn, reseal_again = [a or b for a, b in COMMAND.findall(PAGE.read_text())]
 
@@ -176,9 +172,7 @@ async def noted(stores: Stores) -> set[str]:
     return {record["id"] for record in records}
 
 
-async def test_a_process_without_keys_seals_nothing_and_forgets_no_key(
-    stores: Stores, keys: Path
-) -> None:
+async def test_without_keys_nothing_is_sealed_or_forgotten(stores: Stores, keys: Path) -> None:
     """As while the processes get the key file one after the other."""
     async with serving(stores) as without:
         async with serving(stores, key_file=keys) as service:
@@ -195,9 +189,7 @@ async def test_a_process_without_keys_seals_nothing_and_forgets_no_key(
     assert await noted(stores) == needed != set()
 
 
-async def test_a_key_that_seals_is_noted_anew_in_a_database_that_lacks_it(
-    stores: Stores, keys: Path
-) -> None:
+async def test_a_sealing_key_is_noted_where_it_is_missing(stores: Stores, keys: Path) -> None:
     """One that was restored while the service ran, or was sealed anew by a process with the former first key."""
     (used,) = read_key_file(keys).ids
     async with serving(stores, key_file=keys) as service:

@@ -124,9 +124,7 @@ async def test_a_commit_publishes_what_it_names_and_queues_the_rest(world: World
             await world.logs.delete_unnamed(kept)
 
 
-async def test_a_commit_places_what_it_publishes_by_a_change_of_each_row(
-    world: World, stores: Stores
-) -> None:
+async def test_a_commit_places_what_it_publishes(world: World, stores: Stores) -> None:
     begun = await world.begin()
     one, two, loser = [await world.ledger(begun.id) for _ in range(3)]
     before = [await world.service.client.get(ledger) for ledger in (one, two, loser)]
@@ -144,9 +142,7 @@ async def test_a_commit_places_what_it_publishes_by_a_change_of_each_row(
     assert (await world.service.client.get(last.ledger_id)).first_offset == last.first_offset
 
 
-async def test_the_same_commit_again_gets_the_same_answer_and_others_are_refused(
-    world: World,
-) -> None:
+async def test_a_repeated_commit_gets_its_answer_and_others_are_refused(world: World) -> None:
     begun = await world.begin()
     one, two = [await world.ledger(begun.id) for _ in range(2)]
     done = await world.commit(begun.id, [one])
@@ -164,9 +160,7 @@ async def test_the_same_commit_again_gets_the_same_answer_and_others_are_refused
     assert await world.transactions.get(begun.id) == done
 
 
-async def test_of_concurrent_commits_and_aborts_one_wins_and_all_get_its_answer(
-    world: World,
-) -> None:
+async def test_of_concurrent_ends_one_wins_and_all_get_its_answer(world: World) -> None:
     for _ in range(8):
         begun = await world.begin()
         one = await world.ledger(begun.id)
@@ -198,9 +192,7 @@ async def test_of_concurrent_commits_and_aborts_one_wins_and_all_get_its_answer(
             assert one in await world.orphans()
 
 
-async def test_a_transactions_state_and_ledgers_are_of_one_moment(
-    world: World, stores: Stores
-) -> None:
+async def test_a_transaction_is_read_at_one_moment(world: World, stores: Stores) -> None:
     begun = await world.begin()
     await world.ledger(begun.id)
     connection = await asyncpg.connect(stores.postgres_dsn, connection_class=Connection)
@@ -221,9 +213,7 @@ async def test_a_transactions_state_and_ledgers_are_of_one_moment(
     assert (found.state, found.ledgers) == (TransactionState.ABORTED, ())
 
 
-async def test_a_ledger_created_while_its_transaction_ends_is_refused_or_released_with_it(
-    world: World,
-) -> None:
+async def test_a_ledger_of_an_ending_transaction_is_refused_or_released(world: World) -> None:
     for end in ("abort", "commit") * 5:
         begun = await world.begin()
         ending = (
@@ -298,9 +288,7 @@ async def test_a_lower_version_committed_last_is_dropped(world: World) -> None:
     assert one in await world.orphans()
 
 
-async def test_only_closed_ledgers_of_the_transaction_with_the_stated_end_are_published(
-    world: World,
-) -> None:
+async def test_only_closed_ledgers_with_the_stated_end_are_published(world: World) -> None:
     begun, other = await world.begin(), await world.begin()
     closed = await world.ledger(begun.id, last=7)
     still_open = await world.ledger(begun.id, last=None)
@@ -447,9 +435,7 @@ async def test_an_ended_transaction_that_is_forgotten_is_not_said_to_have_never_
     assert (again.state, is_new) == (TransactionState.COMMITTED, False)
 
 
-async def test_a_transaction_that_is_not_renewed_expires_and_leaves_no_ledger(
-    service: Service,
-) -> None:
+async def test_an_unrenewed_transaction_expires_and_leaves_no_ledger(service: Service) -> None:
     world = World(service)
     await world.logs.create(LOG)
     lives, _ = await world.transactions.begin("a-log", app=None, version=None, expires_in_s=3600)
@@ -491,9 +477,7 @@ async def a_commit(world: World) -> tuple[str, dict[str, Any]]:
     return f"/v1/transactions/{begun.id}/commit", commit.model_dump(mode="json")
 
 
-async def test_a_commit_with_a_lost_answer_is_answered_again_with_the_logs_row(
-    world: World,
-) -> None:
+async def test_a_commit_with_a_lost_answer_gets_the_logs_row(world: World) -> None:
     path, body = await a_commit(world)
 
     answers = [await world.service.send("POST", path, body) for _ in range(2)]
@@ -511,9 +495,7 @@ async def test_a_commit_with_a_lost_answer_is_answered_again_with_the_logs_row(
     assert other == (200, reported | {"row": None})
 
 
-async def test_a_commit_with_a_lost_answer_is_answered_again_after_its_log_was_deleted(
-    world: World,
-) -> None:
+async def test_a_commit_is_answered_again_after_its_log_was_deleted(world: World) -> None:
     path, body = await a_commit(world)
     status, first = await world.service.send("POST", path, body)
     assert status == 200

@@ -133,9 +133,7 @@ async def test_a_restore_into_the_live_database_stops_all_deletions(
     await client.create(DRAFT)
 
 
-async def test_a_clients_witness_shows_a_starting_service_that_its_database_was_restored(
-    stores: Stores, folder: Path
-) -> None:
+async def test_a_witness_tells_a_start_of_a_restore(stores: Stores, folder: Path) -> None:
     async with serving(stores) as before:
         row = await closed(before.client)
         old = await dump(stores, folder / "old")
@@ -153,9 +151,7 @@ async def test_a_clients_witness_shows_a_starting_service_that_its_database_was_
         await until(lambda: is_reported(service), "`ready` tells it")
 
 
-async def test_a_clients_witness_shows_another_service_that_the_database_was_restored(
-    stores: Stores, folder: Path
-) -> None:
+async def test_a_witness_tells_another_service_of_a_restore(stores: Stores, folder: Path) -> None:
     async with serving(stores) as one, serving(stores) as two:
         row = await closed(one.client)
         old = await dump(stores, folder / "old")
@@ -169,9 +165,7 @@ async def test_a_clients_witness_shows_another_service_that_the_database_was_res
         await until(lambda: is_reported(two), "the second service tells it")
 
 
-async def test_a_holder_of_a_lost_witness_presents_it_to_each_service_in_turn(
-    stores: Stores, folder: Path
-) -> None:
+async def test_a_lost_witness_goes_to_each_service_in_turn(stores: Stores, folder: Path) -> None:
     async with serving(stores) as one, serving(stores) as two:
         old = await dump(stores, folder / "old")
         holder = MetadataClient([one.url, two.url], one.session, deadline_s=PATIENT_S)
@@ -185,9 +179,7 @@ async def test_a_holder_of_a_lost_witness_presents_it_to_each_service_in_turn(
         await until(lambda: is_reported(two), "the second service tells it")
 
 
-async def test_who_is_told_of_a_lost_change_tells_the_other_services_of_it(
-    stores: Stores, folder: Path
-) -> None:
+async def test_who_learns_of_a_lost_change_tells_the_others(stores: Stores, folder: Path) -> None:
     async with serving(stores) as one, serving(stores) as two:
         old = await dump(stores, folder / "old")
         await one.client.create(DRAFT)
@@ -314,9 +306,7 @@ async def test_the_loss_of_any_change_is_detected_by_the_process_and_by_its_clie
             await refused(client.create(DRAFT))
 
 
-async def test_an_expired_transaction_that_a_restore_brings_back_is_detected(
-    stores: Stores, database: Any
-) -> None:
+async def test_a_restored_expired_transaction_is_noticed(stores: Stores, database: Any) -> None:
     async with serving(stores, expiry_every_s=0.05) as service:
         await LogClient(service.client).create(LOG)
         transactions = TransactionClient(service.client)
@@ -334,9 +324,7 @@ async def test_an_expired_transaction_that_a_restore_brings_back_is_detected(
         await until(lambda: is_reported(service), "the process tells it")
 
 
-async def test_a_ledger_whose_log_lost_the_change_that_named_it_is_not_deleted(
-    stores: Stores, database: Any
-) -> None:
+async def test_a_ledger_whose_naming_was_lost_stays(stores: Stores, database: Any) -> None:
     async with serving(stores) as service:
         world = await lost_change(service, database, World.change_log)
         witnesses = service.client.witnesses
@@ -361,9 +349,7 @@ async def waiting(database: Any, count: int) -> None:
     await until(are_there, f"{count} wait")
 
 
-async def test_no_restore_comes_between_a_row_and_its_proof(
-    service: Service, database: Any
-) -> None:
+async def test_a_row_and_its_proof_are_of_one_moment(service: Service, database: Any) -> None:
     """A restore between the two questions of a proof, which waits for the rows."""
     row = await service.client.create(DRAFT)
     copy = await Copy.of(database)
@@ -383,9 +369,7 @@ async def test_no_restore_comes_between_a_row_and_its_proof(
     assert not is_deleted
 
 
-async def test_no_change_applies_to_a_row_restored_during_it(
-    service: Service, database: Any
-) -> None:
+async def test_no_change_applies_to_a_row_restored_then(service: Service, database: Any) -> None:
     """A restore under a change that waits for its row."""
     row = await service.client.create(DRAFT)
     copy = await Copy.of(database)
@@ -426,9 +410,7 @@ async def test_an_operator_may_accept_the_loss(service: Service, database: Any) 
 
 
 @pytest.mark.parametrize("given", ["nonsense", witness_of("another cluster", NOBODY)])
-async def test_an_invalid_witness_proves_nothing_and_raises_no_alarm(
-    service: Service, given: str
-) -> None:
+async def test_an_invalid_witness_proves_nothing_quietly(service: Service, given: str) -> None:
     row = await service.client.create(DRAFT)
 
     for method, path in (("GET", f"/v1/ledgers/{row.ledger_id}"), ("POST", "/v1/witnesses")):
@@ -439,9 +421,7 @@ async def test_an_invalid_witness_proves_nothing_and_raises_no_alarm(
     await service.client.create(DRAFT)
 
 
-async def test_one_who_knows_of_a_lost_change_stops_all_until_its_loss_is_accepted(
-    service: Service,
-) -> None:
+async def test_a_known_loss_stops_all_until_it_is_accepted(service: Service) -> None:
     row = await service.client.create(DRAFT)
     lost = witness_of(await service.client.cluster_id(), NOBODY)
     repairs = RepairClient(service.client, "worker")
@@ -469,9 +449,7 @@ async def test_one_who_knows_of_a_lost_change_stops_all_until_its_loss_is_accept
     assert (await service.client.cas(row.in_recovery()))[0] is CasStatus.OK
 
 
-async def test_a_row_is_proven_to_a_holder_of_copies_only_if_the_database_contains_their_changes(
-    service: Service,
-) -> None:
+async def test_a_row_is_proven_if_the_database_contains_its_changes(service: Service) -> None:
     client = service.client
     first = await client.create(DRAFT)
     now = await swapped(client, first.in_recovery())
@@ -589,9 +567,7 @@ async def test_few_witnesses_stand_for_many_changes(service: Service) -> None:
     assert all(1 <= len(client.witnesses) <= 10 for client in clients)
 
 
-async def test_more_witnesses_than_fit_into_one_request_are_presented_in_turn(
-    service: Service,
-) -> None:
+async def test_witnesses_beyond_one_request_are_presented_in_turn(service: Service) -> None:
     async with newcomer(service) as other:
         held: list[str] = []
         for _ in range(WITNESSES_MAX + 5):
@@ -638,9 +614,7 @@ def test_a_memory_drops_only_tokens_that_a_later_change_stands_for() -> None:
     assert memory.wanted == {"meanwhile", "next"}
 
 
-def test_a_memory_forgets_no_token_that_the_database_lacks_beyond_those_it_tells_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_memory_keeps_unlisted_tokens_that_are_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator accepts the loss of those that are told; the next one must then be told."""
     monkeypatch.setattr(memory_module, "_MISSING_MAX", 1)
     memory = Memory()

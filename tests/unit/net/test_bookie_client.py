@@ -416,9 +416,7 @@ async def test_a_defect_of_the_channel_makes_what_is_in_flight_unknown_and_it_co
     assert "channel-broke" in caplog.text
 
 
-async def test_a_receiver_that_breaks_on_its_answer_ends_no_other_request(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_broken_receiver_ends_no_other_request(caplog: pytest.LogCaptureFixture) -> None:
     async with peer() as bookie, client(bookie.url) as bookies:
         heard: list[Status] = []
 
@@ -434,9 +432,7 @@ async def test_a_receiver_that_breaks_on_its_answer_ends_no_other_request(
     assert "answer-broke" in caplog.text
 
 
-async def test_a_bookie_that_speaks_no_common_version_is_told_apart_in_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_bookie_of_no_common_version_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
 
     async with peer() as bookie, client(bookie.url) as bookies:
@@ -447,9 +443,7 @@ async def test_a_bookie_that_speaks_no_common_version_is_told_apart_in_the_log(
     assert "upgraded to quorumlog-channel/7, not to quorumlog-channel/1" in reported(caplog)
 
 
-async def test_why_a_bookie_refuses_a_handshake_is_told_in_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_refused_handshake_is_logged_with_why(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     refusal = BadRequest("this route is a WebSocket: the request asks for no upgrade")
 

@@ -245,9 +245,7 @@ async def test_a_change_by_an_older_row_than_a_bookie_holds_ends_the_machine() -
 
 
 @pytest.mark.parametrize("is_final", [True, False])
-async def test_a_change_that_adds_a_stale_member_is_chosen_again_from_a_new_list(
-    is_final: bool,
-) -> None:
+async def test_a_change_that_adds_a_stale_member_is_chosen_again(is_final: bool) -> None:
     """Rule 15b: a change that may become legal later is not settled, and may still be made (rule 6)."""
     world = World()
     world.stale = StaleMember("b@1 is not registered", is_final=is_final)

@@ -373,9 +373,7 @@ async def test_a_defect_of_who_takes_messages_ends_the_connection_and_is_told() 
         assert await near.receive() is None
 
 
-async def test_what_was_sent_comes_before_the_end_and_nobody_waits_for_one_who_does_not_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_was_sent_comes_first_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framed_module, "_GOODBYE_S", 0.05)
     async with serving() as (listener, lines), connected(listener, lines) as (near, far):
         near.send(Message(b"last words"))
@@ -412,9 +410,7 @@ HEAD = (
         (HEAD, b"\r"),
     ],
 )
-async def test_bytes_behind_the_request_for_an_upgrade_are_refused(
-    pieces: tuple[bytes, ...],
-) -> None:
+async def test_bytes_behind_an_upgrade_request_are_refused(pieces: tuple[bytes, ...]) -> None:
     """They would be lost: a caller waits for the answer."""
     all_came = asyncio.Event()
     async with within("it is refused"), serving(wait=all_came.wait) as (listener, lines):

@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system, whenever it was taken and freed."""
+"""Memory goes back to the system, and one peer alone does not use up a budget."""
 
 import asyncio
 import gc
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from quorumlog.errors import Overloaded
 from quorumlog.net import memory, timers
+from quorumlog.net.budget import Budget, peer_of
 from quorumlog.net.memory import Circles, Heap, trim_forever
 from quorumlog.net.timers import Tasks
 from tests.support.waiting import within
@@ -108,9 +110,7 @@ class Linked:
 
 
 @pytest.mark.usefixtures("heap")
-async def test_objects_in_circles_are_freed_though_nobody_makes_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_objects_in_circles_are_freed_without_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger's writer and its timers, say: the last ones before a quiet time stayed as long as that lasted."""
     monkeypatch.setattr(memory, "_LOOK_S", 0.0)
     gc.disable()
@@ -209,3 +209,62 @@ def test_freed_large_blocks_are_used_again_and_go_back_when_idle() -> None:
     # Of 51,200 pages that are written to.
     assert faults < 1000
     assert given_back >= MIB
+
+
+def budget(limit: int = 800, share: int = 100) -> Budget:
+    return Budget("bytes", "BYTES_MAX", limit, share)
+
+
+def test_one_peer_alone_may_use_all_but_the_part_that_is_kept_for_others() -> None:
+    bytes_ = budget()
+
+    bytes_.take("a", 700)
+    with pytest.raises(Overloaded, match=r"its share is 100 \(PEER_BYTES_MAX\)"):
+        bytes_.take("a", 1)
+
+    bytes_.take("b", 100)
+    assert (bytes_.used, bytes_.of("a"), bytes_.of("b")) == (800, 700, 100)
+    with pytest.raises(Overloaded, match=r"the limit is 800 \(BYTES_MAX\)"):
+        bytes_.take("c", 1)
+
+
+def test_a_peer_below_its_share_gets_no_more_than_its_share_while_it_is_tight() -> None:
+    bytes_ = budget(share=50)
+    bytes_.take("a", 700)
+
+    bytes_.take("b", 30)
+    with pytest.raises(Overloaded, match="PEER_BYTES_MAX"):
+        bytes_.take("b", 30)
+
+    bytes_.give("a", 100)
+    bytes_.take("b", 30)
+    assert bytes_.of("b") == 60
+
+
+def test_what_is_refused_takes_nothing_and_what_is_given_back_is_free() -> None:
+    bytes_ = budget(limit=10)
+
+    bytes_.take("a", 6)
+    with pytest.raises(Overloaded):
+        bytes_.take("b", 6)
+    assert (bytes_.used, bytes_.of("b")) == (6, 0)
+    bytes_.give("a", 6)
+
+    bytes_.take("b", 6)
+    assert (bytes_.used, bytes_.of("a")) == (6, 0)
+
+
+def test_one_of_any_size_is_taken_when_nothing_else_is() -> None:
+    bytes_ = budget(limit=10, share=5)
+
+    bytes_.take("a", 50)
+
+    with pytest.raises(Overloaded):
+        bytes_.take("b", 1)
+
+
+def test_an_ipv6_host_is_one_peer_and_a_mapped_address_is_the_ipv4_one() -> None:
+    assert peer_of("2001:db8:1:2::1") == peer_of("2001:db8:1:2:ffff::9%eth0")
+    assert peer_of("2001:db8:1:2::1") != peer_of("2001:db8:1:3::1")
+    assert peer_of("::ffff:192.0.2.1") == peer_of("192.0.2.1") == "192.0.2.1"
+    assert peer_of(None) == ""

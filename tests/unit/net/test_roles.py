@@ -166,9 +166,7 @@ async def test_each_role_may_call_what_its_row_says_and_nothing_else(services: S
     assert cells == len(Role) * sum(map(len, TABLES.values()))
 
 
-async def test_each_role_may_read_metrics_and_nobody_without_a_certificate(
-    services: Services,
-) -> None:
+async def test_each_role_may_read_metrics_and_strangers_may_not(services: Services) -> None:
     for role in Role:
         async with (
             services.authority.session(role) as session,
@@ -181,9 +179,7 @@ async def test_each_role_may_read_metrics_and_nobody_without_a_certificate(
                 await stranger.get(f"{url}/health/live", ssl=False)
 
 
-async def test_a_service_serves_the_routes_that_are_declared_and_no_other(
-    services: Services,
-) -> None:
+async def test_a_service_serves_the_declared_routes_alone(services: Services) -> None:
     for kind, table in TABLES.items():
         found = [f"{method} {path}" for method, path in routes_of(services.apps[kind])]
 
@@ -267,9 +263,7 @@ async def test_a_bookie_speaks_for_itself_and_at_its_own_hosts_only(services: Se
                 assert answer.status in {200, 503}, (path, await answer.text())
 
 
-async def test_an_operator_writes_any_bookies_cookie_and_a_cookie_needs_no_url(
-    services: Services,
-) -> None:
+async def test_an_operator_writes_any_cookie_without_a_url(services: Services) -> None:
     """The role's row allows it; the database is away."""
     asked = {"operator": "https://elsewhere.example", "bookie": ""}
 

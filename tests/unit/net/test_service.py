@@ -216,9 +216,7 @@ def secret(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("beside", [{}, {"ALLOW_ANONYMOUS": "1"}])
-def test_the_secret_crosses_no_network_unless_somebody_says_so(
-    secret: Path, beside: dict[str, str]
-) -> None:
+def test_the_secret_crosses_no_network_unless_allowed(secret: Path, beside: dict[str, str]) -> None:
     shared = {"PORT": "80", "CLUSTER_SECRET_FILE": str(secret), **beside}
     asking = shared | {"METADATA_URLS": "http://metadata"}
     public = asking | {"HOST": "0.0.0.0", "REQUIRE_TOKENS": "1"}

@@ -63,9 +63,7 @@ def test_a_secret_may_stand_in_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "is_reported"), [(0o600, False), (0o440, False), (0o644, True)])
-def test_a_secret_s_file_that_everyone_may_read_is_told(
-    tmp_path: Path, mode: int, *, is_reported: bool
-) -> None:
+def test_a_readable_secret_file_is_told(tmp_path: Path, mode: int, *, is_reported: bool) -> None:
     file = tmp_path / "key"
     file.write_text("canary")
     file.chmod(mode)

@@ -1,15 +1,17 @@
-"""Mutual TLS between services: who is let in, and whom a certificate names."""
+"""Mutual TLS between services, and the sessions in which services ask each other."""
 
 import asyncio
 import contextlib
 import ssl
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import pytest
 import uvloop
-from aiohttp.test_utils import make_mocked_request
+from aiohttp import web
+from aiohttp.test_utils import TestServer, make_mocked_request
 
 from quorumlog.certificates import Subject, issue, key_file
 from quorumlog.errors import Forbidden, Unauthenticated
@@ -25,9 +27,7 @@ from tests.support.waiting import until, within
 from tests.unit.net.mutual_tls import BOOKIE, LOCAL, METADATA, REFUSED, Authority, ask, serving
 
 
-async def test_a_certificate_tells_the_role_the_name_and_the_hosts_of_a_caller(
-    authority: Authority,
-) -> None:
+async def test_a_certificate_tells_a_callers_role_name_and_hosts(authority: Authority) -> None:
     bookie = authority.tls("bookie", "bookie-1", ("127.0.0.1", "::1", "Store.example"))
 
     async with serving(authority.tls("metadata", "metadata-1")) as listener:
@@ -53,9 +53,7 @@ def test_names_that_tell_no_role_are_of_no_service(names: tuple[tuple[str, str],
 
 
 @pytest.mark.parametrize("has_transport", [True, False])
-def test_a_request_without_a_verified_certificate_is_of_nobody(
-    authority: Authority, has_transport: bool
-) -> None:
+def test_an_unverified_certificate_is_of_nobody(authority: Authority, has_transport: bool) -> None:
     """Of a connection without TLS, or one that has ended meanwhile."""
     request = make_mocked_request("GET", "/", transport=asyncio.Transport())
     if not has_transport:
@@ -102,9 +100,7 @@ async def test_an_expired_certificate_counts_at_neither_end(authority: Authority
                 await ask(listener, client.credentials)
 
 
-async def test_a_certificate_of_another_cluster_or_of_no_service_is_forbidden(
-    authority: Authority, tmp_path: Path
-) -> None:
+async def test_a_strangers_certificate_is_forbidden(authority: Authority, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other", "others")
     both = tmp_path / "both.pem"
     both.write_bytes(authority.file.read_bytes() + other.file.read_bytes())
@@ -124,9 +120,7 @@ async def test_a_certificate_of_another_cluster_or_of_no_service_is_forbidden(
             await ask(listener, Credentials(client_context=lambda: ca))
 
 
-async def test_a_client_refuses_a_server_that_is_not_certified_for_the_host(
-    authority: Authority,
-) -> None:
+async def test_a_client_refuses_a_server_not_certified_for_its_host(authority: Authority) -> None:
     gateway = authority.tls("gateway", "gateway-1").credentials
 
     async with serving(authority.tls("metadata", "elsewhere", ("elsewhere.example",))) as listener:
@@ -155,9 +149,7 @@ async def test_a_client_refuses_a_server_that_is_not_who_was_asked(
             await ask(listener, gateway, expected)
 
 
-async def test_a_connection_to_one_bookie_carries_nothing_for_another_one(
-    authority: Authority,
-) -> None:
+async def test_a_connection_to_one_bookie_serves_no_other(authority: Authority) -> None:
     """Of two bookies that registered one address, the certificate decides who listens there."""
     gateway = authority.tls("gateway", "gateway-1").credentials
 
@@ -174,9 +166,7 @@ async def test_a_connection_to_one_bookie_carries_nothing_for_another_one(
             await session.get(url, ssl=ExpectedServer(Role.BOOKIE, "bookie-2"))
 
 
-async def test_who_must_answer_is_asked_in_no_session_that_verifies_nothing(
-    authority: Authority,
-) -> None:
+async def test_no_unverifying_session_asks_who_must_answer(authority: Authority) -> None:
     """aiohttp verifies no certificate of a request with a fingerprint."""
     async with (
         serving(authority.tls("metadata", "metadata-1")) as listener,
@@ -194,9 +184,7 @@ async def test_a_process_without_a_certificate_verifies_who_answers(authority: A
             await ask(listener, ANONYMOUS)
 
 
-async def test_a_client_refuses_a_server_of_another_cluster(
-    authority: Authority, tmp_path: Path
-) -> None:
+async def test_a_client_refuses_another_cluster(authority: Authority, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other", "others")
     both = tmp_path / "both.pem"
     both.write_bytes(authority.file.read_bytes() + other.file.read_bytes())
@@ -290,3 +278,70 @@ async def test_a_handshake_has_a_deadline(authority: Authority) -> None:
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
         writer.close()
+
+
+BOOKIE_1 = ExpectedServer(Role.BOOKIE, "bookie-1")
+BURST = 8
+
+
+async def test_requests_one_after_another_use_one_connection_of_those_that_a_burst_opened() -> None:
+    ports: set[object] = set()
+    all_are_there = asyncio.Barrier(BURST)
+
+    async def at_once(_request: web.Request) -> web.Response:
+        await all_are_there.wait()
+        return web.Response()
+
+    async def one(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        ports.add(request.transport.get_extra_info("peername"))
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/at-once", at_once)
+    app.router.add_get("/one", one)
+    async with TestServer(app) as server, service_session() as session:
+
+        async def ask(path: str) -> None:
+            async with session.get(server.make_url(path), ssl=BOOKIE_1) as answer:
+                await answer.read()
+
+        async with within("the burst is answered"):
+            await asyncio.gather(*(ask("/at-once") for _ in range(BURST)))
+        for _ in range(2 * BURST):
+            await ask("/one")
+
+    assert len(ports) == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("method", ["GET", "POST", "socket"])
+async def test_a_service_that_redirects_sends_nobody_elsewhere(method: str, status: int) -> None:
+    """A bookie that was taken over could have a gateway ask others, with the gateway's certificate."""
+    reached: list[str] = []
+
+    async def redirect(_request: web.Request) -> web.Response:
+        return web.Response(status=status, headers={"Location": "/elsewhere"})
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        reached.append(request.path)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_route("*", "/here", redirect)
+    app.router.add_route("*", "/elsewhere", elsewhere)
+    async with TestServer(app) as server, service_session() as session:
+        url = server.make_url("/here")
+        is_socket = method == "socket"
+        asked = session.ws_connect if is_socket else partial(session.request, method)
+        with pytest.raises(aiohttp.ClientResponseError) as refused:
+            await asked(url, ssl=BOOKIE_1)
+
+    assert refused.value.status == status
+    assert reached == []
+
+
+async def test_a_request_that_does_not_say_who_must_answer_is_not_sent() -> None:
+    async with service_session() as session:
+        with pytest.raises(TypeError, match="must answer"):
+            await session.get("http://127.0.0.1:1/")

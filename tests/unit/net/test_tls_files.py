@@ -26,9 +26,7 @@ from tests.support.waiting import until, within
 from tests.unit.net.mutual_tls import BOOKIE, LOCAL, METADATA, REFUSED, Authority, ask, serving
 
 
-async def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(
-    authority: Authority,
-) -> None:
+async def test_new_connections_get_the_new_certificate_and_old_go_on(authority: Authority) -> None:
     file = authority.issue("metadata", "metadata-1")
     server, gateway = authority.load(file), authority.tls("gateway", "gateway-1")
 
@@ -58,9 +56,7 @@ async def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(
     assert after != before
 
 
-async def test_a_new_authority_lets_its_own_in_and_the_old_one_s_out(
-    authority: Authority, tmp_path: Path
-) -> None:
+async def test_a_new_authority_replaces_the_old_one(authority: Authority, tmp_path: Path) -> None:
     file, old = authority.issue("metadata", "metadata-1"), authority.tls("gateway", "gateway-1")
     server = authority.load(file)
     new = Authority(tmp_path / "new")
@@ -167,9 +163,7 @@ async def test_files_are_followed_without_a_call(
     following.cancel()
 
 
-async def test_lists_of_several_authorities_count_and_one_s_list_needs_no_other_s(
-    authority: Authority, tmp_path: Path
-) -> None:
+async def test_each_authority_has_its_own_list(authority: Authority, tmp_path: Path) -> None:
     new = Authority(tmp_path / "new")
     file, lost = authority.issue("metadata", "metadata-1"), authority.tls("bookie", "bookie-1")
     revoke(authority.folder, "bookie", "bookie-1")
@@ -268,9 +262,7 @@ def test_a_new_file_of_the_old_time_and_size_is_noticed_too(
     assert [record.message for record in caplog.records] == ["certificate-unusable"]
 
 
-async def test_files_that_can_t_be_used_are_told_at_the_start(
-    authority: Authority, tmp_path: Path
-) -> None:
+async def test_unusable_files_are_told_at_the_start(authority: Authority, tmp_path: Path) -> None:
     file = authority.issue("bookie", "bookie-1")
     wrong = {
         "No such file": TlsFiles(tmp_path / "none.pem", key_file(file), authority.file),
@@ -283,9 +275,7 @@ async def test_files_that_can_t_be_used_are_told_at_the_start(
             Tls(files)
 
 
-def test_the_event_loop_of_services_knows_callers_and_takes_new_files_too(
-    authority: Authority,
-) -> None:
+def test_the_services_event_loop_knows_callers_and_new_files(authority: Authority) -> None:
     file = authority.issue("metadata", "metadata-1")
     server, gateway = authority.load(file), authority.tls("gateway", "gateway-1")
 

@@ -414,9 +414,7 @@ async def test_a_change_that_is_repeated_with_its_key_gets_its_first_answer(http
     assert (await http.ask("POST", f"{ME}/reset", {"to": 4}, headers=key)).status == 200
 
 
-async def test_all_copies_of_a_commit_get_one_answer_where_gateways_know_different_rows_of_the_log(
-    http: Http,
-) -> None:
+async def test_all_copies_of_a_commit_get_one_answer_over_different_rows(http: Http) -> None:
     """A gateway that has read the old log's row just now, and one that has read the new one's."""
     token = str((await acquire(http, "w1")).json["lease"]["fencing_token"])
     assert (await commit(http, 5, Fencing_Token=token)).status == 200
@@ -436,9 +434,7 @@ async def test_all_copies_of_a_commit_get_one_answer_where_gateways_know_differe
     assert late.headers["ETag"] == first.headers["ETag"]
 
 
-async def test_a_reset_that_is_refused_as_not_done_moves_nothing(
-    http: Http, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refused_reset_moves_nothing(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
     await commit(http, 5, If_None_Match="*")
 
     async def away(*_: Any) -> int:

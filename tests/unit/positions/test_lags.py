@@ -87,9 +87,7 @@ async def test_the_owner_of_the_positions_tells_how_far_each_consumer_is_behind(
         assert await swept(two) is None, "who does not own the positions tells nothing"
 
 
-async def test_a_measurement_appends_nothing_and_reads_no_row_that_the_sweep_does_not_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_measurement_costs_no_append_and_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     async with gateways("a") as (_, (one, _)):
         await place(one, "a", "billing", 4)
         await swept(one)
@@ -149,9 +147,7 @@ async def test_consumers_without_a_log_are_counted_and_have_no_lag() -> None:
         }
 
 
-async def test_consumers_beyond_the_bound_are_told_by_the_one_that_is_most_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_beyond_the_bound_the_most_behind_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lags, "CONSUMERS_SHOWN_MAX", 2)
     async with gateways("a", "gone") as (cluster, (one, two)):
         for consumer, offset in (("a", 9), ("b", 8), ("c", 3), ("d", 6)):
@@ -179,9 +175,7 @@ async def test_consumers_beyond_the_bound_are_told_by_the_one_that_is_most_behin
         }
 
 
-async def test_a_log_whose_owner_does_not_answer_has_the_end_that_was_known_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_silent_owners_log_has_its_last_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async with gateways("a") as (_, (one, two)):
         await place(one, "a", "me", 4)
         assert shown(await swept(one))["a", "me"][0] == 6
@@ -275,9 +269,7 @@ async def test_consumers_go_with_their_log_and_those_of_a_namesake_are_kept() ->
         assert await names(one, "gone") == []
 
 
-async def test_a_consumer_that_nobody_has_used_for_30_days_is_freed_and_a_used_one_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_consumer_unused_for_30_days_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(positions, "GRACE_S", 0.0)
     async with gateways("a") as (cluster, (one, two)):
         await place(one, "a", "idle", 4)
@@ -294,9 +286,7 @@ async def test_a_consumer_that_nobody_has_used_for_30_days_is_freed_and_a_used_o
         assert await names(one) == ["a/busy"]
 
 
-async def test_consumers_of_more_deleted_logs_than_are_remembered_stay_until_they_expire(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_consumers_of_forgotten_deleted_logs_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "_DELETED_MAX", 1)
     async with gateways("first", "second") as (_, (one, two)):
         for log in ("first", "second"):
@@ -306,9 +296,7 @@ async def test_consumers_of_more_deleted_logs_than_are_remembered_stay_until_the
         assert await names(one) == ["second/me"]
 
 
-async def test_requests_that_an_overtaken_keeper_hands_back_are_passed_on_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_overtaken_keepers_requests_move_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async with gateways("a") as (_, (one, _)):
         await place(one, "a", "me", 5)
         is_owned, submit, consult = one.logs.is_owned, one.logs.submit, one.logs.consult

@@ -303,9 +303,7 @@ def test_one_consumer_more_than_the_most_is_refused(monkeypatch: pytest.MonkeyPa
     log.done(acquire("w1"))
 
 
-def test_one_log_and_one_caller_do_not_take_the_room_of_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_log_or_caller_does_not_take_all_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(positions, "LOG_CONSUMERS_MAX", 2)
     monkeypatch.setattr(positions, "CALLER_CONSUMERS_MAX", 3)
     log = Log()
@@ -378,9 +376,7 @@ def test_nothing_expires_while_the_databases_time_is_in_doubt() -> None:
 
 
 @pytest.mark.parametrize("what", ["commit", "renewal"])
-def test_a_use_counts_though_the_databases_time_was_in_doubt_for_longer_than_consumers_live(
-    what: str,
-) -> None:
+def test_a_use_counts_however_long_the_databases_time_was_in_doubt(what: str) -> None:
     log = Log()
     log.database_ms = EXPIRY_MS
     held = log.done(acquire("w1"))
@@ -467,9 +463,7 @@ def test_more_requests_than_a_batch_has_go_into_the_next_one() -> None:
     assert len({row.version for row in log.machine.state.rows.values()}) == count + 1
 
 
-def test_a_log_of_many_commits_is_kept_short_and_says_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_log_of_many_commits_is_kept_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offset_store, "_SLACK", 50)
     monkeypatch.setattr(offset_store, "_CARRIED", 4)
     monkeypatch.setattr(offset_store, "_TRUNCATE_EVERY", 10)
@@ -587,9 +581,7 @@ def test_a_change_whose_sender_knows_no_version_is_refused_with_one_and_was_neve
     assert isinstance(ahead, errors.RequestOutdated)
 
 
-def test_a_change_older_than_what_is_remembered_is_refused_and_a_newer_one_is_done(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_forgotten_change_is_refused_and_a_newer_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "REMEMBERED_MAX", 2)
     log = Log()
     log.done(commit(0, is_new=True))

@@ -191,9 +191,7 @@ asyncio.run(main())
 """
 
 
-async def test_of_two_processes_with_one_holder_the_older_one_waits_for_the_later_one(
-    cluster: Cluster,
-) -> None:
+async def test_the_older_process_of_a_holder_waits_for_the_later(cluster: Cluster) -> None:
     """As in a rolling update: they must not take the lease from each other in turn."""
 
     async def line(process: asyncio.subprocess.Process) -> str:

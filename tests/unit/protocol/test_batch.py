@@ -126,9 +126,7 @@ def test_a_part_of_a_batch_has_the_records_in_it_and_no_other_bytes(
 
 
 @given(RECORDS, st.data())
-def test_what_fits_is_counted_record_by_record(
-    records: list[batch.Record], data: st.DataObject
-) -> None:
+def test_what_fits_is_counted_by_record(records: list[batch.Record], data: st.DataObject) -> None:
     skip = data.draw(st.integers(0, len(records) - 1))
     bytes_max = data.draw(st.integers(1, 10_000))
     found = batch.opened(batch.encode(records))

@@ -104,9 +104,7 @@ JUMPS = st.lists(
 
 
 @given(JUMPS)
-def test_whoever_deletes_by_age_does_so_by_time_that_has_passed_here(
-    jumps: list[tuple[float, float, bool]],
-) -> None:
+def test_age_is_counted_by_time_that_passed_here(jumps: list[tuple[float, float, bool]]) -> None:
     """Or the clock has gone on for so long as it does now, beside this machine's."""
     heard, moved_s = Heard(), 0.0
     heard.hear()

@@ -12,7 +12,6 @@ from quorumlog.protocol.batch import Record
 from quorumlog.protocol.changes import check_log
 from quorumlog.protocol.log import NO_KEYS, LogItem, LogMetadata, LogSettings, ledgers_of
 from quorumlog.protocol.log import indexing as module
-from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.indexing import INDEXED_BYTES_MIN, Indexing, next_index
 from quorumlog.protocol.log.keys import (
     BUCKET_PAIRS,
@@ -23,13 +22,9 @@ from quorumlog.protocol.log.keys import (
     keys_of,
 )
 from quorumlog.protocol.log.messages import (
-    Answered,
-    Ask,
     BatchesRead,
-    BeginRewrite,
     CloseLedger,
     CreateLedger,
-    Question,
     ReadBatches,
     ReadLedger,
     ReleaseLedgers,
@@ -40,10 +35,9 @@ from quorumlog.protocol.log.messages import (
     WriteBatches,
 )
 from quorumlog.protocol.log.rewrite import CONFLICTS_MAX
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
+from tests.unit.protocol.test_rewrite import NOW, Copying, ledger, read
 
-NOW = Now(0, 0)
 ITEM = LogItem(1, 4, 8, bytes=INDEXED_BYTES_MIN, sealed_ms=10)
 SETTINGS = LogSettings(Quorum(1, 1, 1), merge_below_bytes=0)
 LOG = LogMetadata("log", SETTINGS, (ITEM, LogItem(4, 9)), version=9, first_offset=4)
@@ -56,13 +50,6 @@ def entry(*keys: bytes | None) -> bytes:
 ENTRIES = (entry(b"a", b"b", b"a"), entry(None), entry(b"b"))
 
 
-def ledger(ledger_id: int, last: int, **changes: Any) -> LedgerMetadata:
-    row = LedgerMetadata(
-        ledger_id, SETTINGS.quorum, DigestKind.CRC32C, (Fragment(0, ("b1@1",)),), log="log"
-    )
-    return replace(row.closed(last_entry=last, length=55), **changes)
-
-
 def looked_up(buckets: list[bytes], key: bytes, ledger_id: int = 1, last: int = 2) -> list[int]:
     number = bucket_of(key, len(buckets))
     found = Bucket(buckets[number], buckets=len(buckets), ledger_id=ledger_id, last_entry=last)
@@ -71,28 +58,9 @@ def looked_up(buckets: list[bytes], key: bytes, ledger_id: int = 1, last: int = 
     return list(found.entries_of(key))
 
 
-class Hand:
-    """An indexing, and the question or result that it came to last."""
-
+class Hand(Copying):
     def __init__(self) -> None:
-        self.machine = Indexing(LOG, ITEM)
-        (self.last,) = self.machine.step(BeginRewrite(), NOW)
-
-    @property
-    def question(self) -> Question:
-        assert isinstance(self.last, Ask)
-        return self.last.question
-
-    def answer(self, *values: Any) -> Any:
-        """Answer the questions in turn; gives the next one, or the result."""
-        for value in values:
-            assert isinstance(self.last, Ask)
-            (self.last,) = self.machine.step(Answered(self.last.number, value), NOW)
-        return self.last if isinstance(self.last, RewriteDone) else self.question
-
-
-def read(*entries: bytes, first: int = 0) -> BatchesRead:
-    return BatchesRead(tuple(enumerate(entries, first)), first + len(entries))
+        super().__init__(Indexing(LOG, ITEM))
 
 
 def test_an_index_names_the_entries_of_each_key() -> None:

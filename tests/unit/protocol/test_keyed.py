@@ -131,9 +131,7 @@ def change(machine: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(("make", "name"), FIELDS)
-def test_a_machine_with_one_field_changed_has_another_key_or_says_why_not(
-    make: Callable[[], Keyed], name: str
-) -> None:
+def test_a_changed_field_changes_the_key_or_says_why(make: Callable[[], Keyed], name: str) -> None:
     machine = make()
     before, twin = machine.key(), machine.copy()
     reason = left_out(get_type_hints(type(machine), include_extras=True)[name])
@@ -146,9 +144,7 @@ def test_a_machine_with_one_field_changed_has_another_key_or_says_why_not(
 
 
 @pytest.mark.parametrize("make", MADE)
-def test_a_copy_has_the_same_key_and_its_changes_do_not_reach_the_original(
-    make: Callable[[], Keyed],
-) -> None:
+def test_a_copy_has_the_same_key_and_changes_by_itself(make: Callable[[], Keyed]) -> None:
     machine = make()
     before = machine.key()
 

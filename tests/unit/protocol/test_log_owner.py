@@ -177,9 +177,7 @@ def test_the_first_entries_of_a_ledger_wait_until_the_row_is_read_to_name_it() -
 
 
 @pytest.mark.parametrize("row", [replace(LOG, items=()), NoSuchLog()], ids=["unnamed", "gone"])
-def test_entries_of_a_ledger_that_its_log_does_not_name_are_not_acknowledged(
-    row: LogMetadata | QuorumLogError,
-) -> None:
+def test_entries_of_an_unnamed_ledger_are_not_acked(row: LogMetadata | QuorumLogError) -> None:
     """Rule 18f: neither when they are on disk, nor when the ledger's end covers them."""
     hand = begun()
 
@@ -354,9 +352,7 @@ def test_who_can_not_be_checked_is_told_so_and_a_repeat_has_an_unknown_outcome()
 
 
 @pytest.mark.parametrize("error", [WriterLost(retryable=True), NoSuchLedger()])
-def test_nobody_can_say_what_became_of_a_request_whose_end_stays_unknown(
-    error: QuorumLogError,
-) -> None:
+def test_a_request_whose_end_stays_unknown_is_unknown(error: QuorumLogError) -> None:
     hand = Hand()
     hand.append("a")
     hand.hear(SubmitFailed(1, WriterLost()))

@@ -359,9 +359,7 @@ def test_an_owner_of_a_log_that_is_no_more_refuses_nothing_for_the_next_one() ->
     assert hand.questions(Forward) == [Forward(OTHER, "log", wanted)]
 
 
-def test_a_forwarded_append_names_the_log_that_the_sender_knows_and_learns_of_the_next_one() -> (
-    None
-):
+def test_a_forwarded_append_names_the_known_log_and_learns_of_the_next() -> None:
     hand = Hand()
     hand.append("first")
     hand.answer(ReadLog, replace(OTHERS, created_at="before"))
@@ -498,9 +496,7 @@ def test_a_search_that_fails_tells_all_who_waited(error: QuorumLogError) -> None
 @pytest.mark.parametrize(
     "error", [NoSuchLog(), replace(EMPTY, state=LogState.CLOSED)], ids=["deleted", "closed"]
 )
-def test_a_request_that_came_after_the_row_was_asked_for_is_not_refused_because_of_it(
-    error: QuorumLogError | LogMetadata,
-) -> None:
+def test_a_request_after_the_question_is_not_refused(error: QuorumLogError | LogMetadata) -> None:
     """The log may have been deleted and created again in between. Source: seed 6689 of the log simulation."""
     hand = Hand()
     hand.append("early")

@@ -1,13 +1,18 @@
-"""Write sets, ack quorums and coverage, against definitions that are slow and plain."""
+"""Quorums, coverage, and the tally of answers about entries."""
 
 import itertools
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quorumlog.protocol.messages import ReadAnswered, Status
+from quorumlog.protocol.metadata import DigestKind, Fragment
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.ranges import ids_of_residue
+from quorumlog.protocol.ranges import contains, ids_of_residue, ranges_of
+from quorumlog.protocol.record import Codec, Run, make, pack
+from quorumlog.protocol.tally import Tally
 
 SMALL = [
     Quorum(e, qw, qa) for e in range(1, 6) for qw in range(1, e + 1) for qa in range(1, qw + 1)
@@ -31,9 +36,7 @@ def test_sizes_that_are_left_out_fit_those_that_are_given() -> None:
 
 
 @given(quorums, st.integers(0, 30), st.integers(0, 30))
-def test_ids_of_one_residue_have_one_write_set_and_all_residues_have_all_ids(
-    quorum: Quorum, first: int, count: int
-) -> None:
+def test_residues_share_write_sets_and_have_all_ids(quorum: Quorum, first: int, count: int) -> None:
     last = first + count - 1
     found = [
         list(ids_of_residue(first, last, quorum.modulus, residue))
@@ -84,9 +87,7 @@ def test_the_least_and_the_greatest_quorum_are_quorums() -> None:
 
 
 @given(quorums, st.integers(0, 2**63 - 1))
-def test_write_sets_have_qw_members_and_residues_agree_with_them(
-    quorum: Quorum, entry_id: int
-) -> None:
+def test_write_sets_have_qw_members_and_agree_with_residues(quorum: Quorum, entry_id: int) -> None:
     write_set = quorum.write_set(entry_id)
 
     assert len(set(write_set)) == quorum.write_quorum
@@ -97,9 +98,7 @@ def test_write_sets_have_qw_members_and_residues_agree_with_them(
 
 
 @given(quorums, st.integers(0, 50), st.integers(0, 12), st.integers(0, 31))
-def test_acknowledgement_of_a_run_is_that_of_each_of_its_entries(
-    quorum: Quorum, first: int, more: int, mask: int
-) -> None:
+def test_a_run_is_acked_with_each_entry(quorum: Quorum, first: int, more: int, mask: int) -> None:
     mask &= (1 << quorum.ensemble_size) - 1
     acked = {p for p in range(quorum.ensemble_size) if mask & 1 << p}
     plain = all(
@@ -111,9 +110,7 @@ def test_acknowledgement_of_a_run_is_that_of_each_of_its_entries(
 
 
 @given(quorums, st.integers(0, 50), st.integers(0, 12))
-def test_holders_of_a_run_are_the_members_of_its_write_sets(
-    quorum: Quorum, first: int, more: int
-) -> None:
+def test_a_runs_holders_are_its_write_sets_members(quorum: Quorum, first: int, more: int) -> None:
     plain = {p for e in range(first, first + more + 1) for p in quorum.write_set(e)}
     assert quorum.holders(first, first + more) == sum(1 << p for p in plain)
 
@@ -168,3 +165,112 @@ def test_reach_is_an_ack_quorum_in_every_write_set(quorum: Quorum, mask: int) ->
 def test_without_striping_all_ids_are_alike() -> None:
     assert Quorum(3, 3, 2).modulus == 1
     assert Quorum(4, 3, 2).modulus == 4
+
+
+CODEC = Codec(DigestKind.CRC32C)
+LAST = 11
+MEMBERS = ("a@1", "b@1", "c@1", "d@1")
+WHOLE = make(
+    ledger_id=7,
+    first_entry=0,
+    last_add_confirmed=-1,
+    length_before=0,
+    payloads=[bytes([number]) * number for number in range(LAST + 1)],
+    codec=CODEC,
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    """An answer: which entries, which of these are damaged, which are denied."""
+
+    position: int
+    ids: frozenset[int]
+    bad: frozenset[int]
+    absent: frozenset[int]
+
+    def run(self) -> Run | None:
+        """The entries as a run."""
+        entries = [
+            replace(entry, digest=b"none") if entry.entry_id in self.bad else entry
+            for entry in WHOLE.entries()
+            if entry.entry_id in self.ids
+        ]
+        return pack(entries, DigestKind.CRC32C) if entries else None
+
+
+@dataclass
+class Plain:
+    """A tally that looks at each entry by itself."""
+
+    quorum: Quorum
+    found: dict[int, Run] = field(default_factory=dict)
+
+    def note(self, given_answer: Given, cursor: int) -> int | None:
+        """Take an answer in; from where to ask on."""
+        run, position = given_answer.run(), given_answer.position
+        for entry_id in run.ids if run is not None else ():
+            is_member = position in self.quorum.write_set(entry_id)
+            if run is not None and is_member and entry_id not in given_answer.bad:
+                self.found.setdefault(entry_id, run)
+        absent = ranges_of(sorted(given_answer.absent))
+        unnamed = [
+            entry_id
+            for entry_id in range(cursor, LAST + 1)
+            if position in self.quorum.write_set(entry_id)
+            and entry_id not in given_answer.ids
+            and not contains(absent, entry_id)
+        ]
+        if unnamed and unnamed[0] == cursor:
+            unnamed = unnamed[1:] if given_answer.ids or given_answer.absent else []
+        return unnamed[0] if unnamed else None
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> Given:
+    low = draw(st.integers(0, LAST))
+    ids = set(range(low, draw(st.integers(low, LAST)) + 1)) - draw(
+        st.one_of(st.just(frozenset()), st.frozensets(st.integers(0, LAST)))
+    )
+    bad = draw(st.one_of(st.just(frozenset()), st.frozensets(st.sampled_from(range(LAST + 1)))))
+    absent = draw(st.frozensets(st.integers(0, LAST))) - ids
+    return Given(draw(st.integers(0, 2)), frozenset(ids), bad, absent)
+
+
+@given(
+    quorum=st.sampled_from([Quorum(3, 3, 2), Quorum(4, 3, 2), Quorum(4, 2, 2)]),
+    given_answers=st.lists(answers(), max_size=4),
+)
+def test_ranges_are_tallied_like_single_entries(quorum: Quorum, given_answers: list[Given]) -> None:
+    fragment = Fragment(0, MEMBERS[: quorum.ensemble_size])
+    tally, plain = Tally(quorum, fragment, first=0, last=LAST), Plain(quorum)
+    for reported in given_answers:
+        cursor = tally.cursors[reported.position]
+        if cursor is None:
+            continue
+        member = fragment.bookies[reported.position]
+        answer = ReadAnswered(
+            reported.position,
+            member,
+            cursor,
+            LAST,
+            Status.OK,
+            reported.run(),
+            ranges_of(sorted(reported.absent)),
+        )
+
+        following = tally.note(answer, CODEC, 7)
+
+        assert following == plain.note(reported, cursor)
+        assert tally.found == plain.found
+
+
+def test_a_member_that_spoke_of_an_entry_is_asked_for_later_ones_only() -> None:
+    tally = Tally(Quorum(3, 3, 2), Fragment(0, MEMBERS[:3]), first=0, last=LAST)
+    assert tally.may_decide(0) == (0, 1, 2)
+
+    answer = ReadAnswered(0, MEMBERS[0], 0, LAST, Status.OK, None, ((0, 1),))
+    assert tally.note(answer, CODEC, 7) == 2
+
+    assert tally.may_decide(1) == (1, 2)
+    assert sorted(tally.may_decide(2)) == [0, 1, 2]

@@ -270,9 +270,7 @@ def moved(row: LedgerMetadata) -> LedgerMetadata:
 @pytest.mark.parametrize(
     "row", [ledger(), ledger(state=State.CLOSED, last_entry=0, length=1)], ids=["open", "last"]
 )
-def test_an_entry_that_moved_is_read_from_its_new_place_in_an_open_ledger_and_at_the_end(
-    row: LedgerMetadata,
-) -> None:
+def test_an_entry_that_moved_is_read_from_its_new_place(row: LedgerMetadata) -> None:
     bench = unavailable(row)
 
     bench.do(MetadataAnswered(bench.reader._round, CasStatus.OK, moved(row)))

@@ -78,9 +78,7 @@ CLOSED = closed(MOVED)
 
 
 @pytest.mark.parametrize("row", [FIRST, MOVED, RECOVERED, CLOSED], ids=lambda row: row.state)
-def test_a_row_that_the_database_lacks_is_the_newest_copy_with_the_bookies_key(
-    row: LedgerMetadata,
-) -> None:
+def test_a_missing_row_is_the_newest_copy_with_the_bookies_key(row: LedgerMetadata) -> None:
     decision = decide(Known(), [held(FIRST), held(FIRST, row, by="b2@1")], ALL)
 
     assert decision == Decision(Action.WRITE, replace(row, ledger_key=KEY))
@@ -281,9 +279,7 @@ def test_entries_without_any_copy_wait() -> None:
 
 
 @given(st.data())
-def test_no_row_is_written_behind_one_under_which_an_entry_was_confirmed(
-    data: st.DataObject,
-) -> None:
+def test_no_row_is_written_behind_a_confirmed_entry(data: st.DataObject) -> None:
     """A line of committed rows; members that confirmed under a row hold its copy or a later one."""
     quorum = Quorum(3, 3, data.draw(st.integers(1, 3)))
     names = [f"b{number}" for number in range(1, 7)]
@@ -539,9 +535,7 @@ def test_a_log_whose_ledgers_it_names_stays() -> None:
     assert reported(LOG).action is Action.SAME
 
 
-def test_a_log_without_ledgers_is_told_where_ledgers_are_deleted_since_they_may_have_been_its() -> (
-    None
-):
+def test_a_log_without_ledgers_is_told_where_deleted_ones_may_be_its() -> None:
     """The database went back to before the log's first ledger; the log was written and deleted, and bookies have dropped
     its ledgers: they keep the ids, and not whose they were.
     """
@@ -683,9 +677,7 @@ def test_what_the_log_let_go_of_before_a_ledger_was_placed_does_not_come_back() 
     assert decision.unplaced == (0, 1)
 
 
-def test_a_ledger_that_got_no_record_before_the_database_went_back_gives_its_place_to_another() -> (
-    None
-):
+def test_a_ledger_without_records_gives_its_place_to_another() -> None:
     row = replace(LOG, created_at=CREATED_AT)
     instead = behind(ledger(3, 10), (1, 0))
 
@@ -730,9 +722,7 @@ def test_a_ledger_from_before_lineages_gets_the_place_that_later_ones_tell() -> 
 
 
 @given(st.data())
-def test_a_log_with_lineages_is_made_again_as_it_was_or_told_whatever_ledgers_are_lost(
-    data: st.DataObject,
-) -> None:
+def test_a_log_with_lineages_is_rebuilt_or_told_whatever_is_lost(data: st.DataObject) -> None:
     """A log grows, lets go of its first ledgers, and has empty ledgers; the database is of any time."""
     log = LogMetadata("events", LogSettings(Quorum(3, 3, 2)), created_at=CREATED_AT)
     ledgers: dict[int, LedgerPlace] = {}
@@ -1196,7 +1186,7 @@ GUARDS: Final = (
     swap(Found, "_is_passed_over", lambda *_given: False).guard(
         "a ledger that was passed over takes the place of the one behind it",
         "rule 18d",
-        test_a_ledger_that_got_no_record_before_the_database_went_back_gives_its_place_to_another,
+        test_a_ledger_without_records_gives_its_place_to_another,
     ),
     swap(Found, "missing", property(lambda _found: [])).guard(
         "a ledger ends where the next one that is held begins",

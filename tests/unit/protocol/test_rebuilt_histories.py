@@ -249,9 +249,7 @@ def rebuild(seed: int, *, hides: bool) -> tuple[History, LogDecision]:
 
 
 @pytest.mark.parametrize("hides", [False, True])
-def test_a_rebuilt_log_gives_no_offset_to_another_record_whatever_its_history(
-    *, hides: bool
-) -> None:
+def test_a_rebuilt_log_gives_no_offset_to_another_record(*, hides: bool) -> None:
     done = dict.fromkeys(Action, 0)
     for seed in SEEDS:
         try:

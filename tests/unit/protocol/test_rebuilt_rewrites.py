@@ -92,9 +92,7 @@ def test_a_rewrite_is_in_the_log_and_what_it_replaced_is_not(
 
 @pytest.mark.parametrize("known", [None, KNOWN], ids=["lost", "restored"])
 @pytest.mark.parametrize("gone", [(), (1, 2), (1, 2, 3, 5)], ids=["none", "some", "all"])
-def test_the_last_of_two_rewrites_is_in_the_log(
-    known: LogMetadata | None, gone: tuple[int, ...]
-) -> None:
+def test_the_last_rewrite_is_in_the_log(known: LogMetadata | None, gone: tuple[int, ...]) -> None:
     ledgers = [one for one in (*OLD, MERGED) if one.ledger_id not in gone]
 
     assert items(rebuilt(*ledgers, AGAIN, LAST, known=known, deleted=gone)) == TWICE

@@ -70,9 +70,7 @@ def test_a_part_of_a_run_keeps_the_bytes_of_its_entries(
 
 
 @given(batches, kinds)
-def test_parts_merge_to_the_run_that_they_were_cut_from(
-    payloads: list[bytes], kind: DigestKind
-) -> None:
+def test_parts_merge_to_the_run_they_are_of(payloads: list[bytes], kind: DigestKind) -> None:
     run = made(payloads, kind)
     parts = [run.where(lambda e, r=r: e % 3 != r) for r in range(3)]  # type: ignore[misc]
     assert merge(part for part in parts if part is not None) == run or len(payloads) == 0

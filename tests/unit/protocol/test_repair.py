@@ -311,9 +311,7 @@ def test_a_fragment_that_somebody_else_repaired_is_done() -> None:
         pytest.param((B1, f"{member_name(B4)}@2", B3), id="I22: a later B4 got another place"),
     ],
 )
-def test_a_place_is_not_given_what_was_copied_before_places_changed(
-    bookies: tuple[str, ...],
-) -> None:
+def test_a_place_is_not_given_what_was_copied_before_a_move(bookies: tuple[str, ...]) -> None:
     bench = copying()
     bench.gets(bench.one(SendRead), AB)
     bench.do(answer(bench.one(SendAdd)))
@@ -324,9 +322,7 @@ def test_a_place_is_not_given_what_was_copied_before_places_changed(
     assert bench.one(Failed).code == "version-conflict"
 
 
-def test_a_fragment_that_ends_elsewhere_than_before_is_not_given_a_member_that_lacks_the_rest() -> (
-    None
-):
+def test_a_fragment_that_ends_elsewhere_gets_no_member_that_lacks_the_rest() -> None:
     """I25: the database went back behind the change that ended the fragment, and another end was found (seed 314751)."""
     row = ledger(fragments=((0, (B1, B2, B3)), (2, (B5, B2, B3))))
     longer = replace(CLOSED, last_entry=9, length=10, version=9)
@@ -636,9 +632,7 @@ def test_a_ledger_that_is_gone_ends_its_repair() -> None:
 
 
 @pytest.mark.parametrize("status", [CasStatus.UNKNOWN, CasStatus.CONFLICT])
-def test_while_the_row_is_not_known_one_timer_runs_and_no_other_one_counts(
-    status: CasStatus,
-) -> None:
+def test_while_the_row_is_unknown_only_one_timer_counts(status: CasStatus) -> None:
     bench = Bench()
     update = bench.one(UpdateMetadata)
     assert bench.do(TimerFired(Timer.RETRY)) == []

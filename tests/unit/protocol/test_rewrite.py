@@ -1,6 +1,7 @@
-"""A rewrite as a machine, what it makes of a log's row, and which changes of a row are rewrites (rule 27c)."""
+"""Rewrites of sealed ledgers: what is copied and swapped, and what is chosen to be merged (rule 27c)."""
 
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,6 +14,8 @@ from quorumlog.protocol.changes import check_log, rewritten_by
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.compaction import Compaction
+from quorumlog.protocol.log.indexing import Indexing
+from quorumlog.protocol.log.merge import MERGED_MIN, next_merge
 from quorumlog.protocol.log.messages import (
     Answered,
     Ask,
@@ -31,7 +34,7 @@ from quorumlog.protocol.log.messages import (
     WriteBatches,
 )
 from quorumlog.protocol.log.rewrite import CONFLICTS_MAX, SECONDS_MAX, Rewrite
-from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata
+from quorumlog.protocol.metadata import REPLACED_MAX, DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 
 NOW = Now(0, 99)
@@ -64,17 +67,12 @@ def ledger(ledger_id: int, last: int, **changes: Any) -> LedgerMetadata:
     return replace(row.closed(last_entry=last, length=55), **changes)
 
 
-class Hand:
-    """A rewrite, and the question or result that it came to last."""
+class Copying:
+    """A machine that copies ledgers, and the question or result that it came to last."""
 
-    def __init__(
-        self,
-        items: Sequence[LogItem] = ITEMS[:2],
-        compaction: Compaction | None = None,
-        log: LogMetadata = LOG,
-    ) -> None:
-        self.machine = Rewrite(log, items, compaction or Compaction())
-        (self.last,) = self.machine.step(BeginRewrite(), NOW)
+    def __init__(self, machine: Rewrite | Indexing) -> None:
+        self.machine = machine
+        (self.last,) = machine.step(BeginRewrite(), NOW)
 
     @property
     def question(self) -> Question:
@@ -91,6 +89,16 @@ class Hand:
 
 def read(*entries: bytes, first: int = 0) -> BatchesRead:
     return BatchesRead(tuple(enumerate(entries, first)), first + len(entries))
+
+
+class Hand(Copying):
+    def __init__(
+        self,
+        items: Sequence[LogItem] = ITEMS[:2],
+        compaction: Compaction | None = None,
+        log: LogMetadata = LOG,
+    ) -> None:
+        super().__init__(Rewrite(log, items, compaction or Compaction()))
 
 
 def closing() -> Hand:
@@ -123,9 +131,7 @@ def test_the_batches_are_written_at_the_same_offsets_and_times() -> None:
 
 
 @pytest.mark.parametrize("flags", [(0, 0, 1), (0, 1, 1), (1, 1, 1), (0, 0, 0)])
-def test_the_last_batch_tells_whether_any_before_it_is_of_a_producer(
-    flags: tuple[int, int, int],
-) -> None:
+def test_the_last_batch_tells_of_producers_before_it(flags: tuple[int, int, int]) -> None:
     """A takeover that would replay the new ledger looks at its last batch alone."""
     has_producer = any(flags)
     producer = ProducerSeq("p", 0, 3) if has_producer and not flags[0] else None
@@ -357,11 +363,110 @@ def test_the_cost_of_a_change_grows_with_the_log_and_not_with_its_square(kind: s
     ],
     ids=["parts", "begins-within", "both", "no-end", "the-last-too", "shared", "before", "base"],
 )
-def test_other_ledgers_below_the_last_one_are_refused(
-    old: LogMetadata, items: tuple[LogItem, ...]
-) -> None:
+def test_other_ledgers_below_the_last_fail(old: LogMetadata, items: tuple[LogItem, ...]) -> None:
     with pytest.raises(InvalidRequest):
         check_log(old, replace(old, items=items))
+
+
+MIB = 1 << 20
+EMPTY = LogMetadata("log", LogSettings(Quorum(3, 3, 2)), next_offset=0)
+
+
+def log(*sizes: int, **settings: int) -> LogMetadata:
+    """Sealed ledgers of these sizes, one each second, behind each an open one."""
+    items = (
+        LogItem(at, 10 * at, 10 * at + 9, bytes=size, sealed_ms=1000 * at)
+        for at, size in enumerate(sizes)
+    )
+    last = LogItem(len(sizes), 10 * len(sizes))
+    return replace(EMPTY, items=(*items, last), settings=EMPTY.settings.with_limits(settings))
+
+
+def ids(row: LogMetadata) -> list[int]:
+    return [item.ledger_id for item in next_merge(row)]
+
+
+@pytest.mark.parametrize("size", [100, 3000, 10 * MIB])
+def test_as_many_as_there_are_are_merged_where_they_are_alike(size: int) -> None:
+    assert ids(log(*[size] * (MERGED_MIN - 1))) == []
+    assert ids(log(*[size] * (MERGED_MIN + 2))) == [*range(MERGED_MIN + 2)]
+
+
+def test_small_ones_are_merged_apart_from_a_large_one() -> None:
+    small = [1000] * MERGED_MIN
+
+    assert ids(log(MIB, *small)) == [*range(1, MERGED_MIN + 1)]
+    assert ids(log(MIB, *small[1:])) == []
+    assert ids(log(*[MIB, 1000] * MERGED_MIN)) == [*range(2 * MERGED_MIN)]
+
+
+def test_what_is_large_empty_or_of_others_stays_as_it_is() -> None:
+    alike = [100 * MIB] * 20
+
+    assert ids(log(*alike)) == []
+    assert ids(log(*[0] * 20)) == [*range(20)]
+    assert ids(log(*[5] * 20, merge_below_bytes=0)) == []
+    assert ids(replace(log(*[5] * 20), forked_at=100)) == [*range(10, 20)]
+    row = log(*[5] * 20)
+    sealed = replace(row, items=row.items[:-1], next_offset=200)
+    assert ids(sealed) == [*range(19)], "a takeover replays the last one"
+    assert [one.ledger_id for one in next_merge(row, {3})] == [*range(4, 20)]
+
+
+def test_a_merge_is_as_large_as_the_settings_allow() -> None:
+    assert ids(log(*[10 * MIB] * 40)) == [*range(12)]
+    assert ids(log(*[MIB] * 400, retention_bytes=96 * MIB)) == [*range(12)]
+    assert ids(log(*[MIB] * 400, retention_seconds=80)) == [*range(11)]
+    many = log(*[5] * 20)
+    full = [replace(item, replaced=REPLACED_MAX // 10) for item in many.items[:-1]]
+    assert ids(replace(many, items=(*full, many.items[-1]))) == [*range(9)]
+
+
+def test_a_gap_between_larger_ones_is_merged_once() -> None:
+    gap = [1000, 9000, *[1000] * (MERGED_MIN - 2)]
+
+    assert ids(log(MIB, *gap, MIB)) == [*range(1, MERGED_MIN + 1)]
+    assert ids(log(MIB, *gap[1:], MIB)) == []
+    assert ids(log(MIB, *gap)) == [], "others may join them"
+    assert ids(log(MIB, 9000 + 1000 * (MERGED_MIN - 1), MIB)) == []
+
+
+def alike(_: random.Random) -> int:
+    return 300
+
+
+def spread(sizes: random.Random) -> int:
+    """A few ledgers have most of the bytes."""
+    return int(1000 * sizes.paretovariate(0.8))
+
+
+def mixed(sizes: random.Random) -> int:
+    return 4 * MIB if sizes.random() < 0.02 else 2000
+
+
+@pytest.mark.parametrize("size", [alike, spread, mixed])
+def test_a_log_with_a_ledger_a_second_has_few(size: Callable[[random.Random], int]) -> None:
+    sizes = random.Random(7)
+    row, written, got, most, following = log(), 0, 0, 0, 10**6
+    for begin in range(0, 86_400, 30):
+        sealed, last = list[LogItem](), row.items[-1]
+        for second in range(begin, begin + 30):
+            new = size(sizes)
+            sealed.append(replace(last, last_offset=10 * second + 9, bytes=new, sealed_ms=second))
+            last = LogItem(second + 1, 10 * second + 10)
+            got += new if new < row.settings.merge_below_bytes else 0
+        row = replace(row, items=(*row.items[:-1], *sealed, last))
+        most = max(most, len(row.items))
+        while items := next_merge(row):
+            following += 1
+            total = sum(one.bytes for one in items)
+            row, written = row.rewritten(items, following, total), written + total
+            assert row.item_of(following) is not None
+
+    row.check()
+    assert most < 500
+    assert max(item.replaced for item in row.items) <= REPLACED_MAX
+    assert written < 6 * got
 
 
 def keyed(before: int, keys: str, *, packs: bool = False, **options: Any) -> bytes:

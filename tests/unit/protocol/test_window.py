@@ -1,5 +1,6 @@
-"""The window of pending runs, the bookkeeping of missed ranges, and placement."""
+"""The writer's window of runs, and the ranges of ids that it tells."""
 
+import itertools
 from functools import partial
 
 from hypothesis import given
@@ -9,6 +10,7 @@ from quorumlog.protocol.messages import MissedRange, ReadAnswered, Status
 from quorumlog.protocol.metadata import Fragment
 from quorumlog.protocol.placement import ensemble, replacements, spread
 from quorumlog.protocol.quorum import Quorum
+from quorumlog.protocol.ranges import complement, contains, union
 from quorumlog.protocol.slots import RANGES_MAX, merged
 from quorumlog.protocol.tally import EntryVerdict, Tally
 from quorumlog.protocol.window import Window, part_of, positions
@@ -141,9 +143,7 @@ def test_a_new_incarnation_takes_its_own_place_and_strangers_the_others() -> Non
     st.lists(st.integers(0, 2), max_size=3, unique=True),
     st.lists(st.sampled_from([f"b{n}@{i}" for n in range(1, 7) for i in (1, 2)]), max_size=8),
 )
-def test_a_replaced_ensemble_never_has_one_bookie_twice(
-    leaving: list[int], candidates: list[str]
-) -> None:
+def test_no_ensemble_has_one_bookie_twice(leaving: list[int], candidates: list[str]) -> None:
     members = ("b1@1", "b2@1", "b3@1")
     chosen = replacements(members, leaving, candidates)
     after = [chosen.get(p, member) for p, member in enumerate(members)]
@@ -201,3 +201,28 @@ def test_a_window_that_is_cleared_has_missed_nothing() -> None:
     window.clear()
 
     assert window.missed == []
+
+
+SOME = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda p: (p[0], sum(p))))
+
+
+def ids(ranges: tuple[tuple[int, int], ...]) -> set[int]:
+    return {n for first, last in ranges for n in range(first, last + 1)}
+
+
+@given(SOME, st.integers(0, 40), st.integers(-1, 20))
+def test_names_and_gaps_are_as_of_sets(some: list[tuple[int, int]], first: int, count: int) -> None:
+    ranges = union(some)
+    last = first + count
+
+    assert ids(ranges) == ids(tuple(some))
+    assert ids(complement(ranges, first, last)) == set(range(first, last + 1)) - ids(ranges)
+    assert [n for n in range(50) if contains(ranges, n)] == sorted(ids(ranges))
+
+
+@given(SOME)
+def test_a_union_is_ascending_and_apart(some: list[tuple[int, int]]) -> None:
+    ranges = union(some)
+
+    assert all(low <= high for low, high in ranges)
+    assert all(a[1] + 1 < b[0] for a, b in itertools.pairwise(ranges))

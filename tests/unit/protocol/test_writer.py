@@ -314,9 +314,7 @@ def test_acks_of_a_replaced_bookie_do_not_count_while_a_change_is_pending() -> N
     assert bench.ok(0, 0, 1) == [Confirmed(0, 0)]
 
 
-def test_an_entry_with_ack_quorums_of_both_ensembles_is_confirmed_while_a_change_is_pending() -> (
-    None
-):
+def test_an_entry_with_both_ensembles_quorums_is_confirmed_during_a_change() -> None:
     bench, update = changing()
 
     assert bench.ok(0, 1, 2) == [Confirmed(0, 0)]
@@ -743,9 +741,7 @@ def test_what_a_replaced_bookie_missed_is_handed_over_under_its_own_name() -> No
     assert bench.one(UpdateMetadata).missed == (MissedRange(B3, 0, 0),)
 
 
-def test_what_was_confirmed_during_a_change_that_outlived_the_handle_is_missed_by_its_new_member() -> (
-    None
-):
+def test_a_new_member_lacks_what_was_confirmed_during_its_change() -> None:
     bench, update = changing()
     bench.ok(0, 1, 2)  # confirmed by members of both ensembles
     bench.append()
@@ -923,9 +919,7 @@ def test_a_retry_asks_nothing_again_that_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("status", [CasStatus.OK, CasStatus.CONFLICT, CasStatus.UNKNOWN])
-def test_an_answer_without_a_row_settles_nothing_and_the_same_attempt_is_asked_again(
-    status: CasStatus,
-) -> None:
+def test_an_answer_without_a_row_repeats_the_attempt(status: CasStatus) -> None:
     bench, update = changing()
 
     bench.cas(status)
@@ -944,9 +938,7 @@ def test_a_refused_append_to_a_deleted_ledger_ends_the_handle() -> None:
     assert bench.one(Failed).code == "no-such-ledger"
 
 
-def test_a_row_that_came_with_a_lost_race_does_not_stand_for_the_one_that_a_fence_asks_for() -> (
-    None
-):
+def test_a_row_of_a_lost_race_does_not_stand_for_what_a_fence_asks_for() -> None:
     """Rule 9: it may have been read before the fence."""
     bench, _ = changing()
     bench.fails(0, 1, Status.FENCED)
@@ -1019,9 +1011,7 @@ def test_a_new_member_that_is_sent_what_was_confirmed_meanwhile_does_not_miss_it
     assert bench.one(UpdateMetadata).missed == ()
 
 
-def test_a_change_that_outlived_the_handle_leaves_nothing_missed_of_what_was_not_confirmed() -> (
-    None
-):
+def test_a_change_that_outlived_its_handle_misses_nothing_unconfirmed() -> None:
     bench, update = changing()
     bench.do(TimerFired(Timer.QUORUM, 0))
 

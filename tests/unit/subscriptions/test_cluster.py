@@ -138,7 +138,7 @@ async def test_the_receiver_of_the_guide_reads_what_the_guide_appends(
 ) -> None:
     page = GUIDE.read_text()
     receiver = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
-    commands = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
+    commands = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0]
     async with a_receiver(stores) as (cluster, http, _):
         port = str(free_ports(1)[0])
         here = r"http://127\.0\.0\.1:8080|localhost:8080"

@@ -17,6 +17,7 @@ from quorumlog.net.listen import listening
 from quorumlog.protocol import subscriptions as protocol
 from services.gateway.app import build_app
 from services.gateway.edge.http.limits import Limits
+from services.gateway.logs import subscriptions as service
 from services.gateway.streams import subscriptions as routes
 from tests.model.logs.model import Cluster, Gateway
 from tests.support.waiting import until
@@ -296,8 +297,20 @@ async def test_subscriptions_are_listed_in_pages(http: Served) -> None:
     assert (await http.ask("GET", f"{ROOT}/subscriptions?limit=101")).status in (400, 422)
 
 
+async def test_a_stream_of_which_no_gateway_heard_is_found_in_the_list(
+    http: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_ALL_S", 0.0)
+    for gateway in http.gateways:
+        monkeypatch.setattr(gateway.logs.subscriptions, "heard", lambda _name: None)
+    await http.put(streams=["elsewhere"])
+    await http.append("events/a")
+    await http.append("elsewhere")
+    await http.acked("events/a", await http.append("events/a"))
+    await http.acked("elsewhere", await http.append("elsewhere"))
+
+
 async def test_no_more_deliveries_are_under_way_than_the_bound(http: Served) -> None:
-    service = http.gateways[0].logs.subscriptions
     rooms = [gateway.logs.subscriptions._room for gateway in http.gateways]
     for room in rooms:
         while not room.locked():
@@ -309,4 +322,4 @@ async def test_no_more_deliveries_are_under_way_than_the_bound(http: Served) -> 
     for room in rooms:
         room.release()
     await http.wake()
-    assert service.failures == 0
+    assert not any(gateway.logs.subscriptions.failures for gateway in http.gateways)

@@ -1,4 +1,4 @@
-"""The bodies of the metadata service, rows of logs too: nothing is lost, nothing loose is taken."""
+"""Bodies and versions on the wire: read as they were sent, or refused with the place of the fault."""
 
 import json
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ from quorumlog.protocol.metadata import DigestKind, Fragment, LedgerMetadata, Re
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import Transaction
 from quorumlog.wire.bodies import LedgerChange, codec, document_of, json_of, received
+from quorumlog.wire.versions import upgrades, versions_in
 
 FULL = LedgerMetadata(
     ledger_id=2**63 - 1,
@@ -182,3 +183,13 @@ def test_a_row_whose_borders_do_not_meet_is_refused() -> None:
 
     with pytest.raises(ValidationError, match="I33"):
         received(LogMetadata, orjson.dumps(row))
+
+
+def test_the_versions_that_are_spoken_are_offered_the_highest_first_and_are_understood() -> None:
+    assert upgrades(range(2, 4)) == ("quorumlog-channel/3", "quorumlog-channel/2")
+    assert versions_in(upgrades(range(2, 4))) == [2, 3]
+
+
+@pytest.mark.parametrize("said", ["", "x", "-2", "9" * 5000])
+def test_a_name_without_a_version_is_passed_over(said: str) -> None:
+    assert versions_in(["chat", f"quorumlog-channel/{said}", "quorumlog-channel/2"]) == [2]

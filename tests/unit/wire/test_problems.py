@@ -51,9 +51,7 @@ def test_the_codes_are_those_of_the_api_table() -> None:
 
 
 @pytest.mark.parametrize(("code", "cls"), ALL)
-def test_an_error_comes_back_as_the_class_that_was_raised(
-    code: str, cls: type[errors.QuorumLogError]
-) -> None:
+def test_an_error_comes_back_as_it_was_raised(code: str, cls: type[errors.QuorumLogError]) -> None:
     error = cls(
         "what happened",
         ledger_id=7,
@@ -123,9 +121,7 @@ def test_an_answer_that_is_no_problem_document_is_no_knowledge(body: bytes) -> N
         ("-1", None),
     ],
 )
-def test_a_retry_after_is_a_number_or_a_date_by_the_servers_clock(
-    text: str, seconds: int | None
-) -> None:
+def test_retry_after_is_a_number_or_a_server_date(text: str, seconds: int | None) -> None:
     headers = {"Retry-After": text, "Date": "Fri, 01 Jan 2100 00:00:00 GMT"}
 
     for body in (b"<html>", problems.to_bytes(errors.StaleProducer())):

@@ -80,7 +80,10 @@ class Guard:
         if caller.usage is not None:
             flow = request[_FLOW] = Flow(request, connection, announced)
             caller.usage.flows.add(flow)
-        if access.scopes <= caller.everywhere:
+        may_be_hidden = (
+            access.named is scopes.Named.LEDGER and scopes.Scope.ADMIN not in caller.everywhere
+        )
+        if access.scopes <= caller.everywhere and not may_be_hidden:
             request[scopes.SCOPES] = caller.everywhere
         elif access.scopes.isdisjoint(caller.somewhere):
             raise caller.lacks(access.scopes, "anything")

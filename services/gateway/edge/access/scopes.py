@@ -151,11 +151,11 @@ class Caller:
         return f"jwt:{self.issued.subject}" if self.issued is not None else f"token:{self.id}"
 
     def scopes(self, kind: Kind, name: str) -> frozenset[Scope]:
-        """The caller's scopes on a log, a namespace, or the cluster. Only grants on everything
-        apply to the cluster's own logs.
+        """The caller's scopes on a log, a namespace, or the cluster. The cluster's own logs, which
+        have secrets, need `admin` on everything.
         """
         if kind is Kind.LOGS and name in OWN_LOGS:
-            return self.everywhere
+            return self.everywhere if Scope.ADMIN in self.everywhere else frozenset()
         return _union(grant for grant in self.grants if grant.covers(kind, name))
 
     def check(self, scope: Scope, kind: Kind, name: str) -> None:

@@ -1,17 +1,21 @@
-"""Which ends a gateway knows as kept (rule 18b)."""
+"""Who asks for the end of a ledger shares one look, and recoveries are retried."""
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from quorumlog.errors import UNKNOWN, MetadataUnavailable, NoSuchLedger
+from quorumlog.net.ports import Ports
+from quorumlog.net.timers import Tasks
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import LedgerMetadata, State
 from services.gateway.engine import ends as module
 from services.gateway.engine.ends import Ends
+from tests.support.virtual import in_virtual_time
 from tests.unit.gateway.engine.hands import MEMBERS, Failing, Hand, Primary, closed, rows_of
+from tests.unit.metadata.support import DRAFT
 
 
 class Keeping(Hand):
@@ -71,9 +75,7 @@ class Recovered:
         return asyncio.create_task(self.ends.recover(self.row, declare_lost=declared))
 
 
-async def test_callers_share_one_recovery_which_goes_on_without_a_cancelled_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_shared_recovery_outlives_its_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Recovered(monkeypatch)
     one, two = world.start(), world.start()
     await asyncio.sleep(0)
@@ -85,9 +87,7 @@ async def test_callers_share_one_recovery_which_goes_on_without_a_cancelled_one(
     assert len(world.began) == 1
 
 
-async def test_a_recovery_that_declares_members_lost_waits_and_begins_by_the_present_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_recovery_with_lost_members_starts_late(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Recovered(monkeypatch)
     one, two = world.start(), world.start("b1@1")
     await asyncio.sleep(0)
@@ -154,3 +154,30 @@ async def test_looks_that_are_under_way_end_with_the_gateway() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await asking
+
+
+OUTAGE_S = 24 * 3600
+
+
+class Away:
+    """Rows that can't be read for a day."""
+
+    def __init__(self) -> None:
+        self.read = asyncio.Event()
+
+    async def fresh(self, _ledger_id: int) -> LedgerMetadata:
+        if asyncio.get_running_loop().time() < OUTAGE_S:
+            raise MetadataUnavailable
+        self.read.set()
+        return DRAFT.closed(last_entry=-1, length=0)
+
+
+@in_virtual_time(seed=0)
+async def test_a_background_recovery_is_retried_through_any_outage() -> None:
+    rows, tasks = Away(), Tasks()
+    none = cast(Any, None)
+    ends = Ends(cast(Any, rows), Ports(none, none, none, none, tasks))
+    ends.start_recovery(7)
+    async with asyncio.timeout(OUTAGE_S + 3600):
+        await rows.read.wait()
+    await tasks.close()

@@ -1,19 +1,43 @@
-"""Requests of clients that come to another gateway than the ledger's writer."""
+"""Requests between gateways: answered alike by any gateway, bounded, and refused for one process alone."""
 
+import asyncio
+import io
 import struct
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 import orjson
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from yarl import URL
 
 from loadtest.stores import Stores
 from quorumlog import header
+from quorumlog.errors import (
+    NOT_DONE,
+    UNKNOWN,
+    Forbidden,
+    ForeignHost,
+    Outcome,
+    QuorumLogError,
+    RouteNotFound,
+    Unauthenticated,
+    WriterLost,
+)
+from quorumlog.protocol import batch
+from quorumlog.protocol.batch import ProducerSeq, Record
+from quorumlog.protocol.metadata import Writer
+from quorumlog.wire import problems
 from services.gateway.edge.http.limits import Limits
+from services.gateway.engine.peers import Peers
 from services.gateway.interface import FRAMES, LedgerOptions
-from tests.unit.gateway.engine.support import World, world_of
+from tests.support.waiting import within
+from tests.unit.gateway.engine.support import Gateway, World, world_of
 
 JSON, OCTETS, NDJSON = "application/json", "application/octet-stream", "application/x-ndjson"
 
@@ -103,9 +127,7 @@ def _count(reported: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("at", [0, 1])
-async def test_what_an_append_expects_and_its_password_count_through_any_gateway(
-    asking: Asking, at: int
-) -> None:
+async def test_expectations_and_passwords_count_anywhere(asking: Asking, at: int) -> None:
     assert (await asking.append(at, JSON, b'{"text":"a"}'))[0] == 403
     wrong = await asking.append(at, JSON, b'{"text":"a"}', **{header.LEDGER_PASSWORD: "other"})
     assert wrong[0] == 403
@@ -132,9 +154,7 @@ async def test_a_request_that_was_passed_on_goes_no_further(asking: Asking) -> N
     assert await asking.stored() == []
 
 
-async def test_a_request_that_is_passed_on_counts_once_as_a_request_of_a_client(
-    asking: Asking,
-) -> None:
+async def test_a_forwarded_request_counts_once_as_a_clients_request(asking: Asking) -> None:
     await asking.append(1, JSON, b'{"text":"a"}', **PASSWORD)
 
     route = 'quorumlog_http_requests_total{method="POST",route="%s"'
@@ -157,3 +177,187 @@ async def test_a_route_for_requests_that_are_passed_on_declares_any_problem(aski
     inside = [path for path in paths if path.startswith("/internal/v1/")]
     assert len(inside) == 2
     assert all("default" in paths[path]["post"]["responses"] for path in inside)
+
+
+NINES = "9" * 400
+NUMBERS = (
+    NINES,
+    "-" + NINES,
+    "-2",
+    "1.5",
+    "NaN",
+    "1e3",
+    "0x1",
+    "+1",
+    "01",
+    "",
+    "%D9%A1",
+    "%00",
+    "%FF",
+)
+
+
+@dataclass(slots=True)
+class Stranger:
+    """Somebody who knows a gateway's address, and the id that it tells everybody."""
+
+    gateway: Gateway
+    session: aiohttp.ClientSession
+    ledger_id: int
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> tuple[int, str]:
+        """The status, and the code of a problem."""
+        writer = self.gateway.engine.writer
+        url = URL(writer.url_inside + path.replace("ID", str(self.ledger_id)), encoded=True)
+        headers = {header.FORWARDED_WRITER: writer.id} | (headers or {})
+        if path.partition("?")[0].endswith("/entries"):
+            headers["Content-Type"] = FRAMES
+        async with (
+            within(f"{method} {path[:60]} is answered"),
+            self.session.request(method, url, data=io.BytesIO(body), headers=headers) as answer,
+        ):
+            reported = orjson.loads(await answer.read())
+            return answer.status, reported.get("code", "")
+
+
+@pytest.fixture
+async def stranger(stores: Stores) -> AsyncIterator[Stranger]:
+    async with stranger_to(stores) as one:
+        yield one
+
+
+@asynccontextmanager
+async def stranger_to(stores: Stores, **settings: Any) -> AsyncIterator[Stranger]:
+    async with (
+        world_of(stores, bookies=3, gateways=1, **settings) as world,
+        aiohttp.ClientSession() as session,
+    ):
+        ledger = await world.gateways[0].engine.create(LedgerOptions())
+        yield Stranger(world.gateways[0], session, ledger.ledger_id)
+
+
+def payloads(*sizes: int) -> bytes:
+    return b"".join(struct.pack(">I", size) + bytes(size) for size in sizes)
+
+
+def records(count: int = 1, producer: ProducerSeq | None = None) -> bytes:
+    return batch.encode([Record(b"")] * count, producer)
+
+
+async def test_no_number_and_no_text_of_a_stranger_is_an_error_of_ours(stranger: Stranger) -> None:
+    ledger, log = "/internal/ledgers/ID", "/internal/logs/x"
+    public = "/internal/v1/ledgers/ID"
+    numbers = [
+        ("GET", "/internal/ledgers/{}/lac", b""),
+        ("GET", ledger + "/lac?wait_ms={}", b""),
+        ("GET", ledger + "/lac?after={}&wait_ms=1", b""),
+        ("POST", public + "/entries?expect={}", payloads(1)),
+        ("POST", log + "/forwarded?call=append&expect={}", records()),
+        ("POST", log + "/forwarded?call=append&token={}", records()),
+        ("POST", log + "/forwarded?call=append&since={}", records()),
+    ]
+    for method, path, body in numbers:
+        for number in NUMBERS:
+            if number == "-2" and "wait" in path and "after" not in path:
+                continue
+            status, code = await stranger.ask(method, path.format(number), body)
+            assert (status, code) in {(400, "bad-request"), (422, "invalid")} or (
+                status == 404 and "/ledgers//" in path.format(number)
+            ), (path, number)
+    texts = [
+        ("POST", public + "/entries?expect=1&expect=1", payloads(1)),
+        ("POST", public + "/entries?unknown=1", payloads(1)),
+        ("POST", ledger + "/replace", b""),
+        ("POST", ledger + "/replace?member=%00", b""),
+        ("POST", ledger + "/replace?member=" + "x" * 4000, b""),
+        ("POST", "/internal/logs/%00/forwarded?call=append", records()),
+        ("POST", "/internal/logs/" + "x" * 4000 + "/forwarded", b""),
+        ("POST", log + "/forwarded?call=publish", b"[" * 100_000),
+        ("POST", log + "/forwarded?call=publish", b'{"token":' + NINES.encode() + b"}"),
+        ("POST", log + "/forwarded?call=publish", b"\xff"),
+        ("POST", log + "/forwarded?call=append", records(producer=ProducerSeq("a\0", 0, 0))),
+        ("POST", log + "/forwarded?call=append", records(producer=ProducerSeq("a", -1, 0))),
+        ("POST", log + "/forwarded?call=append", b"\x01"),
+    ]
+    for method, path, body in texts:
+        status, code = await stranger.ask(method, path, body)
+        assert (status, code) in {(400, "bad-request"), (422, "invalid")}, (path[:80], body[:80])
+    stray = {header.FORWARDED_WRITER: "x" * 4000}
+    assert (await stranger.ask("POST", public + "/close", headers=stray))[0] == 422
+    assert await stranger.ask("POST", public + "/entries?expect=0", payloads(1)) == (201, "")
+
+
+async def test_the_bounds_of_public_appends_hold_between_gateways_too(stranger: Stranger) -> None:
+    entries, records_of = (
+        "/internal/v1/ledgers/ID/entries",
+        "/internal/logs/x/forwarded?call=append",
+    )
+    too_large = [
+        (entries, payloads((1 << 20) + 1)),
+        (entries, payloads(60 << 20)),
+        (entries, bytes(4 * 10_001)),
+        (records_of, records(10_001)),
+        (records_of, bytes((16 << 20) + 1)),
+    ]
+    for path, body in too_large:
+        assert await stranger.ask("POST", path, body) == (413, "too-large")
+
+    assert await stranger.ask("POST", entries + "?expect=0", payloads(*[0] * 10_000)) == (201, "")
+
+
+async def test_a_body_that_does_not_come_is_a_408_between_gateways_too(stores: Stores) -> None:
+    async with stranger_to(stores, limits=Limits(body_timeout_s=0.2)) as stranger:
+        writer = stranger.gateway.engine.writer
+        port = int(writer.url_inside.rpartition(":")[2])
+        head = (
+            f"POST /internal/v1/ledgers/{stranger.ledger_id}/entries HTTP/1.1\r\nHost: localhost\r\n"
+            f"{header.FORWARDED_WRITER}: {writer.id}\r\nContent-Type: {FRAMES}\r\nContent-Length: 100\r\n\r\nx"
+        )
+
+        reader, sender = await asyncio.open_connection("127.0.0.1", port)
+        sender.write(head.encode())
+        async with within("it is answered"):
+            reported = await reader.readline()
+        sender.close()
+
+        assert b" 408 " in reported
+
+
+def refusal(error: QuorumLogError) -> web.Response:
+    body = problems.to_bytes(error)
+    return web.Response(status=error.status, body=body, content_type=problems.CONTENT_TYPE)
+
+
+REFUSALS = (Unauthenticated(), Forbidden(), ForeignHost(), RouteNotFound())
+"""By the gateway itself, or by another service at its address."""
+
+STRANGERS = [HTTPStatus.UNAUTHORIZED, HTTPStatus.NOT_FOUND, HTTPStatus.BAD_GATEWAY]
+"""By whatever is between the two."""
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        *((refusal(error), NOT_DONE) for error in REFUSALS),
+        *((web.Response(status=status, text="no"), UNKNOWN) for status in STRANGERS),
+    ],
+    ids=lambda value: str(value.status) if isinstance(value, web.Response) else str(value),
+)
+async def test_a_writer_that_refuses_a_gateway_is_lost_to_it_and_says_nothing_of_the_ledger(
+    answer: web.Response, outcome: Outcome
+) -> None:
+    async def answers(_request: web.Request) -> web.Response:
+        return answer
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answers)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        url = str(server.make_url("")).rstrip("/")
+        peers, writer = Peers(session), Writer("w", url, url)
+
+        with pytest.raises(WriterLost) as reported:
+            await peers.send(writer, "POST", "/v1/ledgers/7/entries", 5.0, media=FRAMES)
+
+    assert reported.value.outcome == outcome

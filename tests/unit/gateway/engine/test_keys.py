@@ -26,9 +26,7 @@ def with_keys(digest: DigestKind) -> tuple[LedgerMetadata, LedgerKeys]:
 
 
 @pytest.mark.parametrize("digest", [DigestKind.CRC32C, DigestKind.HMAC_SHA256])
-def test_a_row_made_of_a_copy_opens_with_its_password_only_and_gets_the_mac_key(
-    digest: DigestKind,
-) -> None:
+def test_a_row_made_of_a_copy_opens_with_its_password_only(digest: DigestKind) -> None:
     row, keys = with_keys(digest)
     rebuilt = row_copies.decode(row_copies.encode(row))
 
@@ -96,9 +94,7 @@ def test_a_row_that_was_made_again_learns_the_mac_key_from_a_later_password() ->
             Gatekeeper().check(made_again, wrong)
 
 
-def test_a_row_that_was_made_again_is_opened_by_its_own_password_not_by_a_later_one_that_was_lost() -> (
-    None
-):
+def test_a_row_made_again_is_opened_by_its_own_password_not_by_a_later_lost_one() -> None:
     """A rebuild found a copy from before the password was changed, and this gateway remembers the change."""
     keys = new_keys("old", DigestKind.HMAC_SHA256)
     known = replace(ROW, digest=DigestKind.HMAC_SHA256, **asdict(keys))

@@ -87,9 +87,7 @@ async def test_a_close_ends_the_ledger_for_everybody(stores: Stores) -> None:
                 await engine.reads.entry(row.ledger_id, 2)
 
 
-async def test_an_entry_beyond_the_lac_of_an_open_ledger_is_not_yet_confirmed(
-    stores: Stores,
-) -> None:
+async def test_an_entry_beyond_the_lac_is_not_yet_confirmed(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine, b"one")
 
@@ -141,9 +139,7 @@ async def test_passwords_are_asked_for_everywhere_and_stored_nowhere(stores: Sto
             await ledger(world.engine, digest=DigestKind.HMAC_SHA256)
 
 
-async def test_a_changed_password_is_the_only_one_at_each_gateway_and_entries_of_before_verify(
-    stores: Stores,
-) -> None:
+async def test_a_changed_password_is_the_only_one_at_each_gateway(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine, password="old", digest=DigestKind.HMAC_SHA256)
         await world.engine.appends.append(row.ledger_id, [b"before"], password="old")
@@ -245,9 +241,7 @@ async def test_the_ledger_api_refuses_ledgers_of_logs(stores: Stores) -> None:
         assert (await world.engine.close_for_log(row.ledger_id)).last_entry == 0
 
 
-async def test_a_repeated_creation_gets_the_same_ledger_and_no_second_handle(
-    stores: Stores,
-) -> None:
+async def test_a_repeated_creation_gets_the_same_ledger_and_one_handle(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine, b"x", once=once("k"))
 
@@ -331,9 +325,7 @@ async def test_a_create_answered_after_the_ledgers_end_makes_no_handle(stores: S
             await world.engine.appends.append(row.ledger_id, [b"x"])
 
 
-async def test_one_peer_does_not_get_the_last_open_ledgers_and_an_end_frees_a_place(
-    stores: Stores,
-) -> None:
+async def test_one_peer_does_not_get_the_last_open_ledgers(stores: Stores) -> None:
     async with world_of(stores, gateways=1, open_ledgers_max=8, peer_open_ledgers_max=1) as world:
         PEER.set("stranger")
         opened = [await ledger(world.engine) for _ in range(7)]
@@ -351,9 +343,7 @@ async def test_one_peer_does_not_get_the_last_open_ledgers_and_an_end_frees_a_pl
         await ledger(world.engine)
 
 
-async def test_ledgers_created_at_once_do_not_exceed_the_limit_of_open_ledgers(
-    stores: Stores,
-) -> None:
+async def test_ledgers_created_at_once_keep_to_the_limit_of_open_ones(stores: Stores) -> None:
     async with world_of(stores, gateways=1, open_ledgers_max=3) as world:
         created = await asyncio.gather(
             *(ledger(world.engine) for _ in range(6)), return_exceptions=True
@@ -368,9 +358,7 @@ async def test_ledgers_created_at_once_do_not_exceed_the_limit_of_open_ledgers(
         await ledger(world.engine)
 
 
-async def test_a_creation_of_unknown_outcome_keeps_its_place_until_its_ledger_ends(
-    stores: Stores,
-) -> None:
+async def test_an_unknown_creation_keeps_its_place_until_its_ledger_ends(stores: Stores) -> None:
     async with world_of(stores, gateways=1, open_ledgers_max=1) as world:
         create = world.engine.metadata.create
 

@@ -50,9 +50,7 @@ async def closed(world: World, **options: Any) -> LedgerMetadata:
     return await world.engine.close(row.ledger_id, password=password)
 
 
-async def test_entries_without_a_copy_are_declared_lost_and_read_as_lost_at_every_gateway(
-    stores: Stores,
-) -> None:
+async def test_entries_without_a_copy_are_lost_at_every_gateway(stores: Stores) -> None:
     async with world_of(stores) as world:
         reported = Reported(world)
         row = await closed(world)
@@ -132,9 +130,7 @@ async def test_a_proof_of_loss_holds_for_one_version_of_the_row(stores: Stores) 
         assert (await world.metadata.get(row.ledger_id)).lost_entries == ()
 
 
-async def test_only_entries_of_a_closed_ledger_are_declared_lost_and_only_with_the_password(
-    stores: Stores,
-) -> None:
+async def test_only_entries_of_a_closed_ledger_are_declared_lost(stores: Stores) -> None:
     async with world_of(stores) as world:
         reported = Reported(world)
         living = await ledger(world.engine)

@@ -1,8 +1,8 @@
-"""The newest entries in the memory of their writer's process: who is shown them, and when no more."""
+"""Reads at the writer's gateway come from memory, and a reader in order finds its next page read."""
 
 import gc
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,13 +17,15 @@ from quorumlog.protocol import record
 from quorumlog.protocol.messages import Status
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.record import Codec, Run
-from quorumlog.wire.frames import Op
-from services.gateway.engine import Engine
-from services.gateway.engine.tails import RECENT_BYTES_MAX, RECENT_RUN_BYTES_MAX, RecentRuns
+from quorumlog.wire.frames import Message, Op, Request
+from services.gateway.engine import Engine, ledger_reads
+from services.gateway.engine.tails import RECENT_RUN_BYTES_MAX, RecentRuns
 from services.gateway.metrics import EngineMetrics
+from tests.support.framed import Line
 from tests.support.waiting import turns, until
 from tests.unit.gateway.engine.hands import Hand, Reported, handle_of
-from tests.unit.gateway.engine.support import Gate, World, ledger, payloads, world_of
+from tests.unit.gateway.engine.support import Gate, MemoryBookie, World, ledger, payloads, world_of
+from tests.unit.net.peer import Behave, ok
 
 CODEC = Codec(DigestKind.CRC32C)
 ALL = 1 << 62
@@ -61,9 +63,7 @@ async def page(engine: Engine, ledger_id: int, first: int, **limits: Any) -> tup
     return shown(found.runs), found.next, found.last_add_confirmed, found.closed, found.lac_source
 
 
-async def test_a_reader_at_the_tail_of_a_ledger_asks_no_bookie_at_its_writers_gateway(
-    stores: Stores,
-) -> None:
+async def test_a_reader_at_the_tail_asks_no_bookie_at_its_writers_gateway(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         for number in range(5):
@@ -161,9 +161,7 @@ async def test_a_handle_that_has_ended_shows_nothing_from_memory() -> None:
     assert handle.recent(0, 0, ALL) == []
 
 
-async def test_while_all_bookies_are_away_the_tail_is_shown_at_its_writers_gateway(
-    stores: Stores,
-) -> None:
+async def test_without_bookies_the_tail_is_read_at_its_writers_gateway(stores: Stores) -> None:
     async with world_of(stores, bookies=3) as world:
         row = await ledger(world.engine, b"one")
         for bookie in world.of(row):
@@ -201,16 +199,15 @@ def test_beyond_the_bound_the_run_that_was_confirmed_first_is_read_from_bookies(
 
 @pytest.mark.parametrize(
     ("ledgers", "payloads_"),
-    [(10_000, [bytes(1000)]), (10_000, [b""] * 20), (10, [b"x"] * 1000), (1, [bytes(60_000)])],
+    [(2_000, [bytes(1000)]), (2_000, [b""] * 20), (10, [b"x"] * 1000), (1, [bytes(60_000)])],
 )
-def test_idle_ledgers_take_no_more_memory_than_the_bound_of_all(
-    ledgers: int, payloads_: list[bytes]
-) -> None:
+def test_idle_ledgers_keep_to_the_memory_bound_of_all(ledgers: int, payloads_: list[bytes]) -> None:
+    bound = 1 << 20
     gc.collect()
     tracemalloc.start()
     try:
-        recent = RecentRuns()
-        for number in range(max(ledgers, 1000)):
+        recent = RecentRuns(bound)
+        for number in range(max(ledgers, 100)):
             ledger_id, first = 1000 + number % ledgers, 1000 + number // ledgers * len(payloads_)
             recent.keep((run(first, *payloads_, of=ledger_id),))
             assert all(
@@ -221,9 +218,9 @@ def test_idle_ledgers_take_no_more_memory_than_the_bound_of_all(
     finally:
         tracemalloc.stop()
 
-    assert recent.bytes_kept <= RECENT_BYTES_MAX
+    assert recent.bytes_kept <= bound
     # A table that grows is larger than what is in it.
-    assert RECENT_BYTES_MAX / 2 < used < RECENT_BYTES_MAX * 1.1
+    assert bound / 2 < used < bound * 1.1
 
 
 @given(
@@ -256,3 +253,126 @@ def test_what_is_shown_is_contiguous_and_within_what_was_asked(
     after = first + len(ids)
     is_full = bool(ids) and after < following and total + flat[after] > bytes_max
     assert not ids or is_full or after in (following, first + more + 1)
+
+
+UNHURRIED = MachineTimes(hedge_s=3600)
+"""A slow answer is no reason to ask another bookie."""
+
+
+@pytest.fixture
+async def world(stores: Stores) -> AsyncIterator[World]:
+    async with world_of(stores, times=UNHURRIED) as made:
+        yield made
+
+
+async def filled(world: World) -> int:
+    """A ledger of 100 entries, whose writer is the other gateway than the readers'."""
+    row = await ledger(world.engine)
+    await world.engine.appends.append(row.ledger_id, [b"%d" % number for number in range(100)])
+    return row.ledger_id
+
+
+async def ten(world: World, ledger_id: int, first: int) -> list[bytes]:
+    found = await page(world.other, ledger_id, first, limit=10)
+    return [value for _, value in found[0]]
+
+
+def values(first: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, first + 10)]
+
+
+async def test_the_third_page_in_order_is_read_before_it_is_asked_for(world: World) -> None:
+    ledger_id = await filled(world)
+    assert await ten(world, ledger_id, 0) == values(0)
+    assert await ten(world, ledger_id, 10) == values(10)
+    await until(lambda: reads(world) == 3, "a bookie is asked for the page from 20 on")
+    await until(
+        lambda: all(held.done() for _, held in world.other.reads._ahead.values()), "it is read"
+    )
+    for bookie in world.bookies.values():
+        bookie.is_silent = True
+
+    assert await ten(world, ledger_id, 20) == values(20)
+
+
+async def test_pages_out_of_order_are_not_read_ahead(world: World) -> None:
+    ledger_id = await filled(world)
+    for first in (50, 0, 30, 70):
+        assert await ten(world, ledger_id, first) == values(first)
+    assert reads(world) == 4
+    assert not world.other.reads._ahead
+
+
+async def test_a_page_of_an_earlier_ledger_with_the_same_id_is_not_used(world: World) -> None:
+    """Its metadata was lost with its tombstone, and the id was chosen again. The ledger's key differs."""
+    ledger_id = await filled(world)
+    for first in (0, 10):
+        await ten(world, ledger_id, first)
+    engine = world.other.reads
+    ((read, (begun_s, held)),) = engine._ahead.items()
+    await until(held.done, "the page from 20 on is read")
+    engine._ahead = {read._replace(ledger_key=b"of the earlier ledger"): (begun_s, held)}
+    before = reads(world)
+
+    assert await ten(world, ledger_id, 20) == values(20)
+
+    assert reads(world) > before
+
+
+async def test_nothing_is_read_beyond_the_last_entry_that_a_reader_wants(world: World) -> None:
+    ledger_id = await filled(world)
+    for first in (0, 10):
+        await page(world.other, ledger_id, first, last=19, limit=10)
+    assert reads(world) == 2
+    assert not world.other.reads._ahead
+
+
+async def test_a_page_that_failed_to_be_read_ahead_is_read_when_asked_for(world: World) -> None:
+    ledger_id = await filled(world)
+    for bookie in world.bookies.values():
+        bookie.behave = refusing(bookie, from_id=20)
+    assert await ten(world, ledger_id, 0) == values(0)
+    assert await ten(world, ledger_id, 10) == values(10)
+    await until(
+        lambda: all(held.done() for _, held in world.other.reads._ahead.values()), "it failed"
+    )
+    for bookie in world.bookies.values():
+        bookie.behave = bookie.obey
+
+    assert await ten(world, ledger_id, 20) == values(20)
+
+
+async def test_only_a_few_pages_wait_for_readers_that_do_not_come(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_reads, "_AHEAD_S", 3600)
+    ledger_id = await filled(world)
+    for limit in range(1, 2 * ledger_reads._AHEAD_MAX):
+        for first in (0, limit):
+            await page(world.other, ledger_id, first, limit=limit)
+    assert len(world.other.reads._ahead) == ledger_reads._AHEAD_MAX
+
+    monkeypatch.setattr(ledger_reads, "_AHEAD_S", 0)
+    for first in (0, 20):
+        await page(world.other, ledger_id, first, limit=20)
+    assert len(world.other.reads._ahead) == 1
+
+
+async def test_unknown_readers_get_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_reads, "_FOLLOWING_MAX", 1)
+    ledger_id = await filled(world)
+    for first in (0, 50, 10, 60):
+        assert await ten(world, ledger_id, first) == values(first)
+    assert reads(world) == 4
+    assert not world.other.reads._ahead
+
+
+def refusing(bookie: MemoryBookie, *, from_id: int) -> Behave:
+    """A bookie that fails every read that begins at an id or behind it."""
+
+    async def behave(request: Request, line: Line) -> Message | None:
+        if request.first >= from_id:
+            return ok(request, Status.UNKNOWN)
+        return await bookie.obey(request, line)
+
+    return behave

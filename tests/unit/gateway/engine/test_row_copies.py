@@ -261,9 +261,7 @@ async def test_a_close_is_answered_although_no_member_keeps_its_row(stores: Stor
         assert keepers(world, done) == []
 
 
-async def test_a_repeated_close_brings_the_copies_that_the_first_one_did_not(
-    stores: Stores,
-) -> None:
+async def test_a_repeated_close_brings_the_copies_missed_before(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine, ensemble_size=3, write_quorum=3, ack_quorum=3)
         await world.engine.appends.append(row.ledger_id, [b"one"])
@@ -387,9 +385,7 @@ async def test_a_deletion_is_answered_although_no_member_hears_of_it(stores: Sto
             await world.engine.get(row.ledger_id)
 
 
-async def test_a_deletion_that_the_database_lost_before_members_knew_is_not_told_as_done(
-    stores: Stores,
-) -> None:
+async def test_a_deletion_lost_before_members_knew_is_not_told_as_done(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine, b"one", ensemble_size=3, ack_quorum=2)
         row = await world.engine.close(row.ledger_id)
@@ -458,9 +454,7 @@ async def test_truncated_ledgers_are_known_to_their_members_as_deleted(stores: S
         assert [reported(world, row) for row in rows[2:]] == [[] for _ in rows[2:]]
 
 
-async def test_members_hear_of_a_shared_ledgers_deletion_also_after_that_of_its_log(
-    stores: Stores,
-) -> None:
+async def test_members_hear_of_a_shared_ledgers_deletion_after_its_logs(stores: Stores) -> None:
     async with world_of(stores, gateways=1) as world:
         rows, logs = await a_log(world), world.gateways[0].logs
         await logs.fork(

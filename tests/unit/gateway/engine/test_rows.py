@@ -1,6 +1,8 @@
-"""Rows as a gateway knows them, on a real metadata service whose answers come late."""
+"""Cached rows: no answer makes them older, and after a gap in the news all are read again."""
 
 import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +12,10 @@ from loadtest.stores import Stores
 from quorumlog.errors import NOT_DONE, UNKNOWN, DatabaseWentBack, MetadataUnavailable, NoSuchLedger
 from quorumlog.net.metadata_client import MetadataClient
 from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.wire.bodies import HEADS_MAX
 from services.gateway.engine import rows as rows_module
-from services.gateway.engine.rows import LedgerRows
+from services.gateway.engine.rows import LedgerRows, Rereads
+from tests.support.virtual import in_virtual_time
 from tests.support.waiting import until
 from tests.unit.gateway.engine.hands import ROW, Failing, Primary, rows_of
 from tests.unit.gateway.engine.hands import closed as closed_at
@@ -41,9 +45,7 @@ async def closed(service: Service, row: LedgerMetadata) -> None:
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-async def test_a_change_that_overtakes_a_rows_answer_makes_the_row_stale(
-    stores: Stores, *, is_known: bool
-) -> None:
+async def test_a_change_overtaking_an_answer_is_stale(stores: Stores, *, is_known: bool) -> None:
     async with serving(stores) as service:
         row = await service.client.create(DRAFT)
         late = LateAnswers(service.url)
@@ -112,9 +114,7 @@ async def test_the_outcome_of_a_close_is_not_told_by_a_row_from_before_the_close
         await rows_of(deleted).fresh_closed(ROW.ledger_id)
 
 
-async def test_a_tombstone_beyond_the_bound_is_read_again_from_the_primary(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_tombstone_beyond_the_bound_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "_ROWS_MAX", 1)
     missing = Missing(ROW)
     missing.is_deleted = True
@@ -128,9 +128,7 @@ async def test_a_tombstone_beyond_the_bound_is_read_again_from_the_primary(
     assert reported.value.members["deleted"] is True
 
 
-async def test_a_row_that_was_asked_for_before_its_ledgers_deletion_is_stale(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_row_asked_for_before_its_end_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tombstone is remembered no more when the answer comes."""
     monkeypatch.setattr(rows_module, "_ROWS_MAX", 1)
     slow = Slow(ROW)
@@ -187,3 +185,104 @@ async def test_a_deletion_is_told_only_if_the_database_has_it_once_members_know(
     with pytest.raises(MetadataUnavailable) as away:
         await rows_of(Failing(MetadataUnavailable(outcome=NOT_DONE))).require_deleted(7)
     assert away.value.outcome == UNKNOWN
+
+
+SOON_S = 60.0
+
+
+class Heads:
+    """Answers with what it was asked for, or fails as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+        self.failures: list[Exception] = []
+        self.lost: set[int] = set()
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def heads(self, keys: Sequence[int]) -> Mapping[int, int]:
+        self.asked.append(list(keys))
+        await self.answers.wait()
+        if self.failures:
+            raise self.failures.pop()
+        return {key: key for key in keys if key not in self.lost}
+
+
+@contextmanager
+def running(rereads: Rereads[int]) -> Iterator[None]:
+    task = asyncio.create_task(rereads.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+@in_virtual_time(seed=0)
+async def test_every_row_is_reread_once_and_in_bulk() -> None:
+    primary, learned = Heads(), list[int]()
+    keys = range(2 * HEADS_MAX + 1)
+    rereads = Rereads[int](lambda: keys, primary.heads, learned.append)
+    with running(rereads):
+        rereads.gap()
+        await asyncio.sleep(SOON_S)
+
+    assert learned == list(keys)
+    assert [len(asked) for asked in primary.asked] == [HEADS_MAX, HEADS_MAX, 1]
+    assert rereads.waiting == 0
+
+
+@in_virtual_time(seed=0)
+async def test_rows_are_requested_until_answered_whatever_fails() -> None:
+    primary, learned = Heads(), list[int]()
+    primary.failures = [RuntimeError("a defect"), MetadataUnavailable(), MetadataUnavailable()]
+    rereads = Rereads[int](lambda: (1, 2), primary.heads, learned.append)
+    with running(rereads):
+        rereads.gap()
+        await asyncio.sleep(SOON_S)
+
+    assert learned == [1, 2]
+    assert primary.asked == [[1, 2]] * 4
+
+
+@in_virtual_time(seed=0)
+async def test_a_row_whose_answer_a_gap_overtook_is_requested_again() -> None:
+    primary, learned = Heads(), list[int]()
+    rereads = Rereads[int](lambda: (1, 2), primary.heads, learned.append)
+    with running(rereads):
+        primary.answers.clear()
+        rereads.want(1)
+        await asyncio.sleep(SOON_S)
+        rereads.gap()
+        primary.answers.set()
+        await asyncio.sleep(SOON_S)
+
+    assert primary.asked == [[1], [1, 2]]
+    assert learned == [1, 1, 2]
+
+
+@in_virtual_time(seed=0)
+async def test_without_live_keys_no_row_is_requested() -> None:
+    primary = Heads()
+    rereads = Rereads[int](lambda: (), primary.heads, lambda _head: None)
+    with running(rereads):
+        rereads.gap()
+        await asyncio.sleep(SOON_S)
+
+    assert primary.asked == []
+    assert rereads.gaps == 1
+
+
+@in_virtual_time(seed=0)
+async def test_a_missing_row_is_logged_and_proves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    primary, learned = Heads(), list[int]()
+    primary.lost = {2}
+    rereads = Rereads[int](lambda: (1, 2, 3), primary.heads, learned.append)
+    with running(rereads):
+        rereads.gap()
+        await asyncio.sleep(SOON_S)
+
+    assert learned == [1, 3]
+    assert rereads.waiting == 0
+
+    (reported,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert (reported.message, reported.__dict__["rows"]) == ("rows-missing", [2])

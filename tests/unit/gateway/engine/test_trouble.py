@@ -99,9 +99,7 @@ async def test_without_a_spare_bookie_the_writer_continues_degraded(stores: Stor
         assert await payloads(world.engine, row.ledger_id) == [b"%d" % n for n in range(5)]
 
 
-async def test_an_append_without_a_quorum_is_unknown_and_the_ledger_recoverable(
-    stores: Stores,
-) -> None:
+async def test_an_append_without_a_quorum_is_unknown_and_recoverable(stores: Stores) -> None:
     times = MachineTimes(quorum_s=4)
     async with world_of(stores, bookies=3, times=times) as world:
         row = await ledger(world.engine, b"kept")
@@ -135,9 +133,7 @@ async def test_a_recovery_fences_the_writer_and_its_gateway_learns_the_end(store
         assert await payloads(world.engine, row.ledger_id) == [b"one"]
 
 
-async def test_a_close_elsewhere_beyond_the_writers_end_is_a_conflict_at_every_gateway(
-    stores: Stores,
-) -> None:
+async def test_a_close_beyond_the_writers_end_conflicts_everywhere(stores: Stores) -> None:
     async with world_of(stores, bookies=3) as world:
         row = await ledger(world.engine, b"one")
         writer = world.engine.handles.by_ledger[row.ledger_id]
@@ -285,9 +281,7 @@ async def test_unreadable_entries_are_unavailable_not_absent(stores: Stores) -> 
         await until(is_back, "the entry is read", passing=(EntryUnavailable,))
 
 
-async def test_an_acknowledged_entry_is_never_called_absent_by_lying_bookies(
-    stores: Stores,
-) -> None:
+async def test_lying_bookies_make_no_acknowledged_entry_absent(stores: Stores) -> None:
     async with world_of(stores, bookies=3) as world:
         row = await ledger(world.engine, b"one")
         for bookie in world.of(row):
@@ -439,9 +433,7 @@ async def test_another_process_at_the_writers_address_is_not_the_writer(stores: 
         assert await payloads(world.engine, row.ledger_id) == []
 
 
-async def test_a_handle_ends_when_somebody_else_closes_or_deletes_its_ledger(
-    stores: Stores,
-) -> None:
+async def test_a_handle_ends_when_others_close_or_delete_its_ledger(stores: Stores) -> None:
     async with world_of(stores) as world:
         rows = [await ledger(world.engine, b"x") for _ in range(2)]
         await world.other.recover(rows[0].ledger_id)
@@ -533,9 +525,7 @@ async def test_readers_of_a_lost_writers_ledger_get_the_bookies_lac(stores: Stor
         assert await payloads(world.other, row.ledger_id) == [b"%d" % n for n in range(5)]
 
 
-async def test_an_idle_writers_lac_reaches_the_bookies_and_survives_its_gateway(
-    stores: Stores,
-) -> None:
+async def test_an_idle_writers_lac_reaches_bookies_and_outlives_it(stores: Stores) -> None:
     async with world_of(stores) as world:
         row = await ledger(world.engine)
         ledger_id = row.ledger_id
@@ -558,9 +548,7 @@ async def test_an_idle_writers_lac_reaches_the_bookies_and_survives_its_gateway(
         assert (closed.last_entry, closed.length) == (4, 5)
 
 
-async def test_a_blocked_recovery_ends_once_missing_members_are_declared_lost(
-    stores: Stores,
-) -> None:
+async def test_a_blocked_recovery_ends_once_members_are_declared_lost(stores: Stores) -> None:
     async with world_of(stores, bookies=5) as world:
         row = await ledger(world.engine, b"one")
         for bookie in world.of(row):
@@ -584,9 +572,7 @@ async def test_a_blocked_recovery_ends_once_missing_members_are_declared_lost(
         assert await payloads(world.other, row.ledger_id) == [b"one"]
 
 
-async def test_a_writers_missed_entries_are_repaired_after_another_ends_its_ledger(
-    stores: Stores,
-) -> None:
+async def test_a_writers_missed_entries_are_repaired_after_anothers_end(stores: Stores) -> None:
     """Rule 8: what reached only an ack quorum, and lies below the LAC that their recovery begins at."""
     async with world_of(stores, bookies=3) as world:
         row = await ledger(world.engine, b"0")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.stores import Stores
 from quorumlog.errors import Forbidden, MetadataUnavailable, Unauthenticated
 from quorumlog.net.connections import ListenLimits
 from quorumlog.net.gateway_clients import TokenClient
@@ -23,10 +24,11 @@ from services.gateway.edge.access.scopes import Caller, Kind, Scope
 from services.gateway.edge.http.limits import Limits
 from services.gateway.edge.tokens import AccessTokenCreate
 from services.gateway.interface import LedgerOptions
+from services.gateway.logs.values import STREAM_PREFIX
 from tests.support.issuer import Issuer
 from tests.support.waiting import SETTLED_S, until, within
 from tests.unit.gateway.fake_engine import FakeEngine
-from tests.unit.gateway.tokens.support import LOG, NAMESPACE
+from tests.unit.gateway.tokens.support import LOG, NAMESPACE, guarded
 
 
 class Listing(TokenClient):
@@ -84,9 +86,7 @@ async def test_a_crowd_of_strangers_asks_the_metadata_service_as_one() -> None:
         assert listing.asked == 1
 
 
-async def test_while_the_metadata_service_is_silent_strangers_do_not_wait_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_strangers_do_not_wait_for_silent_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callers_module, "_LIST_S", SETTLED_S)
     listing = Listing()
     callers = Callers(listing)
@@ -125,9 +125,7 @@ async def test_each_outage_of_the_list_is_one_line(
     await asyncio.wait({following})
 
 
-async def test_a_new_list_changes_nothing_for_a_token_that_it_still_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_new_list_keeps_the_tokens_it_still_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callers_module, "REFRESH_S", 0.01)
     secret, kept = row(expires_at="2026-01-03T00:00:00Z")
     other, gone = row()
@@ -151,9 +149,7 @@ async def test_a_new_list_changes_nothing_for_a_token_that_it_still_has(
     await asyncio.wait({following})
 
 
-async def test_a_request_that_waits_is_not_done_once_its_token_is_revoked(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_waiting_request_ends_with_its_token(caplog: pytest.LogCaptureFixture) -> None:
     class Slow(FakeEngine):
         is_asked, answers = asyncio.Event(), asyncio.Event()
 
@@ -224,3 +220,30 @@ def test_a_refusal_says_what_is_lacked_and_where(kind: Kind, name: str, where: s
     with pytest.raises(Forbidden, match=f"ann has no grant of read on {where}$"):
         caller.check(Scope.READ, kind, name)
     caller.check(Scope.APPEND, kind, name)
+
+
+SOURCE, FORK = "/v1/stream/secret", "/v1/stream/mine"
+TEXT = {"Content-Type": "text/plain"}
+FORKED = {**TEXT, "Stream-Forked-From": SOURCE}
+
+
+async def test_a_fork_needs_the_right_to_read_its_source(stores: Stores) -> None:
+    mine = tuple(f"{scope}:logs/{STREAM_PREFIX}mine" for scope in ("manage", "append", "read"))
+    async with guarded(stores) as found:
+        made = await found.ask(found.admin, "PUT", SOURCE, headers=TEXT, body=b"s")
+        blind, _ = await found.token(*mine)
+        reader, _ = await found.token(*mine, f"read:logs/{STREAM_PREFIX}secret")
+
+        refused = await found.ask(blind, "PUT", FORK, headers=dict(FORKED), body=b"")
+        unknown = await found.ask(
+            blind, "PUT", FORK, headers=FORKED | {"Stream-Forked-From": f"{SOURCE}-2"}, body=b""
+        )
+        nothing = await found.ask(blind, "GET", FORK)
+        forked = await found.ask(reader, "PUT", FORK, headers=dict(FORKED), body=b"")
+        read = await found.ask(blind, "GET", FORK)
+
+    assert made.status == 201
+    assert (refused.status, refused.json["code"]) == (403, "forbidden")
+    assert unknown.status == 403, "whether there is such a stream is not told"
+    assert nothing.status == 404
+    assert (forked.status, read.body) == (201, b"s")

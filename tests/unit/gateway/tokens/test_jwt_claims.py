@@ -60,9 +60,7 @@ def jwts(issuer: Issuer) -> Jwts:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_jwt_of_each_algorithm_is_taken_at_its_word(
-    issuer: Issuer, jwts: Jwts, algorithm: str
-) -> None:
+def test_a_jwt_of_each_algorithm_is_taken(issuer: Issuer, jwts: Jwts, algorithm: str) -> None:
     text = issuer.jwt("read:logs/orders-*", "append:logs/orders-1", key_id=algorithm)
 
     said = jwts.verified(text)
@@ -231,9 +229,7 @@ def test_quotas_are_those_of_the_claim(issuer: Issuer, jwts: Jwts) -> None:
     assert said.quotas == TokenQuotas(connections=2, bytes_per_s=1000)
 
 
-def test_a_new_key_is_taken_with_its_first_jwt_and_one_that_left_the_file_verifies_nothing(
-    tmp_path: Path,
-) -> None:
+def test_a_new_key_counts_at_its_first_jwt_and_a_removed_one_never(tmp_path: Path) -> None:
     issuer = Issuer(tmp_path / "keys.json")
     jwts = Jwts(issuer.rules)
     old = issuer.jwt("read:*")
@@ -349,9 +345,7 @@ def test_one_jwt_more_than_are_remembered_makes_room_but_not_of_who_is_connected
     assert callers._known == {}
 
 
-def test_a_ticket_of_a_jwt_whose_key_is_gone_is_refused_and_a_new_key_is_looked_for(
-    tmp_path: Path,
-) -> None:
+def test_a_ticket_of_a_jwt_with_a_removed_key_is_refused(tmp_path: Path) -> None:
     issuer = Issuer(tmp_path / "keys.json")
     said = Jwts(issuer.rules).verified(issuer.jwt())
     issuer.add("ES256")
@@ -370,9 +364,7 @@ def test_a_ticket_of_a_jwt_whose_key_is_gone_is_refused_and_a_new_key_is_looked_
         callers.identify_by_ticket(new)
 
 
-async def test_the_bytes_of_requests_under_way_count_for_the_subject(
-    jwts: Jwts, issuer: Issuer
-) -> None:
+async def test_bytes_of_requests_under_way_count_for_a_subject(jwts: Jwts, issuer: Issuer) -> None:
     callers = IssuedCallers(jwts, now)
     said = jwts.verified(issuer.jwt(quorumlog_quotas={"bytes_per_s": 1000}))
     usage = callers.identify_by_ticket(said).usage
@@ -410,9 +402,7 @@ async def test_the_use_of_a_subject_counts_for_all_its_jwts_and_the_oldest_is_fo
     assert usage("ann", later_s=2) is not first
 
 
-def test_the_settings_of_an_issuer_go_together_and_need_tokens_to_be_required(
-    tmp_path: Path,
-) -> None:
+def test_an_issuers_settings_go_together_and_require_tokens(tmp_path: Path) -> None:
     issuer = Issuer(tmp_path / "keys.json")
     some = {"PORT": "80", "METADATA_URLS": "http://metadata", "REQUIRE_TOKENS": "1"}
     own = {

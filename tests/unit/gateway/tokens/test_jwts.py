@@ -40,9 +40,7 @@ async def gateways(servers: StoreServers, issuer: Issuer) -> AsyncIterator[Guard
         yield found
 
 
-async def test_a_jwt_may_do_what_its_grants_say_at_every_gateway(
-    gateways: Guarded, issuer: Issuer
-) -> None:
+async def test_a_jwt_has_its_grants_at_every_gateway(gateways: Guarded, issuer: Issuer) -> None:
     text = issuer.jwt("append:logs/orders-*", "openid")
 
     for at in (0, 1):
@@ -55,9 +53,7 @@ async def test_a_jwt_may_do_what_its_grants_say_at_every_gateway(
     assert code(await gateways.ask(issuer.jwt(), "GET", ENTRIES)) == FORBIDDEN
 
 
-async def test_a_refusal_says_what_is_wrong_and_asks_no_metadata_service(
-    gateways: Guarded, issuer: Issuer
-) -> None:
+async def test_a_refusal_says_why_and_asks_nobody(gateways: Guarded, issuer: Issuer) -> None:
     async with gateways.world.outage():
         answer = await gateways.ask(issuer.jwt("admin:*", aud="another"), "GET", ENTRIES)
 
@@ -66,9 +62,7 @@ async def test_a_refusal_says_what_is_wrong_and_asks_no_metadata_service(
     assert answer.headers["WWW-Authenticate"].startswith("Bearer")
 
 
-async def test_an_expired_jwt_is_refused_and_its_tails_are_cut(
-    gateways: Guarded, issuer: Issuer
-) -> None:
+async def test_an_expired_jwt_is_refused_and_tails_end(gateways: Guarded, issuer: Issuer) -> None:
     text = issuer.jwt("read:*")
     headers = {"Authorization": f"Bearer {text}"}
     url = gateways.http.urls[0]
@@ -97,9 +91,7 @@ async def test_an_expired_jwt_is_refused_and_its_tails_are_cut(
     assert "has expired" in answer.json["detail"]
 
 
-async def test_a_key_that_leaves_the_file_lets_nobody_in_and_its_tails_are_cut(
-    gateways: Guarded, issuer: Issuer
-) -> None:
+async def test_a_key_removed_from_the_file_ends_its_jwts(gateways: Guarded, issuer: Issuer) -> None:
     issuer.add("leaving", "EdDSA")
     text = issuer.jwt("read:*", key_id="leaving")
     headers = {"Authorization": f"Bearer {text}", "Accept": "text/event-stream"}
@@ -123,9 +115,7 @@ async def test_a_key_that_leaves_the_file_lets_nobody_in_and_its_tails_are_cut(
     assert (await gateways.ask(issuer.jwt("read:*"), "GET", ENTRIES)).status == 200
 
 
-async def test_while_metadata_is_away_a_jwt_that_no_gateway_has_seen_goes_on(
-    gateways: Guarded, issuer: Issuer
-) -> None:
+async def test_while_metadata_is_away_unseen_jwts_go_on(gateways: Guarded, issuer: Issuer) -> None:
     known = issuer.jwt("append:*")
     assert (await gateways.ask(known, "POST", ENTRIES, {"text": "a"})).status == 201
 
@@ -136,9 +126,7 @@ async def test_while_metadata_is_away_a_jwt_that_no_gateway_has_seen_goes_on(
     assert appended.status == 201
 
 
-async def test_a_gateway_that_never_saw_a_list_of_tokens_knows_jwts(
-    gateways: Guarded, issuer: Issuer
-) -> None:
+async def test_a_gateway_without_a_token_list_knows_jwts(gateways: Guarded, issuer: Issuer) -> None:
     client = TokenClient(gateways.world.gateways[0].engine.metadata)
     callers = Callers(client, jwts=Jwts(issuer.rules))
 
@@ -165,9 +153,7 @@ async def test_a_signature_is_verified_once(gateways: Guarded, issuer: Issuer) -
     assert (len(found), jwts.count) == (1, 1)
 
 
-async def test_the_ticket_of_a_jwt_opens_one_path_at_any_gateway_and_ends_with_the_jwt(
-    gateways: Guarded, issuer: Issuer
-) -> None:
+async def test_a_jwts_ticket_opens_one_path_and_ends(gateways: Guarded, issuer: Issuer) -> None:
     text = issuer.jwt(f"read:logs/{LOG}")
     made = await gateways.ask(text, "POST", "/v1/tickets", {"path": ENTRIES})
     ticket = made.json["ticket"]
@@ -206,9 +192,7 @@ async def test_the_ticket_of_a_jwt_opens_one_path_at_any_gateway_and_ends_with_t
             gateways.skews["s"] = 0.0
 
 
-async def test_quotas_are_for_all_jwts_of_a_subject_together(
-    gateways: Guarded, issuer: Issuer
-) -> None:
+async def test_quotas_count_all_jwts_of_a_subject(gateways: Guarded, issuer: Issuer) -> None:
     quotas: Any = {QUOTAS_CLAIM: {"connections": 1}}
     one = issuer.jwt("read:*", sub="carl", **quotas)
     another = issuer.jwt("read:*", sub="carl", jti="2", **quotas)

@@ -59,9 +59,7 @@ async def test_requests_and_bytes_come_at_the_rate_of_the_quota_and_a_debt_is_wa
         usage.begin(0)
 
 
-async def test_bytes_count_of_bodies_streams_and_answers_and_of_one_token_only(
-    gateways: Guarded,
-) -> None:
+async def test_bodies_streams_and_answers_count_for_one_token_only(gateways: Guarded) -> None:
     quotas = TokenQuotas(bytes_per_s=500)
     path, entries = f"/v1/logs/{LOG}/records", f"/v1/logs/{LOG}/records?encoding=text"
     large = "x" * 20_000
@@ -160,9 +158,7 @@ async def test_connections_beyond_the_quota_are_refused_until_one_ends(gateways:
         assert await is_taken(), "a connection without a request counts no more"
 
 
-async def test_open_ledgers_beyond_the_quota_are_refused_until_one_is_closed(
-    gateways: Guarded,
-) -> None:
+async def test_open_ledgers_over_quota_are_refused_until_one_is_closed(gateways: Guarded) -> None:
     secret, _ = await gateways.token("append:*", quotas=TokenQuotas(open_ledgers=1))
     body = {"metadata": {"namespace": NAMESPACE}}
     made = await gateways.ask(secret, "POST", "/v1/ledgers", body)
@@ -175,9 +171,7 @@ async def test_open_ledgers_beyond_the_quota_are_refused_until_one_is_closed(
     assert (made.status, closed.status, again.status) == (201, 200, 201)
 
 
-async def test_ledgers_that_are_created_at_once_are_no_more_than_the_quota(
-    gateways: Guarded,
-) -> None:
+async def test_ledgers_created_at_once_keep_to_the_quota(gateways: Guarded) -> None:
     secret, _ = await gateways.token("append:*", quotas=TokenQuotas(open_ledgers=2))
     path = "/v1/ledgers"
 

@@ -32,9 +32,7 @@ def code(answer: Answer) -> tuple[int, str]:
 FORBIDDEN = (403, "forbidden")
 
 
-async def test_a_token_made_through_one_gateway_is_known_at_once_at_another(
-    gateways: Guarded,
-) -> None:
+async def test_a_token_of_one_gateway_is_known_at_once_at_another(gateways: Guarded) -> None:
     made = await gateways.done("POST", "/v1/tokens", {"name": "new", "grants": ["read:*"]})
 
     answer = await gateways.ask(made["token"], "GET", "/v1/logs", at=1)
@@ -88,9 +86,7 @@ async def test_an_expired_token_is_refused_and_its_tail_is_cut(gateways: Guarded
     assert "has expired" in answer.json["detail"]
 
 
-async def test_while_metadata_is_away_known_tokens_go_on_and_unknown_ones_may_be_new(
-    gateways: Guarded,
-) -> None:
+async def test_while_metadata_is_away_known_tokens_go_on(gateways: Guarded) -> None:
     known, _ = await gateways.token(f"append:logs/{LOG}")
     records = f"/v1/logs/{LOG}/records"
     assert (await gateways.ask(known, "POST", records, {"text": "a"})).status == 201
@@ -169,9 +165,7 @@ async def test_lists_show_what_the_token_may_read(gateways: Guarded) -> None:
     )
 
 
-async def test_the_list_of_all_consumers_shows_those_of_logs_that_the_token_may_look_at(
-    gateways: Guarded,
-) -> None:
+async def test_the_list_of_consumers_shows_those_of_visible_logs(gateways: Guarded) -> None:
     for log in (LOG, OTHER_LOG):
         await gateways.done("POST", f"/v1/logs/{log}/consumers/listed/lease", {"holder": "w"})
     for grant in ("read", "append", "manage"):
@@ -185,9 +179,7 @@ async def test_the_list_of_all_consumers_shows_those_of_logs_that_the_token_may_
     assert (await gateways.ask(elsewhere, "GET", "/v1/consumers")).json["consumers"] == []
 
 
-async def test_a_worker_of_a_queue_claims_and_settles_and_may_nothing_else(
-    gateways: Guarded,
-) -> None:
+async def test_a_queues_worker_claims_and_settles_and_nothing_else(gateways: Guarded) -> None:
     queue, dead = f"/v1/logs/{LOG}/queues/mail", {"max_attempts": 1, "dead_letter_log": OTHER_LOG}
     manager, _ = await gateways.token(f"manage:logs/{LOG}")
     assert code(await gateways.ask(manager, "PUT", queue, dead)) == FORBIDDEN
@@ -247,11 +239,46 @@ async def test_a_subscription_needs_manage_on_all_that_its_pattern_may_match(
     elsewhere, _ = await gateways.token(f"manage:{logs}other*")
     listed = "/v1/stream/__ds/subscriptions"
     assert (await gateways.ask(elsewhere, "GET", listed)).json["subscriptions"] == []
+    absent = await gateways.ask(elsewhere, "GET", sub)
+    assert code(absent) == (404, "no-such-subscription")
+    assert b"events" not in absent.body
     assert len((await gateways.ask(manager, "GET", listed)).json["subscriptions"]) == 1
     # Callbacks have the token of their wake, and no other.
     answer = await gateways.ask(manager, "POST", f"{sub}/ack", {})
     assert (answer.status, answer.json["code"]) == (401, "wake-token-invalid")
     assert (await gateways.ask(manager, "DELETE", sub)).status == 204
+
+
+async def test_a_subscription_stays_its_creators_though_its_streams_are_gone(
+    gateways: Guarded,
+) -> None:
+    sub, logs = "/v1/stream/__ds/subscriptions/sub", "logs/durable-stream."
+    pull = {"type": "pull-wake", "streams": ["a/x"], "wake_stream": "a/pool"}
+    a, _ = await gateways.token(f"manage:{logs}a*", f"append:{logs}a*")
+    b, _ = await gateways.token(*(f"{scope}:{logs}b*" for scope in ("manage", "append", "work")))
+    assert (await gateways.ask(a, "PUT", sub, pull)).status == 201
+    assert (await gateways.ask(a, "DELETE", f"{sub}/streams/a/x")).status == 204
+    assert (await gateways.ask(a, "GET", sub)).json["streams"] == []
+
+    for method, path, body in (
+        ("GET", sub, None),
+        ("POST", f"{sub}/streams", {"streams": ["b/y"]}),
+        ("DELETE", f"{sub}/streams/a/x", None),
+        ("POST", f"{sub}/claim", {"worker": "b"}),
+    ):
+        answer = await gateways.ask(b, method, path, body)
+        assert code(answer) == (404, "no-such-subscription"), (method, path)
+    assert (await gateways.ask(b, "DELETE", sub)).status == 204, "as of one that does not exist"
+    listed = await gateways.ask(b, "GET", "/v1/stream/__ds/subscriptions")
+    assert listed.json["subscriptions"] == []
+    both, _ = await gateways.token(f"manage:{logs}a*", f"manage:{logs}b*")
+    answer = await gateways.ask(both, "POST", f"{sub}/streams", {"streams": ["b/y"]})
+    assert code(answer) == FORBIDDEN, "it may not append to the wake stream"
+    shared, _ = await gateways.token(f"manage:{logs}*", f"append:{logs}a*")
+    added = await gateways.ask(shared, "POST", f"{sub}/streams", {"streams": ["b/y"]})
+    assert added.status == 204
+    confirmed = await gateways.ask(a, "PUT", sub, pull)
+    assert code(confirmed) == (409, "subscription-exists"), "others' streams are not shown"
 
 
 async def test_a_log_is_not_reached_by_the_ids_of_its_ledgers(gateways: Guarded) -> None:
@@ -350,9 +377,7 @@ async def test_a_ticket_opens_one_path_for_half_a_minute_at_any_gateway(gateways
     await until(is_refused, "a revoked token's ticket is refused")
 
 
-async def test_a_ticket_is_for_streams_and_sockets_and_allows_what_the_token_allows(
-    gateways: Guarded,
-) -> None:
+async def test_a_ticket_allows_streams_and_sockets_within_its_token(gateways: Guarded) -> None:
     secret, _ = await gateways.token(f"read:logs/{LOG}")
 
     for path in ("/v1/tokens", f"/v1/logs/{LOG}", "/v1/logs/a/../b/records", "entries"):
@@ -381,9 +406,7 @@ async def test_a_token_that_is_too_long_is_none(gateways: Guarded) -> None:
     assert "the token is unknown" in longest.json["detail"]
 
 
-async def test_what_needs_no_token_and_what_is_not_there_is_answered_to_everyone(
-    gateways: Guarded,
-) -> None:
+async def test_open_routes_and_missing_ones_are_answered_to_everyone(gateways: Guarded) -> None:
     assert (await gateways.ask(None, "GET", "/health/live")).status == 200
     assert code(await gateways.ask(None, "GET", "/v1/nothing")) == (404, "not-found")
     assert code(await gateways.ask(None, "PUT", "/v1/logs")) == (405, "method-not-allowed")
