@@ -140,6 +140,12 @@ class Judge(LogHistory):
             self._sealed_ms.setdefault(at, self._cluster.database_ms())
         return found
 
+    def _note_all(self) -> None:
+        """Note the records of all ledgers that the log names, open ones too."""
+        for item in self._cluster.logs[self._name].items:
+            if item.first_offset is not None and item.ledger_id in self._cluster.ledgers:
+                self._note(item)
+
     def _saw(self, item: LogItem) -> None:
         stored, first = self._cluster.ledgers[item.ledger_id].entries, item.first_offset or 0
         again = self.removed & self._note(item).keys()
@@ -209,9 +215,7 @@ class Judge(LogHistory):
         known = dict(found)
         skipped = set(range(first, end)) - known.keys()
         if not self.stored.keys() >= skipped:
-            for item in self._cluster.logs[self._name].items:
-                if item.first_offset is not None and item.ledger_id in self._cluster.ledgers:
-                    self._note(item)
+            self._note_all()
         if not all(map(self.may_lack, skipped)):
             self.violated(f"rule 27d: a read skips {skipped - self.removed}")
         return sorted({**known, **{at: self.stored[at] for at in skipped}}.items())
@@ -366,6 +370,12 @@ class Judge(LogHistory):
 
     def whole(self, contents: Iterable[ReadRecord]) -> None:
         """Judge the log as it was, truncated ledgers too; `contents` is what it holds now."""
+        sealed = dict(self.stored)
+        self._note_all()
+        # Records of the open ledger may have expired before anyone read them.
+        expired = {at: value for at, value in self.stored.items() if self.has_expired(at)}
+        self.stored.clear()
+        self.stored.update(sealed | expired)
         for found in contents:
             if found.offset in self.removed:
                 self.violated(f"rule 27d: the record at {found.offset} is there again")
