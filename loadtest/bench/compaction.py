@@ -67,12 +67,14 @@ class Compacting:
         return log
 
     async def _compacted(self, log: Log) -> None:
-        """Switch compaction on, and wait until little more than a record of each key is left."""
+        """Switch compaction on, and wait until no ledger that is closed now is left."""
+        ledgers = (await log.info())["ledgers"]
+        old = {one["ledger_id"] for one in ledgers if one["last_offset"] is not None}
         await log.change(cleanup_policy="compact", max_dirty_percent=0)
 
         async def is_done() -> bool:
-            ledgers = (await log.info())["ledgers"]
-            return sum(one["bytes"] for one in ledgers) < 1.5 * self.count / _OF_A_KEY * KIB
+            now = (await log.info())["ledgers"]
+            return not old & {one["ledger_id"] for one in now}
 
         await until(is_done, "the log is compacted", _DEADLINE_S)
 

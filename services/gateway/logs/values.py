@@ -246,6 +246,8 @@ class Page:
         offsets.
         """
         time_ms = item.published_ms or found.head.append_time_ms  # rule 26b
+        if self.row.settings.compacts:
+            found = found.buried(time_ms, self._now_ms)
         bytes_max = maxsize if self.is_whole else 0
         end = self.at + self.own(first + found.head.count - self.at)
         lasting = found.lasting(time_ms, self._now_ms)

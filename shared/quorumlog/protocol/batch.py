@@ -275,6 +275,24 @@ class Columns:
         age_ms = now_ms - time_ms
         return [n for n, ttl_s in enumerate(self.ttls) if not ttl_s or age_ms < 1000 * ttl_s]
 
+    def buried(self, time_ms: int, now_ms: int) -> "Columns":
+        """The batch of a log that is compacted: a record with a key that has expired at `now_ms` is
+        a tombstone (rule 27f). `time_ms`: the batch's append time.
+        """
+        lasting = frozenset(self.lasting(time_ms, now_ms))
+        if len(lasting) == self.count:
+            return self
+        made = _encoded(
+            [
+                record
+                if number in lasting or record.key is None
+                else Record(b"", record.key, (), record.timestamp_ms, is_tombstone=True)
+                for number, record in enumerate(self.records)
+            ]
+        )
+        head = replace(self.head, has_ttls=bool(made.marks))
+        return opened(_with_gaps(head, made.flags, self.indexes, (made.columns,)))
+
     def runs(self, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Cut these records to runs with consecutive offsets: begin and end of each, as numbers."""
         indexes = self.indexes
@@ -299,7 +317,12 @@ class Columns:
         """
         flags, parts = self._copied([*self.runs(kept)])
         indexes = [gap + self.indexes[number] for number in kept]
-        whole = replace(head, count=gap + head.count, records_before=head.records_before - gap)
+        whole = replace(
+            head,
+            count=gap + head.count,
+            records_before=head.records_before - gap,
+            has_ttls=self.ttls_at is not None,
+        )
         return _with_gaps(whole, flags, indexes, parts)
 
     def _copied(self, runs: Sequence[tuple[int, int]]) -> tuple[int, list[bytes | memoryview]]:

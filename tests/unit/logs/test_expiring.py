@@ -7,9 +7,11 @@ import pytest
 
 from quorumlog.errors import InvalidRequest
 from quorumlog.protocol.batch import TTL_S_MAX, ProducerSeq, Record
+from quorumlog.protocol.log.compaction import next_pass
 from quorumlog.protocol.log.messages import Append
 from services.gateway.logs import values
 from tests.model.logs.model import Gateway
+from tests.model.logs.rewrites import compacted
 from tests.support.waiting import until
 from tests.unit.logs.support import Http
 from tests.unit.logs.test_compactions import COMPACT
@@ -140,3 +142,28 @@ async def test_what_no_ttl_is(ttl_s: object) -> None:
         if not isinstance(ttl_s, str):
             answer = await http.ask("POST", f"{RECORDS}?ttl_s={ttl_s}", {"text": "a"})
             assert answer.status in (400, 422)
+
+
+async def test_an_expired_record_of_a_compacted_log_is_a_tombstone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the older record of its key would be the newest one, until it is compacted."""
+    records = (Record(b"old", b"k"), Record(b"new", b"k", (("h", "x"),), ttl_s=5), Record(b"l"))
+    async with a_cluster(settings=NEVER_MERGED) as (cluster, (one, _)):
+        await one.logs.append("log", Append.of(records))
+        await one.logs.append("log", Append.of((Record(b"gone", ttl_s=5),)))
+        await one.logs.roll("log")
+        await one.logs.change("log", {"cleanup_policy": "compact"})
+        later(one, monkeypatch, 6)
+        monkeypatch.setattr(one.logs.rewrites, "now_ms", lambda: cluster.database_ms() + 6000)
+        wanted = [(0, records[0]), (1, Record(b"", b"k", is_tombstone=True)), (2, records[2])]
+        assert [(each.offset, each.record) for each in await one.contents("log")] == wanted
+        assert not (await one.logs.keys.newest("log", b"k")).records
+
+        due = next_pass(cluster.logs["log"], one.logs.rewrites.now_ms())
+        assert due is not None
+        await compacted(one, due)
+
+        assert [(each.offset, each.record) for each in await one.contents("log")] == wanted[1:]
+        stored = cluster.ledgers[cluster.logs["log"].items[0].ledger_id].entries
+        assert not any(b"new" in data for data in stored)

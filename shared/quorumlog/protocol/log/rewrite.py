@@ -343,10 +343,13 @@ class Rewrite:
         """A batch and the numbers of its records that stay; None if all stay. Raises: BadBatch."""
         if not self._compaction.may_remove(head):
             return None
-        columns = batch.opened(packed.unpack(data))
+        stored = columns = batch.opened(packed.unpack(data))
+        if self._log.settings.compacts:
+            time_ms = item.published_ms or head.append_time_ms
+            columns = stored.buried(time_ms, self._compaction.now_ms)
         numbers = self._compaction.survivors(item, first, columns)
-        if numbers is None and not columns.count:
-            numbers = ()  # an earlier compaction has removed all
+        if numbers is None and (columns is not stored or not columns.count):
+            numbers = range(columns.count)  # an earlier compaction may have removed all
         return None if numbers is None else (columns, numbers)
 
     def _bridged(self) -> list[bytes]:
