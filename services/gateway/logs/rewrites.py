@@ -72,6 +72,8 @@ class Rewrites:
         """Bytes by which compacted ledgers were smaller than those that they replaced."""
         self.indexed = 0
         """Ledgers whose keys were indexed."""
+        self.failed = 0
+        """Rewrites, indexes and reads of keys that failed. The next sweep tries most of them again."""
         self._wanted: dict[str, None] = {}
         """Names of logs with ledgers to rewrite or to index, in the order of their turns."""
         self._spoiled: dict[str, set[int]] = {}
@@ -122,6 +124,7 @@ class Rewrites:
                 await self._do(row, self._next(row) if await self._is_chosen(row) else None)
             except QuorumLogError as error:
                 self._leave(name)
+                self.failed += 1
                 log.warning("ledgers-not-rewritten", extra={"log": name, "error": repr(error)})
         self._pass = None
 
@@ -163,6 +166,7 @@ class Rewrites:
         if isinstance(done.log, LogMetadata):
             self.want(done.log)
         elif isinstance(done.log, QuorumLogError):
+            self.failed += 1
             log.warning("ledgers-not-rewritten", extra={"log": row.name, "error": repr(done.log)})
         self._note_spoiled(row, done.spoiled)
 
@@ -205,6 +209,7 @@ class Rewrites:
         except QuorumLogError as found:
             error = found
         if error is not None:
+            self.failed += 1
             log.warning("ledger-not-compacted", extra={"log": row.name, "error": repr(error)})
         state.learned(is_readable=error is None)
 

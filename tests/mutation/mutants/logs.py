@@ -16,7 +16,7 @@ from quorumlog.protocol.batch import BatchHead, Columns, ProducerSeq, Record
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, job, takeover
 from quorumlog.protocol.log.clock import Now
-from quorumlog.protocol.log.compaction import Compaction, Pass
+from quorumlog.protocol.log.compaction import Compaction, Pass, PassState
 from quorumlog.protocol.log.handover import Handover, HandoverNext, HandoverStep
 from quorumlog.protocol.log.indexing import Indexing
 from quorumlog.protocol.log.job import Empty, Fate, Job, JobEnded, JobKind, JobNext
@@ -161,6 +161,25 @@ def without_a_gap(original: Any) -> Any:
 def all_of_them(_original: Any) -> Any:
     """Tombstones go at once, also where ledgers stay that the pass can't rewrite."""
     return property(lambda self: {item.ledger_id for item in (*self.clean, *self.dirty)})
+
+
+@stand_in
+def clean_at_once(original: Any, self: PassState, row: LogMetadata) -> Any:
+    """Ledgers are clean after the first part of the keys."""
+    found = original(self, row)
+    return found and (found[0], replace(found[1], makes_clean=True))
+
+
+@stand_in
+def whatever_failed(original: Any, self: PassState, row: LogMetadata | None) -> None:
+    """A pass goes on after a rewrite that failed."""
+    original(self, row or self._due.row)
+
+
+@stand_in
+def clean_as_its_parts(_original: Any, _self: Compaction, items: Any, now_ms: int) -> int:
+    """A ledger that replaces clean and dirty ones is clean, also after a merge."""
+    return max(item.compacted_ms for item in items) or now_ms
 
 
 def where_it_was(_original: Any) -> Any:
@@ -813,6 +832,18 @@ LOG_MUTANTS: Final = (
     ),
     Patch(Columns, "thinned", without_a_gap).mutant(
         "compaction leaves offsets that no batch covers", "rule 27d"
+    ),
+    Patch(Compaction, "compacted", lambda _original: lambda *_: 1).mutant(
+        "tombstones go before readers learn of them", "rule 27d"
+    ),
+    Patch(Compaction, "compacted", clean_as_its_parts).mutant(
+        "a merge makes dirty ledgers clean", "rule 27d"
+    ),
+    Patch(PassState, "group", clean_at_once).mutant(
+        "ledgers are clean before all keys were compacted", "rule 27d"
+    ),
+    Patch(PassState, "rewritten", whatever_failed).mutant(
+        "a pass goes on after a failure", "rule 27d"
     ),
     Patch(Columns, "lasting", lambda _original: lambda self, *_: range(self.count)).mutant(
         "a read returns expired records", "rule 27f"

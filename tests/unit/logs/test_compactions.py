@@ -225,6 +225,7 @@ async def test_a_pass_ends_before_a_ledger_that_cant_be_read(
         now = cluster.logs["log"]
         assert [bool(item.compacted_ms) for item in now.items] == [True, False, False, False]
         assert now.items[0].replaced == 1
+        assert one.logs.rewrites.failed == 1
         assert [item.ledger_id for item in now.items[1:]] == [i.ledger_id for i in row.items[1:]]
         asked.clear()
         await swept(one)

@@ -3,13 +3,13 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from quorumlog.protocol import batch
 from quorumlog.protocol.batch import Columns, Record
-from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, compaction
+from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings, compaction, merge
 from quorumlog.protocol.log.compaction import (
     DIRTY_BYTES_MIN,
     GROUP_BYTES_MAX,
@@ -23,6 +23,7 @@ from quorumlog.protocol.log.compaction import (
 from quorumlog.protocol.log.merge import MERGE_BYTES_MAX, next_merge
 from quorumlog.protocol.metadata import REPLACED_MAX
 from quorumlog.protocol.quorum import Quorum
+from tests.mutation.mutants.hunt import Guard, applied, swap
 
 NOW = 1_000_000_000
 DAY_MS = 86_400_000
@@ -325,3 +326,33 @@ def test_a_compacted_log_ignores_its_retention_in_merges() -> None:
     assert next_merge(log(*items, settings=settings)) != ()
     settings = replace(settings, cleanup_policy="compact,delete")
     assert next_merge(log(*items, settings=settings)) == ()
+
+
+def changed_logs_end_a_pass() -> None:
+    for fails in ("policy", "source"):
+        test_the_first_failure_ends_a_pass(fails)
+
+
+GUARDS: Final = (
+    swap(Compaction, "is_wanted", lambda *_: True).guard(
+        "a pass goes on whatever the log has become", "rule 27d", changed_logs_end_a_pass
+    ),
+    swap(merge, "_would_keep_tombstones", lambda *_: False).guard(
+        "merges mix clean and dirty ledgers",
+        "rule 27d",
+        test_a_merge_does_not_make_tombstones_stay_longer,
+    ),
+    swap(PassState, "learned", lambda self, **_: self._rewrite()).guard(
+        "a pass rewrites before it knows all keys",
+        "rule 27d",
+        test_a_pass_learns_all_keys_before_it_rewrites,
+    ),
+)
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+def test_a_guard_that_is_taken_out_is_missed(guard: Guard) -> None:
+    guard.claim()
+
+    with applied(guard), pytest.raises(AssertionError):
+        guard.claim()
