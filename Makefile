@@ -129,8 +129,8 @@ docs: setup ## regenerate the tables in the docs and the picture of README, and 
 	@for table in matrix picture roles scopes settings; do $(PY) -m tests.support.$$table --write || exit; done
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict -q && echo "open build/site/index.html"
 
-sim: setup ## simulate clusters with faults: SEEDS= is the number of runs, SEED= prints one as a story; OF=services simulates whole services
-	$(PY) -m tests.model.sim --of $(or $(OF),machines) --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))
+sim: setup ## simulate clusters with faults: SEEDS= is the number of runs, SEED= prints one as a story; OF=services simulates whole services, OF=queues work queues
+	$(if $(filter queues,$(OF)),$(PY) -m tests.model.queues,$(PY) -m tests.model.sim --of $(or $(OF),machines)) --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))
 
 logsim: setup ## simulate a log with several gateways, publishers and kills: SEEDS= is the number of runs, SEED= prints one as a story
 	$(PY) -m tests.model.logs --seed $(or $(SEED),1) --seeds $(or $(SEEDS),$(if $(SEED),1,1000))

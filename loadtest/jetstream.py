@@ -85,6 +85,10 @@ class JetStream:
         self._pulls: dict[int, list[Any]] = {}
         """Groups of durable pull consumers, by the size of the group."""
         self._acked_rounds: Counter[int] = Counter()
+        self._shared: dict[int, list[Any]] = {}
+        """Subscriptions to a pull consumer that workers share, by their number."""
+        self._worked: Counter[str] = Counter()
+        """Messages that the workers of a shared consumer have acknowledged."""
 
     @classmethod
     @asynccontextmanager
@@ -207,6 +211,35 @@ class JetStream:
             return await repeated(Meter(self._pids), list(map(step_of, fetched)), self._seconds)
         finally:
             await for_each(fetched, _ack_rest, _AT_ONCE)
+
+    async def work(self, workers: int, count: int, most: int) -> Figures:
+        """Let `workers` share one durable pull consumer with three copies. Each fetches `count`
+        messages and acknowledges them, the last one with a double ack. `most`: messages that a
+        round has.
+        """
+        name = f"shared-{workers}"
+        await self._fill_acked(self._worked[name] + most)
+        if workers not in self._shared:
+            self._shared[workers] = [await self._pull(name) for _ in range(workers)]
+        left = most
+
+        async def step(pull: Any) -> None:
+            *first, last = await _fetch(pull, count)
+            for message in first:
+                await message.ack()
+            await last.ack_sync(timeout=60)
+            self._worked[name] += count
+
+        def step_of(pull: Any) -> Step:
+            def begin() -> Awaitable[object] | None:
+                nonlocal left
+                left -= count
+                return step(pull) if left >= 0 else None
+
+            return begin
+
+        steps = list(map(step_of, self._shared[workers]))
+        return await repeated(Meter(self._pids), steps, self._seconds, count=count)
 
     async def _pull(self, name: str) -> Any:
         config = ConsumerConfig(

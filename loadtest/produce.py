@@ -3,10 +3,10 @@ processes are killed.
 
 Producers append with retries. Gateways and bookies are killed (SIGKILL) and restarted in turn,
 while a reader follows the log. The workers of consumers are processes too (`crowd.py`): the active
-one is killed and replaced, or suspended for longer than its lease. In the end the log is read back
-through every gateway. Exit status 0 only if each sent record is in the log once, in its producer's
-order and at the acknowledged offset, the follower saw the same records, and the checks of the
-consumers succeed (`consumed.py`).
+one is killed and replaced, or suspended for longer than its lease. So are the workers of two queues
+(`team.py`). In the end the log is read back through every gateway. Exit status 0 only if each sent
+record is in the log once, in its producer's order and at the acknowledged offset, the follower saw
+the same records, and the checks of the consumers (`consumed.py`) and queues (`worked.py`) succeed.
 """
 
 import asyncio
@@ -25,8 +25,10 @@ from loadtest.consumed import Consumed
 from loadtest.crowd import Crowd, CrowdPlan
 from loadtest.program import Teller, arguments
 from loadtest.stores import Stores, scratch
+from loadtest.team import Team, TeamPlan
 from loadtest.waiting import DeadlineMissed, until
-from quorumlog.client import Client, LogAppended, Producer
+from loadtest.worked import Worked
+from quorumlog.client import Client, LogAppended, LogRecord, Producer, Record
 from quorumlog.errors import ExpiredProducer, QuorumLogError
 from services.local.cluster import START_S, StartTimeout
 
@@ -35,6 +37,8 @@ _PATIENCE_S: Final = 120.0
 """Deadline of one request, with kills and takeovers. Then the producer sends it again."""
 _CAUGHT_UP_S: Final = 300.0
 _SHOWN_EVERY_S: Final = 0.5
+_KEYS: Final = 200
+"""Keys of each producer's records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Plan:
     bookies: int = 4
     gateways: int = 2
     crowd: CrowdPlan = field(default_factory=CrowdPlan)
+    team: TeamPlan = field(default_factory=TeamPlan)
 
 
 @dataclass(slots=True)
@@ -81,12 +86,13 @@ class Result:
     replaced: int = 0
     """Workers of consumers that were killed and replaced."""
     consumed: Consumed = field(default_factory=Consumed)
+    worked: Worked = field(default_factory=Worked)
 
     @property
     def is_good(self) -> bool:
-        """Whether all records are in place, and the consumers processed them correctly."""
+        """Whether all records are in place, and consumers and queues processed them correctly."""
         is_there = not (self.lost or self.duplicated or self.misplaced or self.problems)
-        return is_there and self.consumed.is_good
+        return is_there and self.consumed.is_good and self.worked.is_good
 
     def line(self) -> str:
         """The summary, which is the last line of output."""
@@ -104,7 +110,11 @@ def value_of(name: str, number: int) -> bytes:
     return f"{name}:{number}".encode()
 
 
-async def _settled(producer: Producer, values: Sequence[bytes]) -> LogAppended:
+def _record(name: str, number: int) -> Record:
+    return Record(value_of(name, number), f"{name}:{number % _KEYS}".encode())
+
+
+async def _settled(producer: Producer, values: Sequence[Record]) -> LogAppended:
     """Retry an append until it is acknowledged. A producer's repeated request is harmless."""
     while True:
         try:
@@ -122,7 +132,7 @@ async def _produce(urls: Sequence[str], sent: Sent, plan: Plan) -> None:
         producer = client.log(_NAME).producer(sent.name)
         for first in range(0, sent.count, plan.batch):
             numbers = range(first, min(first + plan.batch, sent.count))
-            done = await _settled(producer, [value_of(sent.name, number) for number in numbers])
+            done = await _settled(producer, [_record(sent.name, number) for number in numbers])
             sent.duplicates += done.is_duplicate
             for offset, number in enumerate(numbers, done.first_offset):
                 sent.offsets[number] = offset
@@ -167,15 +177,13 @@ async def _restart(cluster: Cluster, name: str) -> None:
         raise DeadlineMissed(f"{name} is back", str(error), START_S) from error
 
 
-async def _read_back(url: str) -> list[tuple[int, bytes]]:
-    found: list[tuple[int, bytes]] = []
+async def _read_back(url: str) -> list[LogRecord]:
+    found: list[LogRecord] = []
 
     async def is_read() -> bool:
         found.clear()
         async with Client(url, deadline_s=_PATIENCE_S) as client:
-            found.extend(
-                [(record.offset, record.value) async for record in client.log(_NAME).records()]
-            )
+            found.extend([record async for record in client.log(_NAME).records()])
         return True
 
     await until(is_read, "the log is read back", _CAUGHT_UP_S, passing=(QuorumLogError,))
@@ -236,10 +244,13 @@ async def produce(
     with scratch("ql-journals-") as folder:
         async with running(stores, bookies=plan.bookies, gateways=plan.gateways) as cluster:
             crowd = Crowd(plan.crowd, cluster.gateways, _NAME, folder, say)
-            return await _run(plan, cluster, crowd, say, show)
+            team = Team(plan.team, cluster.gateways, _NAME, folder, say)
+            return await _run(plan, cluster, crowd, team, say, show)
 
 
-async def _run(plan: Plan, cluster: Cluster, crowd: Crowd, say: Say, show: Show) -> Result:
+async def _run(
+    plan: Plan, cluster: Cluster, crowd: Crowd, team: Team, say: Say, show: Show
+) -> Result:
     urls = cluster.gateways
     sent = [
         Sent(f"p{n}", len(range(n, plan.records, plan.producers))) for n in range(plan.producers)
@@ -252,7 +263,7 @@ async def _run(plan: Plan, cluster: Cluster, crowd: Crowd, say: Say, show: Show)
         follower = asyncio.create_task(_follow(client, seen))
         over = asyncio.Event()
         killer = asyncio.create_task(kill_in_turn(cluster, plan, say, kills, over))
-        async with crowd.at_work(client):
+        async with crowd.at_work(client), team.at_work(client):
             async with asyncio.TaskGroup() as group:
                 for n, one in enumerate(sent):
                     # Half of the producers begin at each gateway.
@@ -260,6 +271,7 @@ async def _run(plan: Plan, cluster: Cluster, crowd: Crowd, say: Say, show: Show)
                     group.create_task(_produce(turned, one, plan))
                 group.create_task(_notify(sent, plan, show))
             say(f"all were answered after {time.monotonic() - began:.1f} s")
+            await team.settle(client, plan.records)
             # The killer is not cancelled: a victim that has not ended yet would count as alive.
             over.set()
             await killer
@@ -269,14 +281,17 @@ async def _run(plan: Plan, cluster: Cluster, crowd: Crowd, say: Say, show: Show)
         follower.cancel()
         await asyncio.gather(follower, return_exceptions=True)
     problems = []
-    found = await _read_back(urls[0])
-    if any([await _read_back(url) != found for url in urls[1:]]):
+    records = await _read_back(urls[0])
+    found = [(record.offset, record.value) for record in records]
+    if any([await _read_back(url) != records for url in urls[1:]]):
         problems.append("two gateways read different logs")
     if seen != found:
         problems.append("the follower saw other records than the ones that were read back")
     consumed = crowd.judged([value for _, value in found])
+    async with Client(*urls, deadline_s=_PATIENCE_S) as client:
+        worked = await team.judged(client, records)
     result = judge(sent, found, len(kills), problems)
-    return replace(result, replaced=crowd.replaced, consumed=consumed)
+    return replace(result, replaced=crowd.replaced, consumed=consumed, worked=worked)
 
 
 async def _notify(sent: Sequence[Sent], plan: Plan, show: Show) -> None:
@@ -288,7 +303,7 @@ async def _notify(sent: Sequence[Sent], plan: Plan, show: Show) -> None:
 
 
 def _plan(given: list[str] | None) -> Plan:
-    plan, crowd = Plan(), CrowdPlan()
+    plan, crowd, team = Plan(), CrowdPlan(), TeamPlan()
     options = {
         "records": (plan.records, "records of all producers together"),
         "producers": (plan.producers, "number of producers"),
@@ -296,6 +311,11 @@ def _plan(given: list[str] | None) -> Plan:
         "every": (plan.every_s, "seconds between a restart and the next kill"),
         "consumers": (crowd.consumers, "number of consumers; at least 1"),
         "workers": (crowd.workers, "workers of each consumer; at least 2"),
+        "queue_workers": (
+            team.workers,
+            "workers of two queues, half of them of each; 0 for no queues",
+        ),
+        "queue_processes": (team.processes, "processes of these workers"),
     }
     asked = arguments("make produce", __doc__, options, given)
     if asked.consumers < 1 or asked.workers < 2:
@@ -304,7 +324,8 @@ def _plan(given: list[str] | None) -> Plan:
         )
         raise SystemExit(2)
     crowd = replace(crowd, consumers=asked.consumers, workers=asked.workers, every_s=asked.every)
-    return Plan(asked.records, asked.producers, asked.batch, asked.every, crowd=crowd)
+    team = replace(team, workers=asked.queue_workers, processes=asked.queue_processes)
+    return Plan(asked.records, asked.producers, asked.batch, asked.every, crowd=crowd, team=team)
 
 
 def main(given: list[str] | None = None) -> int:
@@ -318,12 +339,12 @@ def main(given: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         teller.say("ended before the records were checked")
         return 128 + signal.SIGINT
-    for problem in (*result.problems, *result.consumed.problems):
+    for problem in (*result.problems, *result.consumed.problems, *result.worked.problems):
         teller.say(problem)
     teller.say(
         f"{result.repeats} requests were acknowledged as duplicates, {result.consumed.leases} leases"
     )
-    sys.stdout.write(result.line() + "\n")
+    sys.stdout.write(f"{result.worked.line()}\n{result.line()}\n")
     return 0 if result.is_good else 1
 
 

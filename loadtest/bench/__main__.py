@@ -39,6 +39,7 @@ BENCHMARKS: Final = {
     "keys": ("loadtest.bench.keys", "the newest record of a key, and of JetStream's subject; bytes of a read of one key"),
     "many": ("loadtest.bench.many", "the cost of an audit and of cluster status with 10,000 and 100,000 ledgers"),
     "metadata": ("loadtest.bench.metadata", "requests per second of the metadata service with few and with many ledgers"),
+    "queues": ("loadtest.bench.queues", "claims and acknowledgements of work queues, and of JetStream's pull consumers"),
     "rebuild": ("loadtest.bench.rebuild", "the cost of rebuilding the metadata from the bookies with many ledgers"),
     "spark": ("loadtest.bench.spark", "rows per second that Spark writes to a log and reads back"),
     "streams": ("loadtest.bench.streams", "many Durable Streams that are opened, appended to once and closed"),

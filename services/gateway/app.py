@@ -283,7 +283,7 @@ def _routes(
     if logs is not None:
         routes += [
             *RecordRoutes(logs, room).routes(),
-            *KeyRoutes(logs).routes(),
+            *KeyRoutes(logs, room).routes(),
             *LogRoutes(logs, room).routes(),
             *ConsumerRoutes(logs.consumers, room).routes(),
             *QueueRoutes(logs.queues, room).routes(),

@@ -7,7 +7,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quorumlog.protocol.queues import Queue
+from quorumlog.protocol.queue_state import Queue
 from services.gateway.edge.entries import EntryRoutes
 from services.gateway.edge.http.middleware import Metrics
 from services.gateway.edge.log_records import RecordRoutes
@@ -196,6 +196,8 @@ def _subscriptions(service: SubscriptionService) -> Iterable[Metric]:
     if service.is_here:
         text = "Subscriptions of streams"
         yield GaugeMetricFamily("quorumlog_subscriptions", text, service.count)
+        text = "Streams that subscriptions link; beyond the bound no pattern links another one"
+        yield GaugeMetricFamily("quorumlog_subscription_links", text, service.links)
         name = "quorumlog_subscription_oldest_undelivered_seconds"
         text = "Age of the oldest wake that no receiver has accepted"
         yield GaugeMetricFamily(name, text, service.oldest_ms / 1000)

@@ -7,10 +7,11 @@ locks the ledger's row before it reads: an earlier snapshot may lack a change co
 """
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Final
 
 from quorumlog.errors import InvalidRequest, LogDeleted
-from quorumlog.protocol.log import LogMetadata, ledgers_of
+from quorumlog.protocol.log import NO_KEYS, LogMetadata, ledgers_of
 from services.metadata.database import Connection
 from services.metadata.sql import ids_of
 
@@ -50,8 +51,9 @@ async def forget_source(connection: Connection, name: str) -> None:
     )
 
 
-async def share(connection: Connection, fork: LogMetadata) -> None:
+async def share(connection: Connection, fork: LogMetadata) -> LogMetadata:
     """Record which ledgers a new fork shares with its source, whose locked row names the ledgers.
+    Returns the fork, without those indexes of keys that are lost (rule 27e).
 
     Raises: InvalidRequest if one of these ledgers is not CLOSED, or is deleted.
     """
@@ -62,12 +64,17 @@ async def share(connection: Connection, fork: LogMetadata) -> None:
         " ORDER BY ledger_id FOR SHARE",
         wanted,
     )
-    gone = sorted({*wanted} - {*closed})
+    gone = sorted({item.ledger_id for item in fork.shared} - {*closed})
     if gone:
         raise InvalidRequest(
             f"ledger {gone[0]} is not CLOSED, or is deleted", log=fork.name, ledger_id=gone[0]
         )
+    items = (
+        i if i.index in {*closed, None, NO_KEYS} else replace(i, index=None) for i in fork.items
+    )
+    fork = replace(fork, items=tuple(items))
     await write_shared(connection, fork)
+    return fork
 
 
 async def shared_among(connection: Connection, ledgers: Collection[int]) -> set[int]:

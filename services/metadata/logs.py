@@ -246,7 +246,7 @@ async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[in
     )
     await release_unpublished(connection, [record["id"] for record in ended])
     await connection.execute("DELETE FROM app_versions WHERE log = $1", row.name)
-    ledgers = ledgers_of(row.own)
+    ledgers = {item.ledger_id for item in row.own}
     # A reader with an older row may know the ledgers that others have replaced since (rule 27c).
     replaced = await sql.ids_of(connection, ORPHANS_OF_LOG, 0, -1, LOG_LEDGERS_MAX, row.name)
     latest = sorted({*ledgers, *replaced} - {*kept})[-DELETED_WITH_LOG_MAX:]
@@ -254,7 +254,7 @@ async def bury_log(connection: Connection, row: LogMetadata, kept: Collection[in
     await connection.execute(
         "DELETE FROM unnamed_ledgers WHERE ledger_id = ANY($1::bigint[])", sorted(deleted)
     )
-    await _release_ledgers(connection, ledgers - deleted)
+    await _release_ledgers(connection, ledgers_of(row.own) - deleted)
     await forks.let_go(connection, row.name, ledgers_of(row.shared))
     await forks.forget_source(connection, row.name)
     await connection.execute(
@@ -364,9 +364,7 @@ async def _forked(connection: Connection, wanted: LogMetadata, fork: ForkBody) -
             f"/fork/at: the log {fork.source} begins at {source.first_offset}, and has no sealed ledger up to {fork.at}",
             log=fork.source,
         )
-    made = source.forked(wanted, fork.at)
-    await forks.share(connection, made)
-    return made
+    return await forks.share(connection, source.forked(wanted, fork.at))
 
 
 async def change_row(

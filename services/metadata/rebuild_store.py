@@ -447,7 +447,7 @@ class RebuildTables:
         self, log: LogMetadata | None, ledgers: Iterable[LedgerPlace]
     ) -> tuple[set[int], set[int]]:
         """The deleted ledgers, and those with rows, that the log or its ledgers name."""
-        named = {item.ledger_id for item in (() if log is None else log.items)}
+        named = ledgers_of(() if log is None else log.items)
         named |= {ledger_id for one in ledgers for ledger_id, _ in (*one.shared, *one.before)}
         records = await self._connection.fetch(
             "SELECT ledger_id, body IS NULL AS is_deleted FROM ledgers"

@@ -635,9 +635,11 @@ class EntryUnavailable(Unavailable, title="The entry can't be read now"):
     """The entry may exist, but can't be read now. `answers` has the answer of each bookie."""
 
 
-class KeyScanLimit(Unavailable, title="Too many records without an index of their keys"):
-    """The newest record of a key may be in a ledger whose keys are not indexed yet, and which is
-    too large for one request. The gateway remembers what it has read, so a retry goes on there.
+class KeyScanLimit(
+    Unavailable, retryable=False, title="The key is not in the newest records, and others are left"
+):
+    """No record from the offset `before` on has the key, and the older records are too many for one
+    request: ask again with `before`.
     """
 
 

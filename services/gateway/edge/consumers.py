@@ -57,12 +57,6 @@ def _version(text: str, pointer: str) -> int:
     return int(found[1])
 
 
-def _star(text: str, pointer: str) -> bool:
-    if text != "*":
-        raise parameters.invalid(pointer, "must be *")
-    return True
-
-
 IF_MATCH: Final[parameters.Parameter[int | None]] = parameters.Parameter(
     "If-Match",
     "header",
@@ -71,14 +65,7 @@ IF_MATCH: Final[parameters.Parameter[int | None]] = parameters.Parameter(
     "The consumer's expected version, as in `ETag`. Any other version: 412, and nothing changes.",
     None,
 )
-IF_NONE_MATCH: Final[parameters.Parameter[bool]] = parameters.Parameter(
-    "If-None-Match",
-    "header",
-    _star,
-    {"enum": ["*"]},
-    "`*`: only if the consumer does not exist.",
-    default=False,
-)
+IF_NONE_MATCH: Final = parameters.header_star("`*`: only if the consumer does not exist.")
 
 _POSITION: Final[dict[str, Any]] = {
     "log": "events",
@@ -92,8 +79,8 @@ _POSITION: Final[dict[str, Any]] = {
 _CONSUMER: Final = _POSITION | {"state": "ok", "lag": {"records": 3, "bytes": 210, "ms": 1200}}
 _AS_POSITION: Final = (models.PositionModel, {"a position": _POSITION})
 _AS_CONSUMER: Final = (models.ConsumerModel, {"a consumer": _CONSUMER})
-_KEPT: Final = (*TAKING_OVER, errors.QuorumTimeout, errors.NotTheOwner, errors.WriterLost)
-"""Errors of the log that stores committed offsets, which this gateway may have to take over."""
+KEPT: Final = (*TAKING_OVER, errors.QuorumTimeout, errors.NotTheOwner, errors.WriterLost)
+"""Errors of a log of rows, which this gateway may have to take over."""
 _ONE: Final = "/v1/logs/{name}/consumers/{consumer}"
 
 
@@ -111,7 +98,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
             models.ConsumerList,
             {"last page": {"consumers": [_CONSUMER], "next": None}},
         ),
-        errors=_KEPT,
+        errors=KEPT,
         scope=on(Named.LOG, *LOOK),
     )
     async def list_consumers(self, _request: web.Request, given: parameters.Given) -> web.Response:
@@ -134,7 +121,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
             models.PositionList,
             {"last page": {"consumers": [_POSITION], "next": None}},
         ),
-        errors=_KEPT,
+        errors=KEPT,
         scope=on(Named.SOME, *LOOK),
     )
     async def list_all_consumers(
@@ -159,7 +146,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         f"GET {_ONE}",
         (op.NAME, CONSUMER),
         replies=op.gives("The consumer.", *_AS_CONSUMER, op.ETAG),
-        errors=(*_KEPT, errors.NoSuchConsumer),
+        errors=(*KEPT, errors.NoSuchConsumer),
         scope=on(Named.LOG, *LOOK),
     )
     async def get_consumer(self, _request: web.Request, given: parameters.Given) -> web.Response:
@@ -172,7 +159,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         body=op.takes(models.ConsumerCommit, {"eight": {"offset": 8}}),
         replies=op.gives("The committed offset.", *_AS_POSITION, op.ETAG),
         errors=(
-            *_KEPT,
+            *KEPT,
             errors.NoSuchConsumer,
             errors.TooManyConsumers,
             errors.PreconditionRequired,
@@ -217,7 +204,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         (op.NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
         replies={204: Reply("The consumer is deleted.")},
         errors=(
-            *_KEPT,
+            *KEPT,
             errors.NoSuchConsumer,
             errors.VersionConflict,
             errors.LeaseHeld,
@@ -240,7 +227,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         (op.NAME, CONSUMER, IF_MATCH, *COUNTS_ONCE),
         body=op.takes(models.ConsumerReset, {"begin": {"to": "earliest"}, "eight": {"to": 8}}),
         replies=op.gives("The consumer.", *_AS_CONSUMER, op.ETAG),
-        errors=(*_KEPT, errors.NoSuchConsumer, errors.VersionConflict, errors.RequestOutdated),
+        errors=(*KEPT, errors.NoSuchConsumer, errors.VersionConflict, errors.RequestOutdated),
         scope=on(Named.LOG, Scope.MANAGE),
         needs_body=True,
         is_audited=True,
@@ -265,7 +252,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         body=op.takes(models.LeaseAcquire, {"worker": {"holder": "worker-1", "lease_ms": 30000}}),
         replies=op.gives("The lease is held.", *_AS_POSITION, op.ETAG),
         errors=(
-            *_KEPT,
+            *KEPT,
             errors.TooManyConsumers,
             errors.LeaseHeld,
             errors.LogReplaced,
@@ -300,7 +287,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         (op.NAME, CONSUMER, FENCING_TOKEN),
         replies=op.gives("The lease is held.", *_AS_POSITION, op.ETAG),
         errors=(
-            *_KEPT,
+            *KEPT,
             errors.NoSuchConsumer,
             errors.PreconditionRequired,
             errors.LeaseLost,
@@ -321,7 +308,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
         (op.NAME, CONSUMER, FENCING_TOKEN, *COUNTS_ONCE),
         replies={204: Reply("The lease is free.")},
         errors=(
-            *_KEPT,
+            *KEPT,
             errors.NoSuchConsumer,
             errors.PreconditionRequired,
             errors.LeaseLost,

@@ -6,11 +6,15 @@ import orjson
 from aiohttp import web
 
 from quorumlog import errors
-from quorumlog.net.parameters import Given, Parameter
+from quorumlog.net.budget import PEER
+from quorumlog.net.parameters import Given, Parameter, query_integer
+from quorumlog.protocol.ids import ID_MAX
 from services.gateway.edge import log_models as models
 from services.gateway.edge import operations as op
 from services.gateway.edge.access.scopes import Named, Scope, on
+from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import json_bytes
+from services.gateway.edge.http.sending import LARGE_BYTES
 from services.gateway.edge.log_records import FROM, utf8
 from services.gateway.edge.logs import CREATED
 from services.gateway.edge.pages import LogPages, records_json
@@ -18,12 +22,13 @@ from services.gateway.edge.payloads import encoded_key
 from services.gateway.logs.filters import Filter
 from services.gateway.logs.manager import LogManager
 
-_KEYS_BYTES_MAX: Final = 4 << 20
+_KEYS_BYTES_MAX: Final = 1 << 20
 """Bytes of records of which one page lists the keys (chosen by judgement)."""
 
 KEY: Final = Parameter(
     "key", "path", utf8, {"type": "string", "minLength": 1}, "The key (UTF-8).", b"", example="k-7"
 )
+BEFORE: Final = query_integer("before", 0, ID_MAX, "Only records below this offset.")
 PREFIX: Final[Parameter[bytes]] = Parameter(
     "prefix", "query", utf8, {"type": "string"}, "Only keys that begin with this text.", b""
 )
@@ -48,34 +53,41 @@ _READING: Final = (
 class KeyRoutes(op.Handlers, tag="Records"):
     """HTTP handlers for the keys of a log."""
 
-    def __init__(self, logs: LogManager) -> None:
-        self._logs = logs
+    def __init__(self, logs: LogManager, room: Room) -> None:
+        self._logs, self._room = logs, room
 
     @op.operation(
         "GET /v1/logs/{name}/keys/{key}",
-        (op.NAME, KEY, op.ENCODING),
+        (op.NAME, KEY, BEFORE, CREATED, op.ENCODING),
         replies=op.gives("The newest record.", models.RecordOut, {"one": _RECORD}),
         errors=(*_READING, errors.NoSuchKey, errors.KeyScanLimit),
         scope=on(Named.LOG, Scope.READ),
     )
-    async def newest_record(self, _request: web.Request, given: Given) -> web.Response:
+    async def newest_record(self, request: web.Request, given: Given) -> web.Response:
         """Read the newest record of a key.
 
         Of all records with this key that were acknowledged before the request, the response is the
         last one that has not expired. 404 `no-such-key`: there is none before the offset
         `next_offset`, or the last one is a tombstone. Large sealed ledgers have an index of their
-        keys. Other ledgers are read once: if they are too large for one request, the response is
-        503 `key-scan-limit`, and a retry goes on there.
+        keys. Other ledgers are read, from the newest record on. If that is more than 16 MiB, the
+        response is 503 `key-scan-limit` with an offset: no record from there on has the key. Send
+        the offset as `before` to go on.
         """
+        self._room.answers.check(PEER.get(), 1)  # refuse a request early, before reading
         name, key = given[op.NAME], given[KEY]
-        page = await self._logs.keys.newest(name, key)
+        page = await self._logs.keys.newest(
+            name, key, before=given[BEFORE], created_at=given[CREATED]
+        )
         if not page.batches:
             raise errors.NoSuchKey(
                 f"no record before the offset {page.next} has this key",
                 log=name,
                 next_offset=page.next,
             )
-        return json_bytes(next(records_json(page.batches[0], given[op.ENCODING])))
+        data = next(records_json(page.batches[0], given[op.ENCODING]))
+        if len(data) > LARGE_BYTES:
+            self._room.keep(request, len(data))
+        return json_bytes(data)
 
     @op.operation(
         "GET /v1/logs/{name}/keys",
@@ -102,10 +114,11 @@ class KeyRoutes(op.Handlers, tag="Records"):
 
         A page looks at records from an offset on, and has each of their keys once, with the offset
         of its last record in the page, unless that record is a tombstone. A later page may have the
-        same key again, with a later offset, or delete it. `limit` is the number of records with a key that a page looks at; it looks at 16 MiB
-        of records at most, so a page may be empty before the log's end: read on from `next`, until
-        it is the `from` of the request.
+        same key again, with a later offset, or delete it. `limit` is the number of records with a
+        key that a page looks at; it looks at 16 MiB of records at most, so a page may be empty
+        before the log's end: read on from `next`, until it is the `from` of the request.
         """
+        self._room.answers.check(PEER.get(), 1)
         pages = LogPages(
             self._logs, given[op.NAME], given[CREATED], Filter(key_prefix=given[PREFIX])
         )

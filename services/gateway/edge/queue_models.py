@@ -1,12 +1,15 @@
 """Pydantic models of the request and response bodies of work queues in the public API."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, StrictInt, StrictStr, StringConstraints, WithJsonSchema, model_validator
 
 from quorumlog.net.parameters import invalid
 from quorumlog.protocol.offset_set import NONE, Offsets
-from quorumlog.protocol.queues import IN_FLIGHT_MAX, WINDOW, Queue, QueueSettings, Settled
+from quorumlog.protocol.queue_requests import Refused
+from quorumlog.protocol.queue_state import Queue, QueueSettings
+from quorumlog.protocol.queues import IN_FLIGHT_MAX, WINDOW
 from quorumlog.protocol.values import LOG_NAME, LogName
 from services.gateway.edge.consumer_models import LEASE_MS_MAX
 from services.gateway.edge.http.limits import WAIT_MS_MAX
@@ -20,6 +23,8 @@ DELAY_MS_MAX: Final = 3_600_000
 ATTEMPTS_MAX: Final = 1000
 REASON_CHARS_MAX: Final = 500
 
+Items = tuple[tuple[int, Offsets], ...]
+"""Tokens, each with offsets of its claim."""
 _From = Annotated[
     StrictInt | Annotated[StrictStr, StringConstraints(max_length=64)],
     Field(description="An offset, `earliest`, `latest`, -N or an RFC 3339 time, as in a read."),
@@ -68,6 +73,8 @@ class QueueModel(Model):
     state: Literal["ok", "log-replaced"]
     """`log-replaced`: the queue is of a deleted log, and another log has the name."""
     log_created_at: Annotated[str, WithJsonSchema(DATE_TIME)]
+    version: Id
+    """The version of the settings: the queue's `ETag`."""
     lease_ms: Id
     max_attempts: Id | None
     dead_letter_log: str | None
@@ -102,6 +109,24 @@ class QueueList(Model):
     next: Annotated[str, StringConstraints(pattern=f"^{LOG_NAME}$")] | None
 
 
+class ClaimPart(Model):
+    """Records of one claim."""
+
+    claim: Id
+    offsets: Annotated[list[Id], Field(min_length=1, max_length=CLAIM_MAX)] | None = None
+    """The records; null: all that the claim still has."""
+
+
+class RefusedPart(Model):
+    """Records that a token does not settle, and why."""
+
+    claim: Id
+    offsets: list[Id]
+    reason: Literal["acknowledged", "claim-ended"]
+    """`acknowledged`: the record is done, perhaps by an earlier copy of this request.
+    `claim-ended`: the lease ended or the record was given back; another worker may have it."""
+
+
 class QueueClaim(Model):
     """Request for records."""
 
@@ -109,6 +134,13 @@ class QueueClaim(Model):
     """The most records."""
     wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MAX)] = 0
     """How long to wait while there is none."""
+    ack: Annotated[list[ClaimPart], Field(max_length=CLAIM_MAX, default_factory=list)]
+    """Records of earlier claims to acknowledge first, in the same change."""
+
+    @property
+    def acked(self) -> Items:
+        """The records to acknowledge, as the protocol has them. Raises: InvalidRequest."""
+        return _items(self.ack, "/ack")
 
 
 class WorkRecord(RecordOut):
@@ -127,17 +159,12 @@ class QueueClaimed(Model):
     queue: str
     records: list[WorkRecord]
     lease_ms: Id
-    limit: Literal["max-in-flight", "window"] | None
-    """The bound that keeps the queue from giving more: too many records are unsettled, or the first
-    one that is not done lies too far back."""
-
-
-class ClaimPart(Model):
-    """Records of one claim."""
-
-    claim: Id
-    offsets: Annotated[list[Id], Field(min_length=1, max_length=CLAIM_MAX)] | None = None
-    """The records; null: all that the claim still has."""
+    limit: Literal["max-in-flight", "window", "keys"] | None
+    """The bound that keeps the queue from giving more: too many records are unsettled, the first
+    one that is not done lies too far back, or all records that a claim looks at wait for their
+    keys."""
+    refused: list[RefusedPart]
+    """Records of `ack` that were not acknowledged."""
 
 
 class QueueSettle(Model):
@@ -146,12 +173,9 @@ class QueueSettle(Model):
     claims: Annotated[list[ClaimPart], Field(min_length=1, max_length=CLAIM_MAX)]
 
     @property
-    def items(self) -> tuple[tuple[int, Offsets], ...]:
+    def items(self) -> Items:
         """The claims as the protocol has them. Raises: InvalidRequest."""
-        return tuple(
-            (part.claim, _offsets(part.offsets, f"/claims/{at}/offsets"))
-            for at, part in enumerate(self.claims)
-        )
+        return _items(self.claims, "/claims")
 
 
 class QueueNak(QueueSettle):
@@ -163,16 +187,6 @@ class QueueNak(QueueSettle):
         str, StringConstraints(max_length=REASON_CHARS_MAX, pattern=r"^[^\x00]*$")
     ] = ""
     """Why; a dead letter has it as a header."""
-
-
-class RefusedPart(Model):
-    """Records that a token does not settle, and why."""
-
-    claim: Id
-    offsets: list[Id]
-    reason: Literal["acknowledged", "claim-ended"]
-    """`acknowledged`: the record is done, perhaps by an earlier copy of this request.
-    `claim-ended`: the lease ended or the record was given back; another worker may have it."""
 
 
 class QueueSettled(Model):
@@ -195,6 +209,13 @@ class QueueRedriven(Model):
     redriven: Id
 
 
+def _items(parts: Sequence[ClaimPart], pointer: str) -> Items:
+    return tuple(
+        (part.claim, _offsets(part.offsets, f"{pointer}/{at}/offsets"))
+        for at, part in enumerate(parts)
+    )
+
+
 def _offsets(offsets: list[int] | None, pointer: str) -> Offsets:
     if offsets is None:
         return NONE
@@ -211,6 +232,7 @@ def queue_json(row: Queue, end: int) -> dict[str, Any]:
         "queue": row.queue,
         "state": "ok" if end >= 0 else "log-replaced",
         "log_created_at": row.created,
+        "version": row.settings_version,
         "lease_ms": settings.lease_ms,
         "max_attempts": settings.max_attempts or None,
         "dead_letter_log": settings.dead_letter_log or None,
@@ -229,10 +251,8 @@ def queue_json(row: Queue, end: int) -> dict[str, Any]:
     }
 
 
-def settled_json(settled: Settled) -> dict[str, Any]:
-    """Build the JSON object of a settlement."""
-    refused = [
-        {"claim": one.token, "offsets": list(one.offsets), "reason": one.reason}
-        for one in settled.refused
+def refused_json(refused: Sequence[Refused]) -> list[dict[str, Any]]:
+    """Build the JSON list of records that a settlement refused."""
+    return [
+        {"claim": one.token, "offsets": list(one.offsets), "reason": one.reason} for one in refused
     ]
-    return {"done": settled.done, "refused": refused}

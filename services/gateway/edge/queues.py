@@ -1,6 +1,8 @@
 """The resource /v1/logs/{name}/queues: work queues, which give a log's records to many workers."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -9,15 +11,16 @@ from aiohttp import web
 from quorumlog import errors
 from quorumlog.net import parameters
 from quorumlog.net.operations import Reply
-from quorumlog.protocol.queues import Settle, Settlement
+from quorumlog.protocol.queue_requests import PutQueue, Settle, Settlement
+from quorumlog.protocol.queue_state import Queue
 from quorumlog.protocol.values import LOG_NAME
 from services.gateway.edge import operations as op
 from services.gateway.edge import queue_models as models
 from services.gateway.edge.access.scopes import LOOK, Kind, Named, Scope, caller_of, on
+from services.gateway.edge.consumers import KEPT
 from services.gateway.edge.http import body
 from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import json_bytes, json_value, no_content
-from services.gateway.edge.logs import TAKING_OVER
 from services.gateway.edge.pages import records_json
 from services.gateway.edge.starts import start_of_json
 from services.gateway.logs.queues import Claimed, QueueService
@@ -38,12 +41,19 @@ MAX_BYTES: Final = parameters.query_integer(
     op.PAGE_BYTES,
 )
 
+IF_MATCH: Final = parameters.header_version(
+    "The expected version of the queue's settings, as in `ETag`. Any other version: 412, and "
+    "nothing changes."
+)
+IF_NONE_MATCH: Final = parameters.header_star("`*`: only if the queue does not exist.")
+
 _ONE: Final = "/v1/logs/{name}/queues/{queue}"
 _EXAMPLE: Final[dict[str, Any]] = {
     "log": "mails",
     "queue": "mail",
     "state": "ok",
     "log_created_at": "2026-01-02T03:04:05.678901Z",
+    "version": 9217,
     "lease_ms": 30000,
     "max_attempts": 5,
     "dead_letter_log": "mails.dead",
@@ -77,23 +87,21 @@ _CLAIMED: Final = {
     "records": [_RECORD],
     "lease_ms": 30000,
     "limit": None,
+    "refused": [],
 }
 _SETTLED: Final = {
     "done": 1,
     "refused": [{"claim": 9218, "offsets": [10], "reason": "claim-ended"}],
 }
 _PARTS: Final = {"claims": [{"claim": 9217, "offsets": [9]}, {"claim": 9218}]}
-_KEPT: Final = (
-    *TAKING_OVER,
-    errors.QuorumTimeout,
-    errors.NotTheOwner,
-    errors.WriterLost,
-    errors.NoSuchQueue,
-)
-"""Errors of the log that stores queues, which this gateway may have to take over."""
+_ERRORS: Final = (*KEPT, errors.NoSuchQueue)
 _AS_QUEUE: Final = (models.QueueModel, {"a queue": _EXAMPLE})
 _AS_SETTLED: Final = (models.QueueSettled, {"one is refused": _SETTLED})
 _WORK: Final = on(Named.LOG, Scope.WORK)
+_settlement: Final = partial(
+    op.operation, given=(op.NAME, QUEUE), errors=_ERRORS, scope=_WORK, needs_body=True
+)
+"""Declares an operation that settles records of claims."""
 
 
 class QueueRoutes(op.Handlers, tag="Queues"):
@@ -110,7 +118,7 @@ class QueueRoutes(op.Handlers, tag="Queues"):
             models.QueueList,
             {"last page": {"queues": [_EXAMPLE], "next": None}},
         ),
-        errors=_KEPT,
+        errors=_ERRORS,
         scope=on(Named.LOG, *LOOK, Scope.WORK),
     )
     async def list_queues(self, _request: web.Request, given: parameters.Given) -> web.Response:
@@ -127,26 +135,27 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     @op.operation(
         f"GET {_ONE}",
         (op.NAME, QUEUE),
-        replies=op.gives("The queue.", *_AS_QUEUE),
-        errors=_KEPT,
+        replies=op.gives("The queue.", *_AS_QUEUE, op.ETAG),
+        errors=_ERRORS,
         scope=on(Named.LOG, *LOOK, Scope.WORK),
     )
     async def get_queue(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """Get a queue."""
-        return json_value(models.queue_json(*await self._queues.look(given[op.NAME], given[QUEUE])))
+        return _viewed(await self._queues.look(given[op.NAME], given[QUEUE]))
 
     @op.operation(
         f"PUT {_ONE}",
-        (op.NAME, QUEUE),
+        (op.NAME, QUEUE, IF_MATCH, IF_NONE_MATCH),
         body=op.takes(
             models.QueuePut,
             {"usual": {}, "dead letters": {"max_attempts": 5, "dead_letter_log": "mails.dead"}},
         ),
-        replies=op.gives("The queue.", *_AS_QUEUE),
+        replies=op.gives("The queue.", *_AS_QUEUE, op.ETAG),
         errors=(
-            *_KEPT,
+            *_ERRORS,
             errors.QueueExists,
             errors.TooManyQueues,
+            errors.VersionConflict,
             errors.LogReplaced,
             errors.RequestOutdated,
         ),
@@ -169,32 +178,38 @@ class QueueRoutes(op.Handlers, tag="Queues"):
             caller_of(request).check(Scope.APPEND, Kind.LOGS, dead)
             caller_of(request).check(Scope.READ, Kind.LOGS, name)
         start = start_of_json(wanted.start, "/from")
-        view = await self._queues.put(name, given[QUEUE], wanted.settings, start)
-        return json_value(models.queue_json(*view))
+        asked = PutQueue(name, given[QUEUE], "", wanted.settings)
+        asked = replace(asked, version=given[IF_MATCH], is_new=given[IF_NONE_MATCH])
+        return _viewed(await self._queues.put(asked, start))
 
     @op.operation(
         f"DELETE {_ONE}",
-        (op.NAME, QUEUE),
+        (op.NAME, QUEUE, IF_MATCH),
         replies={204: Reply("The queue is deleted.")},
-        errors=(*_KEPT, errors.RequestOutdated),
+        errors=(*_ERRORS, errors.VersionConflict, errors.RequestOutdated),
         scope=on(Named.LOG, Scope.MANAGE),
         is_audited=True,
     )
     async def delete_queue(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """Delete a queue.
 
-        Its claims end, and its progress is lost. The log and the dead letters stay.
+        Its claims end, and its progress is lost. Records on their way to the dead-letter log may
+        not get there. The log and the dead letters stay. With `If-Match`, a late copy of the
+        request does not delete a later queue of the name.
         """
-        await self._queues.delete(given[op.NAME], given[QUEUE])
+        await self._queues.delete(given[op.NAME], given[QUEUE], given[IF_MATCH])
         return no_content()
 
     @op.operation(
         f"POST {_ONE}/claim",
         (op.NAME, QUEUE, MAX_BYTES, op.ENCODING),
-        body=op.takes(models.QueueClaim, {"usual": {"max": 100, "wait_ms": 30000}}),
+        body=op.takes(
+            models.QueueClaim,
+            {"usual": {"max": 100, "wait_ms": 30000}, "next": {"ack": [{"claim": 9217}]}},
+        ),
         replies=op.gives("The records.", models.QueueClaimed, {"one": _CLAIMED}),
         errors=(
-            *_KEPT,
+            *_ERRORS,
             errors.LogReplaced,
             errors.EntryUnavailable,
             errors.RecoveryBlocked,
@@ -206,11 +221,17 @@ class QueueRoutes(op.Handlers, tag="Queues"):
 
         The worker has the records until it settles them, or until `lease_ms` have passed since its
         request without an extension. Records that another worker did not acknowledge come first.
+        With `ack`, the request first acknowledges records of earlier claims, at no further cost.
         """
         wanted = await body.read_model(request, self._room, models.QueueClaim)
         name, queue = given[op.NAME], given[QUEUE]
         claiming = self._queues.claim(
-            name, queue, wanted.max, wait_s=wanted.wait_ms / 1000, max_bytes=given[MAX_BYTES]
+            name,
+            queue,
+            wanted.max,
+            wait_s=wanted.wait_ms / 1000,
+            max_bytes=given[MAX_BYTES],
+            acked=wanted.acked,
         )
         claimed = await (self._room.wait(claiming) if wanted.wait_ms else claiming)
         if claimed is None:  # the client has gone, or this gateway ends
@@ -221,19 +242,15 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         except errors.Overloaded:
             await self._queues.give_back(name, queue, claimed)
             raise
-        head = {"log": name, "queue": queue, "lease_ms": claimed.lease_ms}
-        head["limit"] = claimed.limit or None
+        head: dict[str, Any] = {"log": name, "queue": queue, "lease_ms": claimed.lease_ms}
+        head |= {"limit": claimed.limit or None, "refused": models.refused_json(claimed.refused)}
         items = b",".join(_records(claimed, given[op.ENCODING]))
         return json_bytes(b'%b,"records":[%b]}' % (orjson.dumps(head)[:-1], items))
 
-    @op.operation(
+    @_settlement(
         f"POST {_ONE}/ack",
-        (op.NAME, QUEUE),
         body=op.takes(models.QueueSettle, {"two claims": _PARTS}),
         replies=op.gives("What was acknowledged.", *_AS_SETTLED),
-        errors=_KEPT,
-        scope=_WORK,
-        needs_body=True,
     )
     async def ack_records(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Acknowledge records.
@@ -244,14 +261,10 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         wanted = await body.read_model(request, self._room, models.QueueSettle)
         return await self._settled(given, Settlement.ACK, wanted)
 
-    @op.operation(
+    @_settlement(
         f"POST {_ONE}/nak",
-        (op.NAME, QUEUE),
         body=op.takes(models.QueueNak, {"in a minute": _PARTS | {"delay_ms": 60000}}),
         replies=op.gives("What was given back.", *_AS_SETTLED),
-        errors=_KEPT,
-        scope=_WORK,
-        needs_body=True,
     )
     async def nak_records(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Give records back.
@@ -262,14 +275,10 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         wanted = await body.read_model(request, self._room, models.QueueNak)
         return await self._settled(given, Settlement.NAK, wanted, wanted.delay_ms, wanted.reason)
 
-    @op.operation(
+    @_settlement(
         f"POST {_ONE}/extend",
-        (op.NAME, QUEUE),
         body=op.takes(models.QueueSettle, {"two claims": _PARTS}),
         replies=op.gives("What was extended.", *_AS_SETTLED),
-        errors=_KEPT,
-        scope=_WORK,
-        needs_body=True,
     )
     async def extend_claims(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Extend claims.
@@ -285,7 +294,7 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         body=op.takes(models.QueueRedrive, {"usual": {"max": 100}}),
         replies=op.gives("What was sent.", models.QueueRedriven, {"three": {"redriven": 3}}),
         errors=(
-            *_KEPT,
+            *_ERRORS,
             errors.LogReplaced,
             errors.LogClosed,
             errors.LogFenced,
@@ -315,7 +324,13 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         reason: str = "",
     ) -> web.Response:
         asked = Settle(given[op.NAME], given[QUEUE], kind, wanted.items, delay_ms, reason)
-        return json_value(models.settled_json(await self._queues.settle(asked)))
+        settled = await self._queues.settle(asked)
+        return json_value({"done": settled.done, "refused": models.refused_json(settled.refused)})
+
+
+def _viewed(view: tuple[Queue, int]) -> web.Response:
+    headers = {"ETag": f'"{view[0].settings_version}"'}
+    return json_value(models.queue_json(*view), headers=headers)
 
 
 def _records(claimed: Claimed, encoding: str) -> Iterator[bytes]:

@@ -47,6 +47,8 @@ _HEARTBEAT_S: Final = 20.0
 """Interval of pings: below the 60 s after which proxies commonly close a silent connection."""
 _CONTROL_BYTES_MAX: Final = 300
 """Maximum length of a request for the tail; a longer message is an append."""
+_CONDITIONS_BYTES_MAX: Final = 8192
+"""Maximum length of a request for the tail of a log, which may have conditions."""
 _TAIL: Final = ("from", "encoding", "created")
 _ENCODINGS: Final = ("base64", "text", "json", "frames")
 
@@ -231,7 +233,8 @@ class _Session(Generic[T, P]):
     def _is_for_the_tail(self, message: WSMessage) -> bool:
         """Start the tail if a message requests it; returns whether. Raises: InvalidRequest."""
         data = message.data
-        if message.type != WSMsgType.TEXT or len(data) > _CONTROL_BYTES_MAX or b"tail" not in data:
+        longest = _CONDITIONS_BYTES_MAX if self._target.conditions else _CONTROL_BYTES_MAX
+        if message.type != WSMsgType.TEXT or len(data) > longest or b"tail" not in data:
             return False
         value = strict.loads(data)
         if type(value) is not dict or "tail" not in value:

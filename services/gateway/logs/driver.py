@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from quorumlog import errors
-from quorumlog.protocol.log import LogMetadata, ledgers_of, messages
+from quorumlog.protocol.log import LogMetadata, messages
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.metadata import Deletion, Writer
 from quorumlog.wire.log_bodies import DELETED_WITH_LOG_MAX, PACKED_TAG
@@ -270,7 +270,7 @@ class LogDriver:
         the members or the database can't confirm the deletion, the outcome is unknown.
         """
         engine, store = self._ports.engine, self._ports.store
-        deleted = {*ledgers_of(row.own), *(await store.placed_orphans(row.name))}
+        deleted = {*(i.ledger_id for i in row.own), *(await store.placed_orphans(row.name))}
         ledgers = await engine.existing(sorted(deleted)[-DELETED_WITH_LOG_MAX:])
         other = await store.delete(row)
         if other is None:

@@ -23,7 +23,7 @@ from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogMetadata, LogSettings
 from quorumlog.protocol.log.messages import HERE, Append, Consult, Here, RecordsAppended
 from quorumlog.protocol.quorum import Quorum
-from quorumlog.protocol.rows import CHANGES_MAX, Batch, Key, Row, Rows, Stamp
+from quorumlog.protocol.rows import CHANGES_MAX, Batch, FreeLog, Key, List, Row, Rows, Stamp
 from quorumlog.wire.row_bodies import BadRows, RowBodies
 from services.gateway.logs.handle import resolve
 from services.gateway.logs.values import LogBatches
@@ -90,17 +90,12 @@ class RowLogs(Protocol):
 class RowService(ABC, Generic[R]):
     """Serves this gateway's requests for the rows of one log."""
 
-    _list: Callable[[str, str, int], Any]
-    """Makes the request for a page: (log, after, limit)."""
-    _free: Callable[[str, str], Any]
-    """Makes the request that deletes the rows of a log: (log, creation time)."""
-
     def __init__(
         self,
         logs: RowLogs,
         read: Callable[..., Awaitable[LogBatches]],
         bodies: RowBodies[R],
-        kind: Callable[[], Rows[R]],
+        kind: type[Rows[R]],
         *,
         bookies: Callable[[], Awaitable[int]],
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
@@ -152,10 +147,6 @@ class RowService(ABC, Generic[R]):
     def _makes(self, request: Any) -> bool:
         """Whether a request may create a row."""
 
-    @abstractmethod
-    def _absent(self, request: Any) -> errors.QuorumLogError:
-        """The error of a request about a row while there is no log of rows."""
-
     async def ask(
         self, request: Any, row: LogMetadata | None = None, stamp: Stamp | None = None
     ) -> Any:
@@ -168,17 +159,22 @@ class RowService(ABC, Generic[R]):
         try:
             return await self._ask(request, stamp)
         except errors.NoSuchLog as error:
-            if error.log != self._name:
-                raise
-            if row is None or not self._makes(request):
-                raise self._absent(request) from None
+            if row is None or error.log != self._name or not self._makes(request):
+                raise self._shown(request, error) from None
             await self._make(row)
             return await self._ask(request, stamp)
+
+    def _shown(self, request: Any, error: errors.NoSuchLog) -> errors.QuorumLogError:
+        """The error for the client: without a log of rows there is no row."""
+        if error.log != self._name:
+            return error
+        detail = f"the log {request.log} has no {self._kind.noun}s"
+        return self._kind.absent(detail, log=request.log)
 
     async def page(self, name: str, *, after: str, limit: int) -> tuple[R, ...]:
         """A page of a log's rows, sorted by name."""
         try:
-            answer: tuple[R, ...] = await self._ask(self._list(name, after, limit))
+            answer: tuple[R, ...] = await self._ask(List(name, after, limit))
         except errors.NoSuchLog as error:
             if error.log != self._name:
                 raise
@@ -197,7 +193,7 @@ class RowService(ABC, Generic[R]):
 
     async def free(self, deleted: Mapping[str, str]) -> None:
         """Delete the rows of logs that were deleted (`take_deleted`)."""
-        asked = [self.submit(self._free(name, created)) for name, created in deleted.items()]
+        asked = [self.submit(FreeLog(name, created)) for name, created in deleted.items()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for (name, created), answer in zip(deleted.items(), answers, strict=True):
             if isinstance(answer, errors.QuorumLogError) and not isinstance(

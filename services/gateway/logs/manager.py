@@ -356,7 +356,7 @@ class LogManager:
         await self._engine.notify_deleted(await self._store.unshared(dropped))
         if dropped:
             await self._store.require(name, lambda now: now is None or _is_past(now, new))
-        ids = dict.fromkeys(item.ledger_id for item in gone)
+        ids = dict.fromkeys(sorted(ledgers_of(gone)))
         await self.orphans.drop([*(ids | dict.fromkeys(one.ledger_id for one in dropped))])
         return await self.views.view(new)
 

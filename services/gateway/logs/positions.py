@@ -4,7 +4,6 @@ import asyncio
 from itertools import islice
 from typing import Any, Final
 
-from quorumlog import errors
 from quorumlog.protocol import positions
 from quorumlog.wire.position_bodies import POSITION_BODIES
 from services.gateway.logs.keeper import RowService
@@ -15,8 +14,6 @@ _EXPIRED_AT_ONCE: Final = 500
 
 class PositionService(RowService[positions.Position]):
     """Serves this gateway's requests for committed offsets and leases of all consumers."""
-
-    _list, _free = positions.List, positions.FreeLog
 
     def __init__(self, logs: Any, read: Any, **ports: Any) -> None:
         """The arguments are those of `RowService`."""
@@ -29,9 +26,6 @@ class PositionService(RowService[positions.Position]):
         if isinstance(request, positions.Commit):
             return request.is_new
         return isinstance(request, positions.Acquire)
-
-    def _absent(self, request: Any) -> errors.QuorumLogError:
-        return errors.NoSuchConsumer(f"the log {request.log} has no consumers", log=request.log)
 
     async def expire(self) -> None:
         """Delete consumers unused for `expiry_s`, if this process owns their log."""

@@ -1,71 +1,45 @@
-"""Work queues at one gateway: claims with their records, settlements, and dead letters (ADR 55).
+"""Work queues at one gateway: claims with their records, and settlements (ADR 55).
 
 The owner of the log of queues decides which records a claim gets (`keeper.py`), and the gateway
-that the client asked reads them. Records go to a dead-letter log, and back, by a *move*: the queue
-names it before the append is sent, and the append has a producer id of its own. So any gateway may
-repeat the append, and the other log has its records once.
+that the client asked reads them. `dead_letters.py` moves records to a dead-letter log, and back.
 """
 
 import asyncio
 import contextlib
-import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final
 
 from quorumlog import errors
+from quorumlog.protocol import queue_requests as asks
 from quorumlog.protocol import queues
-from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record, encode
-from quorumlog.protocol.log import LogMetadata, LogState
-from quorumlog.protocol.log.messages import Append
+from quorumlog.protocol.log import LogMetadata
 from quorumlog.protocol.offset_set import NONE, Offsets
-from quorumlog.protocol.queues import Move, Order, Queue, QueueSettings, Settlement, Taken
+from quorumlog.protocol.queue_state import Order, Queue
 from quorumlog.protocol.rows import Batch, Key
-from quorumlog.wire.position_bodies import QUEUE_BODIES
 from services.gateway.logs.consumers import Consumers, check_within
-from services.gateway.logs.keeper import RowService
+from services.gateway.logs.dead_letters import QueueMoves
 from services.gateway.logs.reading import LogReader
-from services.gateway.logs.values import LogBatches, ReadRecord, Start
-
-log = logging.getLogger(__name__)
+from services.gateway.logs.values import LogBatches, Start
 
 _POLL_S: Final = 1.0
 """How often a claim that waits asks another gateway, from which no event comes. By judgement."""
-_RETRY_S: Final = 5.0
-"""The pause after a move that failed. By judgement."""
-_MOVES_AT_ONCE: Final = 16
-"""Moves of a queue that are under way: later ones can be joined until they are sent."""
-_MOVE_BYTES: Final = 1 << 20
-"""The most bytes of a move's append, unless it is a single record."""
+_TAIL_S: Final = 10.0
+"""The longest wait of one read for a log's next record."""
 _KEY_BYTES: Final = 8 << 20
 """Bytes that one claim reads at most to learn records' keys."""
 _QUEUES_MAX: Final = 1000
 """Queues with the order `key` whose records' keys are cached. By judgement."""
 _GAPS_S: Final = 5.0
 """How long a claim goes on over offsets without records, beyond the time for which it waits."""
-
 _TRIES: Final = 3
 """Claims of one round by what the last answer said is not done, with the order `key`."""
-_SCANNED: Final = 1000
-
 QUEUES_SHOWN_MAX: Final = 100
 """Queues with labels of their own in metrics, whatever names clients choose. By judgement."""
-
-DEAD_LOG: Final = "Dead-Letter-Log"
-DEAD_QUEUE: Final = "Dead-Letter-Queue"
-DEAD_OFFSET: Final = "Dead-Letter-Offset"
-DEAD_ATTEMPTS: Final = "Dead-Letter-Attempts"
-DEAD_REASON: Final = "Dead-Letter-Reason"
-DEAD_TIME: Final = "Dead-Letter-Timestamp-Ms"
-REDRIVEN_FROM: Final = "Redriven-From"
-MOVE: Final = "Queue-Move"
-"""Headers of records that a move appends."""
-_ADDED: Final = frozenset(
-    (DEAD_LOG, DEAD_QUEUE, DEAD_OFFSET, DEAD_ATTEMPTS, DEAD_REASON, DEAD_TIME, REDRIVEN_FROM, MOVE)
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +52,13 @@ class Claimed:
     lease_ms: int
     limit: str
     """The bound that keeps the queue from giving further records; empty if none does."""
+    refused: Sequence[asks.Refused] = ()
+    """Records that the claim should have acknowledged, and did not."""
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether all records of the claim were removed or have expired."""
+        return bool(self.pages) and not any(page.batches for page in self.pages)
 
 
 @dataclass(slots=True)
@@ -90,53 +71,43 @@ class _Seen:
     keys: dict[int, int] = field(default_factory=dict)
 
 
-class QueueService(RowService[Queue]):
+class QueueService(QueueMoves):
     """Serves this gateway's requests for the work queues of all logs."""
-
-    _list, _free = queues.ListQueues, queues.FreeQueues
 
     def __init__(self, logs: Any, reader: LogReader, consumers: Consumers, **ports: Any) -> None:
         """The other arguments are those of `RowService`."""
-        super().__init__(logs, reader.read, QUEUE_BODIES, queues.Queues, **ports)
-        self._reader, self._consumers = reader, consumers
+        super().__init__(logs, reader, **ports)
+        self._consumers = consumers
         self._seen_keys: OrderedDict[Key, _Seen] = OrderedDict()
-        self._watchers: dict[Key, dict[asyncio.Future[None], None]] = {}
-        """Claims that wait for a change of their queue, in order."""
-        self._movers: dict[Key, asyncio.Task[None]] = {}
+        self._watchers: dict[Key, dict[asyncio.Future[int], None]] = {}
+        """Claims that wait for a change of their queue or a record of its log, in order. The result
+        is an end of the log, or 0.
+        """
+        self._tails: dict[tuple[Key, bool], asyncio.Task[None]] = {}
+        """Waits for records of queues' logs, one for all claims of a queue that wait."""
         self._depths: dict[Key, int] = {}
         self._oldest: dict[Key, tuple[str, int, int | None]] = {}
         """For each shown queue: its log's creation, the first record that is not done, and when
         that record was appended; None if that is unknown."""
         self._measuring: asyncio.Task[None] | None = None
 
-    def _counts_once(self, request: Any) -> bool:
-        return queues.is_counted_once(request)
-
-    def _makes(self, request: Any) -> bool:
-        return isinstance(request, queues.PutQueue)
-
-    def _absent(self, request: Any) -> errors.QuorumLogError:
-        return errors.NoSuchQueue(f"the log {request.log} has no queues", log=request.log)
-
     # --- queues ----------------------------------------------------------------------------------
 
-    async def put(
-        self, name: str, queue: str, settings: QueueSettings, start: Start
-    ) -> tuple[Queue, int]:
-        """Create a queue that begins at `start`, or change its settings. Returns it as `look` does.
+    async def put(self, asked: asks.PutQueue, start: Start) -> tuple[Queue, int]:
+        """Create a queue that begins at `start`, or change its settings. `asked` does not yet say
+        what is known of the logs. Returns the queue as `look` does.
 
-        Raises: NoSuchLog for the log or the dead-letter log; QueueExists, TooManyQueues.
+        Raises: NoSuchLog for the log or the dead-letter log; QueueExists, TooManyQueues,
+        VersionConflict.
         """
-        row = await self._reader.rows.row(name)
+        row = await self._reader.rows.row(asked.log)
         offset = await self._consumers.offset(row, start)
         check_within(row, offset, "/from")
-        dead_end, dead_created = 0, ""
-        if settings.dead_letter_log:
-            dead = await self._reader.rows.row(settings.dead_letter_log)
-            dead_end, dead_created = await self._reader.end(dead.name, dead), dead.created_at
-        asked = queues.PutQueue(
-            name, queue, row.created_at, settings, offset, dead_end, dead_created
-        )
+        asked = replace(asked, created=row.created_at, start=offset)
+        if asked.settings.dead_letter_log:
+            dead = await self._reader.rows.row(asked.settings.dead_letter_log)
+            dead_end = await self._reader.end(dead.name, dead)
+            asked = replace(asked, dead_end=dead_end, dead_created=dead.created_at)
         end = await self._consumers.end(row)  # an error after the change would deny it
         put: Queue = await self.ask(asked, row)
         return put, max(end, put.next)
@@ -144,7 +115,7 @@ class QueueService(RowService[Queue]):
     async def look(self, name: str, queue: str) -> tuple[Queue, int]:
         """A queue, and its log's end; -1 if the log was replaced. Raises: NoSuchLog, NoSuchQueue."""
         row = await self._reader.rows.row(name)
-        found: Queue = await self.ask(queues.LookQueue(name, queue))
+        found: Queue = await self.ask(asks.LookQueue(name, queue))
         return found, await self._end_of(found, row)
 
     async def views(self, name: str, *, after: str, limit: int) -> Sequence[tuple[Queue, int]]:
@@ -156,42 +127,51 @@ class QueueService(RowService[Queue]):
     async def _end_of(self, queue: Queue, row: LogMetadata) -> int:
         return await self._consumers.end(row) if queue.created == row.created_at else -1
 
-    async def delete(self, name: str, queue: str) -> None:
-        """Delete a queue, even if its log was deleted. Raises: NoSuchQueue."""
-        await self.ask(queues.DeleteQueue(name, queue))
+    async def delete(self, name: str, queue: str, version: int | None = None) -> None:
+        """Delete a queue, even if its log was deleted. Raises: NoSuchQueue, VersionConflict."""
+        await self.ask(asks.DeleteQueue(name, queue, version))
 
     # --- claims ----------------------------------------------------------------------------------
 
     async def claim(
-        self, name: str, queue: str, count: int, *, wait_s: float, max_bytes: int
+        self,
+        name: str,
+        queue: str,
+        count: int,
+        *,
+        wait_s: float,
+        max_bytes: int,
+        acked: tuple[tuple[int, Offsets], ...] = (),
     ) -> Claimed:
         """Claim up to `count` records, but of more than `max_bytes` only one. Waits up to `wait_s`
-        while there are none.
+        while there are none. First acknowledges `acked`, which has tokens with their offsets.
 
         Raises: NoSuchLog, NoSuchQueue, LogReplaced, EntryUnavailable.
         """
         deadline, end, is_fresh = self._loop.time() + wait_s, 0, False
         gone = 0
+        acking: asyncio.Future[asks.Settled] | None = None
         while True:
             # Watched before the owner is asked, so that no change is missed.
             changed, is_over = self._watch((name, queue)), True
             try:
                 row = (await self._consumers.recent(name, is_fresh=is_fresh)).row
                 end = max(end, await self._consumers.end(row))
+                if acked:  # the owner decides both requests with one append
+                    acking = self.submit(asks.Settle(name, queue, asks.Settlement.ACK, acked))
+                    acking.add_done_callback(partial(self._acked, (name, queue)))
+                    acked = ()
                 taken = await self._take(row, queue, end, count, gone)
                 claimed = await self._with_records(row, queue, taken, max_bytes)
                 left_s = deadline - self._loop.time()
                 if claimed.pages:
-                    self._wake_here((name, queue))
-                has_records = any(page.batches for page in claimed.pages)
-                if has_records or (left_s <= 0 and is_fresh and not claimed.pages):
-                    return claimed
-                if claimed.pages and left_s > -_GAPS_S:
-                    # All records were removed or have expired: go on behind the gap.
+                    self._wake((name, queue))
+                if claimed.is_gap and left_s > -_GAPS_S:
                     gone, is_over = await self._gap(row, queue), False
                     continue
-                if claimed.pages:
-                    return claimed
+                if claimed.pages or (left_s <= 0 and is_fresh):
+                    refused = (await acking).refused if acking is not None else ()
+                    return replace(claimed, refused=refused)
                 if left_s <= 0:
                     # Cached metadata may lack the ledger of records that were acknowledged before.
                     is_fresh, is_over = True, False
@@ -201,7 +181,10 @@ class QueueService(RowService[Queue]):
                     await asyncio.sleep(min(left_s, _POLL_S))  # or can't be read for now
                 is_fresh = bool(taken.records)
                 if not is_fresh:
-                    end = await self._news(row, end, taken, changed, left_s)
+                    left_s = min(left_s, taken.wait_ms / 1000 if taken.wait_ms >= 0 else left_s)
+                    self._watch_tail((name, queue), row, end, is_over=bool(taken.limit))
+                    await asyncio.wait((changed,), timeout=left_s)
+                    end = max(end, changed.result() if changed.done() else 0)
                 is_over = False
             except errors.LogReplaced:
                 if is_fresh:
@@ -218,56 +201,65 @@ class QueueService(RowService[Queue]):
         """The first offset from the queue's floor on that has a record. The log has removed the
         records in between, as a truncation would (rule 27d).
         """
-        floor = max((await self.ask(queues.LookQueue(row.name, queue))).floor, row.first_offset)
+        floor = max((await self.ask(asks.LookQueue(row.name, queue))).floor, row.first_offset)
         with contextlib.suppress(errors.QuorumLogError):  # a claim finds out what is wrong
             page = await self._reader.read(row.name, floor, limit=1, created_at=row.created_at)
             return page.batches[0].first_offset if page.batches else page.next
         return 0
 
-    async def _news(
-        self, row: LogMetadata, end: int, taken: Taken, changed: asyncio.Future[None], left_s: float
-    ) -> int:
-        """Wait until the queue may have records to give. Returns the log's end."""
-        left_s = min(left_s, taken.wait_ms / 1000 if taken.wait_ms >= 0 else left_s)
-        if not self.is_here:
-            left_s = min(left_s, _POLL_S)
-        tail = self._loop.create_task(self._tail(row, end, left_s, is_over=bool(taken.limit)))
-        try:
-            await asyncio.wait((changed, tail), timeout=left_s, return_when="FIRST_COMPLETED")
-            return tail.result() if tail.done() else end
-        finally:
-            tail.cancel()
+    def _acked(self, key: Key, done: asyncio.Future[asks.Settled]) -> None:
+        if not (done.cancelled() or done.exception()):
+            self._wake_here(key)
 
-    async def _tail(self, row: LogMetadata, end: int, wait_s: float, *, is_over: bool) -> int:
-        """The log's end, once the log is longer. Waits for the whole time if `is_over`."""
-        if not is_over:
-            with contextlib.suppress(errors.Unavailable, errors.EntryLost):
-                page = await self._reader.read(
-                    row.name, end, limit=_SCANNED, wait_s=wait_s, created_at=row.created_at
-                )
-                if page.next > end:
-                    return page.next
-        await asyncio.sleep(wait_s)
-        return end
+    def _watch_tail(self, key: Key, row: LogMetadata, end: int, *, is_over: bool) -> None:
+        """Begin to wait for records beyond `end`, unless another claim of the queue does so."""
+        if (key, is_over) not in self._tails:
+            task = self._start(self._tail(key, row, end, is_over=is_over))
+            self._tails[key, is_over] = task
+            task.add_done_callback(lambda _: self._tails.pop((key, is_over)))
 
-    def _watch(self, key: Key) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = self._loop.create_future()
+    async def _tail(self, key: Key, row: LogMetadata, end: int, *, is_over: bool) -> None:
+        """Wake a waiting claim once the log is longer than `end`, unless the queue's bounds let it
+        give nothing more (`is_over`). If another gateway owns the log of queues, wake one after
+        `_POLL_S` anyway: the queue may have changed.
+        """
+        while key in self._watchers:
+            wait_s, following = _TAIL_S if self.is_here else _POLL_S, 0
+            try:
+                if is_over:
+                    await asyncio.sleep(wait_s)
+                else:
+                    page = await self._reader.read(
+                        row.name, end, limit=1, wait_s=wait_s, created_at=row.created_at
+                    )
+                    following = page.next
+            except errors.QuorumLogError:
+                await asyncio.sleep(_POLL_S)
+                self._wake(key)  # the claim finds the reason
+                return
+            if following > end or not self.is_here:
+                self._wake(key, following)
+                return
+
+    def _watch(self, key: Key) -> asyncio.Future[int]:
+        future: asyncio.Future[int] = self._loop.create_future()
         self._watchers.setdefault(key, {})[future] = None
         return future
 
-    def _unwatch(self, key: Key, future: asyncio.Future[None]) -> None:
+    def _unwatch(self, key: Key, future: asyncio.Future[int]) -> None:
         watchers = self._watchers.get(key, {})
         watchers.pop(future, None)
         if not watchers:
             self._watchers.pop(key, None)
 
-    def _wake(self, key: Key) -> None:
-        """Let the claim that has waited longest ask again. If it gets records, this change wakes
-        the next claim; if it ends without asking, it wakes the next claim itself.
+    def _wake(self, key: Key, end: int = 0) -> None:
+        """Let the claim that has waited longest ask again, for records below `end`. If it gets
+        records, this change wakes the next claim; if it ends without asking, it wakes the next
+        claim itself.
         """
         for future in self._watchers.get(key, ()):
             if not future.done():
-                future.set_result(None)
+                future.set_result(end)
                 return
 
     def _wake_here(self, key: Key) -> None:
@@ -281,49 +273,46 @@ class QueueService(RowService[Queue]):
             if row.moves:
                 self._move(row.key)
 
-    async def _take(self, row: LogMetadata, queue: str, end: int, count: int, gone: int) -> Taken:
-        """Claim records at the owner, none below the offset `gone`. With the order `key`, the request has the keys of the records
-        that are not done by the last answer; it is sent again if these records have changed.
+    async def _take(
+        self, row: LogMetadata, queue: str, end: int, count: int, gone: int
+    ) -> asks.Taken:
+        """Claim records at the owner, none below the offset `gone`. With the order `key`, the
+        request has the keys of the records that are not done by the last answer; it is sent again
+        if these records have changed.
         """
         key = (row.name, queue)
         first = max(row.first_offset, gone)
-        asked = queues.Take(row.name, queue, row.created_at, first, end, count)
-        taken = Taken(0, (), 0)
+        asked = asks.Take(row.name, queue, row.created_at, first, end, count)
+        taken = asks.Taken(0, (), 0)
         for _ in range(_TRIES):
             seen = self._seen_keys.get(key)
             if seen is not None and seen.created == row.created_at:
-                asked = queues.Take(
-                    row.name,
-                    queue,
-                    row.created_at,
-                    first,
-                    end,
-                    count,
-                    await self._keys(row, seen, end),
-                )
+                asked = replace(asked, keys=await self._keys(row, seen, end))
             taken = await self._asked(asked)
             if taken.order != Order.KEY or not self._saw_keys(key, row, taken) or taken.records:
                 return taken
         return replace(taken, wait_ms=50)  # the queue keeps changing: it may have records
 
-    async def _asked(self, asked: queues.Take) -> Taken:
+    async def _asked(self, asked: asks.Take) -> asks.Taken:
         """Claim records. If the client goes away meanwhile, they are given back."""
-        task: asyncio.Task[Any] = self._start(self.ask(asked))
+        answer = self.submit(asked)
 
-        def gone(done: asyncio.Task[Any]) -> None:
+        def gone(done: asyncio.Future[Any]) -> None:
             if not done.cancelled() and done.exception() is None and done.result().records:
                 items = ((done.result().token, NONE),)
-                unread = queues.Settle(asked.log, asked.queue, Settlement.UNREAD, items)
+                unread = asks.Settle(asked.log, asked.queue, asks.Settlement.UNREAD, items)
                 _ = self._start(self._settled_anyway(unread))
 
         try:
-            taken: Taken = await asyncio.shield(task)
+            taken: asks.Taken = await asyncio.shield(answer)
         except asyncio.CancelledError:
-            task.add_done_callback(gone)
+            answer.add_done_callback(gone)
             raise
+        except errors.NoSuchLog as error:
+            raise self._shown(asked, error) from None
         return taken
 
-    def _saw_keys(self, key: Key, row: LogMetadata, taken: Taken) -> bool:
+    def _saw_keys(self, key: Key, row: LogMetadata, taken: asks.Taken) -> bool:
         """Note what a queue with the order `key` has done. Returns whether that is news."""
         seen = self._seen_keys.get(key)
         if seen is None or seen.created != row.created_at:
@@ -352,56 +341,44 @@ class QueueService(RowService[Queue]):
             at = begin
             while at < stop and size < _KEY_BYTES:
                 try:
-                    page = await self._reader.read(
-                        row.name, at, limit=stop - at, created_at=row.created_at
-                    )
-                    page = page.below(stop)
-                except errors.EntryLost as error:
-                    following = min(int(error.members["next_offset"]), stop)
-                    known.update((gone, 0) for gone in range(at, following))
-                    at = following
-                    continue
+                    page, following = await self._page(row.name, at, stop, row.created_at, row=row)
                 except errors.OffsetTruncated:
                     return ()
-                if page.is_empty:
-                    break
-                known.update((gone, 0) for gone in range(at, page.next))  # compaction leaves gaps
-                for found in page.records:
+                known.update((gone, 0) for gone in range(at, following))
+                for found in () if page is None else page.records:
                     known[found.offset] = _number(found.record.key)
                     size += found.record.size
-                at = page.next
+                at = following
         return tuple((at, known[at]) for at in wanted if at in known)
 
     async def _with_records(
-        self, row: LogMetadata, queue: str, taken: Taken, max_bytes: int
+        self, row: LogMetadata, queue: str, taken: asks.Taken, max_bytes: int
     ) -> Claimed:
         """Read the records of a claim. Records without room are given back; lost ones are noted."""
         attempts = {at: count for count, each in taken.records for at in each}
         claimed = Claimed(taken.token, (), attempts, taken.lease_ms, taken.limit)
         if not taken.records:
             return claimed
+        offsets = Offsets.of(attempts)
         try:
-            pages, lost = await self._read_claim(row, Offsets.of(attempts), max_bytes)
+            pages, lost = await self._read_claim(row, offsets, max_bytes)
+            read = found = NONE
+            for page in pages:
+                read |= Offsets.span(page.first, page.next)
+                for each in page.batches:
+                    found |= Offsets.span(each.first_offset, each.first_offset + each.count)
+            lost |= read - found  # compaction has removed these records, or they have expired
+            parts = ((asks.Settlement.LOST, lost), (asks.Settlement.UNREAD, offsets - read - lost))
+            for kind, part in parts:
+                if part:
+                    items = ((taken.token, part),)
+                    await self._settled_anyway(asks.Settle(row.name, queue, kind, items))
         except BaseException:
-            unread = queues.Settle(
-                row.name, queue, Settlement.UNREAD, ((taken.token, Offsets.of(attempts)),)
-            )
-            _ = self._start(self._settled_anyway(unread))
+            _ = self._start(self.give_back(row.name, queue, claimed))
             raise
-        read, found = NONE, NONE
-        for page in pages:
-            read |= Offsets.span(page.first, page.next)
-            for each in page.batches:
-                found |= Offsets.span(each.first_offset, each.first_offset + each.count)
-        lost |= read - found  # compaction has removed these records
-        unread_part = Offsets.of(attempts) - read - lost
-        for kind, part in ((Settlement.LOST, lost), (Settlement.UNREAD, unread_part)):
-            if part:
-                items = ((taken.token, part),)
-                await self._settled_anyway(queues.Settle(row.name, queue, kind, items))
-        return Claimed(taken.token, pages, attempts, taken.lease_ms, taken.limit)
+        return replace(claimed, pages=pages)
 
-    async def _settled_anyway(self, request: queues.Settle) -> None:
+    async def _settled_anyway(self, request: asks.Settle) -> None:
         """Settle records; if that fails, they are given again after the lease."""
         with contextlib.suppress(errors.QuorumLogError):
             await self.ask(request)
@@ -417,57 +394,49 @@ class QueueService(RowService[Queue]):
             at = begin
             while at < end and left > 0:
                 try:
-                    page = await self._reader.read(
-                        row.name, at, limit=end - at, max_bytes=left, created_at=row.created_at
+                    page, following = await self._page(
+                        row.name, at, end, row.created_at, max_bytes=left, row=row
                     )
-                    page = page.below(end)
-                except errors.EntryLost as error:
-                    following = min(int(error.members["next_offset"]), end)
-                    lost |= Offsets.span(at, following)
-                    at = following
-                    continue
                 except errors.OffsetTruncated:
                     break
                 except errors.QuorumLogError:
                     if pages:
                         return pages, lost
                     raise
-                if page.is_empty:
-                    break
-                pages.append(page)
-                left -= sum(found.columns.size for found in page.batches) or 1
-                at = page.next
+                if page is None:
+                    lost |= Offsets.span(at, following)
+                else:
+                    pages.append(page)
+                    left -= sum(found.columns.size for found in page.batches) or 1
+                at = following
         return pages, lost
 
     async def give_back(self, name: str, queue: str, claimed: Claimed) -> None:
         """Give all records of a claim back that can't be sent."""
         items = ((claimed.token, NONE),)
-        await self._settled_anyway(queues.Settle(name, queue, Settlement.UNREAD, items))
+        await self._settled_anyway(asks.Settle(name, queue, asks.Settlement.UNREAD, items))
 
-    async def settle(self, request: queues.Settle) -> queues.Settled:
+    async def settle(self, request: asks.Settle) -> asks.Settled:
         """Settle records of claims. Raises: NoSuchQueue."""
-        settled: queues.Settled = await self.ask(request)
+        settled: asks.Settled = await self.ask(request)
         self._wake_here((request.log, request.queue))
         return settled
 
-    # --- dead letters ----------------------------------------------------------------------------
+    # --- metrics ---------------------------------------------------------------------------------
 
-    async def tick(self) -> None:
-        """Find records that were given too often, and continue moves, if this process owns the log
-        of queues.
+    async def sweep(self, logs: Collection[str]) -> None:
+        """Find records that were given too often, continue moves, measure the queues, and note those
+        of logs that are gone, if this process owns the log of queues. `logs`: almost all logs.
         """
-        if not self.is_here:
-            return
-        asked = []
-        for row in list(self.kept.values()):
-            if row.moves:
-                self._move(row.key)
-            most = row.settings.max_attempts
-            if most and any(count >= most for count, _ in row.attempts):
-                asked.append(self.submit(queues.Sweep(*row.key)))
-        await asyncio.gather(*asked, return_exceptions=True)
-        if self._measuring is None or self._measuring.done():
+        await self.tick()
+        if self.is_here and (self._measuring is None or self._measuring.done()):
             self._measuring = self._start(self._measure())
+        gone = {row.log: row.created for row in self.kept.values() if row.log not in logs}
+        for name, created in gone.items() if self.is_here and self._database_ms() else ():
+            try:
+                await self._reader.rows.row(name)
+            except errors.NoSuchLog:
+                self.log_deleted(name, created)
 
     async def _measure(self) -> None:
         """Measure the depth of the shown queues; after an error a queue keeps its last depth."""
@@ -507,251 +476,9 @@ class QueueService(RowService[Queue]):
         came_ms = self._oldest[key][2] if key in self._oldest else None
         return None if came_ms is None else max(0, self._wall_ms() - came_ms) / 1000
 
-    def _move(self, key: Key) -> None:
-        """Carry out the moves of a queue in the background, unless a task does that already."""
-        if key not in self._movers:
-            task = self._movers[key] = self._start(self._moving(key))
-            task.add_done_callback(lambda _: self._movers.pop(key))
-
-    async def _moving(self, key: Key) -> None:
-        while self.is_here and (row := self.kept.get(key)) is not None and row.moves:
-            failed = 0
-            for move in row.moves[:_MOVES_AT_ONCE]:
-                try:
-                    await self._carry_out(row, move)
-                except errors.QuorumLogError as error:
-                    failed += 1
-                    await self._note_failure(key, move, error)
-                    log.warning("move-failed", extra={"queue": key, "error": repr(error)})
-                except Exception:
-                    failed += 1
-                    log.exception("move-broke", extra={"queue": key})
-            if failed:
-                await asyncio.sleep(_RETRY_S)
-
-    async def _note_failure(self, key: Key, move: Move, error: errors.QuorumLogError) -> None:
-        """Let the queue say why its dead letters are not sent."""
-        row = self.kept.get(key)
-        if row is not None and row.failed != error.code and not move.is_back:
-            with contextlib.suppress(errors.QuorumLogError):
-                await self.ask(queues.FailMove(*key, error.code))
-
-    async def _carry_out(self, row: Queue, move: Move) -> Queue:
-        """Do the next step of a move. Returns the queue after it."""
-        dead = row.settings.dead_letter_log
-        source, target = (dead, row.log) if move.is_back else (row.log, dead)
-        try:
-            records, lost = await self._moved(row, source, move)
-        except errors.LogReplaced:  # the log of these records was deleted
-            return await self._ended(row, move, len(move.offsets))
-        records, keyless = await self._fitted(target, records)
-        if keyless and move.is_back:
-            lost |= keyless
-        elif keyless and move.since < 0:
-            # Once the move has begun, the dead-letter log can't be changed any more.
-            raise errors.KeyRequired("the dead-letter log needs a key with each record", log=target)
-        if move.since < 0:
-            return await self._begun(row, move, target, Offsets.of(records) | lost)
-        producer = ProducerSeq(f"quorumlog.queue.{move.id}", 0, 0)
-        created = row.created if move.is_back else move.created
-        try:
-            if records:
-                call = Append.of(
-                    list(records.values()), producer, since=move.since, created_at=created
-                )
-                await self._logs.append(target, call)
-        except errors.LogReplaced:
-            if (await self._reader.rows.row(target)).created_at == created:
-                raise  # the owner did not know that yet
-            # What was sent to the log before is gone with it.
-            return await self._begun(row, move, target, move.offsets)
-        except (errors.ExpiredProducer, errors.InvalidRequest):
-            # The log no longer knows whether it has the records. It will not take this append any
-            # more, so what it has by now is the answer.
-            end = await self._reader.end(target)
-            if not await self._has(target, move, end, created):
-                return await self._begun(row, move, target, move.offsets)
-        return await self._ended(row, move, len(lost))
-
-    async def _fitted(
-        self, target: str, records: dict[int, Record]
-    ) -> tuple[dict[int, Record], Offsets]:
-        """Records as their target takes them, and the offsets of those that it does not take: a log
-        that is compacted wants keys, and no times to live (rules 27d and 27f).
-        """
-        if not (await self._reader.rows.row(target)).settings.compacts:
-            return records, NONE
-        taken = {
-            at: replace(record, ttl_s=0) for at, record in records.items() if record.key is not None
-        }
-        return taken, Offsets.of(at for at in records if at not in taken)
-
-    async def _ended(self, row: Queue, move: Move, lost: int) -> Queue:
-        ended: Queue = await self.ask(queues.EndMove(row.log, row.queue, move.id, lost))
-        return ended
-
-    async def _begun(self, row: Queue, move: Move, target: str, kept: Offsets) -> Queue:
-        """Record that the append of these records may be sent, and the present end of its log."""
-        log_row = await self._reader.rows.row(target)
-        if move.is_back and log_row.created_at != row.created:
-            return await self._ended(row, move, 0)
-        # Once a move has begun, the dead-letter log can't be changed any more.
-        if log_row.writer_token and move.since < 0:
-            raise errors.LogFenced("the log accepts appends of its writer only", log=target)
-        if log_row.state is LogState.CLOSED and move.since < 0:
-            raise errors.LogClosed("the log is closed", log=target)
-        end = await self._reader.end(target, log_row)
-        created = move.created if move.is_back else log_row.created_at
-        seen = (move.since, move.created)
-        begin = queues.BeginMove(row.log, row.queue, move.id, seen, end, kept, created)
-        begun: Queue = await self.ask(begin)
-        return begun
-
-    async def _moved(
-        self, row: Queue, source: str, move: Move
-    ) -> tuple[dict[int, Record], Offsets]:
-        """The records of a move, by their offsets, as the move appends them: as many as one append
-        takes before the first one was sent. And the offsets of records that the log does not have
-        any more, or that no append takes.
-        """
-        found: dict[int, Record] = {}
-        size, lost = 0, NONE
-        created = move.created if move.is_back else row.created
-        for begin, end in move.offsets.runs:
-            at = begin
-            while at < end:
-                try:
-                    page = await self._reader.read(
-                        source, at, limit=end - at, max_bytes=_MOVE_BYTES, created_at=created
-                    )
-                    page = page.below(end)
-                except errors.OffsetTruncated as error:
-                    following = min(int(error.members["first_offset"]), end)
-                except errors.EntryLost as error:
-                    following = min(int(error.members["next_offset"]), end)
-                else:
-                    if page.is_empty:
-                        raise errors.EntryUnavailable("the log ends before a move", log=source)
-                    gone = Offsets.span(at, page.next)
-                    for each in page.records:
-                        gone -= Offsets.span(each.offset, each.offset + 1)
-                        shown = _shown(row, move, each)
-                        if shown is None:
-                            log.warning("too-large-to-move", extra={"queue": row.key})
-                            lost |= Offsets.span(each.offset, each.offset + 1)
-                            continue
-                        size += _size(shown)
-                        if move.since < 0 and found and size > _MOVE_BYTES:
-                            return found, lost
-                        found[each.offset] = shown
-                    lost |= gone
-                    at = page.next
-                    continue
-                lost |= Offsets.span(at, following)
-                at = following
-        return found, lost
-
-    async def _has(self, target: str, move: Move, end: int, created: str) -> bool:
-        """Whether a log has a move's records between its `since` and `end`."""
-        async for each in self._scan(target, move.since, end, created):
-            if (MOVE, str(move.id)) in each.record.headers:
-                return True
-        return False
-
-    async def _scan(self, name: str, begin: int, end: int, created: str) -> Any:
-        """The records from `begin` to `end` - 1 that the log still has."""
-        at = begin
-        while at < end:
-            try:
-                page = await self._reader.read(name, at, limit=_SCANNED, created_at=created)
-            except errors.OffsetTruncated as error:
-                at = int(error.members["first_offset"])
-                continue
-            except errors.EntryLost as error:
-                at = int(error.members["next_offset"])
-                continue
-            if page.is_empty:
-                raise errors.EntryUnavailable(f"records from {at} can't be read now", log=name)
-            for each in page.records:
-                if each.offset < end:
-                    yield each
-            at = page.next
-
-    async def redrive(self, name: str, queue: str, count: int) -> int:
-        """Send up to `count` dead letters of a queue back to its log, oldest first. Returns how
-        many; another request may send some of them. Raises: NoSuchQueue, NoSuchLog, LogReplaced,
-        InvalidRequest.
-        """
-        created = (await self._reader.rows.row(name)).created_at
-        row: Queue = await self.ask(queues.LookQueue(name, queue))
-        dead = row.settings.dead_letter_log
-        if not dead:
-            raise errors.InvalidRequest("the queue has no dead-letter log", log=name)
-        dead_row = await self._reader.rows.row(dead)
-        end = await self._reader.end(dead, dead_row)
-        begin = row.redriven if row.dead_created == dead_row.created_at else 0
-        mine, until = list[int](), end
-        async for each in self._scan(dead, begin, end, dead_row.created_at):
-            if _is_of(each.record, name, queue):
-                mine.append(each.offset)
-            if len(mine) == count or (mine and each.offset - mine[0] >= queues.WINDOW):
-                until = each.offset + 1
-                break
-        offsets = Offsets.of(mine)
-        asked = queues.Redrive(
-            name, queue, created, dead_row.created_at, row.redriven, until, offsets
-        )
-        before = {move.id for move in row.moves}
-        row = await self.ask(asked)
-        is_mine = any(each.offsets == offsets and each.id not in before for each in row.moves)
-        for _ in range(2 * len(offsets)):
-            move = next((each for each in row.moves if each.is_back), None)
-            if move is None:
-                break
-            row = await self._carry_out(row, move)
-        return len(offsets) if is_mine else 0
-
 
 def _number(key: bytes | None) -> int:
     """A number that stands for a record's key; 0 without a key."""
     if key is None:
         return 0
     return int.from_bytes(blake2b(key, digest_size=7).digest(), "big") or 1
-
-
-def _is_of(record: Record, name: str, queue: str) -> bool:
-    headers = dict(record.headers)
-    return (headers.get(DEAD_LOG), headers.get(DEAD_QUEUE)) == (name, queue)
-
-
-def _shown(row: Queue, move: Move, found: ReadRecord) -> Record | None:
-    """A record as a move appends it: with as many of the added headers as an append has room for.
-    None if it has no room for the record.
-    """
-    record = found.record
-    kept = [(name, text) for name, text in record.headers if name not in _ADDED]
-    added: Iterable[tuple[str, str]]
-    if move.is_back:
-        added = ((REDRIVEN_FROM, f"{row.settings.dead_letter_log}/{found.offset}"),)
-    else:
-        attempts = next((count for count, each in row.attempts if found.offset in each), 0)
-        added = (
-            (DEAD_LOG, row.log),
-            (DEAD_QUEUE, row.queue),
-            (DEAD_OFFSET, str(found.offset)),
-            (DEAD_ATTEMPTS, str(attempts)),
-            (DEAD_REASON, move.reason),
-            (DEAD_TIME, str(found.timestamp_ms)),
-        )
-    all_of_them = (*added, (MOVE, str(move.id)))
-    without_reason = tuple(pair for pair in all_of_them if pair[0] != DEAD_REASON)
-    for more in (all_of_them, without_reason, all_of_them[-1:], ()):
-        shown = replace(record, headers=(*kept, *more))
-        if _size(shown) <= BATCH_BYTES_MAX:
-            return shown
-    return None
-
-
-def _size(record: Record) -> int:
-    """The bytes of an append of this record by a move."""
-    return len(encode((record,), ProducerSeq("quorumlog.queue." + "9" * 19, 0, 0)))

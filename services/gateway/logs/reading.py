@@ -273,7 +273,7 @@ class LogReader:
         """
         row = row or await self.fresh(name, created_at)
         for _ in range(TRIES_MAX):
-            found = await self._end(name, row, page)
+            found = await self.ended_at(row, page)
             if found is not None:
                 return found
             row = await self.fresh(name, row.created_at)
@@ -287,8 +287,11 @@ class LogReader:
         view = await self._reads.ended(item.ledger_id, is_fresh=False)
         return None if view.last_add_confirmed == NO_ENTRY else await self._last_head(item, view)
 
-    async def _end(self, name: str, row: LogMetadata, page: Page | None) -> tuple[int, bool] | None:
-        """The end, and whether the log is closed; None if the metadata is out of date."""
+    async def ended_at(self, row: LogMetadata, page: Page | None = None) -> tuple[int, bool] | None:
+        """The log's end by this metadata, and whether the log is closed there; None if the metadata
+        is out of date.
+        """
+        name = row.name
         if row.end_offset is not None:
             return row.end_offset, row.state is LogState.CLOSED
         item = row.base

@@ -283,10 +283,9 @@ def _cost(data: bytes) -> int:
     """About how many bytes are decoded, with those whose decoding takes as long as the records'."""
     try:
         head = batch.decode_head(data)
-        size = batch.packed_columns(data)[0] if batch.is_packed(data) else len(data)
     except batch.BadBatch:
         return len(data)
-    return size + (0 if head.has_gaps else _RECORD_COST * head.count)
+    return batch.plain_size(data) + (0 if head.has_gaps else _RECORD_COST * head.count)
 
 
 class _RewriteDriver(LogDriver):

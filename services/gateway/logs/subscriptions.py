@@ -9,20 +9,24 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 from uuid import uuid4
 
 from quorumlog import errors
 from quorumlog.protocol import subscriptions
-from quorumlog.protocol.log import LogMetadata, LogSettings
+from quorumlog.protocol.log import LogMetadata, LogSettings, LogState
 from quorumlog.protocol.log.messages import HERE, Consult
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.rows import Batch, Key
 from quorumlog.protocol.subscriptions import (
+    LINKS_MAX,
     STREAMS_MAX,
+    Discovery,
     Ends,
+    Kind,
     Link,
     Phase,
     Subscription,
@@ -38,6 +42,12 @@ log = logging.getLogger(__name__)
 
 DELIVERIES_MAX: Final = 64
 """Deliveries of this gateway under way. Each takes a connection. By judgement."""
+SLOW_DELIVERIES_MAX: Final = 64
+"""Deliveries under way, besides these, to receivers whose last one was slow or failed: they can't
+keep the others waiting. By judgement.
+"""
+_SLOW_S: Final = 1.0
+"""A delivery that takes longer is slow. By judgement."""
 _OWNER_S: Final = 1.0
 """How often a gateway looks that the log of subscriptions has an owner. By judgement."""
 _ALL_S: Final = 300.0
@@ -46,8 +56,12 @@ _FOLLOW_S: Final = 30.0
 _RETRY_S: Final = 1.0
 _GATHER_S: Final = 0.05
 """The pause after a stream has grown, so that a busy stream is not asked for each record."""
+_PER_LINK_S: Final = 0.0005
+"""The pause before a wake, for each stream of the subscription. By judgement."""
 _PAGE: Final = 1000
 _AT_ONCE: Final = 16
+_MATCHES_AT_ONCE: Final = 1000
+"""Patterns and names that are compared before other work has its turn. By judgement."""
 
 _StreamKey = tuple[str, str]
 """A stream's log, and its creation time."""
@@ -76,22 +90,25 @@ class SubscriptionService(RowService[Subscription]):
         self.deliveries = self.failures = 0
         """Attempts of this gateway that succeeded, and that failed."""
         self._room = asyncio.Semaphore(DELIVERIES_MAX)
+        self._slow_room = asyncio.Semaphore(SLOW_DELIVERIES_MAX)
+        self._slow: set[str] = set()
+        """Secrets of subscriptions whose last delivery was slow."""
         self._known: dict[Key, Subscription] = {}
         """The rows as they were when this owner last looked."""
         self._drivers: dict[Key, asyncio.Task[None]] = {}
         self._pokes: dict[Key, asyncio.Event] = {}
+        self._linking: dict[str, set[Key]] = {}
+        """The subscriptions that link a stream of a name, whether it exists or not."""
         self._users: dict[_StreamKey, set[Key]] = {}
         self._followers: dict[_StreamKey, asyncio.Task[None]] = {}
+        self._changes: dict[str, set[asyncio.Event]] = {}
+        """What to set when the row of a stream that is followed changes."""
         self._ends: dict[_StreamKey, int] = {}
         self._is_owner = False
-        self._new: set[Key] = set()
-        """Subscriptions whose streams were not listed since this owner knows them."""
-        self._heard: set[str] | None = None
-        """Logs that changed and may be new streams; None: any may be."""
+        self._discovery = Discovery()
+        self._lister: asyncio.Task[None] | None = None
         self._has_heard = asyncio.Event()
-
-    _list = staticmethod(lambda _log, after, limit: subscriptions.ListSubscriptions(after, limit))
-    _free = subscriptions.StreamGone
+        self._rows_room = asyncio.Semaphore(_AT_ONCE)
 
     def _counts_once(self, request: Any) -> bool:
         return subscriptions.is_counted_once(request)
@@ -99,13 +116,13 @@ class SubscriptionService(RowService[Subscription]):
     def _makes(self, request: Any) -> bool:
         return isinstance(request, subscriptions.PutSubscription | subscriptions.SigningKey)
 
-    def _absent(self, _request: Any) -> errors.QuorumLogError:
-        return errors.NoSuchSubscription("there are no subscriptions")
+    def _shown(self, request: Any, error: errors.NoSuchLog) -> errors.QuorumLogError:
+        del request
+        is_own = error.log == SUBSCRIPTIONS_LOG
+        return errors.NoSuchSubscription("there are no subscriptions") if is_own else error
 
     def log_deleted(self, name: str, created: str) -> None:
-        """Note that this gateway deleted a stream, so that its links are removed."""
-        if name.startswith(STREAM_PREFIX):
-            super().log_deleted(name, created)
+        """Do nothing: the owner notices by itself that a stream is gone."""
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -124,13 +141,14 @@ class SubscriptionService(RowService[Subscription]):
         secret = uuid4().hex + uuid4().hex
         asked = subscriptions.PutSubscription(name, settings, secret, origin, tuple(links.values()))
         row: Subscription = await self.ask(asked, _quorum_of_streams())
-        return row, row.secret == secret
+        is_new = row.secret == secret
+        return row if row.links else await self.look(name), is_new  # a copy's answer has no links
 
     async def signing_key(self, *, creates: bool = True) -> str:
         """The secret of which all gateways make the key that signs deliveries. Without `creates`,
         raises NoSuchSubscription if there was no subscription yet.
         """
-        asked = subscriptions.SigningKey(uuid4().hex + uuid4().hex)
+        asked = subscriptions.SigningKey(uuid4().hex + uuid4().hex if creates else "")
         row: Subscription = await self.ask(asked, _quorum_of_streams() if creates else None)
         return row.secret
 
@@ -139,34 +157,51 @@ class SubscriptionService(RowService[Subscription]):
         row: Subscription = await self.ask(subscriptions.LookSubscription(name))
         return row
 
-    async def link(self, name: str, streams: Sequence[str]) -> None:
-        """Add explicit streams, which begin at their ends. Raises: TooManySubscriptions."""
-        await self.ask(subscriptions.LinkStreams(name, tuple(await self._links(streams))))
+    async def link(self, row: Subscription, streams: Sequence[str]) -> None:
+        """Add explicit streams, which begin at their ends; one that the pattern matches begins where
+        it would without this request. Raises: TooManySubscriptions.
+        """
+        links = (
+            replace(each, acked=0, is_glob=True) if is_matching(row.settings, each.log) else each
+            for each in await self._links(streams)
+        )
+        await self.ask(subscriptions.LinkStreams(row.id, row.secret, tuple(links)))
 
-    async def by_ends(self, row: Subscription, make: Callable[[Ends], Any]) -> Subscription:
-        """Decide a request that `make` makes from the ends of a subscription's streams. Raises:
-        AlreadyClaimed, NoPendingWork, WakeFenced, InvalidOffset.
+    async def by_ends(
+        self, row: Subscription, make: Callable[[Ends], Any], acked: Iterable[str] = ()
+    ) -> Subscription:
+        """Decide a request that `make` makes from the ends of a subscription's streams; those of
+        `acked` must be known. Raises: AlreadyClaimed, NoPendingWork, WakeFenced, InvalidOffset, and
+        the errors of reads.
         """
         decided: Subscription
+        needed = frozenset(acked)
         try:
-            decided = await self.ask(make(await self._read_ends(row, is_fresh=False)))
+            decided = await self.ask(make(await self._read_ends(row, needed, is_fresh=False)))
         except (errors.NoPendingWork, errors.InvalidOffset):  # by cached metadata
-            decided = await self.ask(make(await self._read_ends(row, is_fresh=True)))
+            decided = await self.ask(make(await self._read_ends(row, needed, is_fresh=True)))
         return decided
 
-    async def _read_ends(self, row: Subscription, *, is_fresh: bool) -> Ends:
+    async def _read_ends(
+        self, row: Subscription, needed: frozenset[str], *, is_fresh: bool
+    ) -> Ends:
         """The acknowledged ends of a subscription's streams, as far as they can be read, and are
-        not in the row.
+        not in the row. Raises: the errors of reads of `needed` streams.
         """
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def end(link: Link) -> tuple[str, str, int] | None:
-            with contextlib.suppress(errors.QuorumLogError):
+            try:
                 async with room:
                     found = (await self._consumers.recent(link.log, is_fresh=is_fresh)).row
                     if found.created_at == link.created:
                         at = await self._consumers.end(found)
                         return (link.log, link.created, at) if at > link.tail else None
+            except errors.NoSuchLog:
+                pass
+            except errors.QuorumLogError:
+                if link.log in needed:
+                    raise
             return None
 
         found = await asyncio.gather(*(end(link) for link in row.links if link.created))
@@ -188,14 +223,26 @@ class SubscriptionService(RowService[Subscription]):
     async def _matching(self, settings: SubscriptionSettings) -> list[str]:
         """The names of the existing streams that a pattern matches, as many as may be linked."""
         found: list[str] = []
-        after: str | None = None
-        prefix = STREAM_PREFIX + stream_name(literal(settings.pattern))
-        while len(found) < STREAMS_MAX:
-            rows, after = await self._list_logs(after=after, limit=_PAGE, prefix=prefix)
-            found += [row.name for row in rows if is_matching(settings, row.name)]
-            if after is None:
-                break
+        async with contextlib.aclosing(self._streams(literal(settings.pattern))) as pages:
+            async for rows in pages:
+                found += [row.name for row in rows if is_matching(settings, row.name)]
+                if len(found) >= STREAMS_MAX:
+                    break
         return found[:STREAMS_MAX]
+
+    async def _streams(self, path: str = "") -> AsyncGenerator[Sequence[LogMetadata]]:
+        """All streams whose paths begin so, a few at a time, between which other work has a turn."""
+        after: str | None = None
+        while True:
+            rows, after = await self._list_logs(
+                after=after, limit=_PAGE, prefix=STREAM_PREFIX + stream_name(path)
+            )
+            at_once = self._names_at_once()
+            for at in range(0, len(rows), at_once):
+                yield rows[at : at + at_once]
+                await asyncio.sleep(0)
+            if after is None:
+                return
 
     # --- the owner -------------------------------------------------------------------------------
 
@@ -205,48 +252,70 @@ class SubscriptionService(RowService[Subscription]):
 
     def heard(self, name: str) -> None:
         """Note that some process has created, changed or deleted a log."""
-        is_new = name == SUBSCRIPTIONS_LOG or (self.is_here and name.startswith(STREAM_PREFIX))
-        if is_new and self._heard is not None:
-            self._heard.add(name)
+        for event in self._changes.get(name, ()):
+            event.set()
+        if name == SUBSCRIPTIONS_LOG:
+            self._is_owner = False  # there may have been another one: look again
+        if name == SUBSCRIPTIONS_LOG or (self.is_here and name.startswith(STREAM_PREFIX)):
+            self._discovery.heard(name)
             self._has_heard.set()
 
     def gap(self) -> None:
         """Note that changes of any log may have been missed."""
-        self._heard = None
+        for events in self._changes.values():
+            for event in events:
+                event.set()
+        self._is_owner = False
+        self._discovery.gap()
         self._has_heard.set()
 
     async def run(self) -> None:
         """Look for ever whether this process owns the log of subscriptions, and be its owner."""
-        heard: set[str] | None
-        exists, all_s, self._heard = False, 0.0, None
+        exists, all_s = False, 0.0
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_OWNER_S):
                         await self._has_heard.wait()
                 self._has_heard.clear()
-                heard, self._heard = self._heard, set()
-                is_all = heard is None or self._loop.time() >= all_s
-                exists = exists or SUBSCRIPTIONS_LOG in (heard or ())
+                if self._loop.time() >= all_s:
+                    self._discovery.gap()
+                    all_s = self._loop.time() + _ALL_S
+                heard, is_all = self._discovery.take()
+                exists = exists or SUBSCRIPTIONS_LOG in heard
                 if self._send is None or not (exists or is_all):
                     continue
                 exists = await self._own()
                 if self.is_here and exists:
-                    await self._look_around(heard or set(), is_all=is_all)
+                    await self._look_around(heard, is_all=is_all)
                 else:
                     self._end()
-                all_s = self._loop.time() + _ALL_S if is_all else all_s
         finally:
             self._end()
 
     async def _look_around(self, heard: set[str], *, is_all: bool) -> None:
-        """Link streams that are new, and list them for new subscriptions, or for all."""
+        """Follow the rows, and link what may be new."""
         self._track_all()
-        new, self._new = self._new, set()
-        for key in [*self._known] if is_all else [key for key in new if key in self._known]:
-            await self._list_streams(self._known[key])
-        for name in heard - {SUBSCRIPTIONS_LOG}:
-            await self._discover(name)
+        if is_all and (self._lister is None or self._lister.done()):
+            self._lister = self._start(self._list_streams())
+        elif is_all:
+            self._discovery.gap()  # once this list has ended
+        await self._discover_all(heard - {SUBSCRIPTIONS_LOG})
+
+    async def _discover_all(self, names: Iterable[str]) -> None:
+        """Look at streams, many at a time, whose links the store appends together."""
+        wanted = []
+        for number, name in enumerate(names):
+            if number % self._names_at_once() == 0:
+                await asyncio.sleep(0)
+            if any(self._wanting(name)):
+                wanted.append(name)
+        for at in range(0, len(wanted), _PAGE):
+            await asyncio.gather(*map(self._discover, wanted[at : at + _PAGE]))
+
+    def _names_at_once(self) -> int:
+        """How many names may be matched with all patterns before other work has its turn."""
+        return max(1, _MATCHES_AT_ONCE // max(1, len(self._known)))
 
     async def _own(self) -> bool:
         """Let the log of subscriptions have an owner. Returns whether the log exists."""
@@ -254,23 +323,28 @@ class SubscriptionService(RowService[Subscription]):
             empty = Consult(SUBSCRIPTION_BODIES.encode_requests(()))
             found = await self._logs.consult(SUBSCRIPTIONS_LOG, empty, is_forwarded=False)
             if found is HERE and not self._is_owner:
+                self._is_owner = True
+                self._discovery.gap()  # what changed meanwhile was not noted
                 await self.page("", after="", limit=1)  # reads the rows
-            self._is_owner = found is HERE
+            self._is_owner = self._is_owner and found is HERE
         except errors.NoSuchLog:
             return False
         except errors.QuorumLogError as error:
+            self._is_owner = False
             log.warning("subscriptions-without-owner", extra={"error": repr(error)})
         return True
 
     def _end(self) -> None:
         """End what only the owner does."""
-        for task in (*self._drivers.values(), *self._followers.values()):
+        tasks = [*self._drivers.values(), *self._followers.values()]
+        for task in tasks if self._lister is None else [*tasks, self._lister]:
             task.cancel()
         for known in (self._drivers, self._followers, self._users, self._ends, self._pokes):
             known.clear()
+        self._linking.clear()
         self._known.clear()
-        self._new.clear()
-        self._is_owner = False
+        self._slow.clear()
+        self._lister, self._is_owner = None, False
 
     def _changed(self, batch: Batch[Subscription]) -> None:
         for key in (*(row.key for row in batch.rows), *batch.gone):
@@ -283,10 +357,16 @@ class SubscriptionService(RowService[Subscription]):
     def _track(self, key: Key) -> None:
         """Follow the streams of a row as it is now, and let its driver see it."""
         old, new = self._known.get(key), self.kept.get(key)
-        if new is old or not key[1]:
+        if not key[1] or (new is old and (new is None or key in self._drivers)):
             return
-        before = _streams_of(old)
-        after = _streams_of(new)
+        before, after = _streams_of(old), _streams_of(new)
+        names_before, names_after = _names_of(old), _names_of(new)
+        for name in names_before - names_after:
+            self._linking[name].discard(key)
+            if not self._linking[name]:
+                del self._linking[name]
+        for name in names_after - names_before:
+            self._linking.setdefault(name, set()).add(key)
         for stream in before - after:
             self._users[stream].discard(key)
             if not self._users[stream]:
@@ -298,12 +378,16 @@ class SubscriptionService(RowService[Subscription]):
             if stream not in self._followers:
                 self._followers[stream] = self._start(self._follow(stream))
         self._poke(key)
+        if old is not None and (new is None or new.secret != old.secret):
+            self._slow.discard(old.secret)
+            del self._known[key], self._pokes[key]
+            if key in self._drivers:
+                self._drivers.pop(key).cancel()  # also a delivery that is under way
         if new is None:
-            del self._known[key]
             return
         self._known[key] = new
-        if old is None:
-            self._new.add(key)
+        if old is None or new.secret != old.secret:
+            self._discovery.gap()
             self._has_heard.set()
         if key not in self._drivers:
             self._pokes[key] = asyncio.Event()
@@ -316,72 +400,114 @@ class SubscriptionService(RowService[Subscription]):
 
     def _driven(self, key: Key, task: asyncio.Task[None]) -> None:
         if self._drivers.get(key) is task:
-            del self._drivers[key], self._pokes[key]
-            self._known.pop(key, None)  # if it broke, the next look begins anew
-            if not task.cancelled() and (error := task.exception()) is not None:
-                log.error("subscription-broke", exc_info=error, extra={"subscription": key[1]})
+            del self._drivers[key]  # if it broke, the next look begins anew
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("subscription-broke", exc_info=error, extra={"subscription": key[1]})
 
     # --- streams ---------------------------------------------------------------------------------
 
     async def _follow(self, stream: _StreamKey) -> None:
         """Learn the end of a stream whenever it grows, until the stream is gone."""
-        name, created = stream
-        while True:
-            try:
-                end, is_closed = await self._reader.tail(name, created_at=created)
-                if end > self._ends.get(stream, -1):
-                    self._ends[stream] = end
-                    for key in self._users.get(stream, ()):
-                        self._poke(key)
-                if is_closed:
-                    await asyncio.Event().wait()  # it is longer never again
-                page = await self._reader.read(
-                    name, end, limit=1, max_bytes=1, wait_s=_FOLLOW_S, created_at=created
-                )
-                await asyncio.sleep(_GATHER_S if page.next > end else 0)
-            except (errors.NoSuchLog, errors.LogReplaced):
-                await self._asked(subscriptions.StreamGone(name, created))
-                self.heard(name)  # there may be another one by now
-                await asyncio.sleep(_RETRY_S)
-            except (errors.OffsetTruncated, errors.EntryLost):
-                await asyncio.sleep(_GATHER_S)
-            except errors.QuorumLogError:
-                await asyncio.sleep(_RETRY_S)
-            except Exception:
-                log.exception("stream-not-followed", extra={"log": name})
-                await asyncio.sleep(_RETRY_S)
+        changed = asyncio.Event()
+        self._changes.setdefault(stream[0], set()).add(changed)
+        try:
+            while True:
+                changed.clear()
+                try:
+                    pause_s = await self._followed(stream, changed)
+                except errors.QuorumLogError:
+                    pause_s = _RETRY_S
+                except Exception:
+                    log.exception("stream-not-followed", extra={"log": stream[0]})
+                    pause_s = _RETRY_S
+                await asyncio.sleep(pause_s)
+        finally:
+            self._changes[stream[0]].discard(changed)
+            if not self._changes[stream[0]]:
+                del self._changes[stream[0]]
 
-    async def _list_streams(self, row: Subscription) -> None:
-        """Link the existing streams that a pattern matches, and that explicit links wait for."""
-        wanted = {each.log for each in row.links if not each.created}
-        if row.settings.pattern:
-            linked = {each.log for each in row.links if each.created}
-            try:
-                wanted |= {*await self._matching(row.settings)} - linked
-            except errors.QuorumLogError:
-                self._new.add(row.key)  # the next look lists them again
-        for name in sorted(wanted):
-            await self._discover(name)
+    async def _followed(self, stream: _StreamKey, changed: asyncio.Event) -> float:
+        """Learn a stream's end, and wait until there may be a later one. Returns a pause."""
+        name, created = stream
+        try:
+            async with self._rows_room:
+                row = await self._reader.fresh(name, created)
+            end, is_closed = await self._reader.tail(name, row)
+            if end > self._ends.get(stream, -1):
+                self._ends[stream] = end
+                for key in self._users.get(stream, ()):
+                    self._poke(key)
+            if is_closed or not _is_written(row):
+                # It can't grow before its row changes, and a gap in the changes is told too.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_ALL_S * random.uniform(0.5, 1.0)):  # noqa: S311
+                        await changed.wait()
+                return 0.0
+            page = await self._reader.read(
+                name, end, limit=1, max_bytes=1, wait_s=_FOLLOW_S, created_at=created, row=row
+            )
+        except (errors.NoSuchLog, errors.LogReplaced):
+            self._discovery.heard(name)  # there may be another one by now
+            self._has_heard.set()
+            return _RETRY_S
+        except errors.OffsetTruncated:
+            return _GATHER_S
+        return _GATHER_S if page.next > end else 0.0
+
+    async def _list_streams(self) -> None:
+        """Link all streams that subscriptions want, and unlink those that are gone."""
+        found = set[str]()
+        wanted = set[str]()
+        try:
+            async with contextlib.aclosing(self._streams()) as pages:
+                async for rows in pages:
+                    found.update(row.name for row in rows)
+                    wanted.update(
+                        row.name
+                        for row in rows
+                        if any(_asks(each, row) for each in self._wanting(row.name))
+                    )
+            gone = {name for name, _ in self._users if name not in found}
+            await self._discover_all(sorted(wanted | gone))
+        except Exception as error:
+            log.warning("streams-not-listed", exc_info=error)
+            self._discovery.gap()
+
+    def _wanting(self, name: str) -> Iterable[Subscription]:
+        """The subscriptions that have a stream, or have room for it and match it."""
+        linking = self._linking.get(name, ())
+        yield from (self._known[key] for key in linking)
+        if self.links < LINKS_MAX:
+            for key, row in self._known.items():
+                has_room = len(row.links) < STREAMS_MAX and key not in linking
+                if has_room and is_matching(row.settings, name):
+                    yield row
 
     async def _discover(self, name: str) -> None:
-        """Link a stream that may be new, from its beginning, to the subscriptions that want it."""
-        wanting = [row for row in self._known.values() if _wants(row, name)]
-        if not wanting:
-            return
+        """Let the subscriptions that want a stream know its present creation."""
         try:
-            created = (await self._reader.rows.row(name)).created_at
+            async with self._rows_room:
+                created = (await self._reader.rows.row(name)).created_at
         except errors.NoSuchLog:
-            for gone in {each for row in wanting for each in _streams_of(row) if each[0] == name}:
-                await self._asked(subscriptions.StreamGone(*gone))
-            return
+            created = ""
         except errors.QuorumLogError:
-            self._heard = None  # all are listed again
+            self._discovery.heard(name)
             return
-        for row in wanting:
-            if (name, created) not in _streams_of(row):
-                is_glob = is_matching(row.settings, name)
-                link = Link(name, created, is_glob=is_glob)
-                await self._asked(subscriptions.LinkStreams(row.id, (link,)))
+        for row in tuple(self._wanting(name)):
+            is_match = is_matching(row.settings, name)
+            request = subscriptions.discovered(row, name, created, is_match=is_match)
+            if request is not None:
+                await self._linked(name, request)
+
+    async def _linked(self, name: str, request: Any) -> None:
+        """Decide a request that links or unlinks a stream; if it fails, the next look repeats it."""
+        answer: Any
+        try:
+            answer = await self.ask(request)
+        except errors.QuorumLogError as error:
+            log.info("stream-not-linked", extra={"log": name, "error": repr(error)})
+            answer = error
+        self._discovery.answered(name, answer)
 
     # --- wakes -----------------------------------------------------------------------------------
 
@@ -398,24 +524,25 @@ class SubscriptionService(RowService[Subscription]):
         """Do what is due. Returns how long to wait at most for a change."""
         wait_s = row.wait_ms(self._wall_ms()) / 1000
         match row.phase:
-            case Phase.IDLE | Phase.DUE if wait_s:
-                return wait_s
+            case Phase.IDLE if not wait_s and row.pending(self._ends_of(row)):
+                # The larger a row is, the seldomer it is written.
+                await asyncio.sleep(len(row.links) * _PER_LINK_S)
+                wake = subscriptions.Wake(row.id, row.secret, new_wake(), self._ends_of(row))
+                return await self._asked(wake)
             case Phase.IDLE:
-                ends = self._ends_of(row)
-                if row.is_pending(ends):
-                    return await self._asked(subscriptions.Wake(row.id, new_wake(), ends))
-            case Phase.DUE:
-                return await self._asked(await self._delivered(row))
+                return wait_s or None
             case Phase.HELD:
                 state: Any = self._keeper.state
                 left_s = state.held_until(row) - self._monotonic_s()
                 if left_s > 0:
                     return float(left_s)
-                expire = subscriptions.Expire(row.id, row.generation, new_wake())
+                expire = subscriptions.Expire(row.id, row.secret, row.generation, new_wake())
                 return await self._asked(expire)
-            case _:  # it waits for a worker
-                pass
-        return None
+            case _:
+                if left_ms := row.sends_in_ms(self._wall_ms()):
+                    return left_ms / 1000
+                request = await self._delivered(row)
+                return 0.0 if request is None else await self._asked(request)
 
     def _ends_of(self, row: Subscription) -> Ends:
         return tuple(
@@ -424,10 +551,21 @@ class SubscriptionService(RowService[Subscription]):
             if (end := self._ends.get((each.log, each.created), 0)) > each.tail
         )
 
+    def _room_of(self, row: Subscription) -> contextlib.AbstractAsyncContextManager[Any]:
+        """What a delivery waits for. An announcement is an append, which waits for nothing."""
+        if row.settings.kind == Kind.PULL:
+            return contextlib.nullcontext()
+        return self._slow_room if row.attempts or row.secret in self._slow else self._room
+
     async def _delivered(self, row: Subscription) -> Any:
-        """Send a wake. Returns the request that notes what became of it."""
+        """Send a wake. Returns the request that notes what became of it; None if there is another
+        wake by now.
+        """
         assert self._send is not None
-        async with self._room:
+        async with self._room_of(row):
+            if self.kept.get(row.key) is not row:
+                return None
+            begin_s = self._loop.time()
             try:
                 is_done = await self._send(row)
             except (DeliveryFailed, errors.QuorumLogError) as error:
@@ -435,9 +573,11 @@ class SubscriptionService(RowService[Subscription]):
                 log.info("wake-not-delivered", extra={"subscription": row.id, "error": str(error)})
                 jitter = subscriptions.JITTER_PERMILLE
                 drawn = random.randint(-jitter, jitter)  # noqa: S311
-                return subscriptions.Failed(row.id, row.generation, drawn)
+                return subscriptions.Failed(row.id, row.secret, row.generation, drawn)
         self.deliveries += 1
-        return subscriptions.Delivered(row.id, row.generation, is_done)
+        is_slow = self._loop.time() - begin_s > _SLOW_S
+        (self._slow.add if is_slow else self._slow.discard)(row.secret)
+        return subscriptions.Delivered(row.id, row.secret, row.generation, is_done)
 
     async def _asked(self, request: Any) -> float:
         """Decide a request of the owner. Returns when to look again."""
@@ -452,6 +592,12 @@ class SubscriptionService(RowService[Subscription]):
     def count(self) -> int:
         """How many subscriptions there are, if this process owns the log."""
         return len(self._known)
+
+    @property
+    def links(self) -> int:
+        """How many streams all subscriptions link, if this process owns the log."""
+        state: Any = self._keeper.state
+        return int(state.links)
 
     @property
     def oldest_ms(self) -> int:
@@ -476,31 +622,63 @@ def literal(pattern: str) -> str:
 
 def is_matching(settings: SubscriptionSettings, name: str) -> bool:
     """Whether a pattern matches a stream's path: `*` is one segment, `**` any number of segments."""
-    if not settings.pattern or name == settings.wake_log or not name.startswith(STREAM_PREFIX):
+    if not settings.pattern or name == settings.wake_log:
         return False
-    parts = settings.pattern.split("/")
+    prefix, runs = _compiled(settings.pattern)
+    if not name.startswith(prefix):
+        return False
+    segments = stream_path(name).split("/")
+    first, last = runs[0], runs[-1]
+    if len(runs) == 1:
+        return len(segments) == len(first) and _is_run(first, segments, 0)
+    end = len(segments) - len(last)
+    if len(first) > end or not (_is_run(first, segments, 0) and _is_run(last, segments, end)):
+        return False
+    at, between = len(first), segments[:end]
+    for run in runs[1:-1]:  # the earliest place of each leaves the most for the others
+        while not _is_run(run, between, at):
+            at += 1
+            if at + len(run) > end:
+                return False
+        at += len(run)
+    return True
 
-    def beyond(states: Iterable[int]) -> set[int]:
-        """These places in the pattern, and those that a `**` without segments leads to."""
-        found = set(states)
-        for at in range(min(found, default=0), len(parts)):
-            if at in found and parts[at] == "**":
-                found.add(at + 1)
-        return found
 
-    states = beyond((0,))
-    for segment in stream_path(name).split("/"):
-        stay = [at for at in states if at < len(parts) and parts[at] == "**"]
-        pass_on = [at + 1 for at in states if at < len(parts) and parts[at] in ("*", segment)]
-        states = beyond((*stay, *pass_on))
-    return len(parts) in states
+@lru_cache(maxsize=2 * subscriptions.SUBSCRIPTIONS_MAX)
+def _compiled(pattern: str) -> tuple[str, tuple[tuple[str, ...], ...]]:
+    """How the names of all logs begin that a pattern matches, and its runs of segments, between
+    which there may be any.
+    """
+    runs: list[list[str]] = [[]]
+    for part in pattern.split("/"):
+        if part == "**":
+            runs.append([])
+        else:
+            runs[-1].append(part)
+    inner = [run for run in runs[1:-1] if run]
+    ends = [runs[0], *inner, runs[-1]] if len(runs) > 1 else runs
+    return STREAM_PREFIX + stream_name(literal(pattern)), tuple(map(tuple, ends))
 
 
-def _wants(row: Subscription, name: str) -> bool:
-    """Whether a subscription has a stream, or has room for it and matches it."""
-    if any(each.log == name for each in row.links):
-        return True
-    return len(row.links) < STREAMS_MAX and is_matching(row.settings, name)
+def _is_run(run: Sequence[str], segments: Sequence[str], at: int) -> bool:
+    """Whether segments from a place on are those of a run."""
+    found = segments[at : at + len(run)]
+    return len(found) == len(run) and all(
+        part in ("*", segment) for part, segment in zip(run, found, strict=True)
+    )
+
+
+def _is_written(row: LogMetadata) -> bool:
+    """Whether a log has an open ledger, so that it may grow without a change of its metadata."""
+    item = row.last_item
+    return row.state is not LogState.CLOSED and item is not None and item.last_offset is None
+
+
+def _asks(row: Subscription, log: LogMetadata) -> bool:
+    """Whether a subscription that wants a stream does not know its present creation."""
+    is_match = is_matching(row.settings, log.name)
+    found = subscriptions.discovered(row, log.name, log.created_at, is_match=is_match)
+    return found is not None
 
 
 def _streams_of(row: Subscription | None) -> set[_StreamKey]:
@@ -508,6 +686,11 @@ def _streams_of(row: Subscription | None) -> set[_StreamKey]:
     return (
         set() if row is None else {(each.log, each.created) for each in row.links if each.created}
     )
+
+
+def _names_of(row: Subscription | None) -> set[str]:
+    """The streams of a subscription by name, also those that don't exist."""
+    return set() if row is None else {each.log for each in row.links}
 
 
 def _quorum_of_streams() -> LogMetadata:

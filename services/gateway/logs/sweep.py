@@ -102,7 +102,7 @@ class Sweep:
         for service, gone in freed:
             await service.free({name: at for name, at in gone.items() if name not in self._watched})
         await self._logs.positions.expire()
-        await self._logs.queues.tick()
+        await self._logs.queues.sweep(self._watched)
 
     async def _sweep_all(self) -> None:
         """Sweep every log, and forget the logs that no longer exist."""

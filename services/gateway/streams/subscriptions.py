@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from time import monotonic
 from typing import Annotated, Any, Final, Literal, Self
 
 import orjson
@@ -68,6 +69,10 @@ STREAM: Final = replace(
 LIMIT: Final = parameters.query_integer("limit", 1, PAGE_MAX, "Maximum of a page.", PAGE_MAX)
 AFTER: Final = parameters.query_text("after", "[!-.0-~]{1,200}", "List those after this id.")
 
+_KEYS_S: Final = 60.0
+"""How long a gateway takes the keys for granted. By judgement."""
+_PLAIN: Final = r"^[^\x00-\x1f\x7f]*$"
+"""Text without control characters, which JSON makes six times as long."""
 _Path = Annotated[str, StringConstraints(min_length=1, max_length=600)]
 _Paths = Annotated[list[_Path], Field(max_length=STREAMS_MAX)]
 
@@ -81,14 +86,16 @@ class _Body(BaseModel):
 class WebhookTarget(_Body):
     """Where wakes are sent to."""
 
-    url: Annotated[str, StringConstraints(min_length=1, max_length=URL_CHARS_MAX)]
+    url: Annotated[str, StringConstraints(min_length=1, max_length=URL_CHARS_MAX, pattern=_PLAIN)]
 
 
 class SubscriptionPut(_Body):
     """The configuration of a subscription, which can't be changed."""
 
     type: Literal["webhook", "pull-wake"]
-    pattern: Annotated[str, StringConstraints(max_length=PATTERN_CHARS_MAX)] | None = None
+    pattern: (
+        Annotated[str, StringConstraints(max_length=PATTERN_CHARS_MAX, pattern=_PLAIN)] | None
+    ) = None
     """A glob over paths of streams: `*` is one segment, `**` any number of segments."""
     streams: _Paths | None = None
     """Further streams, by their paths."""
@@ -96,7 +103,9 @@ class SubscriptionPut(_Body):
     wake_stream: _Path | None = None
     """The stream that announces the wakes of a `pull-wake` subscription."""
     lease_ttl_ms: Annotated[int, Field(ge=LEASE_MS_MIN, le=LEASE_MS_MAX)] = 30_000
-    description: Annotated[str, StringConstraints(max_length=DESCRIPTION_CHARS_MAX)] | None = None
+    description: (
+        Annotated[str, StringConstraints(max_length=DESCRIPTION_CHARS_MAX, pattern=_PLAIN)] | None
+    ) = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -135,7 +144,9 @@ class StreamsAdded(_Body):
 class WakeClaim(_Body):
     """Who claims a subscription."""
 
-    worker: Annotated[str, StringConstraints(min_length=1, max_length=WORKER_CHARS_MAX)]
+    worker: Annotated[
+        str, StringConstraints(min_length=1, max_length=WORKER_CHARS_MAX, pattern=_PLAIN)
+    ]
 
 
 class OneAck(_Body):
@@ -226,6 +237,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         self._subscriptions = logs.subscriptions
         self._webhooks = Webhooks(networks)
         self._known_keys: Keys | None = None
+        self._keys_until_s = 0.0
         self._subscriptions.begin(self._send)
 
     async def close(self, _app: web.Application) -> None:
@@ -357,8 +369,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         Its wakes end, and acknowledge nothing any more. Idempotent.
         """
         try:
-            await self._look(request, given, Scope.MANAGE)
-            await self._subscriptions.ask(subscriptions.DeleteSubscription(given[ID]))
+            row = await self._look(request, given, Scope.MANAGE)
+            await self._subscriptions.ask(subscriptions.DeleteSubscription(row.id, row.secret))
         except errors.NoSuchSubscription:
             pass
         return no_content()
@@ -387,7 +399,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         _check(request, Scope.MANAGE, names)
         if row.settings.wake_log:
             _check(request, Scope.APPEND, (row.settings.wake_log,))
-        await self._subscriptions.link(row.id, names)
+        await self._subscriptions.link(row, names)
         return no_content()
 
     @op.operation(
@@ -405,7 +417,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         It stays if the pattern matches it. Idempotent.
         """
         row = await self._look(request, given, Scope.MANAGE)
-        await self._subscriptions.ask(subscriptions.UnlinkStream(row.id, given[STREAM]))
+        asked = subscriptions.UnlinkStream(row.id, row.secret, given[STREAM])
+        await self._subscriptions.ask(asked)
         return no_content()
 
     @op.operation(
@@ -425,7 +438,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         """
         wanted = await body.read_model(request, self._room, WakeClaim)
         row = await self._look(request, given, Scope.WORK)
-        claim = partial(subscriptions.ClaimWake, row.id, wanted.worker, new_wake())
+        claim = partial(subscriptions.ClaimWake, row.id, row.secret, wanted.worker, new_wake())
         row = await self._subscriptions.by_ends(row, claim)
         keys = await self._keys()
         claimed = {
@@ -490,9 +503,11 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     # --- what the handlers share -----------------------------------------------------------------
 
     async def _keys(self, *, creates: bool = True) -> Keys:
-        if self._known_keys is None:
+        """The keys, read again at times: an accepted loss of their log makes new ones."""
+        if self._known_keys is None or monotonic() > self._keys_until_s:
             secret = await self._subscriptions.signing_key(creates=creates)
             self._known_keys = Keys(secret.encode())
+            self._keys_until_s = monotonic() + _KEYS_S
         return self._known_keys
 
     async def _look(self, request: web.Request, given: Given, scope: Scope) -> Subscription:
@@ -523,16 +538,18 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
             raise errors.BadRequest(f"the subscription is {row.settings.kind}")
         if not row.secret.startswith(uid) or generation != wanted.generation:
             raise errors.WakeFenced("the token is of another wake")
+        acks = () if is_release else tuple(map(_ack_of, wanted.acks))
         asked = partial(
             subscriptions.AckWake,
             row.id,
+            row.secret,
             wanted.generation,
             wanted.wake_id,
-            () if is_release else tuple(map(_ack_of, wanted.acks)),
+            acks,
             wanted.done or is_release,
             new_wake(),
         )
-        row = await self._subscriptions.by_ends(row, asked)
+        row = await self._subscriptions.by_ends(row, asked, (log for log, _, _ in acks))
         return json_value({"ok": True, "next_wake": row.generation != wanted.generation})
 
     async def _shown(self, row: Subscription) -> dict[str, Any]:
@@ -581,8 +598,9 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
 
     async def _announce(self, row: Subscription) -> None:
         log = await self._logs.rows.row(row.settings.wake_log)
-        if config_of(log) is None or log.state is LogState.CLOSED:
-            raise DeliveryFailed("the wake stream takes no events")
+        config = config_of(log)
+        if config is None or not config.is_json or log.state is LogState.CLOSED:
+            raise DeliveryFailed("the wake stream takes no events: it must be open, and of JSON")
         pending = [each for each in row.links if each.tail > each.acked]
         event = {
             "type": "wake",
@@ -618,7 +636,8 @@ def _links_json(row: Subscription, *, has_tails: bool = False) -> list[dict[str,
             "acked_offset": acked,
         }
         if has_tails:
-            found["tail_offset"] = offset_text(link.tail, link.created) if link.created else "-1"
+            tail = max(link.tail, link.acked)
+            found["tail_offset"] = offset_text(tail, link.created) if link.created else "-1"
             found["has_pending"] = link.tail > link.acked
         return found
 

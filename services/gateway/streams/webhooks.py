@@ -25,15 +25,27 @@ from yarl import URL
 
 from quorumlog.errors import WakeTokenInvalid, WebhookUrlRejected
 from quorumlog.net.timers import wall_s
-from services.gateway.logs.subscriptions import DELIVERIES_MAX, DeliveryFailed
+from services.gateway.logs.subscriptions import (
+    DELIVERIES_MAX,
+    SLOW_DELIVERIES_MAX,
+    DeliveryFailed,
+)
 
 URL_CHARS_MAX: Final = 2048
 ANSWER_BYTES_MAX: Final = 64 << 10
 """Of a webhook's response, what is read. A longer one counts as one without `done`. By judgement."""
 DELIVERY_S: Final = 10.0
 """The timeout of one delivery. By judgement."""
-_RESOLVERS: Final = 4
+RESOLVERS: Final = 16
 """Threads that resolve names, which must not keep other work waiting. By judgement."""
+SLOW_RESOLVERS: Final = 4
+"""Threads for names whose last lookup was slow: `getaddrinfo` can't be interrupted, so such names
+would take all the others. By judgement.
+"""
+SLOW_HOSTS_MAX: Final = 10_000
+"""Names that are remembered as slow; then all are forgotten. By judgement."""
+_SLOW_S: Final = 2.0
+"""A lookup that takes longer is slow. By judgement."""
 _UID_CHARS: Final = 16
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 
@@ -101,21 +113,29 @@ def _literal(host: str) -> Address | None:
         return None
 
 
+_Lookup = tuple[str, int, socket.AddressFamily]
+"""A host, port and family to resolve."""
+
+
 class _Resolver(AbstractResolver):
     """Resolves names to allowed addresses only."""
 
     def __init__(self, networks: Networks, *, is_public: bool) -> None:
         self._networks, self._is_public = networks, is_public
-        self._threads = ThreadPoolExecutor(_RESOLVERS, "webhook-names")
+        self._threads = ThreadPoolExecutor(RESOLVERS, "webhook-names")
+        self._slow_threads = ThreadPoolExecutor(SLOW_RESOLVERS, "webhook-slow-names")
+        self._slow: set[str] = set()
+        self._lookups: dict[_Lookup, asyncio.Future[Any]] = {}
+        """Lookups under way, also those for which no delivery waits any more."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """The allowed addresses of a name. Raises: OSError."""
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(
-            self._threads, socket.getaddrinfo, host, port, family, socket.SOCK_STREAM
-        )
+        wanted = host, port, family
+        if wanted not in self._lookups:
+            self._lookups[wanted] = self._look_up(wanted)
+        found = await asyncio.shield(self._lookups[wanted])
         addresses = dict.fromkeys((str(each[4][0]), each[0], each[2]) for each in found)
         allowed: list[ResolveResult] = [
             ResolveResult(
@@ -133,9 +153,34 @@ class _Resolver(AbstractResolver):
             raise OSError(None, f"{host} has no address that is allowed")
         return allowed
 
+    def _look_up(self, wanted: _Lookup) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        host, began_s = wanted[0], loop.time()
+        is_slow = host in self._slow
+        threads = self._slow_threads if is_slow else self._threads
+        # The timeout of a delivery ends neither the lookup nor what is noted of it.
+        future = loop.run_in_executor(threads, socket.getaddrinfo, *wanted, socket.SOCK_STREAM)
+        late = loop.call_later(_SLOW_S, self._is_late, host)
+
+        def ended(done: asyncio.Future[Any]) -> None:
+            late.cancel()
+            del self._lookups[wanted]
+            is_quick = loop.time() - began_s < _SLOW_S
+            if is_quick and not done.cancelled() and done.exception() is None:
+                self._slow.discard(host)
+
+        future.add_done_callback(ended)
+        return future
+
+    def _is_late(self, host: str) -> None:
+        if len(self._slow) >= SLOW_HOSTS_MAX:
+            self._slow.clear()
+        self._slow.add(host)
+
     async def close(self) -> None:
         """Let the threads end."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._slow_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +271,10 @@ class Webhooks:
             resolver = _Resolver(self._networks, is_public=scheme == "https")
             self._sessions[scheme] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=DELIVERIES_MAX, resolver=resolver, use_dns_cache=False, force_close=True
+                    limit=DELIVERIES_MAX + SLOW_DELIVERIES_MAX,
+                    resolver=resolver,
+                    use_dns_cache=False,
+                    force_close=True,
                 ),
                 timeout=aiohttp.ClientTimeout(total=DELIVERY_S),
                 cookie_jar=aiohttp.DummyCookieJar(),

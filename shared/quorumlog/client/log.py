@@ -36,7 +36,7 @@ from quorumlog.client.shown import ConsumerInfo, LogInfo
 from quorumlog.client.streaming import AppendStream
 from quorumlog.client.table import Table
 from quorumlog.client.transport import Transport
-from quorumlog.errors import NoSuchKey, StaleProducer
+from quorumlog.errors import KeyScanLimit, NoSuchKey, StaleProducer
 
 
 class Log:
@@ -280,17 +280,24 @@ class Log:
 
     async def get(self, key: str) -> LogRecord | None:
         """The newest record of a key; None if no record that was confirmed before the call has it,
-        or if the newest one is a tombstone.
-
-        Raises: KeyScanLimit if ledgers without an index of their keys are too large to be read
-        within the client's deadline.
+        or if the newest one is a tombstone. In a URL a key is UTF-8, and neither empty nor `.` nor
+        `..`: a `table` has all keys.
         """
-        path = f"{self._path}/keys/{quote(checks.text('a key', key), safe='')}"
-        try:
-            answer = await self._transport.request("GET", path, is_repeatable=True)
-        except NoSuchKey:
-            return None
-        return record_of(answer.json())
+        if checks.text("a key", key) in ("", ".", ".."):
+            raise ValueError(f"the key {key!r} can't be in a URL: use `read` or `table`")
+        path = f"{self._path}/keys/{quote(key, safe='')}"
+        params: dict[str, str | int | None] = {}
+        while True:
+            try:
+                answer = await self._transport.request(
+                    "GET", path, params=params, is_repeatable=True
+                )
+            except KeyScanLimit as error:
+                params = {"before": int(error.members["before"])}
+            except NoSuchKey:
+                return None
+            else:
+                return record_of(answer.json())
 
     def keys(self, prefix: str = "") -> Paged[bytes]:
         """The keys of the records that are confirmed when the iteration begins, each once, in the

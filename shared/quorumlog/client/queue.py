@@ -84,17 +84,23 @@ class Queue:
         """The queue as the API shows it: settings and progress. Raises: NoSuchQueue."""
         return cast("QueueInfo", await self._transport.call("GET", self._path))
 
-    async def delete(self) -> None:
-        """Delete the queue and its progress. Raises: NoSuchQueue."""
-        await self._transport.call("DELETE", self._path, is_repeatable=False)
+    async def delete(self, *, version: int | None = None) -> None:
+        """Delete the queue and its progress, if its settings have the `version`. Raises:
+        NoSuchQueue, VersionConflict.
+        """
+        headers = {} if version is None else {"If-Match": f'"{version}"'}
+        await self._transport.call("DELETE", self._path, headers=headers, is_repeatable=False)
 
-    async def claim(self, count: int = 1, *, wait_s: float = 0.0) -> list[Job]:
-        """Claim up to `count` records; wait up to `wait_s` while there are none.
+    async def claim(
+        self, count: int = 1, *, wait_s: float = 0.0, done: Sequence[Job] = ()
+    ) -> list[Job]:
+        """Claim up to `count` records; wait up to `wait_s` while there are none. The request first
+        acknowledges the jobs that are `done`; it does not report refused ones, as `ack` does.
 
         If the response is lost, the records are given again after the lease. Raises: NoSuchQueue.
         """
-        wait_ms = round(wait_s * 1000)
-        body = checks.json_of({"max": checks.offset("count", count), "wait_ms": wait_ms})
+        wanted = {"max": checks.offset("count", count), "wait_ms": round(wait_s * 1000)}
+        body = checks.json_of(wanted | {"ack": _parts(done)})
         answer = await self._transport.request(
             "POST", f"{self._path}/claim", body=body, is_repeatable=True, wait_s=wait_s
         )
@@ -127,12 +133,8 @@ class Queue:
     async def _settle(
         self, how: str, jobs: Iterable[Job], more: Mapping[str, Any]
     ) -> list[RefusedJob]:
-        parts: dict[int, list[int]] = {}
-        for job in jobs:
-            parts.setdefault(job.claim, []).append(job.record.offset)
-        if not parts:
+        if not (claims := _parts(jobs)):
             return []
-        claims = [{"claim": claim, "offsets": offsets} for claim, offsets in parts.items()]
         shown = await self._transport.call(
             "POST", f"{self._path}/{how}", {"claims": claims, **more}
         )
@@ -161,6 +163,14 @@ class Queue:
             await worker.close()
 
 
+def _parts(jobs: Iterable[Job]) -> list[dict[str, Any]]:
+    """Jobs as the API takes them, by their claim."""
+    parts: dict[int, list[int]] = {}
+    for job in jobs:
+        parts.setdefault(job.claim, []).append(job.record.offset)
+    return [{"claim": claim, "offsets": offsets} for claim, offsets in parts.items()]
+
+
 class Worker:
     """The jobs of one loop: claims them, extends them, and acknowledges each when the next one is
     asked for.
@@ -176,14 +186,16 @@ class Worker:
 
     async def next(self) -> Job | None:
         """Acknowledge the job that was returned last, and return another one; None after `wait_s`."""
-        done, self._job = self._job, None
-        if done is not None:
-            await self._queue.ack(done)
+        done, self._job = [] if self._job is None else [self._job], None
+        if self._ahead:
+            await self._queue.ack(*done)
         loop = asyncio.get_running_loop()
         end = None if self._wait_s is None else loop.time() + self._wait_s
         while not self._ahead:
             left_s = _WAIT_S if end is None else min(_WAIT_S, end - loop.time())
-            self._ahead.extend(await self._queue.claim(self._count, wait_s=max(left_s, 0.0)))
+            claimed = await self._queue.claim(self._count, wait_s=max(left_s, 0.0), done=done)
+            self._ahead.extend(claimed)
+            done = []
             if not self._ahead and end is not None and loop.time() >= end:
                 return None
         if self._extending is None:

@@ -133,6 +133,7 @@ class QueueInfo(TypedDict):
     queue: str
     state: Literal["ok", "log-replaced"]
     log_created_at: str
+    version: int
     lease_ms: int
     max_attempts: int | None
     dead_letter_log: str | None

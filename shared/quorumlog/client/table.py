@@ -6,7 +6,7 @@ from typing import Self
 
 from quorumlog.client import checks
 from quorumlog.client.records import LogPage, LogRecord, Start
-from quorumlog.errors import OffsetTruncated
+from quorumlog.errors import LogReplaced, OffsetTruncated
 
 
 class Table:
@@ -28,6 +28,7 @@ class Table:
         self._read, self._end, self._wait_ms = read, end, wait_ms
         self._records: dict[bytes, LogRecord] = {}
         self._first = self._next = 0
+        self._created_at: str | None = None
         self._moved = asyncio.Event()
         """Set, and replaced, after each page."""
         self._task: asyncio.Task[None] | None = None
@@ -46,15 +47,14 @@ class Table:
 
     async def _follow(self) -> None:
         start: Start = "earliest"
-        created_at: str | None = None
         while True:
             try:
-                page = await self._read(start, wait_ms=self._wait_ms, created_at=created_at)
+                page = await self._read(start, wait_ms=self._wait_ms, created_at=self._created_at)
             except OffsetTruncated as error:
                 start = int(error.members["first_offset"])
                 continue
             self._take(page)
-            start, created_at = page.next, page.created_at
+            start = page.next
             if page.closed:
                 return
 
@@ -68,16 +68,18 @@ class Table:
             self._first = page.first_offset
             kept = {k: r for k, r in self._records.items() if r.offset >= self._first}
             self._records = kept
-        self._next = page.next
+        self._next, self._created_at = page.next, page.created_at
         self._moved.set()
         self._moved = asyncio.Event()
 
     async def caught_up(self) -> None:
         """Wait until the table has all records that were confirmed before this call."""
-        if self._task is None:
-            raise ValueError("the table follows its log inside `with` or `async with`")
-        end, _ = await self._end()
-        while self._next < end:
+        end, created_at = await self._end()
+        while self._created_at is None or self._next < end or self._created_at != created_at:
+            if self._created_at not in (None, created_at):
+                raise LogReplaced(f"the log was created again at {created_at}")
+            if self._task is None:
+                raise ValueError("the table follows its log inside `with` or `async with`")
             moved = asyncio.create_task(self._moved.wait())
             await asyncio.wait((moved, self._task), return_when=asyncio.FIRST_COMPLETED)
             moved.cancel()

@@ -301,6 +301,18 @@ def header_version(description: str) -> Parameter[int | None]:
     return Parameter("If-Match", "header", _version, schema, description, None)
 
 
+def header_star(description: str) -> Parameter[bool]:
+    """`If-None-Match`, whose only value is `*`."""
+    schema = {"enum": ["*"]}
+    return Parameter("If-None-Match", "header", _star, schema, description, default=False)
+
+
+def _star(text: str, pointer: str) -> bool:
+    if text != "*":
+        raise invalid(pointer, "must be *")
+    return True
+
+
 def _version(text: str, pointer: str) -> int:
     if not (found := re.fullmatch(_VERSION, text)):
         raise invalid(pointer, 'must be one version in quotes, like "3"')

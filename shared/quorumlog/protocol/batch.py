@@ -541,6 +541,14 @@ def with_packed(data: bytes, at: int, frame: bytes) -> bytes:
     return b"".join((*parts, digest, frame))
 
 
+def plain_size(data: Stored) -> int:
+    """About how many bytes a batch has uncompressed, by its head. Bytes that are no batch count."""
+    try:
+        return _SIZE.unpack_from(data, columns_begin(data))[0] if is_packed(data) else len(data)
+    except (BadBatch, struct.error):
+        return len(data)
+
+
 def packed_columns(data: Stored) -> tuple[int, memoryview]:
     """The unpacked size of a packed batch's columns, and their frame. Raises BadBatch."""
     _, flags, at = _parse_head(data)

@@ -117,11 +117,14 @@ class Offsets:
         """The `count` lowest offsets, or all if there are fewer."""
         if count >= len(self):
             return self
-        for begin, end in self.runs:
-            if count <= end - begin:
-                return self.below(begin + count) if count > 0 else NONE
-            count -= end - begin
-        return self
+        low, high = 0, self.bits.bit_length()
+        while low < high:
+            middle = (low + high) // 2
+            if (self.bits & ((1 << middle) - 1)).bit_count() < count:
+                low = middle + 1
+            else:
+                high = middle
+        return self.below(self.first + low)
 
     def packed(self) -> list[int | str]:
         """A short form for JSON: `first`, then the lengths of runs and of the gaps between them, or

@@ -24,9 +24,8 @@ from quorumlog.errors import (
     PositionBehind,
     QuorumLogError,
     TooManyConsumers,
-    VersionConflict,
 )
-from quorumlog.protocol.rows import Key, RowDraft, Rows
+from quorumlog.protocol.rows import FreeLog, Key, List, RowDraft, Rows
 
 CONSUMERS_MAX: Final = 50_000
 """Maximum consumers of all logs, which the owner holds in memory. Chosen by judgement."""
@@ -80,16 +79,6 @@ class Look:
 
     log: str
     consumer: str
-
-
-@dataclass(frozen=True, slots=True)
-class List:
-    """List consumers of one or all logs by name. Answered by a tuple of up to `limit` Positions."""
-
-    log: str
-    """The log; empty for all logs, and then `after` is `log/consumer`."""
-    after: str
-    limit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +154,6 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class FreeLog:
-    """Delete the consumers of a deleted log (rule 32a). Answered by an empty tuple."""
-
-    log: str
-    created: str
-
-
-@dataclass(frozen=True, slots=True)
 class Expire:
     """Delete a consumer that was unused for the expiry time. A consumer with a held lease or an
     unknown last use counts as used now. Answered by an empty tuple.
@@ -182,7 +163,8 @@ class Expire:
     consumer: str
 
 
-Request = Look | List | Commit | Acquire | Renew | Release | Reset | Delete | FreeLog | Expire
+_OfOne = Look | Commit | Acquire | Renew | Release | Reset | Delete | Expire
+Request = _OfOne | List | FreeLog
 Answer = Position | tuple[Position, ...] | QuorumLogError
 
 
@@ -197,6 +179,8 @@ def counts_once(request: Request) -> bool:
 
 class Positions(Rows[Position]):
     """All consumers by the log, and how long their leases are held."""
+
+    noun, absent = "consumer", NoSuchConsumer
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,28 +240,17 @@ class Draft(RowDraft[Position]):
         self._more: Counter[str] = Counter()
         """Consumers created minus deleted by the requests: of all logs, of a log, of a caller."""
 
-    def _answer(self, request: Request) -> Answer:
-        try:
-            match request:
-                case List(log, after, limit):
-                    return self._list(log, after, limit)
-                case FreeLog(log, created):
-                    self._free(log, created)
-                    return ()
-                case Expire():
-                    self._expire(request)
-                    return ()
-                case Commit():
-                    return self._commit(request)
-                case Acquire():
-                    return self._acquire(request)
-                case _:
-                    row = self._row((request.log, request.consumer))
-                    if row is None:
-                        raise _missing(request)
-                    return self._decide(row, request)
-        except QuorumLogError as error:
-            return error
+    def _perform(self, request: _OfOne) -> Answer:
+        match request:
+            case Expire():
+                self._expire(request)
+                return ()
+            case Commit():
+                return self._commit(request)
+            case Acquire():
+                return self._acquire(request)
+            case _:
+                return self._decide(self._found(request), request)
 
     def _decide(self, row: Position, request: Look | Renew | Release | Reset | Delete) -> Position:
         match request:
@@ -291,20 +264,15 @@ class Draft(RowDraft[Position]):
                 _check_token(row, token)
                 return self._put(replace(row, holder=""))
             case Reset(created=created, offset=offset, version=version):
-                _check_version(row, version)
+                self._check_version(row, version)
                 version = self._version
                 fenced = replace(row, created=created, offset=offset, token=version, holder="")
                 return self._put(replace(fenced, committed_ms=self._wall_ms))
             case Delete(version=version):
-                _check_version(row, version)
+                self._check_version(row, version)
                 self._check_free(row)
                 self._forget(row)
                 return row
-
-    def _free(self, log: str, created: str) -> None:
-        for row in self._of_log(log).values():
-            if row.created == created:
-                self._forget(row)
 
     def _expire(self, request: Expire) -> None:
         row = self._row((request.log, request.consumer))
@@ -317,7 +285,7 @@ class Draft(RowDraft[Position]):
             self._forget(row)
 
     def _forget(self, row: Position) -> None:
-        self._changed[row.key] = None
+        super()._forget(row)
         self._count(row, -1)
 
     def _count(self, row: Position, more: int) -> None:
@@ -326,9 +294,7 @@ class Draft(RowDraft[Position]):
 
     def _list(self, log: str, after: str, limit: int) -> tuple[Position, ...]:
         if log:
-            known = self._of_log(log)
-            names = sorted(name for name in known if name > after)
-            return tuple(known[name] for name in names[:limit])
+            return super()._list(log, after, limit)
         rows = {**self._state.rows, **self._changed}
         first = tuple(after.split("/"))
         keys = nsmallest(limit, (key for key, row in rows.items() if row and key > first))
@@ -338,16 +304,16 @@ class Draft(RowDraft[Position]):
         row = self._row((request.log, request.consumer))
         if row is None:
             if not request.is_new:
-                raise _missing(request)
+                raise self._missing(request)
             return self._new(request, committed_ms=self._wall_ms)
         if request.is_new:
-            raise _conflict(row)
+            raise self._conflict(row, row.version, offset=row.offset)
         _check_log(row, request.created)
         if request.token is not None:
             _check_token(row, request.token)
         else:
             self._check_free(row)
-        _check_version(row, request.version)
+        self._check_version(row, request.version)
         if request.offset < row.offset:
             raise PositionBehind(
                 f"the committed offset is {row.offset}, and only a reset moves it back",
@@ -421,6 +387,10 @@ class Draft(RowDraft[Position]):
         step_ms = min(USE_STEP_MS, self._expiry_ms // 4 or USE_STEP_MS)
         return self._put(row) if abs(self._database_ms - row.used_ms) > step_ms else row
 
+    def _check_version(self, row: Position, version: int | None) -> None:
+        if version is not None and version != row.version:
+            raise self._conflict(row, row.version, offset=row.offset)
+
     def _held_until(self, row: Position) -> float:
         end: float = self.held_until.get(row.key, self._state.held_until(row))
         return end
@@ -460,25 +430,3 @@ def _check_token(row: Position, token: int) -> None:
             consumer=row.consumer,
             fencing_token=row.token,
         )
-
-
-def _check_version(row: Position, version: int | None) -> None:
-    if version is not None and version != row.version:
-        raise _conflict(row)
-
-
-def _missing(request: Look | Commit | Renew | Release | Reset | Delete) -> NoSuchConsumer:
-    return NoSuchConsumer(
-        f"the log {request.log} has no consumer {request.consumer}",
-        log=request.log,
-        consumer=request.consumer,
-    )
-
-
-def _conflict(row: Position) -> VersionConflict:
-    return VersionConflict(
-        f"the consumer's version is {row.version}",
-        log=row.log,
-        consumer=row.consumer,
-        current={"offset": row.offset, "version": row.version},
-    )

@@ -143,7 +143,11 @@ def decide_log(
     found = _Found.of([one for one in ledgers if one.log_created_at in {"", created_at}], start)
     before = () if known is None else known.items
     before = tuple(item for item in before if item.ledger_id not in replaced)
-    items = tuple(item for item in before if item.ledger_id not in deleted)
+    items = tuple(
+        replace(item, index=None) if item.index in deleted else item
+        for item in before
+        if item.ledger_id not in deleted
+    )
     named = {item.ledger_id for item in before}
     fresh = [item for item in found.items if item.ledger_id not in named]
     missing = [item for item in found.missing if item.ledger_id not in named | set(deleted)]

@@ -10,7 +10,8 @@ from abc import abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeVar
+from heapq import nsmallest
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from quorumlog.errors import (
     NOT_DONE,
@@ -18,6 +19,7 @@ from quorumlog.errors import (
     InvalidRequest,
     QuorumLogError,
     RequestOutdated,
+    VersionConflict,
     by_code,
 )
 
@@ -40,8 +42,30 @@ class Row(Protocol):
     def key(self) -> Key:
         """The log, and the name within it."""
 
+    @property
+    def created(self) -> str:
+        """The log's creation time: a later log of the same name has another one."""
+
 
 R = TypeVar("R", bound=Row)
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """List rows by name. Answer: a tuple of at most `limit` rows."""
+
+    log: str
+    """The log; for consumers empty for all logs, and then `after` is `log/consumer`."""
+    after: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class FreeLog:
+    """Delete the rows of a deleted log (rule 32a). Answer: an empty tuple."""
+
+    log: str
+    created: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +82,9 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Decided(Generic[R]):
-    """The decision about the change with a token: its result, or the code of a refusal."""
+    """The decision about the change with a token: its result (`Rows.remembered`), or the code of a
+    refusal.
+    """
 
     token: str
     content: str
@@ -89,6 +115,11 @@ class _Place:
 
 class Rows(Generic[R]):
     """All rows according to the log, and when the leases that they grant end."""
+
+    noun: ClassVar[str]
+    """What a row is: the name of its field in requests and errors."""
+    absent: ClassVar[type[QuorumLogError]]
+    """The error of a request about a row that does not exist."""
 
     def __init__(self) -> None:
         self.rows: OrderedDict[Key, R] = OrderedDict()
@@ -158,8 +189,6 @@ class Rows(Generic[R]):
             self._written += 1
             self.chars += size
             self._chars_now += size
-        answers = (one.answer for one in batch.decided)
-        self.chars += sum(self.size_of(each) for each in answers if not isinstance(each, str))
         if self.chars > before:
             self._sized.append((offset, before))
 
@@ -210,6 +239,10 @@ class Rows(Generic[R]):
     def size_of(self, _row: R) -> int:
         """A rough upper bound of a row's characters; 0 if all rows are short."""
         return 0
+
+    def remembered(self, row: R) -> R:
+        """The result of a change as it is remembered: short."""
+        return row
 
     def begin(self, end: int) -> int:
         """The offset below which no record of the log is needed. The log ends at `end`."""
@@ -281,13 +314,60 @@ class RowDraft(Generic[R]):
             return _outdated(stamp, self._end)
         answer = self._answer(request)
         assert not isinstance(answer, tuple), "lists are not changes"
-        kept = answer.code if isinstance(answer, QuorumLogError) else answer
+        is_error = isinstance(answer, QuorumLogError)
+        kept = answer.code if is_error else self._rows.remembered(answer)
         self._decided[stamp.token] = Decided(stamp.token, stamp.content, kept)
         return answer
 
-    @abstractmethod
     def _answer(self, request: Any) -> Any:
-        """Decide a request by the rows."""
+        """Decide a request by the rows. Returns errors."""
+        try:
+            match request:
+                case List(log, after, limit):
+                    return self._list(log, after, limit)
+                case FreeLog(log, created):
+                    self._free(log, created)
+                    return ()
+                case _:
+                    return self._perform(request)
+        except QuorumLogError as error:
+            return error
+
+    @abstractmethod
+    def _perform(self, request: Any) -> Any:
+        """Decide a request about one row. Raises: the reason of a refusal."""
+
+    def _list(self, log: str, after: str, limit: int) -> tuple[R, ...]:
+        known = self._of_log(log)
+        names = nsmallest(limit, (name for name in known if name > after))
+        return tuple(known[name] for name in names)
+
+    def _free(self, log: str, created: str) -> None:
+        for row in self._of_log(log).values():
+            if row.created == created:
+                self._forget(row)
+
+    def _forget(self, row: R) -> None:
+        self._changed[row.key] = None
+
+    def _found(self, request: Any) -> R:
+        """The row that a request is about. Raises: `Rows.absent`."""
+        row = self._row((request.log, getattr(request, self._rows.noun)))
+        if row is None:
+            raise self._missing(request)
+        return row
+
+    def _missing(self, request: Any) -> QuorumLogError:
+        noun = self._rows.noun
+        name = getattr(request, noun)
+        detail = f"the log {request.log} has no {noun} {name}"
+        return self._rows.absent(detail, log=request.log, **{noun: name})
+
+    def _conflict(self, row: R, version: int, **current: int) -> VersionConflict:
+        log, name = row.key
+        of_row: dict[str, Any] = {"log": log, self._rows.noun: name}
+        detail = f"the {self._rows.noun}'s version is {version}"
+        return VersionConflict(detail, **of_row, current={**current, "version": version})
 
     def _is_remembered(self, stamp: Stamp) -> bool:
         """Whether a decision about another copy would be remembered: it would be in a record after
@@ -317,5 +397,5 @@ def _outdated(stamp: Stamp, end: int) -> RequestOutdated:
             f"send this request again with Consumers-Version: {version}, the same in all retries"
         )
         return RequestOutdated(detail, outcome=NOT_DONE, version=version)
-    detail = "too many changes were made since to know whether this one was: read the consumer to find out"
+    detail = "too many changes were made since to know whether this one was: GET what it changes to find out"
     return RequestOutdated(detail, outcome=UNKNOWN, version=version)

@@ -12,11 +12,13 @@ Invariants (checked by the simulation in tests/model/subscriptions):
   - a wake has one holder: another one gets the work only after a whole lease of time awake without
     an acknowledgement, and never with the same generation;
   - a subscription without a wake has no pending work, or gets a wake;
-  - a wake that no receiver accepted stays, whatever gateways die.
+  - a wake that no receiver accepted stays, whatever gateways die;
+  - a request changes only the creation of a subscription that it was made for;
+  - a stream that a subscription wants is linked, in its present creation.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from heapq import nsmallest
 from typing import Any, ClassVar, Final
@@ -41,13 +43,17 @@ STREAMS_MAX: Final = 1000
 LINKS_MAX: Final = 5000
 """Maximum streams of all subscriptions: the owner waits for records of each. By judgement."""
 RETRY_MS_MAX: Final = 60_000
-"""The longest pause between two attempts, without its jitter (section 7.1)."""
+"""The longest pause between two attempts, without its jitter (section 7.1). An announced wake that
+no worker has claimed is announced again after it.
+"""
 JITTER_PERMILLE: Final = 200
 """How much longer or shorter a pause may be."""
 _RETRY_MS: Final = 1000
 _DOUBLINGS_MAX: Final = 6
 _BATCH_CHARS: Final = 2 << 20
 """Characters of changed rows after which a batch takes no more requests, as for queues."""
+HEARD_MAX: Final = 10_000
+"""Names of streams that may be new; beyond it all streams are listed. Chosen by judgement."""
 
 
 class Kind(StrEnum):
@@ -137,18 +143,28 @@ class Subscription:
         return "", self.id
 
     @property
+    def created(self) -> str:
+        """Empty: a subscription belongs to no single log."""
+        return ""
+
+    @property
     def size(self) -> int:
         """About the most characters of the row."""
-        return 12_000 + sum(120 + len(each.log) for each in self.links)
+        named = sum(3 + len(each) for each in self.settings.streams)
+        return 12_000 + named + sum(120 + len(each.log) for each in self.links)
 
     def wait_ms(self, wall_ms: int) -> int:
         """How long the next attempt has to wait. A clock that was set doesn't make it longer."""
         longest = RETRY_MS_MAX * (1000 + JITTER_PERMILLE) // 1000
         return max(0, self.next_ms - wall_ms) if self.next_ms - wall_ms <= longest else 0
 
-    def is_pending(self, ends: Ends) -> bool:
-        """Whether streams have unacknowledged records, by the streams' ends."""
-        return any(each.tail > each.acked for each in _reached(self.links, ends))
+    def sends_in_ms(self, wall_ms: int) -> int | None:
+        """When the current wake is to be delivered, or announced (again); None if it is not."""
+        return self.wait_ms(wall_ms) if self.phase in (Phase.DUE, Phase.OPEN) else None
+
+    def pending(self, ends: Ends) -> tuple[Link, ...]:
+        """The links whose streams have unacknowledged records, by the streams' ends."""
+        return tuple(each for each in _reached(self.links, ends) if each.tail > each.acked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +172,16 @@ class _Named:
     """A request about all subscriptions, or about one."""
 
     log: ClassVar[str] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _OfCreation(_Named):
+    """A request about one creation of a subscription, which its `secret` identifies: another one
+    that has the same id since is not changed.
+    """
+
+    id: str
+    secret: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,38 +214,36 @@ class ListSubscriptions(_Named):
 
 @dataclass(frozen=True, slots=True)
 class SigningKey(_Named):
-    """Return the row with the signing key, made of `secret` if there is none."""
+    """Return the row with the signing key, made of `secret` if there is none; with an empty secret
+    none is made.
+    """
 
     secret: str
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteSubscription(_Named):
+class DeleteSubscription(_OfCreation):
     """Delete a subscription. Answer: its last state."""
-
-    id: str
 
 
 @dataclass(frozen=True, slots=True)
-class LinkStreams(_Named):
+class LinkStreams(_OfCreation):
     """Add links. A stream that was created again begins anew. Answer: the subscription."""
 
-    id: str
     links: tuple[Link, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class UnlinkStream(_Named):
+class UnlinkStream(_OfCreation):
     """Remove an explicit link; the pattern's stays. Answer: the subscription."""
 
-    id: str
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
-class StreamGone(_Named):
-    """Remove the links of a deleted stream; explicit ones wait for the next stream of the name.
-    Answer: an empty tuple.
+class StreamGone(_OfCreation):
+    """Remove the link of a deleted stream; an explicit one waits for the next stream of the name.
+    Answer: the subscription.
     """
 
     stream: str
@@ -227,52 +251,47 @@ class StreamGone(_Named):
 
 
 @dataclass(frozen=True, slots=True)
-class Wake(_Named):
+class Wake(_OfCreation):
     """Make a wake if there is none, work is pending, and no retry is scheduled. Answer: the
     subscription.
     """
 
-    id: str
     wake_id: str
     ends: Ends
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered(_Named):
+class Delivered(_OfCreation):
     """A wake was accepted by its receiver, or announced. With `is_done`, all that the wake showed is
     acknowledged. Changes nothing if the wake has moved on. Answer: the subscription.
     """
 
-    id: str
     generation: int
     is_done: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(_Named):
+class Failed(_OfCreation):
     """An attempt to deliver a wake failed. Answer: the subscription, with the next attempt."""
 
-    id: str
     generation: int
     jitter: int
     """From -JITTER_PERMILLE to JITTER_PERMILLE."""
 
 
 @dataclass(frozen=True, slots=True)
-class Expire(_Named):
+class Expire(_OfCreation):
     """End a wake whose lease has ended. Answer: the subscription."""
 
-    id: str
     generation: int
     wake_id: str
     """Of the next wake."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimWake(_Named):
+class ClaimWake(_OfCreation):
     """Claim a pull-wake subscription. Answer: the subscription."""
 
-    id: str
     worker: str
     wake_id: str
     """Of this request, and of a new wake if one is made."""
@@ -280,12 +299,11 @@ class ClaimWake(_Named):
 
 
 @dataclass(frozen=True, slots=True)
-class AckWake(_Named):
+class AckWake(_OfCreation):
     """Acknowledge offsets by the current wake, and extend its lease, or end it if `is_done`. Answer:
     the subscription.
     """
 
-    id: str
     generation: int
     wake_id: str
     acks: tuple[tuple[str, str, int], ...]
@@ -301,6 +319,7 @@ _OfOne = (
     | DeleteSubscription
     | LinkStreams
     | UnlinkStream
+    | StreamGone
     | Wake
     | Delivered
     | Failed
@@ -308,7 +327,7 @@ _OfOne = (
     | ClaimWake
     | AckWake
 )
-SubscriptionRequest = PutSubscription | ListSubscriptions | SigningKey | StreamGone | _OfOne
+SubscriptionRequest = PutSubscription | ListSubscriptions | SigningKey | _OfOne
 SubscriptionAnswer = Subscription | tuple[Subscription, ...] | QuorumLogError
 
 
@@ -321,6 +340,24 @@ def is_counted_once(request: SubscriptionRequest) -> bool:
 
 class Subscriptions(Rows[Subscription]):
     """All subscriptions by the log, and how long their wakes are held."""
+
+    noun = "subscription"
+    absent = NoSuchSubscription
+
+    def __init__(self) -> None:
+        """No subscriptions."""
+        super().__init__()
+        self.links = 0
+        """How many streams all subscriptions link."""
+
+    def _add(self, row: Subscription) -> None:
+        super()._add(row)
+        self.links += len(row.links)
+
+    def _drop(self, key: Key, *, keeps_lease: bool = False) -> Subscription | None:
+        row = super()._drop(key, keeps_lease=keeps_lease)
+        self.links -= 0 if row is None else len(row.links)
+        return row
 
     def draft(
         self, *, end: int, now_s: float, wall_ms: int, database_ms: int = 0, expiry_ms: int = 0
@@ -336,6 +373,10 @@ class Subscriptions(Rows[Subscription]):
             return float(end)
         return self.since_s + row.settings.lease_ms / 1000
 
+    def remembered(self, row: Subscription) -> Subscription:
+        """The result of a change as it is remembered: without its links, which may be many."""
+        return replace(row, links=())
+
     def size_of(self, row: Subscription) -> int:
         """About the most characters of a row."""
         return row.size
@@ -348,6 +389,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
         """The batch is for the offset `end`."""
         super().__init__(state, end=end, now_s=now_s)
         self._state, self._wall_ms, self._size = state, wall_ms, 0
+        self._links = state.links
 
     @property
     def is_full(self) -> bool:
@@ -355,31 +397,31 @@ class SubscriptionDraft(RowDraft[Subscription]):
         return super().is_full or self._size > _BATCH_CHARS
 
     def decide(self, request: Any, stamp: Stamp | None = None) -> Any:
-        """Decide a request; the answer counts once the batch is in the log (`RowDraft.decide`)."""
+        """Decide a request; the answer counts once the batch is in the log (`RowDraft.decide`). A
+        copy of a change gets it without the links, as many large answers are remembered.
+        """
         answer = super().decide(request, stamp)
         if stamp is not None and isinstance(answer, Subscription):
-            self._size += answer.size
+            self._size += self._state.remembered(answer).size
         return answer
 
-    def _answer(self, request: SubscriptionRequest) -> SubscriptionAnswer:
+    def _perform(self, request: SubscriptionRequest) -> SubscriptionAnswer:
         try:
             match request:
                 case ListSubscriptions(after, limit):
                     known = self._of_log("")
                     names = nsmallest(limit, (name for name in known if name > after))
                     return tuple(known[name] for name in names)
-                case StreamGone(stream, created):
-                    for each in self._of_log("").values():
-                        self._put(_without_stream(each, stream, created), each)
-                    return ()
                 case SigningKey(secret):
                     key = self._row(("", ""))
+                    if key is None and not secret:
+                        raise NoSuchSubscription("there is no signing key yet")
                     return self._put(_key_row(secret)) if key is None else key
                 case PutSubscription():
                     return self._put_subscription(request)
                 case _:
                     row = self._row(("", request.id))
-                    if row is None or not request.id:
+                    if row is None or not request.id or not _is_meant(row, request):
                         raise NoSuchSubscription(f"there is no subscription {request.id}")
                     return self._of_one(row, request)
         except QuorumLogError as error:
@@ -390,8 +432,11 @@ class SubscriptionDraft(RowDraft[Subscription]):
             case LookSubscription():
                 return row
             case DeleteSubscription():
+                self._links -= len(row.links)
                 self._changed[row.key] = None
                 return row
+            case StreamGone(stream=stream, created=created):
+                return self._put(_without_stream(row, stream, created), row)
             case LinkStreams(links=links):
                 return self._put(self._linked(row, links), row)
             case UnlinkStream(stream=stream):
@@ -417,6 +462,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
             return row
         row = replace(row, version=self._version)
         self._size += row.size
+        self._links += len(row.links) - (0 if before is None else len(before.links))
         self._changed[row.key] = row
         return row
 
@@ -445,7 +491,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
         one that only the pattern has is left out.
         """
         known = {each.log: each for each in row.links}
-        room = min(STREAMS_MAX, LINKS_MAX - self._links_of_others(row)) - len(known)
+        room = min(STREAMS_MAX - len(known), LINKS_MAX - self._links)
         for link in links:
             old = known.get(link.log)
             if old is not None:
@@ -459,17 +505,13 @@ class SubscriptionDraft(RowDraft[Subscription]):
                 )
         return replace(row, links=tuple(known.values()))
 
-    def _links_of_others(self, row: Subscription) -> int:
-        others = self._of_log("").values()
-        return sum(len(each.links) for each in others if each.key != row.key)
-
     # --- wakes -----------------------------------------------------------------------------------
 
     def _woken(self, row: Subscription, ends: Ends, wake_id: str) -> Subscription:
         """The subscription with a new wake if it has pending work, else without a wake."""
         links = _reached(row.links, ends)
         row = replace(row, links=links, phase=Phase.IDLE, holder="", wake_id="")
-        if not row.is_pending(()):
+        if not row.pending(()):
             return row
         return replace(
             row,
@@ -494,10 +536,12 @@ class SubscriptionDraft(RowDraft[Subscription]):
     def _delivered(self, row: Subscription, request: Delivered) -> Subscription:
         # A receiver may extend the lease before it answers.
         is_late = row.phase == Phase.HELD and row.settings.kind == Kind.WEBHOOK and request.is_done
-        if row.generation != request.generation or not (row.phase == Phase.DUE or is_late):
+        is_sent = row.phase in (Phase.DUE, Phase.OPEN) or is_late
+        if row.generation != request.generation or not is_sent:
             return row
         if row.settings.kind == Kind.PULL:
-            return self._put(replace(row, phase=Phase.OPEN, attempts=0, next_ms=0), row)
+            again_ms = self._wall_ms + RETRY_MS_MAX
+            return self._put(replace(row, phase=Phase.OPEN, attempts=0, next_ms=again_ms), row)
         if not request.is_done:
             return self._put(self._hold(row), row)
         links = tuple(replace(each, acked=max(each.acked, each.tail)) for each in row.links)
@@ -505,7 +549,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
         return self._put(done, row)
 
     def _failed(self, row: Subscription, request: Failed) -> Subscription:
-        if row.generation != request.generation or row.phase != Phase.DUE:
+        if row.generation != request.generation or row.phase not in (Phase.DUE, Phase.OPEN):
             return row
         pause_ms = min(RETRY_MS_MAX, _RETRY_MS << min(row.attempts, _DOUBLINGS_MAX))
         pause_ms = pause_ms * (1000 + request.jitter) // 1000
@@ -551,6 +595,61 @@ class SubscriptionDraft(RowDraft[Subscription]):
             acked = replace(acked, attempts=0, next_ms=0, last=request.next_id)
             return self._put(self._woken(acked, request.ends, request.next_id), row)
         return self._put(self._hold(acked), row)
+
+
+@dataclass(slots=True)
+class Discovery:
+    """What the owner still has to look at, to link the streams that its subscriptions want."""
+
+    names: set[str] = field(default_factory=set)
+    """Streams that may be new, or gone."""
+    is_all: bool = True
+    """Whether any stream may be so."""
+
+    def heard(self, name: str) -> None:
+        """Note that a stream may have been created, changed or deleted."""
+        self.names.add(name)
+        if len(self.names) > HEARD_MAX:
+            self.gap()
+
+    def gap(self) -> None:
+        """Note that changes of any stream may have been missed."""
+        self.names.clear()
+        self.is_all = True
+
+    def take(self) -> tuple[set[str], bool]:
+        """Return what is to be looked at now, and forget it."""
+        taken = self.names, self.is_all
+        self.names, self.is_all = set(), False
+        return taken
+
+    def answered(self, name: str, answer: object) -> None:
+        """Note the answer to a request that linked or unlinked a stream. A failed one, whose outcome
+        may be unknown, is decided anew.
+        """
+        is_failed = isinstance(answer, QuorumLogError)
+        if is_failed and not isinstance(answer, NoSuchSubscription):
+            self.heard(name)
+
+
+def discovered(
+    row: Subscription, stream: str, created: str, *, is_match: bool
+) -> LinkStreams | StreamGone | None:
+    """The request that lets a subscription know the present creation of a stream; None if it needs
+    none. `created`: empty if there is no such stream. `is_match`: whether the pattern matches it.
+    """
+    link = next((each for each in row.links if each.log == stream), None)
+    is_new = link is None or link.created < created or (is_match and not link.is_glob)
+    if created and is_new and (is_match or link is not None):
+        return LinkStreams(row.id, row.secret, (Link(stream, created, is_glob=is_match),))
+    if not created and link is not None and link.created:
+        return StreamGone(row.id, row.secret, stream, link.created)
+    return None
+
+
+def _is_meant(row: Subscription, request: _OfOne) -> bool:
+    """Whether a request is about this creation of the subscription."""
+    return isinstance(request, LookSubscription) or request.secret == row.secret
 
 
 def _reached(links: tuple[Link, ...], ends: Ends) -> tuple[Link, ...]:

@@ -21,6 +21,7 @@ from quorumlog.protocol.log.messages import Append
 from tests.model.logs.demands import PATIENCE_S
 from tests.model.logs.judge import Violation, told
 from tests.model.logs.model import Gateway
+from tests.model.logs.rewrites import key_of, look_up
 
 
 @dataclass(slots=True)
@@ -75,6 +76,8 @@ class Forks:
         """Read them all, and delete them."""
         for fork in tuple(self.alive):
             await self.check(fork)
+            gateway = self.pick()
+            await look_up(gateway, fork.name, await gateway.contents(fork.name))
         for fork in tuple(self.alive):
             await self.delete(fork)
 
@@ -109,7 +112,8 @@ class Forks:
     async def append(self, fork: Fork) -> None:
         """One record, which must be at the fork's end."""
         value = f"{fork.name}/{fork.sent}".encode()
-        call = Append.of((Record(value),), ProducerSeq(fork.name, 0, fork.sent))
+        record = Record(value, key_of(value.decode()))
+        call = Append.of((record,), ProducerSeq(fork.name, 0, fork.sent))
         done = await self.insist(lambda gateway: gateway.logs.append(fork.name, call))
         end = fork.first + len(fork.values)
         if done.first_offset != end:

@@ -325,12 +325,13 @@ class Judge(LogHistory):
         entries = self._cluster.ledgers[item.ledger_id].entries
         index = () if item.index == NO_KEYS else self._cluster.ledgers[item.index or 0].entries
         about = {"ledger_id": item.ledger_id, "last_entry": len(entries) - 1}
-        for entry_id, data in enumerate(entries):
-            for key in keys_of(data):
-                number = bucket_of(key, len(index)) if index else 0
-                if not index or entry_id not in Bucket(
-                    index[number], buckets=len(index), **about
-                ).entries_of(key):
+        for entry_id, stored in enumerate(entries):
+            for key in keys_of(stored):
+                found: Sequence[int] = ()
+                if index:
+                    data = index[bucket_of(key, len(index))]
+                    found = Bucket(data, buckets=len(index), **about).entries_of(key).entries
+                if entry_id not in found:
                     self.violated(f"rule 27e: {item.index} lacks a key of entry {entry_id}")
 
     def older_ones_are_closed(self, ledger: Ledger) -> None:

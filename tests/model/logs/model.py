@@ -910,7 +910,7 @@ class Store(MetadataLogs):
         row = self.cluster.logs.free(log.name)
         self.cluster.freed[log.name] = row.version + 1
         gone = self.cluster.deleted_with[log.name] = set[int]()
-        own = ledgers_of(row.own)
+        own = {item.ledger_id for item in row.own}
         for number in sorted(ledgers_of(row.items)):
             ledger = self.cluster.ledgers.get(number)
             if self.cluster.is_named(number):

@@ -92,28 +92,6 @@ class Rewriting:
             done = await gateway.while_it_lives(gateway.logs.rewrites.rewrite(row, items))
             self.done += isinstance(done.log, LogMetadata)
 
-    async def look_up(self, gateway: Gateway, whole: Sequence[ReadRecord]) -> None:
-        """A gateway finds what it finds without an index. Nothing changes the log meanwhile."""
-        keys, name = gateway.logs.keys, self.name
-        for key in sorted({found.record.key or b"none" for found in whole}):
-            mine = [found for found in whole if found.record.key == key]
-            offsets = [found.offset for found in mine]
-            newest = await keys.newest(name, key)
-            found = [each.offset for each in newest.records]
-            at = whole[0].offset if whole else 0
-            if found != [each.offset for each in mine[-1:] if not each.record.is_tombstone]:
-                raise Violation(f"rule 27e: the newest of {key!r} is at {offsets}, not {found}")
-            found = []
-            for _ in range(2 * len(whole) + 2):
-                page = await keys.page(name, at, key, created_at=None, limit=3, max_bytes=1 << 20)
-                page = page or await gateway.logs.reader.read(name, at, limit=3)
-                found += [each.offset for each in page.records if each.record.key == key]
-                at = page.next
-            if found != offsets:
-                raise Violation(f"rule 27e: {key!r} is at {offsets}, not {found}")
-        if keys.damaged:
-            raise Violation("rule 27e: an index that was built is none")
-
     async def compact(self, gateway: Gateway) -> None:
         """Compact the log through a gateway, whether that is due or not."""
         with contextlib.suppress(QuorumLogError, ConnectionResetError):
@@ -132,3 +110,26 @@ class Rewriting:
             return ()
         first = self.random.randrange(len(may))
         return tuple(may[first : first + self.random.choice((1, 2, 3, len(may)))])
+
+
+async def look_up(gateway: Gateway, name: str, whole: Sequence[ReadRecord]) -> None:
+    """A gateway finds by key what it finds without indexes. Nothing changes the log meanwhile."""
+    keys = gateway.logs.keys
+    for key in sorted({found.record.key or b"none" for found in whole}):
+        mine = [found for found in whole if found.record.key == key]
+        offsets = [found.offset for found in mine]
+        newest = await keys.newest(name, key)
+        found = [each.offset for each in newest.records]
+        at = whole[0].offset if whole else 0
+        if found != [each.offset for each in mine[-1:] if not each.record.is_tombstone]:
+            raise Violation(f"rule 27e: the newest of {key!r} is at {offsets}, not {found}")
+        found = []
+        for _ in range(2 * len(whole) + 2):
+            page = await keys.page(name, at, key, created_at=None, limit=3, max_bytes=200)
+            page = page or await gateway.logs.reader.read(name, at, limit=3)
+            found += [each.offset for each in page.records if each.record.key == key]
+            at = page.next
+        if found != offsets:
+            raise Violation(f"rule 27e: {key!r} is at {offsets}, not {found}")
+    if keys.damaged:
+        raise Violation("rule 27e: an index that was built is none")

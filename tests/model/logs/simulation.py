@@ -63,7 +63,7 @@ from tests.model.logs.forks import Forks
 from tests.model.logs.judge import LOG, Alarms, Judge, Violation, told
 from tests.model.logs.model import Cluster, Gateway, Store
 from tests.model.logs.replaced import Replaced
-from tests.model.logs.rewrites import Rewriting
+from tests.model.logs.rewrites import Rewriting, look_up
 from tests.support.virtual import Deadlock, run_virtual
 
 NAME = "log"
@@ -710,7 +710,7 @@ class Run:
                 raise Violation(f"{other.writer.id} reads another log")
         await self.seek(whole)
         for other in alive:
-            await self.rewriting.look_up(other, whole)
+            await look_up(other, NAME, whole)
         await self.forks.end()
         await self.repeats.end()
         await self.check_limits(gateway)

@@ -6,30 +6,31 @@ in any order, one in order by key. Records that fail too often go to a log of de
 several gateways carry out each move at once. `judge` reads what the log of queues says, and what workers were told.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Final
 from unittest.mock import patch
 
 from quorumlog.errors import QuorumLogError
 from quorumlog.protocol import offset_store, queues, rows
 from quorumlog.protocol.offset_set import NONE, Offsets
-from quorumlog.protocol.queues import (
+from quorumlog.protocol.queue_requests import (
     BeginMove,
+    DeleteQueue,
     EndMove,
     LookQueue,
-    Move,
     PutQueue,
-    Queue,
-    Queues,
-    QueueSettings,
     Settle,
     Settled,
     Settlement,
-    Sweep,
     Take,
     Taken,
     is_counted_once,
 )
+from quorumlog.protocol.queue_state import Move, Queue, QueueSettings
+from quorumlog.protocol.queues import Queues
 from quorumlog.protocol.rows import CHANGES_MAX
 from tests.model.positions import simulation as base
 from tests.model.positions.simulation import Violation
@@ -178,7 +179,7 @@ class Mover:
         for row in list(state.values()):
             if isinstance(row, Queue):
                 if world.random.random() < 0.3:
-                    world.ask(Sweep(*row.key))
+                    world.ask(LookQueue(*row.key))
                 for move in row.moves:
                     if world.random.random() < 0.7:
                         self.carry_out(row.queue, move)
@@ -233,6 +234,8 @@ def trouble(world: QueueWorld) -> None:
     elif draw < 0.97 and world.keys:
         before = world.first_record + world.random.randrange(6)
         world.first_record = min(before, len(world.keys))
+    else:
+        world.ask(DeleteQueue(LOG, world.random.choice(NAMES), 0))  # late, of an earlier queue
 
 
 def settings(queue: str) -> QueueSettings:
@@ -265,9 +268,19 @@ def run(seed: int) -> QueueWorld:
         del world.keepers[1:]  # whoever is overtaken all the time waits whole leases all the time
         for name in NAMES:
             world.make(name)
-        world.run(END_S + 60 + 20 * LEASE_S)
+        while world.now_s < END_S + 60 + 20 * LEASE_S and not is_over(world):
+            world.run(world.now_s + LEASE_S)
+        world.run(world.now_s + 2 * LEASE_S)  # nothing is given after the end
         judge(world)
         return world
+
+
+def is_over(world: QueueWorld) -> bool:
+    """Whether all records of both queues are done."""
+    rows = {row.queue: row for _, batch in world.history.batches for row in batch.rows}
+    return len(rows) == len(NAMES) and all(
+        row.floor >= len(world.keys) and not row.moves for row in rows.values()
+    )
 
 
 # --- the judge ---------------------------------------------------------------------------------------
@@ -283,7 +296,7 @@ def judge(world: QueueWorld) -> None:
         states = list(_states(world, name))
         if not states:
             raise Violation(f"the queue {name} was never made where nothing is wrong")
-        _judge_answers(world, name, {row.version: row for _, row in states})
+        _judge_answers(world, name, states)
         _judge_states(world, name, states)
         _judge_end(world, name, states[-1][1])
 
@@ -292,6 +305,8 @@ def _states(world: QueueWorld, name: str) -> Iterator[tuple[float, Queue]]:
     """The states of a queue, with the time of each."""
     last: Queue | None = None
     for at_s, batch in world.history.batches:
+        if batch.gone:
+            raise Violation(f"a late request has deleted a queue: {batch.gone}")
         for row in batch.rows:
             if row.queue == name and row != last:
                 if last is not None and row.version <= last.version:
@@ -399,14 +414,22 @@ def _judge_change(
                     raise Violation(f"{at} was given before {other} of its key: {row}")
 
 
+@lru_cache(len(NAMES))
+def _firsts(world: QueueWorld, name: str) -> tuple[list[float], list[int]]:
+    """The times of the claims of a queue, and up to each the highest first offset that one named."""
+    takes = [
+        (op.asked_s, op.request.first_offset)
+        for op in world.history.ops
+        if isinstance(op.request, Take) and op.request.queue == name
+    ]
+    return [at_s for at_s, _ in takes], list(accumulate((first for _, first in takes), max))
+
+
 def _dropped(world: QueueWorld, name: str, at_s: float) -> range:
     """The records that a claim before a time has said the log no longer has."""
-    firsts = [
-        op.request.first_offset
-        for op in world.history.ops
-        if isinstance(op.request, Take) and op.request.queue == name and op.asked_s <= at_s
-    ]
-    return range(max(firsts, default=0))
+    times, firsts = _firsts(world, name)
+    count = bisect_right(times, at_s)
+    return range(firsts[count - 1] if count else 0)
 
 
 def _by_offset(row: Queue) -> dict[int, int]:
@@ -418,9 +441,9 @@ def _by_offset(row: Queue) -> dict[int, int]:
     }
 
 
-def _judge_answers(world: QueueWorld, name: str, states: dict[int, Queue]) -> None:
+def _judge_answers(world: QueueWorld, name: str, states: Sequence[tuple[float, Queue]]) -> None:
     """Workers were told what the log says."""
-    by_batch = {(version - 1) // CHANGES_MAX: row for version, row in states.items()}
+    by_batch = {(row.version - 1) // CHANGES_MAX: row for _, row in states}
     for op in world.history.ops:
         request, answer = op.request, op.answer
         if isinstance(answer, QuorumLogError) or getattr(request, "queue", "") != name:
@@ -440,18 +463,17 @@ def _judge_answers(world: QueueWorld, name: str, states: dict[int, Queue]) -> No
             refused = NONE
             for one in answer.refused:
                 refused |= one.offsets
-                last = _state_at(world, name, op.answered_s)
+                last = _state_at(states, op.answered_s)
                 if one.reason == "acknowledged" and any(not done(last, at) for at in one.offsets):
                     raise Violation(f"told as acknowledged: {op} {last}")
             if request.kind == Settlement.ACK and answer.done:
-                last = _state_at(world, name, op.answered_s)
+                last = _state_at(states, op.answered_s)
                 if any(not done(last, at) for at in request.items[0][1] - refused):
                     raise Violation(f"told as done: {op} {last}")
 
 
-def _state_at(world: QueueWorld, name: str, at_s: float) -> Queue:
-    found = [row for when, row in _states(world, name) if when <= at_s]
-    return found[-1]
+def _state_at(states: Sequence[tuple[float, Queue]], at_s: float) -> Queue:
+    return states[bisect_right(states, at_s, key=lambda state: state[0]) - 1][1]
 
 
 def _is_known(row: Queue, token: int, at: int) -> bool:

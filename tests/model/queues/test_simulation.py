@@ -2,7 +2,7 @@
 
 import pytest
 
-from quorumlog.protocol.queues import Settle, Settled, Settlement, Taken
+from quorumlog.protocol.queue_requests import Settle, Settled, Settlement, Taken
 from tests.model.queues.simulation import run
 
 

@@ -2,33 +2,36 @@
 
 The world is that of `tests/model/positions`: gateways that repeat requests, keepers that each take themselves for
 the owner, appends whose answers are lost. Two streams grow, are deleted and created again. A webhook subscription and
-a pull-wake subscription follow them. Each keeper brings the wakes forward by what it knows, which may be long ago.
-`judge` reads what the log of subscriptions says, and what receivers and workers were told.
+a pull-wake subscription follow them, and are deleted and created again themselves. Each keeper brings the wakes forward
+by what it knows, which may be long ago, and learns of streams once or from a list of all. Workers claim what is
+announced. `judge` reads what the log of subscriptions says, and what receivers and workers were told.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
 
-from quorumlog.errors import QuorumLogError
+from quorumlog.errors import QuorumLogError, QuorumTimeout
 from quorumlog.protocol import offset_store, rows
 from quorumlog.protocol.subscriptions import (
     AckWake,
     ClaimWake,
+    DeleteSubscription,
     Delivered,
+    Discovery,
     Ends,
     Expire,
     Failed,
     Kind,
     Link,
-    LinkStreams,
     Phase,
     PutSubscription,
-    StreamGone,
     Subscription,
     Subscriptions,
     SubscriptionSettings,
     Wake,
+    discovered,
     is_counted_once,
 )
 from tests.model.positions import simulation as base
@@ -50,6 +53,10 @@ class SubscriptionWorld(base.World):
         super().__init__(seed)
         self.creations = dict.fromkeys(STREAMS, 1)
         self.lengths: dict[tuple[str, str], int] = {}
+        self.has_missed = False
+        """Whether an announcement was missed since nothing is wrong."""
+        self.drivers: list[Driver] = []
+        self.workers: list[Worker] = []
 
     def stream(self, name: str) -> tuple[str, str]:
         """A stream as links name it."""
@@ -60,6 +67,13 @@ class SubscriptionWorld(base.World):
         late = 0 if self.is_calm else self.random.choice((0, 0, 1, 4))
         found = (self.stream(name) for name in STREAMS)
         return tuple((*each, max(0, self.lengths.get(each, 0) - late)) for each in found)
+
+    def is_read(self, draw: float) -> bool:
+        """Whether a worker reads an announcement. Also where nothing is wrong, none reads the first."""
+        if not self.is_calm:
+            return draw < 0.5
+        has_missed, self.has_missed = self.has_missed, True
+        return has_missed
 
     def wake_id(self) -> str:
         return f"w{self.unique()}"
@@ -74,10 +88,15 @@ class SubscriptionWorld(base.World):
         kind = Kind.WEBHOOK if name == "hook" else Kind.PULL
         settings = SubscriptionSettings(kind, "*", (), "u", "w", int(LEASE_S * 1000), "")
         links = [Link(*self.stream(STREAMS[0]), 0, is_explicit=name == "hook", is_glob=True)]
-        self.ask(PutSubscription(name, settings, name, "", tuple(links)), answered)
+        secret = f"{name}{self.unique()}"
+        self.ask(PutSubscription(name, settings, secret, "", tuple(links)), answered)
+
+    def remake(self, row: Subscription) -> None:
+        """Delete a subscription, and create it again: its generations begin again too."""
+        self.ask(DeleteSubscription(row.id, row.secret), lambda _answer: self.make(row.id))
 
     def live(self) -> None:
-        """Streams grow, are deleted and created again, and are discovered."""
+        """Streams grow, are deleted and created again."""
         for name in STREAMS:
             stream = self.stream(name)
             if not self.is_calm:
@@ -85,11 +104,10 @@ class SubscriptionWorld(base.World):
                 self.lengths[stream] = self.lengths.get(stream, 0) + grown
                 if self.random.random() < 0.02:
                     self.creations[name] += 1
-                    gone = StreamGone(*stream)
-                    self.after(self.random.uniform(0, 2), lambda gone=gone: self.ask(gone))  # type: ignore[misc]
-            link = Link(*self.stream(name), is_glob=True)
-            for subscription in NAMES:
-                self.ask(LinkStreams(subscription, (link,)))
+                    for driver in self.drivers:
+                        is_missed = self.random.random() < 0.1
+                        note = driver.discovery.gap if is_missed else driver.discovery.heard
+                        self.after(self.soon_s(), partial(note, *() if is_missed else (name,)))
         self.after(self.random.uniform(0.1, 2.0), self.live)
 
 
@@ -98,41 +116,80 @@ class Driver:
 
     def __init__(self, world: SubscriptionWorld, keeper: base.Keeper) -> None:
         self.world, self.keeper = world, keeper
+        self.discovery = Discovery()
+        self.seen: Any = None
+        world.drivers.append(self)
         world.after(world.random.uniform(0, 2), self.work)
 
     def work(self) -> None:
-        world = self.world
+        world, state = self.world, self.keeper.machine.state
+        if self.keeper not in world.keepers:
+            return  # it is the owner no more
         world.after(world.random.uniform(0.05, 0.8), self.work)
-        for row in list(self.keeper.machine.state.rows.values()):
-            if isinstance(row, Subscription) and world.random.random() < 0.7:
+        rows = [row for row in state.rows.values() if isinstance(row, Subscription)]
+        seen = self.keeper.life, state.since_s, frozenset(row.secret for row in rows)
+        if seen != self.seen:  # a new owner, or a new subscription
+            self.seen = seen
+            self.discovery.gap()
+        names, is_all = self.discovery.take()
+        for name in STREAMS if is_all else sorted(names):
+            world.after(world.soon_s(), partial(self.discover, name))
+        for row in rows:
+            if world.random.random() < 0.7:
                 self.step(row)
+
+    def discover(self, name: str) -> None:
+        """Let all rows that this keeper knows learn of a stream as it is now."""
+        for row in list(self.keeper.machine.state.rows.values()):
+            request = discovered(row, *self.world.stream(name), is_match=True)
+            if request is not None:
+                self.ask(name, request)
+
+    def ask(self, name: str, request: Any) -> None:
+        answers: list[Any] = []
+
+        def answered(answer: Any) -> None:
+            if not answers:
+                self.discovery.answered(name, answer)
+            answers.append(answer)
+
+        if self.world.is_calm or self.world.random.random() < 0.6:  # else it does not arrive
+            self.world.ask(request, answered)
+        self.world.after(8.0, lambda: answered(QuorumTimeout("no answer")))
 
     def step(self, row: Subscription) -> None:
         world = self.world
         match row.phase:
             case Phase.IDLE:
-                world.ask(Wake(row.id, world.wake_id(), world.ends()))
-            case Phase.DUE:
-                world.after(world.soon_s(), lambda: self.deliver(row))
+                world.ask(Wake(row.id, row.secret, world.wake_id(), world.ends()))
             case Phase.HELD:
-                world.ask(Expire(row.id, row.generation, world.wake_id()))
+                world.ask(Expire(row.id, row.secret, row.generation, world.wake_id()))
+            case _ if row.sends_in_ms(self.keeper.wall_ms()) == 0:
+                world.after(world.soon_s(), lambda: self.deliver(row))
             case _:
                 pass
 
     def deliver(self, row: Subscription) -> None:
         world = self.world
         draw = world.random.random()
-        if world.is_calm or row.id == "pull":
-            world.ask(Delivered(row.id, row.generation, is_done=row.id == "hook"))
+        wake = row.id, row.secret, row.generation
+        if row.id == "pull":
+            if world.is_read(draw):
+                world.after(world.soon_s(), world.random.choice(world.workers).claim)
+            world.ask(Delivered(*wake, is_done=False))
+        elif world.is_calm:
+            world.ask(Delivered(*wake, is_done=True))
         elif draw < 0.3:
-            world.ask(Failed(row.id, row.generation, 0))
+            world.ask(Failed(*wake, 0))
         elif draw < 0.6:
-            world.ask(Delivered(row.id, row.generation, is_done=True))
+            # A gateway that stands still notes it long after.
+            late_s = world.random.choice((0.0, 0.0, 2 * LEASE_S))
+            world.after(late_s, lambda: world.ask(Delivered(*wake, is_done=True)))
         else:
             worker = Holder(world, row)
             world.after(world.random.uniform(0.05, 2.0), worker.work)
             if draw < 0.9:  # else the gateway does not hear of it
-                world.ask(Delivered(row.id, row.generation, is_done=False))
+                world.ask(Delivered(*wake, is_done=False))
 
 
 class Holder:
@@ -154,25 +211,37 @@ class Holder:
                     offset = world.random.randrange(0, each.tail + 2)
                 acks.append((each.log, each.created, offset))
         ends = world.ends()
-        asked = AckWake(
-            row.id, row.generation, row.wake_id, tuple(acks), is_done, world.wake_id(), ends
-        )
+        wake = row.id, row.secret, row.generation, row.wake_id
+        asked = AckWake(*wake, tuple(acks), is_done, world.wake_id(), ends)
         world.ask(asked)
         if not is_done or world.random.random() < 0.2:
             world.after(world.random.choice((0.5, 1.0, 2.0, 2 * LEASE_S)), self.work)
 
 
 class Worker:
-    """Claims the pull-wake subscription."""
+    """Claims the pull-wake subscription: what was announced, and at times what was not."""
 
     def __init__(self, world: SubscriptionWorld, name: str) -> None:
         self.world, self.name = world, name
+        world.workers.append(self)
         world.after(world.random.uniform(0, 2), self.work)
 
     def work(self) -> None:
+        if not self.world.is_calm:
+            self.world.after(self.world.random.uniform(4.0, 30.0), self.work)
+            self.claim()
+
+    def claim(self) -> None:
         world = self.world
-        world.after(world.random.uniform(0.2, 2.0 if world.is_calm else 6.0), self.work)
-        world.ask(ClaimWake("pull", self.name, world.wake_id(), world.ends()), self.claimed)
+        rows = [
+            row
+            for keeper in world.keepers
+            for row in keeper.machine.state.rows.values()
+            if row.id == "pull"
+        ]
+        if rows:
+            claim = rows[0].id, rows[0].secret, self.name, world.wake_id(), world.ends()
+            world.ask(ClaimWake(*claim), self.claimed)
 
     def claimed(self, answer: Any) -> None:
         if isinstance(answer, Subscription):
@@ -191,6 +260,9 @@ def trouble(world: SubscriptionWorld) -> None:
         keeper.die()
     elif draw < 0.65:
         keeper.skew_ms = world.random.randrange(-10_000_000, 10_000_000)
+    elif draw < 0.67:
+        for row in list(keeper.machine.state.rows.values())[:1]:
+            world.remake(row)
 
 
 def run(seed: int) -> SubscriptionWorld:
@@ -204,10 +276,10 @@ def run(seed: int) -> SubscriptionWorld:
             del world.keepers[1:]  # none is overtaken: leases end by what this one remembers
         for name in NAMES:
             world.make(name)
-        for keeper in world.keepers:
-            Driver(world, keeper)
         for name in ("x", "y"):
             Worker(world, name)
+        for keeper in world.keepers:
+            Driver(world, keeper)
         world.live()
         trouble(world)
         world.run(END_S)
@@ -231,10 +303,10 @@ def judge(world: SubscriptionWorld) -> None:
             raise Violation(f"the subscription {name} was never made where nothing is wrong")
         before: Subscription | None = None
         for at_s, row in states:
-            if before is not None:
+            if before is not None and before.secret == row.secret:
                 _judge_change(world, at_s, before, row)
             before = row
-        _judge_claims(world, name, {row.generation for _, row in states})
+        _judge_claims(world, name, {(row.secret, row.generation) for _, row in states})
         _judge_end(world, states[-1][1])
 
 
@@ -256,7 +328,7 @@ def _ops(world: SubscriptionWorld, row: Subscription, at_s: float) -> list[Any]:
         op.request
         for op in world.history.ops
         if op.asked_s <= at_s
-        and getattr(op.request, "id", "") == row.id
+        and getattr(op.request, "secret", "") == row.secret
         and getattr(op.request, "generation", -1) == row.generation
     ]
 
@@ -282,7 +354,7 @@ def _judge_change(
     links = {(each.log, each.created): each.acked for each in before.links}
     for each in row.links:
         acked = links.get((each.log, each.created), 0)
-        if each.acked < acked and not _is_gone(world, each, at_s):
+        if each.acked < acked and not _is_gone(world, each):
             raise Violation(f"what was acknowledged goes back: {before} {row}")
         if each.acked > world.lengths.get((each.log, each.created), 0):
             raise Violation(f"more was acknowledged than there is: {row}")
@@ -290,10 +362,9 @@ def _judge_change(
             raise Violation(f"nobody acknowledged {each}: {before} {row}")
 
 
-def _is_gone(world: SubscriptionWorld, link: Link, at_s: float) -> bool:
+def _is_gone(world: SubscriptionWorld, link: Link) -> bool:
     """Whether a stream was deleted: a late discovery may link it once more, with nothing to read."""
-    gone = StreamGone(link.log, link.created)
-    return any(op.request == gone and op.asked_s <= at_s for op in world.history.ops)
+    return (link.log, link.created) != world.stream(link.log)
 
 
 def _is_acked(before: Subscription, link: Link, ops: list[Any]) -> bool:
@@ -310,7 +381,7 @@ def _held_until(world: SubscriptionWorld, row: Subscription, at_s: float) -> flo
     for op in world.history.ops:
         is_told = op.answered_s is not None and op.answered_s <= at_s
         answer = op.answer
-        if not is_told or not isinstance(answer, Subscription) or answer.id != row.id:
+        if not is_told or not isinstance(answer, Subscription) or answer.secret != row.secret:
             continue
         is_held = answer.generation == row.generation and answer.phase == Phase.HELD
         is_new = isinstance(op.request, ClaimWake) and answer.last == op.request.wake_id
@@ -319,19 +390,22 @@ def _held_until(world: SubscriptionWorld, row: Subscription, at_s: float) -> flo
     return max(found)
 
 
-def _judge_claims(world: SubscriptionWorld, name: str, generations: set[int]) -> None:
-    """A generation is claimed once, and the log says so."""
-    claims: dict[int, str] = {}
+def _judge_claims(world: SubscriptionWorld, name: str, generations: set[tuple[str, int]]) -> None:
+    """A generation is claimed once, and the log says so, unless the same record deletes it."""
+    claims: dict[tuple[str, int], str] = {}
+    deleted = {
+        op.request.secret for op in world.history.ops if isinstance(op.request, DeleteSubscription)
+    }
     for op in world.history.ops:
         if (
             isinstance(op.request, ClaimWake)
             and op.request.id == name
             and isinstance(op.answer, Subscription)
         ):
-            generation = op.answer.generation
+            generation = op.answer.secret, op.answer.generation
             if claims.setdefault(generation, op.request.wake_id) != op.request.wake_id:
                 raise Violation(f"two claims of the generation {generation}: {op}")
-            if generation not in generations:
+            if generation not in generations and op.request.secret not in deleted:
                 raise Violation(f"told what the log does not say: {op}")
 
 

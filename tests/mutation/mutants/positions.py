@@ -172,7 +172,7 @@ POSITION_MUTANTS: Final = (
     Patch(Draft, "_expire", _whenever_it_was_used).mutant(
         "a consumer expires that was used just before", "32a"
     ),
-    Patch(Draft, "_free", _of_any_creation).mutant(
+    Patch(RowDraft, "_free", _of_any_creation).mutant(
         "consumers are freed with a namesake of their log", "32a"
     ),
     Patch(Rows, "learned", always(None)).mutant(

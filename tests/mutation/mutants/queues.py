@@ -6,14 +6,16 @@ from typing import Any, Final
 from quorumlog.protocol import queues
 from quorumlog.protocol.offset_set import NONE, Offsets
 from quorumlog.protocol.offset_store import OffsetStore
-from quorumlog.protocol.queues import Queue, QueueDraft, Queues, Settle, Settlement, Take
+from quorumlog.protocol.queue_requests import Settle, Settlement, Take
+from quorumlog.protocol.queue_state import Queue
+from quorumlog.protocol.queues import QueueDraft, Queues
 from quorumlog.protocol.rows import Rows
 from tests.model.queues.simulation import run
 from tests.mutation.mutants.guards import always
 from tests.mutation.mutants.hunt import Histories, Patch, stand_in
 from tests.mutation.mutants.positions import by_the_wall, taken_for_done, told_at_once
 
-QUEUES: Final = Histories("queues", run, range(1, 41))
+QUEUES: Final = Histories("queues", run, range(1, 201))
 
 
 @stand_in
@@ -31,7 +33,7 @@ def _of_any_offset(original: Any, self: QueueDraft, row: Queue, request: Settle)
         asked = NONE
         for _, offsets in request.items:
             asked |= offsets
-        row = self._put(queues._acknowledged(queues._without(row, asked), asked), row)
+        row = self._put(row.without(asked).acknowledged(asked), row)
     return original(self, row, request)
 
 
@@ -110,9 +112,7 @@ def _uncounted(original: Any, row: Queue, first_offset: int) -> Queue:
 
 
 def _dropped(_original: Any) -> Any:
-    return lambda _self, row, offsets, _reason: queues._acknowledged(
-        queues._without(row, offsets), offsets
-    )
+    return lambda _self, row, offsets, _reason: row.without(offsets).acknowledged(offsets)
 
 
 QUEUE_MUTANTS: Final = (
@@ -122,14 +122,14 @@ QUEUE_MUTANTS: Final = (
     Patch(QueueDraft, "_settle", _of_any_offset).mutant("an acknowledgement needs no claim", "33"),
     Patch(Queues, "held_until", always(0.0)).mutant("no claim is held", "33"),
     Patch(Rows, "learned", always(None)).mutant("a new owner gives at once what may be held", "33"),
-    Patch(queues, "_without", lambda _: lambda row, _offsets: row).mutant(
+    Patch(Queue, "without", lambda _: lambda row, _offsets: row).mutant(
         "a record that is given again stays in its claim", "33"
     ),
     Patch(queues, "_in_order", _in_any_order).mutant("the order by key is not kept", "33"),
     Patch(queues, "_in_order", _one_of_those_that_wait).mutant(
         "a record of a key does not wait for one that a worker has", "33"
     ),
-    Patch(queues, "_acknowledged", _up_to_the_last).mutant("the floor leaves records out", "33"),
+    Patch(Queue, "acknowledged", _up_to_the_last).mutant("the floor leaves records out", "33"),
     Patch(QueueDraft, "_settle", _without_a_hold).mutant("an extension holds nothing", "33"),
     Patch(QueueDraft, "_given_back", _at_once).mutant("a delay is not waited for", "33"),
     Patch(QueueDraft, "_begun", _split_again).mutant(
@@ -145,7 +145,10 @@ QUEUE_MUTANTS: Final = (
         "a record is given more often than the settings say", "33"
     ),
     Patch(QueueDraft, "_doomed", _dropped).mutant("a record is dropped after its attempts", "33"),
-    Patch(queues, "_trimmed", _uncounted).mutant("what truncation takes is not counted", "33"),
+    Patch(Queue, "trimmed", _uncounted).mutant("what truncation takes is not counted", "33"),
+    Patch(QueueDraft, "_check_version", always(None)).mutant(
+        "a late request deletes a later queue", "33"
+    ),
     Patch(OffsetStore, "_append", told_at_once).mutant(
         "a claim is told before it is in the log", "33"
     ),

@@ -16,6 +16,7 @@ from quorumlog.protocol.subscriptions import (
     SubscriptionDraft,
     Subscriptions,
 )
+from tests.model.subscriptions import simulation
 from tests.model.subscriptions.simulation import run
 from tests.mutation.mutants.guards import always
 from tests.mutation.mutants.hunt import Histories, Patch, stand_in
@@ -89,7 +90,33 @@ def _up_to_the_end(
     return original(self, row, request)
 
 
+@stand_in
+def _by_its_name(
+    original: Any, row: Subscription, stream: str, created: str, *, is_match: bool
+) -> Any:
+    is_known = any(each.log == stream for each in row.links)
+    return None if is_known else original(row, stream, created, is_match=is_match)
+
+
+@stand_in
+def _sent_once(original: Any, self: Subscription, wall_ms: int) -> int | None:
+    left_ms: int | None = original(self, wall_ms)
+    return None if self.phase == Phase.OPEN else left_ms
+
+
 SUBSCRIPTION_MUTANTS: Final = (
+    Patch(subscriptions, "_is_meant", always(True)).mutant(
+        "the answer to an earlier creation acknowledges a wake", "34"
+    ),
+    Patch(subscriptions.Discovery, "answered", always(None)).mutant(
+        "a stream whose link failed is not linked again", "34"
+    ),
+    Patch(simulation, "discovered", _by_its_name).mutant(
+        "a stream that was created again is known by its name", "34"
+    ),
+    Patch(Subscription, "sends_in_ms", _sent_once).mutant(
+        "a wake that no worker claims is announced once", "34"
+    ),
     Patch(SubscriptionDraft, "_acknowledged", _of_any_wake).mutant(
         "a stale wake acknowledges offsets", "34"
     ),

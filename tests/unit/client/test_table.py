@@ -9,7 +9,7 @@ import pytest
 from loadtest.cluster import Cluster
 from quorumlog.client import Client, Record, sync
 from quorumlog.client.log import Log
-from quorumlog.errors import NoSuchLog
+from quorumlog.errors import LogReplaced, NoSuchLog
 from tests.support.waiting import until
 from tests.unit.client.test_cli import run
 
@@ -45,6 +45,9 @@ async def test_the_newest_record_and_the_keys(cluster: Cluster) -> None:
         assert [key async for key in log.keys("b")] == [b"b"]
         with pytest.raises(NoSuchLog):
             await client.log("none").get("a")
+        for key in ("", ".", ".."):
+            with pytest.raises(ValueError, match="URL"):
+                await log.get(key)
 
 
 async def test_a_table_follows_its_log(cluster: Cluster) -> None:
@@ -71,8 +74,9 @@ async def test_a_table_follows_its_log(cluster: Cluster) -> None:
             await log.close()
             await table.caught_up()
         assert table["d"].value == b"9"
+        await table.caught_up()
         with pytest.raises(ValueError, match="with"):
-            await table.caught_up()
+            await log.table().caught_up()
 
 
 async def test_a_table_of_a_log_that_is_deleted_raises(cluster: Cluster) -> None:
@@ -87,6 +91,22 @@ async def test_a_table_of_a_log_that_is_deleted_raises(cluster: Cluster) -> None
             await until(task.done, "the table learns of it")
             with pytest.raises(NoSuchLog):
                 table.get("a")
+
+
+async def test_a_table_is_never_caught_up_with_another_log(cluster: Cluster) -> None:
+    async with Client(*cluster.gateways) as client:
+        log = await client.create_log(new_name())
+        await filled(log)
+        await log.close()
+        async with log.table() as table:
+            await table.caught_up()
+            await log.delete()
+            for count in (1, 9):
+                await client.create_log(log.name)
+                await log.append(*[Record(b"1", b"a")] * count)
+                with pytest.raises(LogReplaced):
+                    await table.caught_up()
+                await log.delete()
 
 
 async def test_a_table_for_threads(cluster: Cluster) -> None:

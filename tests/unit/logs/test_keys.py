@@ -11,6 +11,7 @@ import pytest
 from quorumlog import errors
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import NO_KEYS, LogMetadata, indexing, ledgers_of
+from quorumlog.protocol.log import keys as key_format
 from quorumlog.protocol.log.keys import BUCKET_PAIRS, KeyEntries
 from quorumlog.protocol.log.messages import Append
 from services.gateway.edge.pages import LogPages
@@ -178,32 +179,93 @@ async def test_the_newest_record_is_found_in_the_open_ledger_as_it_grows() -> No
 
 
 async def test_too_much_without_an_index_is_no_absence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next request goes on where the last one stopped, and needs no memory of it."""
     monkeypatch.setattr(module, "SCANNED_BYTES_MAX", 1)
     monkeypatch.setattr(module, "_SCAN_BYTES", 1)
-    async with filled(is_indexed=False) as (_, (one, _)):
-        for _ in range(sum(map(len, LEDGERS))):  # each try reads one more
-            with pytest.raises(errors.KeyScanLimit):
-                await one.logs.keys.newest("log", b"none")
-        assert (await one.logs.keys.newest("log", b"none")).batches == ()
+    async with filled(is_indexed=False) as (_, gateways):
+        for keys_max in (100, 0):
+            monkeypatch.setattr(module, "SCANNED_KEYS_MAX", keys_max)
+            for key in ("none", "c", "a", "o"):
+                at = [n for n, each in enumerate([*FLAT, "o"]) if each == key]
+                before, tries = len(FLAT) + 1, 0
+                while True:
+                    gateway = gateways[tries % 2]
+                    try:
+                        page = await gateway.logs.keys.newest("log", key.encode(), before=before)
+                    except errors.KeyScanLimit as error:
+                        left = error.members["before"]
+                        assert left <= before
+                        before, tries = left, tries + 1
+                        assert tries < 100, "each request gets on"
+                        assert not at or before > at[-1]
+                    else:
+                        assert [each.offset for each in page.records] == at[-1:]
+                        break
 
 
 async def test_keys_of_ledgers_without_an_index_are_kept_within_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    async with filled(is_indexed=False) as (cluster, (one, _)):
+        keys = one.logs.keys
+        for keys_max, scans_max in ((100, 1000), (5, 1000), (0, 1000), (100, 2), (100, 1000)):
+            monkeypatch.setattr(module, "SCANNED_KEYS_MAX", keys_max)
+            monkeypatch.setattr(module, "_SCANS_MAX", scans_max)
+            for key in "abcdefgo":
+                (found,) = (await keys.newest("log", key.encode())).records
+                assert found.offset == max(n for n, k in enumerate([*FLAT, "o"]) if k == key)
+            assert (await keys.newest("log", b"none")).batches == ()
+            assert keys._scanned_keys == sum(len(scan.last) for scan in keys._scans.values())
+        for scan in list(keys._scans):
+            keys._forget(scan)
+        assert (keys._scanned_keys, keys._scans) == (0, {})
+        monkeypatch.setattr(module, "SCANNED_KEYS_MAX", 3)
+        assert (await keys.newest("log", b"none")).batches == ()
+        assert keys._scanned_keys <= 3 + 1, "an entry may have more keys than there is room for"
+        await swept(one)
+        await until(lambda: len(indexes(cluster)) == 5, "all are indexed")
+        await keys.newest("log", b"none")
+        assert len(keys._scans) == 1, "what is indexed is forgotten"
+
+
+async def test_keys_of_another_logs_ledgers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     async with filled(is_indexed=False) as (_, (one, _)):
-        monkeypatch.setattr(module, "SCANNED_PAIRS_MAX", 5)
-        assert (await one.logs.keys.newest("log", b"none")).batches == ()
-        scans = one.logs.keys._scans.values()
-        assert sum(scan.keys.pairs for scan in scans) <= 5
-        monkeypatch.setattr(module, "SCANNED_PAIRS_MAX", 100)
-        monkeypatch.setattr(module, "_SCANS_MAX", 2)
-        assert (await one.logs.keys.newest("log", b"none")).batches == ()
-        assert len(scans) == 2
-        monkeypatch.setattr(module, "SCANNED_PAIRS_MAX", 2)
-        monkeypatch.setattr(module, "_SCAN_BYTES", 1)
-        one.logs.keys._scans.clear()
-        with pytest.raises(errors.KeyScanLimit):
-            await one.logs.keys.newest("log", b"none")
+        keys = one.logs.keys
+        assert (await keys.newest("log", b"none")).batches == ()
+        before = len(keys._scans)
+        await one.logs.put("other", UNMERGED)
+        await one.logs.append("other", Append.of((Record(b"v", b"a"),)))
+        monkeypatch.setattr(module, "_SCANS_MAX", 3)
+        (found,) = (await keys.newest("other", b"a")).records
+        assert found.offset == 0
+        assert before > 3 >= len(keys._scans)
+
+
+async def test_many_requests_at_once_scan_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with filled(is_indexed=False) as (cluster, (one, _)):
+        reads = reads_of(one, monkeypatch)
+        ledger_id = cluster.logs["log"].items[0].ledger_id
+        found = await asyncio.gather(*(one.logs.keys.newest("log", b"c") for _ in range(8)))
+        assert [page.records[0].offset for page in found] == [2] * 8
+        scanned = [each for each in reads if each[0] == ledger_id and each[2] > 1]
+        assert len(scanned) <= 2
+
+
+async def test_a_key_of_too_many_entries_is_read_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_format, "ENTRIES_OF_KEY_MAX", 2)
+    async with a_cluster(2, settings=UNMERGED) as (cluster, (one, two)):
+        for number in range(9):
+            await append(one, "hot", f"k{number}")
+        await one.logs.roll("log")
+        await swept(one)
+        await until(lambda: len(indexes(cluster)) == 1, "it is indexed")
+
+        assert await offsets(two, "hot") == list(range(0, 18, 2))
+        assert await offsets(two, "k4") == [9]
+        assert (await two.logs.keys.newest("log", b"hot")).records[0].offset == 16
+        assert (await two.logs.keys.newest("log", b"hot", before=16)).records[0].offset == 14
+        assert (await two.logs.keys.newest("log", b"hot", before=0)).batches == ()
+        assert two.logs.keys.damaged == 0
 
 
 def broken(cluster: Cluster, at: int, how: str) -> None:
@@ -245,8 +307,8 @@ async def test_a_broken_index_is_not_used_and_is_built_anew(how: str) -> None:
 
         assert await offsets(two, "a") == expected("a")
         assert (await two.logs.keys.newest("log", b"c")).records[0].offset == 2
-        assert two.logs.keys.damaged >= 1
         await until(lambda: cluster.logs["log"].items[0].index is None, "the log drops the index")
+        assert two.logs.keys.damaged == 1
         await swept(one)
         await until(lambda: len(indexes(cluster)) == 5, "the index is built anew")
         assert cluster.logs["log"].items[0].index != before
@@ -296,7 +358,7 @@ async def test_a_merge_drops_the_indexes_of_what_it_replaces() -> None:
         for key in "abcdefg":
             assert await offsets(two, key) == expected(key)
             assert (await two.logs.keys.newest("log", key.encode())).records
-        assert two.logs.keys.damaged == 0
+        assert two.logs.keys.damaged == 0, "it only was older"
         await swept(one)
         await until(lambda: len(indexes(cluster)) == 1, "the new ledger is indexed")
         assert cluster.ledgers.keys() == ledgers_of(cluster.logs["log"].items)
@@ -304,24 +366,83 @@ async def test_a_merge_drops_the_indexes_of_what_it_replaces() -> None:
             assert await offsets(two, key) == expected(key)
 
 
-async def test_a_fork_uses_its_sources_indexes() -> None:
+async def of_fork(gateway: Gateway, key: str, max_bytes: int) -> list[int]:
+    """The offsets of a key in the fork."""
+    found, at = list[int](), 0
+    while True:
+        page = await gateway.logs.keys.page(
+            "fork", at, key.encode(), created_at=None, limit=100, max_bytes=max_bytes
+        )
+        page = page or await gateway.logs.reader.read("fork", at, max_bytes=max_bytes)
+        found += [each.offset for each in page.records if each.record.key == key.encode()]
+        if page.next == at:
+            return found
+        at = page.next
+
+
+@pytest.mark.parametrize("at", [1, 2, 4, 8, 10, 11])
+async def test_a_fork_uses_its_sources_indexes(at: int) -> None:
+    """Also an index that names entries beyond the end of what the fork shares."""
     async with filled() as (cluster, (one, two)):
         row = cluster.logs["log"]
-        at = 10  # within the second ledger
         fork, _ = await one.logs.fork(one.logs.draft("fork", row.settings), row, at)
-        assert [item.index for item in fork.shared] == indexes(cluster)[:2]
+        shared = [item for item in row.items if (item.first_offset or 0) < at]
+        assert [item.index for item in fork.shared] == [item.index for item in shared]
+        kept = FLAT[:at]
+        for number in range(6):
+            key = "ae"[number % 2]
+            await one.logs.append("fork", Append.of((Record(b"v", key.encode()),)))
+            kept = [*kept, key]
         await one.logs.delete("log")
         await one.logs.orphans.delete_some(older_than_s=0)
         assert ledgers_of(fork.shared) <= cluster.ledgers.keys()
 
         for key in "abcdefg":
-            found = await two.logs.keys.newest("fork", key.encode())
-            offsets = [at for at, each in enumerate(FLAT[:10]) if each == key]
-            assert [each.offset for each in found.records] == offsets[-1:]
+            expected = [n for n, each in enumerate(kept) if each == key]
+            for max_bytes in (1, 70, 140, 1 << 20):
+                assert await of_fork(two, key, max_bytes) == expected
+            for before in (None, *range(len(kept) + 1)):
+                found = await two.logs.keys.newest("fork", key.encode(), before=before)
+                below = [n for n in expected if before is None or n < before]
+                assert [each.offset for each in found.records] == below[-1:]
         assert two.logs.keys.damaged == 0
         await one.logs.delete("fork")
         await one.logs.orphans.delete_some(older_than_s=0)
         assert cluster.ledgers == {}
+
+
+async def test_a_read_that_names_no_log_sees_a_deletion_at_once() -> None:
+    async with filled() as (_, (one, two)):
+        pages = LogPages(two.logs, "log", None, Filter(b"a"))
+        await pages.read(0)
+        await one.logs.delete("log")
+        with pytest.raises(errors.NoSuchLog):
+            await LogPages(two.logs, "log", None, Filter(b"a")).read(0)
+        with pytest.raises(errors.NoSuchLog):
+            await two.logs.keys.newest("log", b"a")
+
+
+async def test_the_end_of_a_search_is_that_of_the_ledgers_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a record that another owner's ledger got meanwhile is below the end, and not found."""
+    async with filled() as (_, (one, two)):
+        ended_at = two.logs.reader.ended_at
+        calls = 0
+
+        async def late(row: LogMetadata, page: Any = None) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                await append(one, "new")
+                await one.logs.roll("log")
+                await append(one, "newer")
+                return None  # as if the owner was gone
+            return await ended_at(row, page)
+
+        monkeypatch.setattr(two.logs.reader, "ended_at", late)
+        (found,) = (await two.logs.keys.newest("log", b"newer")).records
+        assert found.offset == len(FLAT) + 2
 
 
 async def test_a_lost_entry_is_reported_and_not_taken_for_absent() -> None:

@@ -1,5 +1,6 @@
 """`make produce`, short: all kinds of processes are killed, and no record is lost, doubled or left unprocessed."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from loadtest.consumed import Consumed, Journal, Known, Lease, judge_consumer, r
 from loadtest.crowd import CrowdPlan
 from loadtest.produce import Plan, Sent, judge, main, produce, value_of
 from loadtest.stores import Stores
+from loadtest.team import TeamPlan
+from loadtest.worked import ANY, ATTEMPTS, KEY, Worked, judge_queues, read_journals
 
 SENT = [Sent("a", 3, {0: 0, 1: 1, 2: 3}), Sent("b", 1, {0: 2})]
 FOUND = [(n, value_of(*which)) for n, which in enumerate((("a", 0), ("a", 1), ("b", 0), ("a", 2)))]
@@ -19,7 +22,8 @@ async def test_each_record_is_there_once_and_is_processed_while_all_kinds_of_pro
     stores: Stores,
 ) -> None:
     crowd = CrowdPlan(consumers=1, workers=2, every_s=0.2, commit_every=20)
-    plan = Plan(records=1600, batch=8, every_s=0.2, down_s=0.2, pause_s=0.1, crowd=crowd)
+    team = TeamPlan(workers=4, lease_s=1.0, every_s=0.5)
+    plan = Plan(1600, batch=8, every_s=0.2, down_s=0.2, pause_s=0.1, crowd=crowd, team=team)
 
     result = await produce(plan, stores=stores)
 
@@ -28,6 +32,8 @@ async def test_each_record_is_there_once_and_is_processed_while_all_kinds_of_pro
     assert result.kills > 0
     assert result.replaced > 0
     assert result.consumed.zombies > 0
+    assert result.worked.given >= 2 * 1600
+    assert result.worked.dead >= 16
 
 
 def test_the_judge_sees_what_is_lost_doubled_elsewhere_or_out_of_order() -> None:
@@ -95,6 +101,46 @@ def test_the_judge_of_consumers_sees_each_broken_promise() -> None:
     taken = replace(FIRST, zombies=["lease-lost", "taken"])
     assert judged(taken, SECOND).zombies == 1
     assert "were not refused: taken" in judged(taken, SECOND).problems[0]
+
+
+def worked(tmp_path: Path, *lines: list[object], letters: tuple[int, ...] = ()) -> Worked:
+    """The judgement of a log of two records with one key, both of which the queue `any` has done."""
+    good = [
+        [5, ANY, "given", 1, 4, [[0, 1], [1, 1]]],
+        [6, ANY, "sent", "ack", 6, [[1, 0], [1, 1]]],
+        [7, ANY, "done", "ack", 6, [[1, 0], [1, 1]]],
+    ]
+    path = tmp_path / "journal"
+    path.write_text("".join(json.dumps(line) + "\n" for line in (*good, *lines)) + '[8, "any')
+    journals = read_journals([path], lease_s=10e-9)
+    return judge_queues(journals, [b"k", b"k"], letters)
+
+
+def key(told: int, asked: int, token: int, at: int, *, done: bool = True) -> list[list[object]]:
+    """A claim of one record of the queue `key`, and its acknowledgement."""
+    pair = [[token, at]]
+    given: list[object] = [told, KEY, "given", token, asked, [[at, 1]]]
+    sent: list[object] = [told + 1, KEY, "sent", "ack", told, pair]
+    return [given, sent, [told + 2, KEY, "done", "ack", told, pair]] if done else [given]
+
+
+def test_the_judge_of_queues_sees_each_broken_promise(tmp_path: Path) -> None:
+    first, second = key(1, 0, 1, 0), key(5, 4, 2, 1)
+    good = worked(tmp_path, *first, *second)
+    assert (good.is_good, good.given, good.acked) == (True, 4, 4), good
+
+    assert worked(tmp_path, *first).lost == 1
+    assert worked(tmp_path, *first, *second, *key(30, 30, 3, 0, done=False)).after == 1
+    held = [*key(1, 0, 1, 0, done=False), *key(5, 4, 2, 0), *key(30, 29, 3, 1)]
+    assert worked(tmp_path, *held).twice == 1
+    late = [*key(1, 0, 1, 0, done=False), *key(11, 4, 2, 0), *key(30, 29, 3, 1)]
+    assert worked(tmp_path, *late).is_good
+    extended: list[object] = [9, KEY, "extended", "", 8, [[1, 0]]]
+    assert worked(tmp_path, *late, extended).twice == 1
+    assert worked(tmp_path, *key(1, 0, 2, 0), *key(5, 4, 1, 1)).turned == 1
+    assert worked(tmp_path, *first, *second, letters=(1,)).doubled == 1
+    often: list[object] = [40, ANY, "given", 0, 40, [[0, ATTEMPTS + 1]]]
+    assert worked(tmp_path, *first, *second, often).problems
 
 
 def test_a_journal_comes_back_as_it_was_written_without_a_line_that_is_cut_off(

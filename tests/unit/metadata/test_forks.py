@@ -458,13 +458,14 @@ async def looked_up_first(
 
 
 @stand_in
-async def unlocked(_original: Any, connection: Connection, fork: LogMetadata) -> None:
+async def unlocked(_original: Any, connection: Connection, fork: LogMetadata) -> LogMetadata:
     """A fork names ledgers without a look at their rows."""
     await connection.execute(
         "INSERT INTO shared_ledgers (ledger_id, log) SELECT unnest($1::bigint[]), $2",
         [item.ledger_id for item in fork.shared],
         fork.name,
     )
+    return fork
 
 
 @stand_in

@@ -9,6 +9,7 @@ from quorumlog.errors import InvalidRequest, NoSuchLedger, OwnedByLog
 from quorumlog.net.gateway_clients import LogClient
 from quorumlog.protocol.log import NO_KEYS, LogMetadata
 from quorumlog.protocol.metadata import LedgerMetadata
+from tests.support.database import sql
 from tests.unit.metadata.restores import dump, restore
 from tests.unit.metadata.support import Service, serving
 from tests.unit.metadata.test_rebuild import Bookies, bookies, closed, create, keep, until_ready
@@ -63,7 +64,24 @@ async def test_a_deleted_log_takes_its_indexes_along(service: Service) -> None:
     await LogClient(service.client).delete(row)
 
     with pytest.raises(NoSuchLedger):
-        await service.client.get(new.ledger_id)
+        await service.client.get(log.rows[0].ledger_id)
+    logs = LogClient(service.client)
+    assert await logs.orphans(older_than_s=0) == (new.ledger_id,)
+    await logs.delete_unnamed(new.ledger_id)
+
+
+async def test_a_fork_needs_no_index(service: Service, stores: Stores) -> None:
+    """A rebuild may have found that it was deleted."""
+    log, logs = await Written.of(service, 3), LogClient(service.client)
+    row, new = await index(service, log.row, 0)
+    await sql(stores, f"UPDATE ledgers SET body = NULL WHERE ledger_id = {new.ledger_id}")
+
+    fork, _ = await logs.fork(replace(LOG, name="fork"), row, 5)
+
+    assert [item.index for item in fork.items] == [None]
+    assert await logs.shared_among([log.rows[0].ledger_id, new.ledger_id]) == {
+        log.rows[0].ledger_id
+    }
 
 
 async def test_only_a_closed_unnamed_ledger_of_the_log_is_an_index(service: Service) -> None:

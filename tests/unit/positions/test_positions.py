@@ -34,7 +34,7 @@ from quorumlog.protocol.positions import (
     Request,
     Reset,
 )
-from quorumlog.protocol.rows import CHANGES_MAX, Batch, Decided, Stamp
+from quorumlog.protocol.rows import CHANGES_MAX, Batch, Decided, FreeLog, List, Stamp
 from quorumlog.wire.position_bodies import POSITION_BODIES
 from quorumlog.wire.row_bodies import BadRows
 
@@ -332,7 +332,7 @@ def test_the_consumers_of_a_deleted_log_are_freed_and_a_namesakes_are_not() -> N
     log.done(commit(0, is_new=True))
     log.done(Commit("log", "new", "2", 0, is_new=True))
     log.done(acquire("w1"))
-    assert log.ask(positions.FreeLog("log", "1")) == [()]
+    assert log.ask(FreeLog("log", "1")) == [()]
     log.refused(errors.NoSuchConsumer, Look("log", "c"))
     log.done(Look("log", "new"))
 
@@ -436,7 +436,7 @@ def test_consumers_of_all_logs_are_listed_in_pages() -> None:
     log.done(Delete("a-b", "z"))
 
     def page(after: str, limit: int) -> list[str]:
-        (rows,) = log.ask(positions.List("", after, limit))
+        (rows,) = log.ask(List("", after, limit))
         assert isinstance(rows, tuple)
         return ["/".join(row.key) for row in rows]
 
@@ -494,7 +494,7 @@ def test_batches_requests_and_answers_come_back_as_they_were() -> None:
     assert POSITION_BODIES.decode_batch(POSITION_BODIES.encode_batch(Batch())) == Batch()
     requests: list[Request] = [
         Look("log", "c"),
-        positions.List("log", "", 9),
+        List("log", "", 9),
         commit(1, 2, version=3),
         acquire("w"),
         Renew("log", "c", "1", 4),

@@ -15,11 +15,11 @@ from quorumlog.protocol.log import indexing as module
 from quorumlog.protocol.log.indexing import INDEXED_BYTES_MIN, Indexing, next_index
 from quorumlog.protocol.log.keys import (
     BUCKET_PAIRS,
+    ENTRIES_OF_KEY_MAX,
     BadIndex,
     Bucket,
     KeyEntries,
     bucket_of,
-    keys_of,
 )
 from quorumlog.protocol.log.messages import (
     BatchesRead,
@@ -55,7 +55,8 @@ def looked_up(buckets: list[bytes], key: bytes, ledger_id: int = 1, last: int = 
     found = Bucket(buckets[number], buckets=len(buckets), ledger_id=ledger_id, last_entry=last)
     assert found.number == number
     assert found.size == len(buckets[number])
-    return list(found.entries_of(key))
+    entries, is_all = found.entries_of(key)
+    return list(entries) if is_all else [*entries, -1]
 
 
 class Hand(Copying):
@@ -143,13 +144,18 @@ def test_damage_is_never_an_absence() -> None:
             bucket_of(key, count)
 
 
-def test_keys_in_memory_are_found_as_in_an_index() -> None:
+def test_of_a_key_with_too_many_entries_the_last_one_is_named() -> None:
     keys = KeyEntries()
-    for entry_id, data in enumerate(ENTRIES):
-        keys.add(entry_id, keys_of(data))
+    for number in range(10 * ENTRIES_OF_KEY_MAX):
+        some = {b"hot", b"k%d" % number} if number % 2 else {b"hot"}
+        keys.add(number, some | ({b"warm"} if number < ENTRIES_OF_KEY_MAX else set()))
 
-    assert keys.pairs == 3
-    assert [keys.entries_of(key) for key in (b"a", b"b", b"c")] == [[0], [0, 2], []]
+    assert keys.pairs < 8 * ENTRIES_OF_KEY_MAX
+    buckets = [keys.bucket(at, 1, 9) for at in range(1 << keys.bits)]
+    assert looked_up(buckets, b"hot", last=9) == [10 * ENTRIES_OF_KEY_MAX - 1, -1]
+    assert looked_up(buckets, b"warm", last=9) == list(range(ENTRIES_OF_KEY_MAX))
+    assert looked_up(buckets, b"k77", last=9) == [77]
+    assert looked_up(buckets, b"k78", last=9) == []
 
 
 @pytest.mark.parametrize("changes", [{"lost_entries": ((1, 1),)}, {"may_lack_entries": True}])
@@ -242,12 +248,12 @@ def test_it_stops() -> None:
 
 def test_the_newest_ledger_that_stays_is_next() -> None:
     big = INDEXED_BYTES_MIN
-    settings = replace(SETTINGS, merge_below_bytes=4 * big)
+    settings = replace(SETTINGS, merge_below_bytes=8 * big)
     items = (
         LogItem(1, 0, 0, bytes=4 * big),
         LogItem(2, 1, 1, bytes=4 * big, index=9),
         LogItem(3, 2, 2, bytes=big, replaced=8),
-        LogItem(4, 3, 3, bytes=4 * big - 1),
+        LogItem(4, 3, 3, bytes=2 * big - 1),
         LogItem(5, 4, 4, bytes=big - 1, replaced=8),
         LogItem(6, 5, bytes=8 * big),
     )

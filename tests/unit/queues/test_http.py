@@ -9,7 +9,10 @@ import pytest
 from quorumlog.protocol import queues as protocol_queues
 from quorumlog.protocol.batch import BATCH_BYTES_MAX
 from services.gateway.edge.queue_models import QueueClaimed, QueueList, QueueModel, QueueSettled
+from services.gateway.logs import dead_letters as moves
 from services.gateway.logs import queues
+from services.gateway.logs.sweep import Sweep
+from tests.model.logs.model import Store
 from tests.support.waiting import until
 from tests.unit.logs.support import Answer, Http
 from tests.unit.positions.test_http import LOG, append, code, served
@@ -88,6 +91,30 @@ async def test_a_claim_that_does_not_wait_sees_what_was_acknowledged_before(http
             "POST", "/v1/logs/new/queues/mail/claim?encoding=text", {"max": 5}, at=number % 2
         )
         assert [one["text"] for one in found["records"]] == [str(number)]
+
+
+async def test_a_claim_acknowledges_earlier_records_by_the_same_append(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[Any] = []
+    original = queues.QueueService._changed
+
+    def counted(self: Any, batch: Any) -> None:
+        batches.append(batch)
+        original(self, batch)
+
+    await put(http)
+    token = (await claim(http, 3))[0]["claim"]
+    monkeypatch.setattr(queues.QueueService, "_changed", counted)
+    for at in (0, 1):  # the owner of the log of queues, and another gateway
+        body = {"max": 2, "ack": [{"claim": token, "offsets": [2 * at]}, {"claim": 1}]}
+        answer = await http.done("POST", f"{MAIL}/claim", body, at=at)
+        QueueClaimed.model_validate(answer)
+        assert offsets(answer["records"]) == [3 + 2 * at, 4 + 2 * at]
+        assert answer["refused"] == [{"claim": 1, "offsets": [], "reason": "claim-ended"}]
+    assert len(batches) == 2
+    shown = await http.done("GET", MAIL)
+    assert (shown["floor"], shown["depth"]) == (1, 8)
 
 
 async def test_a_claim_waits_for_records_and_for_one_that_is_given_back(http: Http) -> None:
@@ -206,7 +233,7 @@ async def dead_letters(http: Http, count: int) -> Any:
 async def test_many_dead_letters_with_long_reasons_are_sent_in_appends_that_are_not_too_large(
     http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queues, "_MOVE_BYTES", 10_000)
+    monkeypatch.setattr(moves, "_MOVE_BYTES", 10_000)
     await http.done("PUT", DEAD, {})
     await put(http, max_attempts=1, dead_letter_log="dead")
     await settle(http, "nak", await claim(http), reason="\N{GRINNING FACE}" * 500)
@@ -309,6 +336,42 @@ async def test_queues_are_listed_changed_and_deleted(http: Http) -> None:
     assert [one["queue"] for one in (await http.done("GET", f"{LOG}/queues"))["queues"]] == [
         "other"
     ]
+
+
+async def test_a_late_request_with_a_version_changes_no_later_queue(http: Http) -> None:
+    async def asked(method: str, *, at: int = 0, **headers: str) -> Answer:
+        named = {name.replace("_", "-"): text for name, text in headers.items()}
+        return await http.ask(method, MAIL, {} if method == "PUT" else None, at=at, headers=named)
+
+    made = await asked("PUT", If_None_Match="*")
+    assert code(await asked("PUT", If_None_Match="*")) == (412, "version-conflict")
+    await claim(http)  # changes the queue, but not its settings
+    first = (await asked("GET", at=1)).headers["ETag"]
+    assert first == made.headers["ETag"] == f'"{made.json["version"]}"'
+    await put(http, lease_ms=5000)
+    stale = await asked("DELETE", If_Match=first)
+    assert code(stale) == code(await asked("PUT", If_Match=first)) == (412, "version-conflict")
+    assert stale.json["current"] == {"version": (await http.done("GET", MAIL))["version"]}
+    second = (await asked("GET")).headers["ETag"]
+    assert (await asked("DELETE", If_Match=second)).status == 204
+    assert code(await asked("PUT", If_Match=second)) == (404, "no-such-queue")
+    await put(http, lease_ms=5000)
+    assert code(await asked("DELETE", If_Match=second)) == (412, "version-conflict")
+
+
+async def test_queues_of_a_deleted_log_go_even_if_the_gateway_that_deleted_it_forgets() -> None:
+    async with served() as (http, cluster):
+        await put(http)
+        await http.done("PUT", "/v1/logs/other", {})
+        await http.done("PUT", "/v1/logs/other/queues/mail", {})
+        await http.ask("DELETE", LOG)
+        for gateway in cluster.gateways.values():
+            gateway.logs.queues.take_deleted()
+        for gateway in [*cluster.gateways.values()] * 2:
+            await Sweep(gateway.logs, Store(gateway)).sweep_logs()
+        kept = [gateway.logs.queues for gateway in cluster.gateways.values()]
+        (owner,) = [each for each in kept if each.is_here]
+        assert list(owner.kept) == [("other", "mail")]
 
 
 @pytest.mark.parametrize(

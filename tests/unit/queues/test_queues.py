@@ -21,27 +21,23 @@ from quorumlog.protocol.offset_store import (
     Reported,
     Truncate,
 )
-from quorumlog.protocol.queues import (
+from quorumlog.protocol.queue_requests import (
     BeginMove,
     DeleteQueue,
     EndMove,
     FailMove,
-    FreeQueues,
-    ListQueues,
     LookQueue,
     PutQueue,
-    Queue,
-    Queues,
-    QueueSettings,
     Redrive,
     Settle,
     Settled,
     Settlement,
-    Sweep,
     Take,
     Taken,
 )
-from quorumlog.protocol.rows import Batch
+from quorumlog.protocol.queue_state import Queue, QueueSettings
+from quorumlog.protocol.queues import Queues
+from quorumlog.protocol.rows import Batch, FreeLog, List, Stamp
 from quorumlog.wire.position_bodies import QUEUE_BODIES
 from quorumlog.wire.row_bodies import BadRows
 
@@ -59,9 +55,9 @@ class Keeper:
         self.truncated = 0
         self.machine = OffsetStore(kind=Queues)
 
-    def ask(self, *requests: Any) -> list[Any]:
+    def ask(self, *requests: Any, stamp: Stamp | None = None) -> list[Any]:
         reported: dict[Any, Any] = {}
-        events: list[Any] = [Asked(at, request) for at, request in enumerate(requests)]
+        events: list[Any] = [Asked(at, request, stamp) for at, request in enumerate(requests)]
         while events:
             for effect in self.machine.step(events.pop(0), self.now_s, 5000):
                 match effect:
@@ -215,13 +211,11 @@ def test_a_record_that_fails_too_often_is_moved_and_then_done() -> None:
         keeper.now_s += LEASE_S
     row = keeper.look()
     assert [(list(each.offsets), each.reason, each.since) for each in row.moves] == [
-        ([1], "no", -1)
+        ([1], "no", -1),
+        ([0, 2], "the lease ended without an acknowledgement", -1),
     ]
-    keeper.done(Queue, Sweep(*NAME))
     assert given_by(keeper.take()) == {}
-    row = keeper.look()
     (one, two) = row.moves
-    assert (list(two.offsets), two.reason) == ([0, 2], "the lease ended without an acknowledgement")
     # Of two keepers that begin, one does.
     keeper.done(Queue, BeginMove(*NAME, two.id, (-1, ""), 7, Offsets.of((0,)), "d"))
     row = keeper.done(Queue, BeginMove(*NAME, two.id, (-1, ""), 9, Offsets.of((0, 2)), "d"))
@@ -235,9 +229,9 @@ def test_a_record_that_fails_too_often_is_moved_and_then_done() -> None:
     assert (row.floor, row.dead) == (1, 1)
     row = keeper.done(Queue, EndMove(*NAME, one.id, 1))
     assert (row.floor, row.dead, row.lost) == (2, 1, 1)
-    row = keeper.done(Queue, Redrive(*NAME, "1", "d", 0, 4, Offsets.of((1, 3))))
+    row = keeper.done(Queue, Redrive(*NAME, "1", "d", (0, ""), 4, Offsets.of((1, 3))))
     assert (row.redriven, row.moves[-1].is_back) == (4, True)
-    assert keeper.done(Queue, Redrive(*NAME, "1", "d", 0, 9, Offsets.of((5,)))) == row
+    assert keeper.done(Queue, Redrive(*NAME, "1", "d", (0, ""), 9, Offsets.of((5,)))) == row
 
 
 def test_dead_letters_beyond_the_most_moves_join_one_that_was_not_sent(
@@ -255,7 +249,7 @@ def test_dead_letters_beyond_the_most_moves_join_one_that_was_not_sent(
         keeper.settle(Settlement.NAK, token, at, reason=str(at))
     moves = keeper.look().moves
     assert [(list(each.offsets), each.reason) for each in moves] == [([0], "0"), ([1, 2, 3], "1")]
-    assert keeper.done(Queue, Redrive(*NAME, "1", "d", 0, 4, Offsets.of((1,)))).redriven == 0
+    assert keeper.done(Queue, Redrive(*NAME, "1", "d", (0, ""), 4, Offsets.of((1,)))).redriven == 0
 
 
 def test_a_late_request_does_not_replace_the_queue_of_a_later_log() -> None:
@@ -299,7 +293,7 @@ def test_the_dead_letter_log_stays_while_records_may_be_in_it() -> None:
 def test_dead_letters_go_back_to_no_later_log() -> None:
     keeper = Keeper()
     keeper.put(dead_letter_log="dead")
-    keeper.done(errors.LogReplaced, Redrive(*NAME, "2", "d", 0, 4, Offsets.of((1,))))
+    keeper.done(errors.LogReplaced, Redrive(*NAME, "2", "d", (0, ""), 4, Offsets.of((1,))))
     assert keeper.look().moves == ()
 
 
@@ -357,10 +351,40 @@ def test_one_queue_more_than_the_most_is_not_created(monkeypatch: pytest.MonkeyP
     assert kinds == [Queue, Queue, errors.TooManyQueues, Queue, errors.TooManyQueues]
     keeper.done(Queue, DeleteQueue("a", "1"))
     keeper.done(Queue, put("b", "2"))
-    assert [each.key for each in keeper.ask(ListQueues("b", "1", 2))[0]] == [("b", "2")]
-    keeper.ask(FreeQueues("b", "1"))
-    assert keeper.ask(ListQueues("b", "", 9)) == [()]
+    assert [each.key for each in keeper.ask(List("b", "1", 2))[0]] == [("b", "2")]
+    keeper.ask(FreeLog("b", "1"))
+    assert keeper.ask(List("b", "", 9)) == [()]
     assert list(keeper.machine.state.rows) == [("a", "2")]
+
+
+def test_a_change_is_remembered_without_the_records_of_the_queue() -> None:
+    keeper = Keeper()
+    keeper.put()
+    tokens = [keeper.take(1).token for _ in range(50)]
+    change = PutQueue(*NAME, "1", QueueSettings(5000), 0)
+    stamp = Stamp("a", seen=keeper.look().version)
+    (changed,) = keeper.ask(change, stamp=stamp)
+    (decided,) = keeper.batches[-1].decided
+    assert isinstance(decided.answer, Queue)
+    assert (decided.answer.claims, decided.answer.settings.lease_ms) == ((), 5000)
+    keeper.settle(Settlement.ACK, tokens[0])
+    (again,) = keeper.ask(change, stamp=stamp)
+    assert (again, len(again.claims)) == (keeper.look(), 49)
+    assert again.settings_version == changed.settings_version
+    delete = DeleteQueue(*NAME)
+    stamp = Stamp("b", seen=keeper.look().version)
+    for _ in range(2):
+        (deleted,) = keeper.ask(delete, stamp=stamp)
+        assert isinstance(deleted, Queue)
+
+
+def test_a_late_redrive_does_nothing_after_one_of_another_dead_letter_log() -> None:
+    keeper = Keeper()
+    keeper.put(dead_letter_log="dead")
+    keeper.done(Queue, Redrive(*NAME, "1", "d", (0, ""), 5, NONE))
+    keeper.done(Queue, Redrive(*NAME, "1", "e", (5, "d"), 5, NONE))
+    late = keeper.done(Queue, Redrive(*NAME, "1", "d", (5, "d"), 9, Offsets.of((7,))))
+    assert (late.redriven, late.dead_created, late.moves) == (5, "e", ())
 
 
 def test_large_queues_do_not_make_a_batch_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

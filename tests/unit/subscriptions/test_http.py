@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from ipaddress import ip_network
 from typing import Any
 
@@ -13,11 +14,13 @@ import pytest
 from aiohttp import web
 
 from loadtest.ports import free_ports
+from quorumlog import errors
 from quorumlog.net.listen import listening
 from quorumlog.protocol import subscriptions as protocol
 from services.gateway.app import build_app
 from services.gateway.edge.http.limits import Limits
 from services.gateway.logs import subscriptions as service
+from services.gateway.logs.values import STREAM_PREFIX
 from services.gateway.streams import subscriptions as routes
 from tests.model.logs.model import Cluster, Gateway
 from tests.support.waiting import until
@@ -27,6 +30,8 @@ from tests.unit.logs.support import Answer, Http
 ROOT = "/v1/stream/__ds"
 SUB = f"{ROOT}/subscriptions/sub"
 JSON = {"Content-Type": "application/json"}
+CLOSES = JSON | {"Stream-Closed": "true"}
+_SETTINGS = protocol.SubscriptionSettings("webhook", "*", (), "u", "", 1000, "")
 
 
 @functools.cache
@@ -44,9 +49,12 @@ class Served(Http):
         self.gateways = gateways
         self.got: list[Any] = []
         self.status, self.answer = 200, b'{"done":true}'
+        self.handler: Callable[[web.Request], Awaitable[web.Response]] | None = None
         self.url = f"http://127.0.0.1:{ports()[2]}/hook"
 
     async def receive(self, request: web.Request) -> web.Response:
+        if self.handler is not None:
+            return await self.handler(request)
         self.got.append(orjson.loads(await request.read()))
         return web.Response(status=self.status, body=self.answer)
 
@@ -257,6 +265,9 @@ async def test_bad_requests_are_refused(http: Served) -> None:
         {"streams": ["a" * 300]},
         {"description": "a" * (routes.DESCRIPTION_CHARS_MAX + 1)},
         {"pattern": "a" * (routes.PATTERN_CHARS_MAX + 1)},
+        {"pattern": "a\x01"},
+        {"description": "a\nb"},
+        {"webhook": {"url": "https://worker.example/\x7f"}},
     ):
         assert spoken(await http.put(**settings)) == (400, "INVALID_REQUEST"), settings
     for url in ("http://10.0.0.1/", "https://192.168.0.1/", "https://[::1]/", "nothing"):
@@ -308,6 +319,119 @@ async def test_a_stream_of_which_no_gateway_heard_is_found_in_the_list(
     await http.append("elsewhere")
     await http.acked("events/a", await http.append("events/a"))
     await http.acked("elsewhere", await http.append("elsewhere"))
+
+
+async def test_a_deleted_stream_is_unlinked_and_its_name_linked_anew_though_closed(
+    http: Served,
+) -> None:
+    await http.put(streams=["events/a"])
+    first = await http.append("events/a")
+    await http.acked("events/a", first)
+    closed = await http.ask("POST", "/v1/stream/events/a", headers=CLOSES)
+    assert closed.status < 300, closed
+    assert (await http.ask("DELETE", "/v1/stream/events/a")).status == 204
+    second = await http.append("events/a")
+    assert second != first
+    await http.acked("events/a", second)
+
+
+async def test_a_stream_without_an_open_ledger_is_not_polled(
+    http: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    for gateway in http.gateways:
+        reader = gateway.logs.subscriptions._reader
+        original = reader.fresh
+
+        async def fresh(name: str, created: str | None, original: Any = original) -> Any:
+            asked.append(name)
+            return await original(name, created)
+
+        monkeypatch.setattr(reader, "fresh", fresh)
+    await http.put()
+    made = await http.ask("PUT", "/v1/stream/events/a", headers=JSON)
+    assert made.status == 201
+
+    async def is_linked() -> bool:
+        return bool((await http.done("GET", SUB))["streams"])
+
+    await until(is_linked, "the stream is linked")
+    await asyncio.sleep(0.2)
+    asked.clear()
+    await asyncio.sleep(1.0)
+    assert not [name for name in asked if name.endswith("events_2Fa")]
+    await http.acked("events/a", await http.append("events/a"))
+
+
+async def test_a_stream_that_is_added_keeps_its_pattern_and_its_beginning(
+    http: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for gateway in http.gateways:
+        monkeypatch.setattr(gateway.logs.subscriptions, "heard", lambda _name: None)
+    http.status = 503
+    await http.put()
+    await http.append("events/a")
+    assert (await http.ask("POST", f"{SUB}/streams", {"streams": ["events/a"]})).status == 204
+    assert (await http.ask("DELETE", f"{SUB}/streams/events/a")).status == 204
+    (shown,) = (await http.done("GET", SUB))["streams"]
+    assert (shown["link_type"], shown["acked_offset"]) == ("glob", "-1")
+
+
+async def test_slow_receivers_and_deleted_subscriptions_keep_no_places(http: Served) -> None:
+    slow = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.Response:
+        http.got.append(orjson.loads(await request.read()))
+        await slow.wait()
+        return web.Response(body=b'{"done":true}')
+
+    owner = next(each.logs.subscriptions for each in http.gateways)
+    http.handler = hang
+    await http.put()
+    await http.append("events/a")
+    await http.wake()
+    rooms = [each.logs.subscriptions._room for each in http.gateways]
+    full = service.DELIVERIES_MAX
+    assert min(room._value for room in rooms) == full - 1
+    assert (await http.ask("DELETE", SUB)).status == 204
+
+    async def is_free() -> bool:
+        return all(room._value == full for room in rooms)
+
+    await until(is_free, "the delivery is cancelled")
+    slow.set()
+    row = protocol.Subscription("s", 1, _SETTINGS, "secret")
+    assert owner._room_of(row) is owner._room
+    assert owner._room_of(replace(row, attempts=1)) is owner._slow_room
+    owner._slow.add("secret")
+    assert owner._room_of(row) is owner._slow_room
+    pull = replace(row, settings=replace(_SETTINGS, kind="pull-wake"))
+    assert owner._room_of(pull) not in (owner._room, owner._slow_room)
+
+
+async def test_the_deletion_of_a_stream_asks_nothing_by_itself(http: Served) -> None:
+    await http.put()
+    for gateway in http.gateways:
+        gateway.logs.subscriptions.log_deleted(f"{STREAM_PREFIX}other", "1")
+        assert gateway.logs.subscriptions.take_deleted() == {}
+
+
+async def test_an_acknowledgement_whose_end_is_unknown_is_refused_as_retryable(
+    http: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http.answer = b""
+    await http.put()
+    end = await http.append("events/a")
+    wake = await http.wake()
+    token = {"Authorization": f"Bearer {wake['callback_token']}"}
+
+    async def away(*_: Any, **__: Any) -> Any:
+        raise errors.EntryUnavailable("its owner is away")
+
+    for gateway in http.gateways:
+        monkeypatch.setattr(gateway.logs.subscriptions._consumers, "end", away)
+    answer = await http.ask("POST", f"{SUB}/callback", ack_of(wake, end), headers=token)
+    assert (answer.status, answer.json["code"]) == (503, "entry-unavailable")
 
 
 async def test_no_more_deliveries_are_under_way_than_the_bound(http: Served) -> None:

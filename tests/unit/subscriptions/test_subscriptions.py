@@ -15,12 +15,13 @@ from quorumlog.protocol.offset_store import (
     ReadLog,
     Reported,
 )
-from quorumlog.protocol.rows import Batch
+from quorumlog.protocol.rows import Batch, Stamp
 from quorumlog.protocol.subscriptions import (
     AckWake,
     ClaimWake,
     DeleteSubscription,
     Delivered,
+    Discovery,
     Expire,
     Failed,
     Kind,
@@ -37,9 +38,11 @@ from quorumlog.protocol.subscriptions import (
     SubscriptionSettings,
     UnlinkStream,
     Wake,
+    discovered,
     is_counted_once,
 )
 from quorumlog.wire.position_bodies import SUBSCRIPTION_BODIES
+from services.gateway.logs import subscriptions as service
 from services.gateway.logs.subscriptions import is_matching, literal
 from services.gateway.logs.values import STREAM_PREFIX, stream_name
 
@@ -94,11 +97,13 @@ class Keeper:
         return f"w{self.ids}"
 
     def wake(self, *ends: tuple[str, str, int]) -> Subscription:
-        return self.done(Wake("s", self.wake_id(), ends))
+        return self.done(Wake("s", "secret of s", self.wake_id(), ends))
 
     def ack(self, row: Subscription, *acks: tuple[str, str, int], is_done: bool = True) -> Any:
         ends = tuple((log, created, end) for log, created, end in acks)
-        asked = AckWake("s", row.generation, row.wake_id, acks, is_done, self.wake_id(), ends)
+        asked = AckWake(
+            "s", "secret of s", row.generation, row.wake_id, acks, is_done, self.wake_id(), ends
+        )
         return self.ask(asked)
 
     def look(self) -> Subscription:
@@ -123,35 +128,39 @@ def test_a_receiver_that_is_done_acknowledges_what_the_wake_showed() -> None:
     keeper = Keeper()
     keeper.put()
     row = keeper.wake(("a", "1", 7))
-    row = keeper.done(Delivered("s", row.generation, is_done=True))
+    row = keeper.done(Delivered("s", "secret of s", row.generation, is_done=True))
     assert (row.phase, acked(row)) == (Phase.IDLE, {"a": 7})
     row = keeper.wake(("a", "1", 9))
-    assert keeper.done(Delivered("s", 1, is_done=True)) == row, "it was an earlier wake's"
+    assert keeper.done(Delivered("s", "secret of s", 1, is_done=True)) == row, (
+        "it was an earlier wake's"
+    )
 
 
 def test_an_accepted_wake_is_held_for_a_lease_which_acknowledgements_extend() -> None:
     keeper = Keeper()
     keeper.put()
-    row = keeper.done(Delivered("s", keeper.wake(("a", "1", 9)).generation, is_done=False))
+    row = keeper.done(
+        Delivered("s", "secret of s", keeper.wake(("a", "1", 9)).generation, is_done=False)
+    )
     assert row.phase == Phase.HELD
     keeper.now_s += LEASE_S - 1
     row = keeper.ack(row, ("a", "1", 6), is_done=False)
     keeper.now_s += LEASE_S - 1
-    assert keeper.done(Expire("s", 1, "w")).generation == 1
+    assert keeper.done(Expire("s", "secret of s", 1, "w")).generation == 1
     keeper.now_s += 1
-    row = keeper.done(Expire("s", 1, "w"))
+    row = keeper.done(Expire("s", "secret of s", 1, "w"))
     assert (row.phase, row.generation, acked(row)) == (Phase.DUE, 2, {"a": 6})
 
 
 def test_a_new_owner_waits_a_whole_lease() -> None:
     keeper = Keeper()
     keeper.put()
-    keeper.done(Delivered("s", keeper.wake(("a", "1", 9)).generation, is_done=False))
+    keeper.done(Delivered("s", "secret of s", keeper.wake(("a", "1", 9)).generation, is_done=False))
     other = Keeper(keeper.batches)
     other.now_s = 500.0
-    assert other.done(Expire("s", 1, "w")).generation == 1
+    assert other.done(Expire("s", "secret of s", 1, "w")).generation == 1
     other.now_s += LEASE_S
-    assert other.done(Expire("s", 1, "w")).generation == 2
+    assert other.done(Expire("s", "secret of s", 1, "w")).generation == 2
 
 
 def test_failures_are_retried_later_and_later_up_to_a_minute() -> None:
@@ -160,18 +169,18 @@ def test_failures_are_retried_later_and_later_up_to_a_minute() -> None:
     row = keeper.wake(("a", "1", 9))
     pauses = []
     for _ in range(9):
-        row = keeper.done(Failed("s", row.generation, 0))
+        row = keeper.done(Failed("s", "secret of s", row.generation, 0))
         pauses.append(row.wait_ms(keeper.wall_ms))
         keeper.wall_ms = row.next_ms
     assert pauses == [1000, 2000, 4000, 8000, 16000, 32000, 60000, 60000, 60000]
     assert (row.generation, row.phase) == (1, Phase.DUE), "it is still the same wake"
     jitter = subscriptions.JITTER_PERMILLE
-    assert keeper.done(Failed("s", 1, jitter)).wait_ms(keeper.wall_ms) == 72000
-    assert keeper.done(Failed("s", 1, -jitter)).wait_ms(keeper.wall_ms) == 48000
+    assert keeper.done(Failed("s", "secret of s", 1, jitter)).wait_ms(keeper.wall_ms) == 72000
+    assert keeper.done(Failed("s", "secret of s", 1, -jitter)).wait_ms(keeper.wall_ms) == 48000
     assert keeper.look().wait_ms(keeper.wall_ms - 10**9) == 0, "the clock was set"
-    row = keeper.done(Delivered("s", 1, is_done=True))
+    row = keeper.done(Delivered("s", "secret of s", 1, is_done=True))
     assert (row.attempts, row.next_ms) == (0, 0)
-    assert keeper.done(Failed("s", 1, 0)) == row
+    assert keeper.done(Failed("s", "secret of s", 1, 0)) == row
 
 
 @pytest.mark.parametrize("ack", [("a", "1", 4), ("a", "1", 10), ("a", "2", 9), ("b", "1", 9)])
@@ -179,7 +188,7 @@ def test_an_offset_that_is_not_of_the_stream_is_refused(ack: tuple[str, str, int
     keeper = Keeper()
     keeper.put()
     row = keeper.wake(("a", "1", 9))
-    asked = AckWake("s", 1, row.wake_id, (("a", "1", 8), ack), True, "x", ())
+    asked = AckWake("s", "secret of s", 1, row.wake_id, (("a", "1", 8), ack), True, "x", ())
     assert isinstance(keeper.ask(asked), errors.InvalidOffset)
     assert keeper.look() == row
 
@@ -198,7 +207,9 @@ def test_a_copy_of_an_acknowledgement_gets_its_answer() -> None:
     keeper = Keeper()
     keeper.put()
     row = keeper.wake(("a", "1", 9))
-    asked = AckWake("s", 1, row.wake_id, (("a", "1", 8),), True, "x", (("a", "1", 9),))
+    asked = AckWake(
+        "s", "secret of s", 1, row.wake_id, (("a", "1", 8),), True, "x", (("a", "1", 9),)
+    )
     row = keeper.done(asked)
     assert (row.phase, row.generation, row.wake_id) == (Phase.DUE, 2, "x")
     assert keeper.ask(asked) == row
@@ -208,47 +219,54 @@ def test_a_pull_wake_is_claimed_once() -> None:
     keeper = Keeper()
     keeper.put(Kind.PULL)
     ends = (("a", "1", 9),)
-    assert isinstance(keeper.ask(ClaimWake("s", "x", "c0", ())), errors.NoPendingWork)
+    assert isinstance(
+        keeper.ask(ClaimWake("s", "secret of s", "x", "c0", ())), errors.NoPendingWork
+    )
     row = keeper.wake(*ends)
-    assert keeper.done(Delivered("s", 1, is_done=False)).phase == Phase.OPEN
+    assert keeper.done(Delivered("s", "secret of s", 1, is_done=False)).phase == Phase.OPEN
     assert isinstance(keeper.ack(row, ("a", "1", 9)), errors.WakeFenced), "nobody has claimed it"
-    row = keeper.done(ClaimWake("s", "x", "c1", ends))
+    row = keeper.done(ClaimWake("s", "secret of s", "x", "c1", ends))
     assert (row.phase, row.holder, row.generation) == (Phase.HELD, "x", 1)
-    assert keeper.ask(ClaimWake("s", "x", "c1", ends)) == row, "a copy"
-    busy = keeper.ask(ClaimWake("s", "y", "c2", ends))
+    assert keeper.ask(ClaimWake("s", "secret of s", "x", "c1", ends)) == row, "a copy"
+    busy = keeper.ask(ClaimWake("s", "secret of s", "y", "c2", ends))
     assert isinstance(busy, errors.AlreadyClaimed)
     assert (busy.members["current_holder"], busy.members["generation"]) == ("x", 1)
     keeper.now_s += LEASE_S
-    row = keeper.done(ClaimWake("s", "y", "c2", ends))
+    row = keeper.done(ClaimWake("s", "secret of s", "y", "c2", ends))
     assert (row.holder, row.generation, row.wake_id) == ("y", 2, "c2")
-    assert isinstance(keeper.ask(AckWake("s", 1, "w1", (), True, "z", ())), errors.WakeFenced)
+    assert isinstance(
+        keeper.ask(AckWake("s", "secret of s", 1, "w1", (), True, "z", ())), errors.WakeFenced
+    )
 
 
 def test_a_webhook_is_not_claimed() -> None:
     keeper = Keeper()
     keeper.put()
-    assert isinstance(keeper.ask(ClaimWake("s", "x", "c", ())), errors.InvalidRequest)
+    assert isinstance(
+        keeper.ask(ClaimWake("s", "secret of s", "x", "c", ())), errors.InvalidRequest
+    )
 
 
 def test_streams_are_linked_unlinked_and_created_again() -> None:
     keeper = Keeper()
     keeper.put(Kind.WEBHOOK, "s", Link("a", "1", 5, is_explicit=True), Link("m", is_explicit=True))
-    row = keeper.done(LinkStreams("s", (Link("a", "1", is_glob=True), Link("m", "3"))))
+    row = keeper.done(
+        LinkStreams("s", "secret of s", (Link("a", "1", is_glob=True), Link("m", "3")))
+    )
     assert [(each.log, each.created, each.acked) for each in row.links] == [
         ("a", "1", 5),
         ("m", "3", 0),
     ]
     assert (row.links[0].is_explicit, row.links[0].is_glob) == (True, True)
-    row = keeper.done(UnlinkStream("s", "a"))
+    row = keeper.done(UnlinkStream("s", "secret of s", "a"))
     assert not row.links[0].is_explicit
-    assert keeper.done(UnlinkStream("s", "nothing")) == row
-    assert keeper.ask(StreamGone("a", "0")) == ()
-    assert keeper.look() == row, "that was an earlier stream"
-    keeper.ask(StreamGone("a", "1"))
-    keeper.ask(StreamGone("m", "3"))
+    assert keeper.done(UnlinkStream("s", "secret of s", "nothing")) == row
+    assert keeper.done(StreamGone("s", "secret of s", "a", "0")) == row, "that was an earlier one"
+    keeper.ask(StreamGone("s", "secret of s", "a", "1"))
+    keeper.ask(StreamGone("s", "secret of s", "m", "3"))
     assert keeper.look().links == (Link("m", is_explicit=True),)
-    row = keeper.done(LinkStreams("s", (Link("m", "4"),)))
-    row = keeper.done(LinkStreams("s", (Link("m", "3"),)))
+    row = keeper.done(LinkStreams("s", "secret of s", (Link("m", "4"),)))
+    row = keeper.done(LinkStreams("s", "secret of s", (Link("m", "3"),)))
     assert row.links[0].created == "4", "a late copy"
 
 
@@ -262,8 +280,12 @@ def test_a_subscription_is_confirmed_deleted_and_created_anew() -> None:
         ),
         errors.SubscriptionExists,
     )
-    keeper.done(DeleteSubscription("s"))
-    for request in (LookSubscription("s"), DeleteSubscription("s"), LookSubscription("")):
+    keeper.done(DeleteSubscription("s", "secret of s"))
+    for request in (
+        LookSubscription("s"),
+        DeleteSubscription("s", "secret of s"),
+        LookSubscription(""),
+    ):
         assert isinstance(keeper.ask(request), errors.NoSuchSubscription)
 
 
@@ -289,18 +311,115 @@ def test_one_subscription_or_stream_too_many_is_refused(monkeypatch: pytest.Monk
     third = keeper.ask(PutSubscription("third", settings, "", "", ()))
     assert isinstance(third, errors.TooManySubscriptions)
     explicit = tuple(Link(f"e{at}", "1", is_explicit=True) for at in range(3))
-    assert isinstance(keeper.ask(LinkStreams("s", explicit)), errors.TooManySubscriptions)
+    assert isinstance(
+        keeper.ask(LinkStreams("s", "secret of s", explicit)), errors.TooManySubscriptions
+    )
     found = tuple(Link(f"g{at}", "1", is_glob=True) for at in range(3))
-    assert len(keeper.done(LinkStreams("s", found)).links) == 3, "the pattern's are left out"
-    assert len(keeper.done(LinkStreams("other", found)).links) == 1
+    assert len(keeper.done(LinkStreams("s", "secret of s", found)).links) == 3, (
+        "the pattern's are left out"
+    )
+    assert len(keeper.done(LinkStreams("other", "secret of other", found)).links) == 1
+
+
+def test_a_request_for_an_earlier_creation_changes_nothing() -> None:
+    keeper = Keeper()
+    keeper.put()
+    keeper.done(DeleteSubscription("s", "secret of s"))
+    settings = SubscriptionSettings(Kind.WEBHOOK, "*", (), "v", "", 1000, "")
+    link = Link("a", "1", 0, is_explicit=True)
+    keeper.done(PutSubscription("s", settings, "another", "", (link,)))
+    row = keeper.done(Wake("s", "another", "w", (("a", "1", 3),)))
+    for request in (
+        Delivered("s", "secret of s", 1, is_done=True),
+        Failed("s", "secret of s", 1, 0),
+        Expire("s", "secret of s", 1, "x"),
+        Wake("s", "secret of s", "x", ()),
+        ClaimWake("s", "secret of s", "worker", "x", ()),
+        AckWake("s", "secret of s", 1, "w", (), True, "x", ()),
+        LinkStreams("s", "secret of s", (Link("b", "1"),)),
+        UnlinkStream("s", "secret of s", "a"),
+        StreamGone("s", "secret of s", "a", "1"),
+        DeleteSubscription("s", "secret of s"),
+    ):
+        assert isinstance(keeper.ask(request), errors.NoSuchSubscription), request
+    assert keeper.look() == row
+
+
+def test_a_wake_that_no_worker_claims_is_announced_again() -> None:
+    keeper = Keeper()
+    keeper.put(Kind.PULL)
+    keeper.wake(("a", "1", 9))
+    announced = Delivered("s", "secret of s", 1, is_done=False)
+    row = keeper.done(announced)
+    assert row.sends_in_ms(keeper.wall_ms) == subscriptions.RETRY_MS_MAX
+    keeper.wall_ms += subscriptions.RETRY_MS_MAX
+    assert row.sends_in_ms(keeper.wall_ms) == 0
+    row = keeper.done(Failed("s", "secret of s", 1, 0))
+    assert (row.phase, row.sends_in_ms(keeper.wall_ms)) == (Phase.OPEN, 1000)
+    row = keeper.done(announced)
+    assert row.sends_in_ms(keeper.wall_ms) == subscriptions.RETRY_MS_MAX
+    row = keeper.done(ClaimWake("s", "secret of s", "x", "c", ()))
+    assert (row.generation, row.sends_in_ms(keeper.wall_ms)) == (1, None)
+
+
+def test_a_copy_of_a_change_is_remembered_without_its_links() -> None:
+    state = Subscriptions()
+    draft = state.draft(end=5, now_s=0, wall_ms=0)
+    settings = SubscriptionSettings(Kind.WEBHOOK, "", ("a",), "u", "", 1000, "")
+    put = PutSubscription("s", settings, "one", "", (Link("a", is_explicit=True),))
+    draft.decide(put, Stamp("t0", seen=1))
+    answer = draft.decide(UnlinkStream("s", "one", "b"), Stamp("t1", seen=1))
+    assert len(answer.links) == 1
+    assert draft.decide(UnlinkStream("s", "one", "b"), Stamp("t1", seen=1)).links == ()
+    kept = [each.answer for each in draft.batch.decided]
+    assert [row.links for row in kept if not isinstance(row, str)] == [(), ()]
+
+
+def test_what_is_heard_is_taken_once_and_again_if_it_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    discovery = Discovery()
+    assert discovery.take() == (set(), True)
+    discovery.heard("a")
+    assert discovery.take() == ({"a"}, False)
+    discovery.answered("a", errors.QuorumTimeout("late"))
+    assert discovery.take() == ({"a"}, False)
+    for answer in ((), errors.NoSuchSubscription("gone")):
+        discovery.answered("a", answer)
+        assert discovery.take() == (set(), False)
+    monkeypatch.setattr(subscriptions, "HEARD_MAX", 2)
+    for name in "abc":
+        discovery.heard(name)
+    assert discovery.take() == (set(), True)
+
+
+def test_a_subscription_learns_of_the_present_creation_of_a_stream() -> None:
+    keeper = Keeper()
+    link = Link("a", "2", 5, is_explicit=True)
+    row = keeper.put(Kind.WEBHOOK, "s", link, Link("waits", is_explicit=True))
+
+    def found(name: str, created: str, *, is_match: bool = False) -> Any:
+        return discovered(row, name, created, is_match=is_match)
+
+    def linked(name: str, created: str, *, is_glob: bool = False) -> LinkStreams:
+        return LinkStreams("s", "secret of s", (Link(name, created, is_glob=is_glob),))
+
+    assert found("a", "2") is None
+    assert found("a", "3") == linked("a", "3")
+    assert found("a", "2", is_match=True) == linked("a", "2", is_glob=True)
+    assert found("a", "") == StreamGone("s", "secret of s", "a", "2")
+    assert found("waits", "") is None
+    assert found("waits", "1") == linked("waits", "1")
+    assert found("new", "1") is None
+    assert found("new", "1", is_match=True) == linked("new", "1", is_glob=True)
 
 
 def test_requests_of_clients_are_counted_once() -> None:
-    discovered = LinkStreams("s", (Link("a", "1", is_glob=True),))
+    discovered = LinkStreams("s", "secret of s", (Link("a", "1", is_glob=True),))
     assert not is_counted_once(discovered)
-    assert is_counted_once(LinkStreams("s", (Link("a", "1", is_explicit=True),)))
-    assert is_counted_once(UnlinkStream("s", "a"))
-    assert is_counted_once(DeleteSubscription("s"))
+    assert is_counted_once(LinkStreams("s", "secret of s", (Link("a", "1", is_explicit=True),)))
+    assert is_counted_once(UnlinkStream("s", "secret of s", "a"))
+    assert is_counted_once(DeleteSubscription("s", "secret of s"))
 
 
 @pytest.mark.parametrize(
@@ -321,12 +440,47 @@ def test_requests_of_clients_are_counted_once() -> None:
         ("ev*", "events", False),
         ("events", "events", True),
         ("**/a" * 40, "/".join("a" * 60) + "/b", False),
+        ("**", "a", True),
+        ("**/**", "a", True),
+        ("*/**/*", "a", False),
+        ("*/**/*", "a/b", True),
+        ("a/**/b/*/**/c", "a/b/x/c", True),
+        ("a/**/b/*/**/c", "a/b/c", False),
+        ("**/b/c/**/c", "b/b/c/c", True),
+        ("**/b/**/b", "b", False),
+        ("**/a/b/**", "a/a/b", True),
     ],
 )
 def test_a_pattern_matches_whole_segments(pattern: str, path: str, is_match: bool) -> None:
     settings = SubscriptionSettings(Kind.WEBHOOK, pattern, (), "", "", 1, "")
     assert is_matching(settings, STREAM_PREFIX + stream_name(path)) is is_match
     assert not is_match or path.startswith(literal(pattern))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("t1/" + "**/" * 330 + "z", "t1/" + "/".join("a" * 60)),
+        ("t1/" + "*/**/" * 30 + "z", "t1/" + "/".join("a" * 60)),
+        ("t1/**/" + "/".join("a" * 29) + "/b/**/z", "t1/" + "/".join("a" * 59) + "/z"),
+        ("t1/" + "**/a/" * 59 + "z", "t1/" + "/".join("a" * 60)),
+    ],
+)
+def test_a_hostile_pattern_costs_few_comparisons(
+    pattern: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = 0
+    original = service._is_run
+
+    def is_run(*args: Any) -> bool:
+        nonlocal compared
+        compared += 1
+        return original(*args)
+
+    monkeypatch.setattr(service, "_is_run", is_run)
+    settings = SubscriptionSettings(Kind.WEBHOOK, pattern, (), "", "", 1, "")
+    assert not is_matching(settings, STREAM_PREFIX + stream_name(path))
+    assert compared <= 2 * path.count("/")
 
 
 def test_a_pattern_does_not_match_its_wake_stream_or_other_logs() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from base64 import urlsafe_b64decode
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -235,6 +236,43 @@ async def test_a_name_that_resolves_to_a_private_address_is_not_connected_to(
         async with sender() as webhooks:
             assert await webhooks.send(f"http://worker.example:{port}/", WAKE, KEYS)
     assert asked == ["rebinding.example", "rebinding.example", "worker.example"]
+
+
+async def test_names_that_are_never_resolved_keep_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    never, asked = threading.Event(), list[str]()
+
+    def resolve(host: str, port: int, *_: Any) -> Any:
+        asked.append(host)
+        if host.startswith("hostile"):
+            never.wait()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(webhooks, "_SLOW_S", 0.05)
+    monkeypatch.setattr(webhooks, "RESOLVERS", 2)
+    resolver = webhooks._Resolver(LOOPBACK, is_public=False)
+    lookups = [asyncio.ensure_future(resolver.resolve("hostile", 1)) for _ in range(9)]
+    try:
+        await asyncio.sleep(0.2)
+        assert asked == ["hostile"], "one lookup serves all"
+        for each in lookups:
+            each.cancel()  # as their deliveries end
+        again = asyncio.ensure_future(resolver.resolve("hostile", 1))
+        (found,) = await resolver.resolve("good", 2)
+        assert (found["host"], asked) == ("127.0.0.1", ["hostile", "good"])
+        never.set()
+        await again
+        asked.clear()
+        never.clear()
+        lookups = [asyncio.ensure_future(resolver.resolve("hostile", at)) for at in range(9)]
+        await resolver.resolve("good", 2)
+        assert asked.count("hostile") == webhooks.SLOW_RESOLVERS, "a slow name has its own threads"
+    finally:
+        never.set()
+        await asyncio.gather(*lookups, return_exceptions=True)
+        await resolver.close()
 
 
 async def test_an_address_that_is_no_longer_allowed_gets_no_delivery() -> None:

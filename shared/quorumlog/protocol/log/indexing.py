@@ -15,6 +15,7 @@ from quorumlog.errors import EntryUnavailable, NoSuchLedger, QuorumLogError, Wri
 from quorumlog.protocol.batch import BadBatch
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.keys import ENTRIES_MAX, KeyEntries, keys_of
+from quorumlog.protocol.log.merge import GROWTH
 from quorumlog.protocol.log.messages import (
     Answered,
     Ask,
@@ -51,14 +52,15 @@ _BUCKETS_AT_ONCE: Final = 8
 
 
 def next_index(row: LogMetadata, spoiled: Collection[int] = ()) -> LogItem | None:
-    """The newest ledger that has no index yet, and will not be merged soon; None if there is none.
+    """The newest ledger that has no index yet, and is not small for a merge; None if there is none.
     `spoiled`: ledgers for which no index can be made.
     """
     return next((item for item in reversed(row.items) if _is_due(row, item, spoiled)), None)
 
 
 def _is_due(row: LogMetadata, item: LogItem, spoiled: Collection[int]) -> bool:
-    is_lasting = item.bytes >= row.settings.merge_below_bytes or item.replaced > 0
+    # Seven ledgers may wait for a merge for ever. A merge discards the index of a smaller one.
+    is_lasting = GROWTH * item.bytes >= row.settings.merge_below_bytes or item.replaced > 0
     return (
         item.index is None
         and item.last_offset is not None
@@ -203,11 +205,10 @@ class Indexing:
                     raise BadBatch(f"entry {self._entry} is missing")
                 self._keys.add(entry_id, keys_of(data))
                 self._entry += 1
+                if self._keys.pairs > PAIRS_MAX:
+                    raise BadBatch(f"the ledger has more than {PAIRS_MAX} keys of entries")
         except BadBatch as error:
             self._spoil(str(error))
-            return
-        if self._keys.pairs > PAIRS_MAX:
-            self._spoil(f"the ledger has more than {PAIRS_MAX} keys")
         else:
             self._read_next()
 

@@ -8,7 +8,8 @@ choose the bucket, so a lookup reads one entry. Layout of a bucket, big-endian:
 Each bucket proves by itself which ledger it is about, so a lookup needs no other entry.
 
 Two keys may have one hash. An index may therefore name an entry that lacks the key, but it names
-all entries that have the key.
+all entries that have the key, or says that there are more: then the last pair of the hash has the
+entry id 2^32 - 1, and the pair before it the last entry.
 """
 
 import hashlib
@@ -16,8 +17,10 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final
+from itertools import compress
+from typing import Final, NamedTuple
 
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import Stored
@@ -25,8 +28,15 @@ from quorumlog.protocol.batch import Stored
 BUCKET_PAIRS: Final = 1365
 """About how many pairs a bucket has: 16 KiB, which a read of a bookie returns at once."""
 
-ENTRIES_MAX: Final = 1 << 32
+ENTRIES_MAX: Final = (1 << 32) - 1
 """A ledger with more entries gets no index, which stores entry ids in four bytes."""
+
+ENTRIES_OF_KEY_MAX: Final = 1024
+"""The entries of one key that an index names. Of a key with more entries it names the last one,
+and a read of the key reads the ledger as if it had no index (chosen by judgement)."""
+
+_MANY: Final = ENTRIES_MAX
+"""In place of an entry: the hash has more entries than the index names."""
 
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHIqq")
@@ -52,30 +62,57 @@ def keys_of(data: Stored) -> set[bytes]:
     return {key for key in found.keys if key is not None}
 
 
+class KeyFound(NamedTuple):
+    """The entries, ascending, of a ledger that may hold a key: all of them, or the last ones."""
+
+    entries: Sequence[int]
+    is_all: bool = True
+
+
 class KeyEntries:
-    """Pairs of a key's hash and an entry that holds the key, in about 12 bytes each."""
+    """Pairs of a key's hash and an entry that holds the key, in about 12 bytes each. Of a hash with
+    more than ENTRIES_OF_KEY_MAX entries only the last entry is kept.
+    """
 
     def __init__(self) -> None:
         self.pairs = 0
         self._parts: dict[int, tuple[array[int], array[int]]] = {}
         """Hashes and entry ids, in the order in which they were added."""
+        self._many: dict[int, int] = {}
+        """The last entries of hashes that have too many."""
 
     def add(self, entry_id: int, keys: Iterable[bytes]) -> None:
         """Add the keys, without duplicates, of an entry. Entries are added in ascending order."""
         for key in keys:
             hashed = hash_of(key)
-            part = self._parts.get(hashed >> 64 - _PART_BITS)
+            if hashed in self._many:
+                self._many[hashed] = entry_id
+                continue
+            number = hashed >> 64 - _PART_BITS
+            part = self._parts.get(number)
             if part is None:
-                part = self._parts[hashed >> 64 - _PART_BITS] = array("Q"), array("I")
-            part[0].append(hashed)
-            part[1].append(entry_id)
+                part = self._parts[number] = array("Q"), array("I")
+            hashes, entries = part
+            hashes.append(hashed)
+            entries.append(entry_id)
             self.pairs += 1
+            count = len(hashes)
+            if count > 2 * ENTRIES_OF_KEY_MAX and not count & (count - 1):
+                self._collapse(number)
 
-    def entries_of(self, key: bytes) -> list[int]:
-        """The entries, ascending, that may hold a key."""
-        hashed = hash_of(key)
-        hashes, entries = self._parts.get(hashed >> 64 - _PART_BITS, ((), ()))
-        return [entry for found, entry in zip(hashes, entries, strict=True) if found == hashed]
+    def _collapse(self, number: int) -> None:
+        """Keep only the last entries of a part's hashes that have too many."""
+        hashes, entries = self._parts[number]
+        counts = Counter(hashes)
+        many = {each for each, count in counts.items() if count > ENTRIES_OF_KEY_MAX}
+        if not many:
+            return
+        last = dict(zip(hashes, entries, strict=True))
+        self._many |= {each: last[each] for each in many}
+        kept = [each not in many for each in hashes]
+        part = array("Q", compress(hashes, kept)), array("I", compress(entries, kept))
+        self._parts[number] = part
+        self.pairs -= len(hashes) - len(part[0])
 
     @property
     def bits(self) -> int:
@@ -87,7 +124,11 @@ class KeyEntries:
         width = 1 << _PART_BITS - self.bits
         pairs: list[tuple[int, int]] = []
         for at in range(number * width, (number + 1) * width):
-            pairs += sorted(zip(*self._parts.get(at, ((), ())), strict=True))
+            pairs += zip(*self._parts.get(at, ((), ())), strict=True)
+        for hashed, last in self._many.items():
+            if hashed >> 64 - self.bits == number:
+                pairs += ((hashed, last), (hashed, _MANY))
+        pairs.sort()
         columns = _big_endian(array("Q", [hashed for hashed, _ in pairs]))
         columns += _big_endian(array("I", [entry for _, entry in pairs]))
         head = _HEAD.pack(_VERSION, self.bits, number, len(pairs), ledger_id, last_entry)
@@ -127,11 +168,13 @@ class Bucket:
             self._hashes.byteswap()
             self._entries.byteswap()
 
-    def entries_of(self, key: bytes) -> Sequence[int]:
-        """The entries, ascending, that may hold a key, which must be one of this bucket's."""
+    def entries_of(self, key: bytes) -> "KeyFound":
+        """What the index tells of a key, which must be one of this bucket's."""
         hashed = hash_of(key)
         begin = bisect_left(self._hashes, hashed)
-        return self._entries[begin : bisect_right(self._hashes, hashed)]
+        entries = self._entries[begin : bisect_right(self._hashes, hashed)]
+        is_all = not entries or entries[-1] != _MANY
+        return KeyFound(entries if is_all else entries[:-1], is_all)
 
 
 def _big_endian(column: "array[int]") -> bytes:

@@ -39,7 +39,7 @@ from quorumlog.protocol.log.messages import (
     SwapLog,
     WriteBatches,
 )
-from quorumlog.protocol.log.row import LogItem, LogMetadata
+from quorumlog.protocol.log.row import LogItem, LogMetadata, ledgers_of
 from quorumlog.protocol.log.takeover import ending
 from quorumlog.protocol.metadata import LedgerMetadata, State
 
@@ -153,7 +153,7 @@ class Rewrite:
 
     @property
     def _old(self) -> tuple[int, ...]:
-        return tuple(item.ledger_id for item in self._items)
+        return tuple(sorted(ledgers_of(self._items)))
 
     def _ask(self, stage: RewriteStage, question: Question) -> None:
         self.stage = stage

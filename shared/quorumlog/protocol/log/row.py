@@ -508,14 +508,20 @@ class LogMetadata(Value):
     def names_sealed(self, items: Sequence[LogItem]) -> bool:
         """Whether the log still names these items, unchanged and adjacent, and may replace them by
         a rewrite (rule 27c): they are sealed, its own, and before the item from which a takeover
-        replays.
+        replays. Their indexes may have changed.
         """
-        at = self.items.index(items[0]) if items and items[0] in self.items else len(self.items)
+        at = self._place_of(items)
+        now = self.items[at : at + len(items)]
         return (
-            bool(items)
-            and self.items[at : at + len(items)] == tuple(items)
+            len(now) == len(items) > 0
+            and all(replace(a, index=b.index) == b for a, b in zip(now, items, strict=True))
             and self.may_rewrite(items)
         )
+
+    def _place_of(self, items: Sequence[LogItem]) -> int:
+        """Where the first of these items is in the log."""
+        ids = (n for n, item in enumerate(self.items) if item.ledger_id == items[0].ledger_id)
+        return next(ids, len(self.items)) if items else len(self.items)
 
     def may_rewrite(self, items: Sequence[LogItem]) -> bool:
         """Whether none of these adjacent items is open, shared, or what a takeover replays."""
@@ -545,7 +551,7 @@ class LogMetadata(Value):
             replaced=sum(item.replaced + 1 for item in items),
             compacted_ms=compacted_ms,
         )
-        at = self.items.index(items[0])
+        at = self._place_of(items)
         return replace(self, items=(*self.items[:at], new, *self.items[at + len(items) :]))
 
     def cleaned(self, items: Sequence[LogItem], compacted_ms: int) -> "LogMetadata":

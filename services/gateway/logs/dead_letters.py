@@ -1,0 +1,335 @@
+"""Dead letters at one gateway: moves of a queue's records to its dead-letter log, and back (ADR 55).
+
+A queue names a move before its append is sent, and the append has a producer id of its own. So any
+gateway may repeat the append, and the other log has its records once.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from quorumlog import errors
+from quorumlog.protocol import queue_requests as asks
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record, encode
+from quorumlog.protocol.log import LogMetadata, LogState
+from quorumlog.protocol.log.messages import Append
+from quorumlog.protocol.offset_set import NONE, Offsets
+from quorumlog.protocol.queue_state import Move, Queue
+from quorumlog.protocol.queues import WINDOW, Queues
+from quorumlog.protocol.rows import Key
+from quorumlog.wire.position_bodies import QUEUE_BODIES
+from services.gateway.logs.keeper import RowService
+from services.gateway.logs.reading import LogReader
+from services.gateway.logs.values import LogBatches, ReadRecord
+
+log = logging.getLogger(__name__)
+
+_RETRY_S: Final = 5.0
+"""The pause after a move that failed. By judgement."""
+_PAUSE_S: Final = 1.0
+"""The pause before a move begins anew. By judgement."""
+_MOVES_AT_ONCE: Final = 16
+"""Moves of a queue that are under way: later ones can be joined until they are sent."""
+_MOVE_BYTES: Final = 1 << 20
+"""The most bytes of a move's append, unless it is a single record."""
+_SCANNED: Final = 1000
+
+DEAD_LOG: Final = "Dead-Letter-Log"
+DEAD_QUEUE: Final = "Dead-Letter-Queue"
+DEAD_OFFSET: Final = "Dead-Letter-Offset"
+DEAD_ATTEMPTS: Final = "Dead-Letter-Attempts"
+DEAD_REASON: Final = "Dead-Letter-Reason"
+DEAD_TIME: Final = "Dead-Letter-Timestamp-Ms"
+REDRIVEN_FROM: Final = "Redriven-From"
+MOVE: Final = "Queue-Move"
+"""Headers of records that a move appends."""
+_ADDED: Final = frozenset(
+    (DEAD_LOG, DEAD_QUEUE, DEAD_OFFSET, DEAD_ATTEMPTS, DEAD_REASON, DEAD_TIME, REDRIVEN_FROM, MOVE)
+)
+
+
+class QueueMoves(RowService[Queue]):
+    """The rows of queues at this gateway, and the moves of their dead letters."""
+
+    def __init__(self, logs: Any, reader: LogReader, **ports: Any) -> None:
+        """The other arguments are those of `RowService`."""
+        super().__init__(logs, reader.read, QUEUE_BODIES, Queues, **ports)
+        self._reader = reader
+        self._movers: dict[Key, asyncio.Task[None]] = {}
+
+    def _counts_once(self, request: Any) -> bool:
+        return asks.is_counted_once(request)
+
+    def _makes(self, request: Any) -> bool:
+        return isinstance(request, asks.PutQueue)
+
+    async def tick(self) -> None:
+        """Find records that were given too often, and continue moves, if this process owns the log
+        of queues.
+        """
+        if not self.is_here:
+            return
+        asked = []
+        for row in list(self.kept.values()):
+            if row.moves:
+                self._move(row.key)
+            most = row.settings.max_attempts
+            if most and any(count >= most for count, _ in row.attempts):
+                asked.append(self.submit(asks.LookQueue(*row.key)))
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    def _move(self, key: Key) -> None:
+        """Carry out the moves of a queue in the background, unless a task does that already."""
+        if key not in self._movers:
+            task = self._movers[key] = self._start(self._moving(key))
+            task.add_done_callback(lambda _: self._movers.pop(key))
+
+    async def _moving(self, key: Key) -> None:
+        while self.is_here and (row := self.kept.get(key)) is not None and row.moves:
+            failed = 0
+            for move in row.moves[:_MOVES_AT_ONCE]:
+                try:
+                    await self._carry_out(row, move)
+                except errors.QuorumLogError as error:
+                    failed += 1
+                    await self._note_failure(key, move, error)
+                    log.warning("move-failed", extra={"queue": key, "error": repr(error)})
+                except Exception:
+                    failed += 1
+                    log.exception("move-broke", extra={"queue": key})
+            if failed:
+                await asyncio.sleep(_RETRY_S)
+
+    async def _note_failure(self, key: Key, move: Move, error: errors.QuorumLogError) -> None:
+        """Let the queue say why its dead letters are not sent."""
+        row = self.kept.get(key)
+        if row is not None and row.failed != error.code and not move.is_back:
+            with contextlib.suppress(errors.QuorumLogError):
+                await self.ask(asks.FailMove(*key, error.code))
+
+    async def _carry_out(self, row: Queue, move: Move) -> Queue:
+        """Do the next step of a move. Returns the queue after it."""
+        dead = row.settings.dead_letter_log
+        source, target = (dead, row.log) if move.is_back else (row.log, dead)
+        try:
+            records, lost = await self._moved(row, source, move)
+        except errors.LogReplaced:  # the log of these records was deleted
+            return await self._ended(row, move, len(move.offsets))
+        records, keyless = await self._fitted(target, records)
+        if keyless and move.is_back:
+            lost |= keyless
+        elif keyless and move.since < 0:
+            # Once the move has begun, the dead-letter log can't be changed any more.
+            raise errors.KeyRequired("the dead-letter log needs a key with each record", log=target)
+        if move.since < 0:
+            return await self._begun(row, move, target, Offsets.of(records) | lost)
+        producer = ProducerSeq(f"quorumlog.queue.{move.id}", 0, 0)
+        created = row.created if move.is_back else move.created
+        try:
+            if records:
+                call = Append.of(
+                    list(records.values()), producer, since=move.since, created_at=created
+                )
+                await self._logs.append(target, call)
+        except errors.LogReplaced:
+            if (await self._reader.rows.row(target)).created_at == created:
+                raise  # the owner did not know that yet
+            # What was sent to the log before is gone with it.
+            return await self._begun(row, move, target, move.offsets)
+        except (errors.ExpiredProducer, errors.InvalidRequest):
+            # The log no longer knows whether it has the records. It will not take this append any
+            # more, so what it has by now is the answer.
+            end = await self._reader.end(target)
+            if not await self._has(target, move, end, created):
+                await asyncio.sleep(_PAUSE_S)  # another copy may be on its way
+                return await self._begun(row, move, target, move.offsets)
+        return await self._ended(row, move, len(lost))
+
+    async def _fitted(
+        self, target: str, records: dict[int, Record]
+    ) -> tuple[dict[int, Record], Offsets]:
+        """Records as their target takes them, and the offsets of those that it does not take: a log
+        that is compacted wants keys, and no times to live (rules 27d and 27f).
+        """
+        if not (await self._reader.rows.row(target)).settings.compacts:
+            return records, NONE
+        taken = {
+            at: replace(record, ttl_s=0) for at, record in records.items() if record.key is not None
+        }
+        return taken, Offsets.of(at for at in records if at not in taken)
+
+    async def _ended(self, row: Queue, move: Move, lost: int) -> Queue:
+        ended: Queue = await self.ask(asks.EndMove(row.log, row.queue, move.id, lost))
+        return ended
+
+    async def _begun(self, row: Queue, move: Move, target: str, kept: Offsets) -> Queue:
+        """Note the end of the other log, and that the append of these records may be sent."""
+        log_row = await self._reader.rows.row(target)
+        if move.is_back and log_row.created_at != row.created:
+            return await self._ended(row, move, 0)
+        # Once a move has begun, the dead-letter log can't be changed any more.
+        if log_row.writer_token and move.since < 0:
+            raise errors.LogFenced("the log takes appends of its writer only", log=target)
+        if log_row.state is LogState.CLOSED and move.since < 0:
+            raise errors.LogClosed("the log takes no more records", log=target)
+        end = await self._reader.end(target, log_row)
+        created = move.created if move.is_back else log_row.created_at
+        seen = (move.since, move.created)
+        begin = asks.BeginMove(row.log, row.queue, move.id, seen, end, kept, created)
+        begun: Queue = await self.ask(begin)
+        return begun
+
+    async def _moved(
+        self, row: Queue, source: str, move: Move
+    ) -> tuple[dict[int, Record], Offsets]:
+        """The records of a move, by their offsets, as the move appends them: as many as one append
+        takes before the first one was sent. And the offsets of records that the log does not have
+        any more, or that no append takes.
+        """
+        found: dict[int, Record] = {}
+        size, lost = 0, NONE
+        created = move.created if move.is_back else row.created
+        for begin, end in move.offsets.runs:
+            at = begin
+            while at < end:
+                page, following = await self._page(source, at, end, created, max_bytes=_MOVE_BYTES)
+                gone = Offsets.span(at, following)
+                for each in () if page is None else page.records:
+                    gone -= Offsets.span(each.offset, each.offset + 1)
+                    shown = _shown(row, move, each)
+                    if shown is None:
+                        log.warning("too-large-to-move", extra={"queue": row.key})
+                        lost |= Offsets.span(each.offset, each.offset + 1)
+                        continue
+                    size += _size(shown)
+                    if move.since < 0 and found and size > _MOVE_BYTES:
+                        return found, lost
+                    found[each.offset] = shown
+                lost |= gone
+                at = following
+        return found, lost
+
+    async def _has(self, target: str, move: Move, end: int, created: str) -> bool:
+        """Whether a log has a move's records between its `since` and `end`."""
+        async for each in self._scan(target, move.since, end, created):
+            if (MOVE, str(move.id)) in each.record.headers:
+                return True
+        return False
+
+    async def _scan(self, name: str, begin: int, end: int, created: str) -> Any:
+        """The records from `begin` to `end` - 1 that the log still has."""
+        at = begin
+        while at < end:
+            page, at = await self._page(name, at, min(end, at + _SCANNED), created)
+            for each in () if page is None else page.records:
+                yield each
+
+    async def _page(
+        self,
+        name: str,
+        at: int,
+        end: int,
+        created: str,
+        *,
+        max_bytes: int = 1 << 20,
+        row: LogMetadata | None = None,
+    ) -> tuple[LogBatches | None, int]:
+        """Records of a log from `at` on, below `end`, and the offset after them. None for records
+        that the log does not have any more. `row`: recent metadata, which may save a request.
+
+        Raises: LogReplaced, EntryUnavailable; OffsetTruncated with `row`, which is then too old.
+        """
+        page: LogBatches | None = None
+        try:
+            if row is not None:
+                with contextlib.suppress(errors.QuorumLogError):
+                    page = await self._reader.full_page(
+                        row, at, limit=end - at, max_bytes=max_bytes
+                    )
+            page = page or await self._reader.read(
+                name, at, limit=end - at, max_bytes=max_bytes, created_at=created
+            )
+        except errors.EntryLost as error:
+            return None, min(int(error.members["next_offset"]), end)
+        except errors.OffsetTruncated as error:
+            if row is not None:
+                raise
+            return None, min(int(error.members["first_offset"]), end)
+        if page.is_empty:
+            raise errors.EntryUnavailable(f"records from {at} can't be read now", log=name)
+        page = page.below(end)
+        return page, page.next
+
+    async def redrive(self, name: str, queue: str, count: int) -> int:
+        """Send up to `count` dead letters of a queue back to its log, oldest first. Returns how
+        many; another request may send some of them. Raises: NoSuchQueue, NoSuchLog, LogReplaced,
+        InvalidRequest.
+        """
+        created = (await self._reader.rows.row(name)).created_at
+        row: Queue = await self.ask(asks.LookQueue(name, queue))
+        dead = row.settings.dead_letter_log
+        if not dead:
+            raise errors.InvalidRequest("the queue has no dead-letter log", log=name)
+        dead_row = await self._reader.rows.row(dead)
+        end = await self._reader.end(dead, dead_row)
+        begin = row.redriven if row.dead_created == dead_row.created_at else 0
+        mine, until = list[int](), end
+        async for each in self._scan(dead, begin, end, dead_row.created_at):
+            if _is_of(each.record, name, queue):
+                mine.append(each.offset)
+            if len(mine) == count or (mine and each.offset - mine[0] >= WINDOW):
+                until = each.offset + 1
+                break
+        offsets = Offsets.of(mine)
+        seen = row.redriven, row.dead_created
+        asked = asks.Redrive(name, queue, created, dead_row.created_at, seen, until, offsets)
+        before = {move.id for move in row.moves}
+        row = await self.ask(asked)
+        is_mine = any(each.offsets == offsets and each.id not in before for each in row.moves)
+        for _ in range(2 * len(offsets)):
+            move = next((each for each in row.moves if each.is_back), None)
+            if move is None:
+                break
+            row = await self._carry_out(row, move)
+        return len(offsets) if is_mine else 0
+
+
+def _is_of(record: Record, name: str, queue: str) -> bool:
+    headers = dict(record.headers)
+    return (headers.get(DEAD_LOG), headers.get(DEAD_QUEUE)) == (name, queue)
+
+
+def _shown(row: Queue, move: Move, found: ReadRecord) -> Record | None:
+    """A record as a move appends it: with as many of the added headers as an append has room for.
+    None if it has no room for the record.
+    """
+    record = found.record
+    kept = [(name, text) for name, text in record.headers if name not in _ADDED]
+    added: Iterable[tuple[str, str]]
+    if move.is_back:
+        added = ((REDRIVEN_FROM, f"{row.settings.dead_letter_log}/{found.offset}"),)
+    else:
+        attempts = next((count for count, each in row.attempts if found.offset in each), 0)
+        added = (
+            (DEAD_LOG, row.log),
+            (DEAD_QUEUE, row.queue),
+            (DEAD_OFFSET, str(found.offset)),
+            (DEAD_ATTEMPTS, str(attempts)),
+            (DEAD_REASON, move.reason),
+            (DEAD_TIME, str(found.timestamp_ms)),
+        )
+    all_of_them = (*added, (MOVE, str(move.id)))
+    without_reason = tuple(pair for pair in all_of_them if pair[0] != DEAD_REASON)
+    for more in (all_of_them, without_reason, all_of_them[-1:], ()):
+        shown = replace(record, headers=(*kept, *more))
+        if _size(shown) <= BATCH_BYTES_MAX:
+            return shown
+    return None
+
+
+def _size(record: Record) -> int:
+    """The bytes of an append of this record by a move."""
+    return len(encode((record,), ProducerSeq("quorumlog.queue." + "9" * 19, 0, 0)))
