@@ -186,12 +186,6 @@ def clean_at_once(original: Any, self: PassState, row: LogMetadata) -> Any:
 
 
 @stand_in
-def whatever_failed(original: Any, self: PassState, row: LogMetadata | None) -> None:
-    """A pass goes on after a rewrite that failed."""
-    original(self, row or self._due.row)
-
-
-@stand_in
 def clean_as_its_parts(_original: Any, _self: Compaction, items: Any, now_ms: int) -> int:
     """A ledger that replaces clean and dirty ones is clean, also after a merge."""
     return max(item.compacted_ms for item in items) or now_ms
@@ -859,9 +853,6 @@ LOG_MUTANTS: Final = (
     ),
     Patch(PassState, "group", clean_at_once).mutant(
         "ledgers are clean before all keys were compacted", "rule 27d"
-    ),
-    Patch(PassState, "rewritten", whatever_failed).mutant(
-        "a pass goes on after a failure", "rule 27d"
     ),
     Patch(Columns, "lasting", lambda _original: lambda self, *_: range(self.count)).mutant(
         "a read returns expired records", "rule 27f"

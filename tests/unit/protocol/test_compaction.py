@@ -23,7 +23,7 @@ from quorumlog.protocol.log.compaction import (
 from quorumlog.protocol.log.merge import MERGE_BYTES_MAX, next_merge
 from quorumlog.protocol.metadata import REPLACED_MAX
 from quorumlog.protocol.quorum import Quorum
-from tests.mutation.mutants.hunt import Guard, applied, swap
+from tests.mutation.mutants.hunt import Guard, Patch, applied, stand_in, swap
 
 NOW = 1_000_000_000
 DAY_MS = 86_400_000
@@ -328,6 +328,16 @@ def test_a_compacted_log_ignores_its_retention_in_merges() -> None:
     assert next_merge(log(*items, settings=settings)) == ()
 
 
+def failed_rewrites_end_a_pass() -> None:
+    test_the_first_failure_ends_a_pass("swap")
+
+
+@stand_in
+def whatever_failed(original: Any, self: PassState, row: LogMetadata | None) -> None:
+    """A pass goes on after a rewrite that failed."""
+    original(self, row or self._due.row)
+
+
 def changed_logs_end_a_pass() -> None:
     for fails in ("policy", "source"):
         test_the_first_failure_ends_a_pass(fails)
@@ -336,6 +346,9 @@ def changed_logs_end_a_pass() -> None:
 GUARDS: Final = (
     swap(Compaction, "is_wanted", lambda *_: True).guard(
         "a pass goes on whatever the log has become", "rule 27d", changed_logs_end_a_pass
+    ),
+    Patch(PassState, "rewritten", whatever_failed).guard(
+        "a pass goes on after a failure", "rule 27d", failed_rewrites_end_a_pass
     ),
     swap(merge, "_would_keep_tombstones", lambda *_: False).guard(
         "merges mix clean and dirty ledgers",

@@ -556,8 +556,14 @@ class LogMetadata(Value):
 
     def cleaned(self, items: Sequence[LogItem], compacted_ms: int) -> "LogMetadata":
         """The log in which these items are clean since a time, unless they were before (rule 27d)."""
-        clean = {i: replace(i, compacted_ms=i.compacted_ms or compacted_ms) for i in items}
-        return replace(self, items=tuple(clean.get(item, item) for item in self.items))
+        ids = {item.ledger_id for item in items if not item.compacted_ms}
+        return replace(
+            self,
+            items=tuple(
+                replace(item, compacted_ms=compacted_ms) if item.ledger_id in ids else item
+                for item in self.items
+            ),
+        )
 
     def indexed(
         self, ledger_id: int, index: int | None, *, before: int | None = None
