@@ -29,6 +29,7 @@ from services.gateway.logs.driver import (
     read_batches,
 )
 from services.gateway.logs.ownership import Ownership
+from services.gateway.logs.scans import cost_of
 from services.gateway.logs.store import LogRows, Orphans
 
 log = logging.getLogger(__name__)
@@ -47,9 +48,6 @@ _READ_BYTES: Final = 256 << 10
 _STEP_COST: Final = 256 << 10
 """What is decoded at once, see `steps`: more would delay other requests. 20 ms for records without
 values (measured), but one batch of 10,000 such records takes up to 100 ms."""
-
-_RECORD_COST: Final = 64
-"""Bytes whose decoding takes as long as that of a record's sizes."""
 
 _SPOILED_MAX: Final = 1000
 """Logs of which ledgers that can't be rewritten are remembered."""
@@ -232,7 +230,7 @@ class Rewrites:
                     first = (item.first_offset or 0) + columns.head.records_before
                     if not state.learn(first, columns):
                         return
-                await asyncio.sleep(sum(_cost(data) for _, data in entries) / READ_BYTES_PER_S)
+                await asyncio.sleep(sum(cost_of(data) for _, data in entries) / READ_BYTES_PER_S)
             entry_id = read.next
 
     async def rewrite(
@@ -269,7 +267,7 @@ def steps(entries: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, byte
     """
     part, cost = list[tuple[int, bytes]](), 0
     for entry_id, data in entries:
-        more = _cost(data)
+        more = cost_of(data)
         if part and cost + more > _STEP_COST:
             yield part
             part, cost = [], 0
@@ -277,15 +275,6 @@ def steps(entries: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, byte
         cost += more
     if part:
         yield part
-
-
-def _cost(data: bytes) -> int:
-    """About how many bytes are decoded, with those whose decoding takes as long as the records'."""
-    try:
-        head = batch.decode_head(data)
-    except batch.BadBatch:
-        return len(data)
-    return batch.plain_size(data) + (0 if head.has_gaps else _RECORD_COST * head.count)
 
 
 class _RewriteDriver(LogDriver):
@@ -358,7 +347,7 @@ class _RewriteDriver(LogDriver):
         self._place = asked.ledger_id, entries[-1][0] + 1
         if not self._creates:
             pace = BYTES_PER_S if self._is_index else READ_BYTES_PER_S
-            await asyncio.sleep(sum(_cost(data) for _, data in entries) / pace)
+            await asyncio.sleep(sum(cost_of(data) for _, data in entries) / pace)
         return messages.BatchesRead(entries, entries[-1][0] + 1)
 
     async def _write(self, asked: messages.WriteBatches) -> None:
