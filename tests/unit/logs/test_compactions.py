@@ -305,6 +305,10 @@ def test_what_is_decoded_at_once_is_bounded() -> None:
     assert [entry for part in parts for entry in part] == [(at, small) for at in range(500)]
     assert max(map(len, parts)) < 250
     assert list(rewrites.steps([(0, b"no batch")])) == [[(0, b"no batch")]]
+    gone = [(at, batch.emptied(batch.decode_head(small), 1)) for at in range(9)]
+    head = replace(batch.decode_head(small), count=1 << 31)
+    gone += [(9, batch.emptied(head, 1 << 31))]
+    assert list(rewrites.steps(gone)) == [gone], "removed records cost nothing"
 
 
 async def test_reading_the_keys_of_a_ledger_ends_when_they_dont_fit(
