@@ -101,7 +101,7 @@ demo: .venv/installed-run ## send each line of FILE= (default: a log file) throu
 
 # `make bench ARGS=--list` names all benchmarks. Variables that are set become options, and a benchmark rejects options
 # that it does not have.
-BENCH_ALONE := bookie compression consumers deleted durable-streams forward idle keys many metadata queues rebuild spark streams submit tail tokens
+BENCH_ALONE := bookie compaction compression consumers deleted durable-streams forward idle keys many metadata queues rebuild spark streams submit tail tokens
 BENCH_OPTIONS := TIME ROUNDS OUT LEDGERS ENTRIES IDS COUNT ROWS RECORDS KEYS
 lower = $(shell echo $(1) | tr A-Z a-z)
 

@@ -29,6 +29,7 @@ from loadtest.program import Teller, arguments, build_folder
 BENCHMARKS: Final = {
     "compare": ("loadtest.bench.compare", "quorumlog, JetStream and BookKeeper: rates, latencies, CPU, memory, goals"),
     "bookie": ("loadtest.bench.bookie", "one bookie while it is filled: rate, memory, restart, reads relative to the disk"),
+    "compaction": ("loadtest.bench.compaction", "compaction of a log by key: bytes for each second of a core, and appends meanwhile"),
     "compression": ("loadtest.bench.compression", "bytes and CPU of compressed requests, responses and batches"),
     "consumers": ("loadtest.bench.consumers", "commits of consumers, and acks of JetStream; the cost of 10,000 consumers"),
     "deleted": ("loadtest.bench.deleted", "the cost of deleted ledgers' ids at a bookie: memory, restart, disk, compaction"),

@@ -246,6 +246,8 @@ def _checked(data: bytes) -> batch.BatchHead:
         head = batch.opened(packed.unpack(data)).head
     except batch.BadBatch as error:
         raise BadRequest(str(error)) from error
+    if head.has_gaps:
+        raise BadRequest("only a compaction writes a batch with gaps")
     match head.producer:
         case ProducerSeq(id=name) if not name or "\0" in name:
             raise InvalidRequest("a producer's id must have 1 to 255 bytes, and no NUL")

@@ -127,6 +127,8 @@ class LogMetrics(Collector):
             ("records", "Records that were acknowledged here", counts.records),
             ("duplicates", "Retries of producers that got the first response", counts.duplicates),
             ("rewrites", "Ledgers that replaced others", self._logs.rewrites.done),
+            ("compacted_bytes", "Bytes that compaction saved", self._logs.rewrites.removed_bytes),
+            ("rewrite_failures", "Rewrites and indexes that failed", self._logs.rewrites.failed),
             ("rewritten_bytes", "Bytes of ledgers that replaced others", self._logs.rewrites.bytes),
             ("key_indexes", "Indexes of keys that were built here", self._logs.rewrites.indexed),
             ("key_lookups", "Uses of indexes of keys", self._logs.keys.lookups),

@@ -224,6 +224,12 @@ class WebhookUrlRejected(Invalid, title="The webhook's URL is not allowed"):
     """
 
 
+class KeyRequired(Invalid, status=422, title="The log needs a key with each record"):
+    """The log's `cleanup_policy` has `compact`, so compaction keeps the newest record of each key,
+    and a record without a key was rejected.
+    """
+
+
 class Unauthenticated(Refused, status=401, title="The caller is not known"):
     """The request has no credentials, or its credentials are not valid here."""
 

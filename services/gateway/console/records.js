@@ -37,7 +37,7 @@ export function matcher(where, wanted) {
     if (where === "key") return record.key !== null && decoded(record.key) === wanted;
     if (where === "in-key") return decoded(record.key).includes(wanted);
     if (where === "header") return Object.entries(record.headers).some(([name, value]) => `${name}: ${value}`.includes(wanted));
-    return decoded(record.data).includes(wanted);
+    return decoded(record.data).includes(wanted); // a tombstone has no value
   };
 }
 
@@ -54,7 +54,7 @@ function Record({ record, view, name }) {
     <summary>
       <span class="offset">${count(record.offset)}</span> <${When} time=${record.timestamp} />
       <span class=${record.key === null ? "quiet" : "key"}><bdi>${key.length > 60 ? `${key.slice(0, 60)} …` : key}</bdi></span>
-      <code class="preview"><bdi>${preview(record.data, 160)}</bdi></code>
+      ${record.data === null ? html`<span class="quiet">tombstone: the key is deleted</span>` : html`<code class="preview"><bdi>${preview(record.data, 160)}</bdi></code>`}
     </summary>
     ${isOpen && html`<div class="record">
       <${Facts} of=${[
@@ -66,7 +66,7 @@ function Record({ record, view, name }) {
         <${Facts} of=${headers.slice(0, 100).map(([one, value]) => [html`<${Cut} text=${one} chars=${200} />`, html`<${Cut} text=${value} chars=${500} />`])} />
         ${headers.length > 100 && html`<p class="quiet">The record has ${count(headers.length)} headers; 100 are shown.</p>`}`}
       <h3>Value</h3>
-      <${Payload} base64=${record.data} view=${view} file=${`${name}-${record.offset}.bin`} />
+      ${record.data === null ? html`<p class="quiet">None: the record is a tombstone, which deletes its key.</p>` : html`<${Payload} base64=${record.data} view=${view} file=${`${name}-${record.offset}.bin`} />`}
     </div>`}
   </details></li>`;
 }

@@ -67,10 +67,11 @@ class KeyRoutes(op.Handlers, tag="Records"):
         """Read the newest record of a key.
 
         Of all records with this key that were acknowledged before the request, the response is the
-        last one. 404 `no-such-key`: there is none before the offset `next_offset`. Large sealed
-        ledgers have an index of their keys. Other ledgers are read, from the newest record on. If
-        that is more than 16 MiB, the response is 503 `key-scan-limit` with an offset: no record
-        from there on has the key. Send the offset as `before` to go on.
+        last one that has not expired. 404 `no-such-key`: there is none before the offset
+        `next_offset`, or the last one is a tombstone. Large sealed ledgers have an index of their
+        keys. Other ledgers are read, from the newest record on. If that is more than 16 MiB, the
+        response is 503 `key-scan-limit` with an offset: no record from there on has the key. Send
+        the offset as `before` to go on.
         """
         self._room.answers.check(PEER.get(), 1)  # refuse a request early, before reading
         name, key = given[op.NAME], given[KEY]
@@ -112,10 +113,10 @@ class KeyRoutes(op.Handlers, tag="Records"):
         """List keys.
 
         A page looks at records from an offset on, and has each of their keys once, with the offset
-        of its last record in the page. A later page may have the same key again, with a later
-        offset. `limit` is the number of records with a key that a page looks at; it looks at 16 MiB
-        of records at most, so a page may be empty before the log's end: read on from `next`, until
-        it is the `from` of the request.
+        of its last record in the page, unless that record is a tombstone. A later page may have the
+        same key again, with a later offset, or delete it. `limit` is the number of records with a
+        key that a page looks at; it looks at 16 MiB of records at most, so a page may be empty
+        before the log's end: read on from `next`, until it is the `from` of the request.
         """
         self._room.answers.check(PEER.get(), 1)
         pages = LogPages(
@@ -124,10 +125,12 @@ class KeyRoutes(op.Handlers, tag="Records"):
         page = await pages.read(given[FROM], limit=given[op.LIMIT], max_bytes=_KEYS_BYTES_MAX)
         newest: dict[bytes, int] = {}
         for found in page.batches:
-            for offset, key in enumerate(found.columns.keys, found.first_offset):
-                if key is not None:
-                    newest.pop(key, None)
-                    newest[key] = offset
+            for number, key in enumerate(found.columns.keys):
+                if key is None:
+                    continue
+                newest.pop(key, None)
+                if number not in found.columns.tombstones:
+                    newest[key] = found.first_offset + number
         keys = b",".join(
             b'{"offset":%d,%b}' % (offset, encoded_key(key, given[op.ENCODING]))
             for key, offset in newest.items()

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
+from quorumlog.protocol.batch import TTL_S_MAX
 from quorumlog.protocol.log import LIMITS, LogSettings
 from quorumlog.protocol.metadata import DigestKind
 from quorumlog.protocol.quorum import Quorum
@@ -14,6 +15,8 @@ from services.gateway.logs.views import LogView
 Digest = Literal["crc32c", "none"]
 """Digests that a log may use. No MAC: a log's ledgers have no password to derive a key from."""
 BatchCompression = Literal["none", "zstd"]
+CleanupPolicy = Literal["delete", "compact", "compact,delete"]
+Percent = Annotated[int, Field(strict=True, ge=0, le=100)]
 
 
 class LogCreate(models.Model):
@@ -42,6 +45,16 @@ class LogCreate(models.Model):
     """Seconds for which the log keeps a closed ledger."""
     merge_below_bytes: models.Id = 64 << 20
     """Size in bytes below which closed ledgers are merged into larger ones; 0: they never are."""
+    cleanup_policy: CleanupPolicy = "delete"
+    """`delete`: the retention drops the oldest records. `compact`: the newest record of each key
+    stays, and each record needs a key. `compact,delete`: both."""
+    min_compaction_lag_s: models.Id = 0
+    """Seconds for which compaction leaves a closed ledger as it is."""
+    delete_retention_s: models.Id = 86_400
+    """Seconds for which compaction keeps tombstones, which are records with the value null."""
+    max_dirty_percent: Percent = 50
+    """Compaction begins when at least this share of the bytes in closed ledgers is not compacted.
+    """
     batch_compression: BatchCompression = "none"
     """`zstd` stores a record batch compressed if it shrinks. Readers get the same records."""
 
@@ -76,6 +89,10 @@ class LogPatch(models.Model):
     retention_bytes: models.Id | None = None
     retention_seconds: models.Id | None = None
     merge_below_bytes: models.Id | None = None
+    cleanup_policy: CleanupPolicy | None = None
+    min_compaction_lag_s: models.Id | None = None
+    delete_retention_s: models.Id | None = None
+    max_dirty_percent: Percent | None = None
     deletion_protection: bool | None = None
     """true: the log can't be deleted, truncated or overwritten; false: it can."""
 
@@ -86,7 +103,7 @@ class LogPatch(models.Model):
         return self
 
     @property
-    def limits(self) -> dict[str, int]:
+    def limits(self) -> dict[str, int | str]:
         """The limits to change, by name."""
         given = ((name, getattr(self, name)) for name in LIMITS)
         return {name: value for name, value in given if value is not None}
@@ -106,6 +123,10 @@ class LogSettingsModel(models.Model):
     retention_bytes: models.Id
     retention_seconds: models.Id
     merge_below_bytes: models.Id
+    cleanup_policy: CleanupPolicy
+    min_compaction_lag_s: models.Id
+    delete_retention_s: models.Id
+    max_dirty_percent: Percent
     batch_compression: BatchCompression
 
 
@@ -167,19 +188,21 @@ class _RecordIn(models.Model):
     headers: dict[str, str] | None = None
     timestamp: Annotated[str, WithJsonSchema(models.DATE_TIME)] | None = None
     """Time of the record. Default: the time of its append."""
+    ttl_s: Annotated[int, Field(strict=True, ge=1, le=TTL_S_MAX)] | None = None
+    """Seconds after its append when the record expires. Not for logs that are compacted."""
 
 
 class RecordData(_RecordIn):
-    """A record whose value and key are base64."""
+    """A record whose value and key are base64. The value null, with a key, makes it a tombstone."""
 
-    data: Annotated[str, WithJsonSchema(models.BASE64)]
+    data: Annotated[str, WithJsonSchema(models.BASE64)] | None
     key: Annotated[str, WithJsonSchema(models.BASE64)] | None = None
 
 
 class RecordText(_RecordIn):
-    """A record whose value and key are text."""
+    """A record whose value and key are text. The value null, with a key, makes it a tombstone."""
 
-    text: str
+    text: str | None
     key: str | None = None
 
 

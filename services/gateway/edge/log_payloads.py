@@ -1,8 +1,11 @@
 """Parse the records of an append to a log or to a transaction's ledger, in any media type.
 
-In JSON, a record's key is base64 if the record has `data`, otherwise text, as in `payloads.py`.
+In JSON, a record's key is base64 if the record has `data`, otherwise text, as in `payloads.py`. If
+`data` or `text` is null, the record is a tombstone (rule 27d).
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from aiohttp import web
@@ -10,7 +13,7 @@ from aiohttp import web
 from quorumlog.errors import BadRequest
 from quorumlog.net.operations import JSON
 from quorumlog.net.parameters import escaped, invalid
-from quorumlog.protocol.batch import BATCH_BYTES_MAX, EncodedRecords, Record
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, TTL_S_MAX, EncodedRecords, Record
 from quorumlog.wire import strict
 from services.gateway.edge import arrow, payloads
 from services.gateway.edge.http import body
@@ -18,7 +21,7 @@ from services.gateway.edge.http.limits import Room
 from services.gateway.edge.http.media import ARROW, OCTETS
 from services.gateway.edge.starts import microseconds_of
 
-_FIELDS: Final = frozenset((*payloads.FORMS, "key", "headers", "timestamp"))
+_FIELDS: Final = frozenset((*payloads.FORMS, "key", "headers", "timestamp", "ttl_s"))
 
 
 def records_from_json(
@@ -68,14 +71,33 @@ def _record(record: object, pointer: str) -> Record:
     if len(forms) != 1:
         raise invalid(pointer, f"must have exactly one of {', '.join(payloads.FORMS)}")
     (form,) = forms
-    value = payloads.value_of(form, record[form], f"{pointer}/{form}")
+    is_tombstone = form != "json" and record[form] is None
+    if is_tombstone and record.get("key") is None:
+        raise invalid(f"{pointer}/key", f"is required if {form} is null")
+    value = b""
+    if not is_tombstone:
+        value = payloads.value_of(form, record[form], f"{pointer}/{form}")
     key, time = record.get("key"), record.get("timestamp")
     if key is not None:
         key = payloads.value_of("data" if form == "data" else "text", key, f"{pointer}/key")
     headers = payloads.headers_of(record.get("headers"), f"{pointer}/headers")
     if time is not None:
         time = microseconds_of(time, f"{pointer}/timestamp") // 1000
-    return Record(value, key, headers, time)
+    ttl_s = record.get("ttl_s") or 0
+    if "ttl_s" in record and not (type(ttl_s) is int and 1 <= ttl_s <= TTL_S_MAX):
+        raise invalid(f"{pointer}/ttl_s", f"must be an integer from 1 to {TTL_S_MAX}")
+    return Record(value, key, headers, time, is_tombstone, ttl_s)
+
+
+def with_ttl(
+    records: Sequence[Record] | EncodedRecords, ttl_s: int | None
+) -> Sequence[Record] | EncodedRecords:
+    """The records of a request with its `ttl_s`, except those that have one of their own."""
+    if not ttl_s:
+        return records
+    if isinstance(records, EncodedRecords):
+        return records.with_ttl(ttl_s)
+    return [record if record.ttl_s else replace(record, ttl_s=ttl_s) for record in records]
 
 
 async def read_records(

@@ -14,9 +14,10 @@ from quorumlog.net.parameters import (
     header_integer,
     int64,
     invalid,
+    query_integer,
     query_pairs,
 )
-from quorumlog.protocol.batch import BATCH_BYTES_MAX, ProducerSeq, Record
+from quorumlog.protocol.batch import BATCH_BYTES_MAX, TTL_S_MAX, ProducerSeq, Record
 from quorumlog.protocol.ids import ID_MAX
 from quorumlog.protocol.log.messages import Append, RecordsAppended
 from services.gateway.edge import arrow
@@ -31,6 +32,7 @@ from services.gateway.edge.log_payloads import (
     read_records,
     record_of_line,
     records_from_json,
+    with_ttl,
 )
 from services.gateway.edge.logs import CREATED, WRITING
 from services.gateway.edge.pages import LogPages
@@ -96,6 +98,13 @@ def utf8(text: str, _pointer: str) -> bytes:
     return text.encode()
 
 
+TTL_S: Final = query_integer(
+    "ttl_s",
+    1,
+    TTL_S_MAX,
+    "Seconds after their append when the records expire: no read returns them from then on. Not "
+    "for logs that are compacted. A record's own `ttl_s` takes precedence.",
+)
 KEY: Final[Parameter[bytes | None]] = Parameter(
     "key", "query", utf8, {"type": "string"}, "Only records with this key (UTF-8).", None
 )
@@ -124,6 +133,7 @@ class RecordRoutes(op.Handlers, tag="Records"):
         (
             op.NAME,
             op.EXPECT,
+            TTL_S,
             CREATED,
             PRODUCER_ID,
             PRODUCER_SINCE,
@@ -174,6 +184,7 @@ class RecordRoutes(op.Handlers, tag="Records"):
         },
         errors=(
             *WRITING,
+            errors.KeyRequired,
             errors.LogFenced,
             errors.SequenceGap,
             errors.StaleProducer,
@@ -199,11 +210,11 @@ class RecordRoutes(op.Handlers, tag="Records"):
             if producer is not None:
                 raise invalid(PRODUCER_SEQ.pointer, "can't be sent with an NDJSON stream")
             created_at = given[CREATED] or (await self._logs.rows.row(name)).created_at
-            pipe = self._pipe(name, created_at, token, expect)
+            pipe = self._pipe(name, created_at, token, expect, given[TTL_S])
             names = ("first_offset", "last_offset")
             return await append_lines(request, self._room, pipe, parse=record_of_line, names=names)
         accepted(request)
-        records = await read_records(request, self._room, media)
+        records = with_ttl(await read_records(request, self._room, media), given[TTL_S])
         since = given[PRODUCER_SINCE] or 0
         call = Append.of(
             records, producer, expect=expect, token=token, since=since, created_at=given[CREATED]
@@ -364,14 +375,20 @@ class RecordRoutes(op.Handlers, tag="Records"):
         return records
 
     def _pipe(
-        self, name: str, created_at: str, token: int | None, expect: int | None = None
+        self,
+        name: str,
+        created_at: str,
+        token: int | None,
+        expect: int | None = None,
+        ttl_s: int | None = None,
     ) -> Pipe[Record]:
         """Create a pipe that appends a stream of records to one log. A producer's sequence counts
         requests, so a stream can't have one: timing decides how it is divided into batches.
         """
 
         async def append(records: Sequence[Record], expect: int | None) -> EntriesAppended:
-            call = Append.of(records, expect=expect, token=token, created_at=created_at)
+            lasting = with_ttl(records, ttl_s)
+            call = Append.of(lasting, expect=expect, token=token, created_at=created_at)
             done = await self._logs.append(name, call)
             return EntriesAppended(done.first_offset, done.last_offset, done.last_offset)
 

@@ -48,6 +48,10 @@ _EXAMPLE: Final[dict[str, Any]] = {
         "retention_bytes": 0,
         "retention_seconds": 0,
         "merge_below_bytes": 67108864,
+        "cleanup_policy": "delete",
+        "min_compaction_lag_s": 0,
+        "delete_retention_s": 86400,
+        "max_dirty_percent": 50,
         "batch_compression": "none",
     },
     "state": "OPEN",
@@ -187,6 +191,9 @@ class LogRoutes(op.Handlers, tag="Logs"):
         applies.
         """
         wanted = await body.read_model(request, self._room, models.LogPatch)
+        policy = wanted.limits.get("cleanup_policy", "delete")
+        if policy != "delete" and given[op.NAME].startswith(STREAM_PREFIX):
+            raise invalid("/cleanup_policy", "a stream's records have no keys, by which to compact")
         view = await self._logs.change(
             given[op.NAME],
             wanted.limits,

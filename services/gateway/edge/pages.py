@@ -20,7 +20,7 @@ from quorumlog.protocol.batch import StoredBatch
 from services.gateway.edge import arrow
 from services.gateway.edge.http.follows import Followable, P
 from services.gateway.edge.http.limits import BATCH_ENTRIES_MAX
-from services.gateway.edge.payloads import encoded, encoded_key
+from services.gateway.edge.payloads import encoded, encoded_key, encoded_null
 from services.gateway.edge.starts import token_of
 from services.gateway.engine.ledger_reads import LedgerReads
 from services.gateway.interface import ReadResult
@@ -415,6 +415,7 @@ def records_json(found: StoredBatch, encoding: str) -> Iterator[bytes]:
     """Encode each record of a batch as a JSON object."""
     place = b'"ledger_id":%d,"entry_id":%d' % (found.ledger_id, found.entry_id)
     appended = time_text(found.time_ms).encode()
+    tombstones = {found.first_offset + number for number in found.columns.tombstones}
     rows = enumerate(found.columns.rows, found.first_offset)
     for offset, (value, key, headers, time_ms) in rows:
         yield b'{"offset":%d,"timestamp":"%b",%b,%b,"headers":%b,%b}' % (
@@ -423,7 +424,7 @@ def records_json(found: StoredBatch, encoding: str) -> Iterator[bytes]:
             place,
             encoded_key(key, encoding),
             orjson.dumps(dict(headers)) if headers else b"{}",
-            encoded(value, encoding),
+            encoded_null(encoding) if offset in tombstones else encoded(value, encoding),
         )
 
 

@@ -293,6 +293,11 @@ def encoded(payload: bytes | memoryview, encoding: str) -> bytes:
     return b'"data_base64":"%b"' % pybase64.b64encode(payload)
 
 
+def encoded_null(encoding: str) -> bytes:
+    """Encode the value of a tombstone as a JSON member. `"json":null` would be JSON's null."""
+    return {"base64": b'"data":null', "text": b'"text":null'}.get(encoding, b'"data_base64":null')
+
+
 def encoded_key(key: bytes | None, encoding: str) -> bytes:
     """Encode a key as JSON: with `base64` as base64, otherwise as text, or as `key_base64`."""
     if key is None:

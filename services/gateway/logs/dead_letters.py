@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 from quorumlog import errors
@@ -117,6 +118,12 @@ class QueueMoves(RowService[Queue]):
             records, lost = await self._moved(row, source, move)
         except errors.LogReplaced:  # the log of these records was deleted
             return await self._ended(row, move, len(move.offsets))
+        records, keyless = await self._fitted(target, records)
+        if keyless and move.is_back:
+            lost |= keyless
+        elif keyless and move.since < 0:
+            # Once the move has begun, the dead-letter log can't be changed any more.
+            raise errors.KeyRequired("the dead-letter log needs a key with each record", log=target)
         if move.since < 0:
             return await self._begun(row, move, target, Offsets.of(records) | lost)
         producer = ProducerSeq(f"quorumlog.queue.{move.id}", 0, 0)
@@ -140,6 +147,19 @@ class QueueMoves(RowService[Queue]):
                 await asyncio.sleep(_PAUSE_S)  # another copy may be on its way
                 return await self._begun(row, move, target, move.offsets)
         return await self._ended(row, move, len(lost))
+
+    async def _fitted(
+        self, target: str, records: dict[int, Record]
+    ) -> tuple[dict[int, Record], Offsets]:
+        """Records as their target takes them, and the offsets of those that it does not take: a log
+        that is compacted wants keys, and no times to live (rules 27d and 27f).
+        """
+        if not (await self._reader.rows.row(target)).settings.compacts:
+            return records, NONE
+        taken = {
+            at: replace(record, ttl_s=0) for at, record in records.items() if record.key is not None
+        }
+        return taken, Offsets.of(at for at in records if at not in taken)
 
     async def _ended(self, row: Queue, move: Move, lost: int) -> Queue:
         ended: Queue = await self.ask(asks.EndMove(row.log, row.queue, move.id, lost))
@@ -176,9 +196,9 @@ class QueueMoves(RowService[Queue]):
             at = begin
             while at < end:
                 page, following = await self._page(source, at, end, created, max_bytes=_MOVE_BYTES)
-                if page is None:
-                    lost |= Offsets.span(at, following)
+                gone = Offsets.span(at, following)
                 for each in () if page is None else page.records:
+                    gone -= Offsets.span(each.offset, each.offset + 1)
                     shown = _shown(row, move, each)
                     if shown is None:
                         log.warning("too-large-to-move", extra={"queue": row.key})
@@ -188,6 +208,7 @@ class QueueMoves(RowService[Queue]):
                     if move.since < 0 and found and size > _MOVE_BYTES:
                         return found, lost
                     found[each.offset] = shown
+                lost |= gone
                 at = following
         return found, lost
 
@@ -239,6 +260,7 @@ class QueueMoves(RowService[Queue]):
             return None, min(int(error.members["first_offset"]), end)
         if page.is_empty:
             raise errors.EntryUnavailable(f"records from {at} can't be read now", log=name)
+        page = page.below(end)
         return page, page.next
 
     async def redrive(self, name: str, queue: str, count: int) -> int:
@@ -302,7 +324,7 @@ def _shown(row: Queue, move: Move, found: ReadRecord) -> Record | None:
     all_of_them = (*added, (MOVE, str(move.id)))
     without_reason = tuple(pair for pair in all_of_them if pair[0] != DEAD_REASON)
     for more in (all_of_them, without_reason, all_of_them[-1:], ()):
-        shown = Record(record.value, record.key, (*kept, *more), record.timestamp_ms)
+        shown = replace(record, headers=(*kept, *more))
         if _size(shown) <= BATCH_BYTES_MAX:
             return shown
     return None

@@ -82,7 +82,7 @@ class RowLogs(Protocol):
         """Create a log."""
 
     async def change(
-        self, name: str, limits: Mapping[str, int], *, deletion_protection: bool | None = None
+        self, name: str, limits: Mapping[str, int | str], *, deletion_protection: bool | None = None
     ) -> Any:
         """Change some of a log's limits, and its protection, unless they are already so."""
 
@@ -418,7 +418,7 @@ class RowService(ABC, Generic[R]):
     async def _truncate(self, before: int) -> None:
         try:
             # A rebuild restores the log's metadata without limits (rule 18f).
-            limits = {"roll_bytes": _ROLL_BYTES, "merge_below_bytes": 0}
+            limits: dict[str, int | str] = {"roll_bytes": _ROLL_BYTES, "merge_below_bytes": 0}
             await self._logs.change(self._name, limits, deletion_protection=True)
             await self._logs.retain(self._name, lambda _row: before)
         except errors.QuorumLogError as error:  # the next truncation retries

@@ -70,6 +70,8 @@ class _Search:
     looked: int
     """No record from this offset to `end` has the key."""
     work: Work
+    now_ms: int
+    """The time by which records expire (rule 27f)."""
 
     def check(self) -> None:
         """Raise KeyScanLimit if the request has done what it may."""
@@ -130,7 +132,7 @@ class KeyReader:
         at = row.first_offset if start == "earliest" else start
         if at < row.first_offset:
             return None
-        page = Page(row, limit, max_bytes, at=at)
+        page = Page(row, limit, max_bytes, at=at, now_ms=self._reader.now_ms)
         with contextlib.suppress(errors.EntryLost, errors.EntryUnavailable, errors.NoSuchLedger):
             # A read without the index finds out what to answer.
             await self._fill(page, key)
@@ -239,7 +241,7 @@ class KeyReader:
         if ended is None:
             return None
         end = ended[0] if before is None else min(ended[0], before)
-        search = _Search(row, key, ended[0], end, end, work)
+        search = _Search(row, key, ended[0], end, end, work, self._reader.now_ms)
         known = (i for i in reversed(row.items) if i.first_offset is not None and not i.is_empty)
         items = [item for item in known if (item.first_offset or 0) < end]
         for at in range(0, len(items), _AT_ONCE):
@@ -253,8 +255,9 @@ class KeyReader:
                     if view is None:
                         return None
                     found = await self._newest_in(search, item, view, entries)
+                    if found is not None and found.columns.tombstones:
+                        return _part(row, (), row.first_offset, end)  # a deleted key (rule 27d)
                     if found is not None:
-                        # A tombstone will count as absent here, once logs are compacted.
                         return _part(row, (found,), found.first_offset, end)
                 search.seen(item, 0)
         return _part(row, (), min(row.first_offset, end), end)
@@ -437,18 +440,22 @@ def _part(
 def _looked(
     search: _Search, item: LogItem, entry_id: int, data: Stored
 ) -> tuple[int, set[int], StoredBatch | None]:
-    """How many of the ledger's records are before an entry, the hashes of the entry's keys, and its
-    newest record with the key. Raises: BadBatch.
+    """How many of the ledger's offsets are before an entry, the hashes of the entry's keys, and its
+    newest record with the key that has not expired. Raises: BadBatch.
     """
     found = batch.opened(packed.unpack(data))
+    time_ms = item.published_ms or found.head.append_time_ms  # rule 26b
+    if search.row.settings.compacts:
+        found = found.buried(time_ms, search.now_ms)
     keys, before = list(found.keys), found.head.records_before
-    first = (item.first_offset or 0) + before
-    below = reversed(range(min(len(keys), search.stop(item) - first)))
+    first, stop = (item.first_offset or 0) + before, search.stop(item)
+    lasting = reversed(found.lasting(time_ms, search.now_ms))
+    below = (n for n in lasting if first + found.indexes[n] < stop)
     at = next((n for n in below if keys[n] == search.key), None)
     stored = None
     if at is not None:
-        time_ms = item.published_ms or found.head.append_time_ms  # rule 26b
-        stored = StoredBatch(first + at, item.ledger_id, entry_id, time_ms, found.part(at, 1))
+        offset = first + found.indexes[at]
+        stored = StoredBatch(offset, item.ledger_id, entry_id, time_ms, found.part(at, 1))
     return before, {hash_of(key) for key in {*keys} if key is not None}, stored
 
 

@@ -90,7 +90,12 @@ class LogManager:
         )
         self.orphans = Orphans(engine, store, self.ownership.index)
         self.rows = LogRows(store)
-        self.rewrites = Rewrites(self.ownership, self.orphans, self.rows)
+        self.rewrites = Rewrites(
+            self.ownership,
+            self.orphans,
+            self.rows,
+            lambda: (store.database_ms() or 0) if self.deletes_by_age else 0,
+        )
         self.reader = LogReader(engine, self.rows, self.ownership)
         self.keys = KeyReader(engine, self.reader, self.ownership, self._change)
 
@@ -358,7 +363,7 @@ class LogManager:
     async def change(
         self,
         name: str,
-        limits: Mapping[str, int],
+        limits: Mapping[str, int | str],
         *,
         deletion_protection: bool | None = None,
         expect: int | None = None,

@@ -34,6 +34,8 @@ _KEY_BYTES: Final = 8 << 20
 """Bytes that one claim reads at most to learn records' keys."""
 _QUEUES_MAX: Final = 1000
 """Queues with the order `key` whose records' keys are cached. By judgement."""
+_GAPS_S: Final = 5.0
+"""How long a claim goes on over offsets without records, beyond the time for which it waits."""
 _TRIES: Final = 3
 """Claims of one round by what the last answer said is not done, with the order `key`."""
 QUEUES_SHOWN_MAX: Final = 100
@@ -52,6 +54,11 @@ class Claimed:
     """The bound that keeps the queue from giving further records; empty if none does."""
     refused: Sequence[asks.Refused] = ()
     """Records that the claim should have acknowledged, and did not."""
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether all records of the claim were removed or have expired."""
+        return bool(self.pages) and not any(page.batches for page in self.pages)
 
 
 @dataclass(slots=True)
@@ -142,6 +149,7 @@ class QueueService(QueueMoves):
         Raises: NoSuchLog, NoSuchQueue, LogReplaced, EntryUnavailable.
         """
         deadline, end, is_fresh = self._loop.time() + wait_s, 0, False
+        gone = 0
         acking: asyncio.Future[asks.Settled] | None = None
         while True:
             # Watched before the owner is asked, so that no change is missed.
@@ -153,11 +161,14 @@ class QueueService(QueueMoves):
                     acking = self.submit(asks.Settle(name, queue, asks.Settlement.ACK, acked))
                     acking.add_done_callback(partial(self._acked, (name, queue)))
                     acked = ()
-                taken = await self._take(row, queue, end, count)
+                taken = await self._take(row, queue, end, count, gone)
                 claimed = await self._with_records(row, queue, taken, max_bytes)
                 left_s = deadline - self._loop.time()
                 if claimed.pages:
                     self._wake((name, queue))
+                if claimed.is_gap and left_s > -_GAPS_S:
+                    gone, is_over = await self._gap(row, queue), False
+                    continue
                 if claimed.pages or (left_s <= 0 and is_fresh):
                     refused = (await acking).refused if acking is not None else ()
                     return replace(claimed, refused=refused)
@@ -185,6 +196,16 @@ class QueueService(QueueMoves):
                 if is_over and changed.done():
                     self._wake((name, queue))
                 changed.cancel()
+
+    async def _gap(self, row: LogMetadata, queue: str) -> int:
+        """The first offset from the queue's floor on that has a record. The log has removed the
+        records in between, as a truncation would (rule 27d).
+        """
+        floor = max((await self.ask(asks.LookQueue(row.name, queue))).floor, row.first_offset)
+        with contextlib.suppress(errors.QuorumLogError):  # a claim finds out what is wrong
+            page = await self._reader.read(row.name, floor, limit=1, created_at=row.created_at)
+            return page.batches[0].first_offset if page.batches else page.next
+        return 0
 
     def _acked(self, key: Key, done: asyncio.Future[asks.Settled]) -> None:
         if not (done.cancelled() or done.exception()):
@@ -252,12 +273,16 @@ class QueueService(QueueMoves):
             if row.moves:
                 self._move(row.key)
 
-    async def _take(self, row: LogMetadata, queue: str, end: int, count: int) -> asks.Taken:
-        """Claim records at the owner. With the order `key`, the request has the keys of the records
-        that are not done by the last answer; it is sent again if these records have changed.
+    async def _take(
+        self, row: LogMetadata, queue: str, end: int, count: int, gone: int
+    ) -> asks.Taken:
+        """Claim records at the owner, none below the offset `gone`. With the order `key`, the
+        request has the keys of the records that are not done by the last answer; it is sent again
+        if these records have changed.
         """
         key = (row.name, queue)
-        asked = asks.Take(row.name, queue, row.created_at, row.first_offset, end, count)
+        first = max(row.first_offset, gone)
+        asked = asks.Take(row.name, queue, row.created_at, first, end, count)
         taken = asks.Taken(0, (), 0)
         for _ in range(_TRIES):
             seen = self._seen_keys.get(key)
@@ -319,12 +344,10 @@ class QueueService(QueueMoves):
                     page, following = await self._page(row.name, at, stop, row.created_at, row=row)
                 except errors.OffsetTruncated:
                     return ()
-                if page is None:
-                    known.update((gone, 0) for gone in range(at, following))
-                else:
-                    for found in page.records:
-                        known[found.offset] = _number(found.record.key)
-                        size += found.record.size
+                known.update((gone, 0) for gone in range(at, following))
+                for found in () if page is None else page.records:
+                    known[found.offset] = _number(found.record.key)
+                    size += found.record.size
                 at = following
         return tuple((at, known[at]) for at in wanted if at in known)
 
@@ -339,7 +362,12 @@ class QueueService(QueueMoves):
         offsets = Offsets.of(attempts)
         try:
             pages, lost = await self._read_claim(row, offsets, max_bytes)
-            read = Offsets.of(at for page in pages for at in range(page.first, page.next))
+            read = found = NONE
+            for page in pages:
+                read |= Offsets.span(page.first, page.next)
+                for each in page.batches:
+                    found |= Offsets.span(each.first_offset, each.first_offset + each.count)
+            lost |= read - found  # compaction has removed these records, or they have expired
             parts = ((asks.Settlement.LOST, lost), (asks.Settlement.UNREAD, offsets - read - lost))
             for kind, part in parts:
                 if part:

@@ -74,10 +74,14 @@ class LogReader:
         page = await self._begun(name, start, row, created_at, limit, max_bytes)
         page.is_whole = is_whole
         page.at, page.row = await self.begin(name, start, page.row, page)
+        page.first = page.at
         await self._fill(page)
-        if isinstance(start, int) and not page.count:
+        if page.at == start:
             await self._check_within(page.row, start)
-        while not (page.count or page.is_end) and (left_s := deadline - self._clock()) > 0:
+        while (
+            not (page.count or page.is_cut or page.is_end)
+            and (left_s := deadline - self._clock()) > 0
+        ):
             with contextlib.suppress(errors.NoSuchLedger):  # the next metadata shows why
                 await self._wait(page, left_s)
             await self._look(page)
@@ -92,7 +96,7 @@ class LogReader:
 
         Raises: the errors of `read`. With fresh metadata the result may differ.
         """
-        page = Page(row, limit, max_bytes, at=start, is_recent=True)
+        page = Page(row, limit, max_bytes, at=start, is_recent=True, now_ms=self.now_ms)
         await self._fill(page)
         return None if page.is_over or not page.is_large else page.done()
 
@@ -110,12 +114,19 @@ class LogReader:
         """
         known = self.rows.known(name) if isinstance(start, int) and row is None else None
         if known is not None and created_at in (None, known.created_at):
-            return Page(known, limit, max_bytes, created_at=created_at)
+            return Page(known, limit, max_bytes, created_at=created_at, now_ms=self.now_ms)
         asked_s = float("-inf") if row is not None else self._clock()
         row = row or await self.fresh(name, created_at)
-        page = Page(row, limit, max_bytes, is_fresh=True, created_at=row.created_at)
+        created_at = row.created_at
+        now_ms = self.now_ms
+        page = Page(row, limit, max_bytes, is_fresh=True, created_at=created_at, now_ms=now_ms)
         page.asked_s = asked_s
         return page
+
+    @property
+    def now_ms(self) -> int:
+        """The database's time, if it is known, by which records expire."""
+        return self._ownership.now().sealed_ms()
 
     async def fresh(self, name: str, created_at: str | None) -> LogMetadata:
         """The log's metadata. Raises: NoSuchLog; LogReplaced if its creation time differs."""
@@ -398,12 +409,13 @@ class LogReader:
                 if page.is_full or page.is_through:
                     break
                 try:
-                    head = page.take(item, at, payload)
+                    batch_found = page.take(item, at, payload)
                 except batch.BadBatch as error:
                     raise damaged(error, item.ledger_id, at) from error
-                records, entries = records + head.count, entries + 1
-                if page.at == first + head.records_after:
-                    points.add(head.records_after, at + 1)
+                records, entries = records + batch_found.count, entries + 1
+                after = batch_found.head.records_after
+                if page.at == first + after:
+                    points.add(after, at + 1)
         if entries:
             points.density = max(records, 1) / entries
         return found.next

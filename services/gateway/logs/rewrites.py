@@ -1,20 +1,22 @@
 """Rewrites of logs at one gateway: merges small sealed ledgers into larger ones (rule 27c), and
-indexes the keys of those that stay (rule 27e).
+compacts logs by key (rule 27d), and indexes the keys of ledgers that stay (rule 27e).
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 from zlib import crc32
 
-from quorumlog.errors import QuorumLogError, WriterLost
-from quorumlog.protocol.batch import plain_size
+from quorumlog.errors import NoSuchLedger, QuorumLogError, WriterLost
+from quorumlog.protocol import batch, packed
 from quorumlog.protocol.log import LogItem, LogMetadata, messages
+from quorumlog.protocol.log.compaction import Compaction, PassState, next_pass
 from quorumlog.protocol.log.indexing import Indexing, next_index
 from quorumlog.protocol.log.merge import next_merge
-from quorumlog.protocol.log.rewrite import Rewrite
+from quorumlog.protocol.log.rewrite import Rewrite, unfit
 from quorumlog.wire.log_bodies import INDEX_TAG, REWRITE_TAG
 from quorumlog.wire.position_bodies import OWN_LOGS
 from services.gateway.logs.driver import (
@@ -27,6 +29,7 @@ from services.gateway.logs.driver import (
     read_batches,
 )
 from services.gateway.logs.ownership import Ownership
+from services.gateway.logs.scans import cost_of
 from services.gateway.logs.store import LogRows, Orphans
 
 log = logging.getLogger(__name__)
@@ -35,8 +38,16 @@ BYTES_PER_S: Final = 16 << 20
 """Bytes that a gateway's rewrites write per second: chosen by judgement, so that they take a small
 part of a disk's bandwidth. So many bytes per second are read for indexes, too."""
 
-_INDEXED_AT_ONCE: Final = 256 << 10
-"""Bytes, uncompressed, that are decoded at once for an index: more would delay other requests."""
+READ_BYTES_PER_S: Final = 64 << 20
+"""Bytes that a compaction reads per second, when it learns keys or looks for records that go:
+chosen by judgement, a quarter of a core."""
+
+_READ_BYTES: Final = 256 << 10
+"""Bytes that are read at once."""
+
+_STEP_COST: Final = 256 << 10
+"""What is decoded at once, see `steps`: more would delay other requests. 20 ms for records without
+values (measured), but one batch of 10,000 such records takes up to 100 ms."""
 
 _SPOILED_MAX: Final = 1000
 """Logs of which ledgers that can't be rewritten are remembered."""
@@ -45,24 +56,33 @@ _SPOILED_MAX: Final = 1000
 class Rewrites:
     """Rewrites ledgers of logs, and counts the rewrites."""
 
-    def __init__(self, ownership: Ownership, orphans: Orphans, rows: LogRows) -> None:
-        """Starts without a rewrite."""
+    def __init__(
+        self, ownership: Ownership, orphans: Orphans, rows: LogRows, now_ms: Callable[[], int]
+    ) -> None:
+        """Starts without a rewrite. `now_ms`: the database's time; 0 if it is in doubt."""
         self.ownership, self.orphans, self.rows = ownership, orphans, rows
+        self.now_ms = now_ms
         self.done = 0
         """Rewrites that took the place of ledgers."""
         self.bytes = 0
         """Bytes of the ledgers that they wrote."""
+        self.removed_bytes = 0
+        """Bytes by which compacted ledgers were smaller than those that they replaced."""
         self.indexed = 0
         """Ledgers whose keys were indexed."""
+        self.failed = 0
+        """Rewrites, indexes and reads of keys that failed. The next sweep tries most of them again."""
         self._wanted: dict[str, None] = {}
-        """Names of logs with ledgers to merge or to index, in the order of their turns."""
+        """Names of logs with ledgers to rewrite or to index, in the order of their turns."""
         self._spoiled: dict[str, set[int]] = {}
         """Ledgers for which no rewrite can succeed, by log."""
+        self._pass: PassState | None = None
+        """The compaction that is under way: one at a time, because its keys take memory."""
         self._merging: asyncio.Task[None] | None = None
 
     def want(self, row: LogMetadata) -> None:
-        """Merge and index ledgers of a log in the background, if that is due. This process must be
-        the log's owner, unless no ledger of the log is open.
+        """Merge, compact or index ledgers of a log in the background, if that is due. This process
+        must be the log's owner, unless no ledger of the log is open.
         """
         if self._next(row) is None:
             return
@@ -70,31 +90,65 @@ class Rewrites:
         if self._merging is None or self._merging.done():
             self._merging = self.ownership.task(self._merge())
 
-    def _next(self, row: LogMetadata) -> Rewrite | Indexing | None:
-        """The work on a log that is due, if this process may do it."""
+    def _next(self, row: LogMetadata) -> Rewrite | PassState | Indexing | None:
+        """The next work on a log, if this process may do it. A pass lets merges of later ledgers go
+        first. While the database's clock is in doubt, nothing is compacted.
+        """
         owner = self.ownership.owner(row.name)
         if row.unsealed and (owner is None or not owner.is_mine(row)):
             return None
-        spoiled = self._spoiled.get(row.name, ())
-        if items := next_merge(row, spoiled):
-            return Rewrite(row, items)
+        spoiled, now_ms, state = self._spoiled.get(row.name, ()), self.now_ms(), self._pass
+        mine = state if now_ms and state is not None and state.name == row.name else None
+        items = next_merge(row, spoiled)
+        if items and (mine is None or (items[0].first_offset or 0) >= mine.end):
+            return Rewrite(row, items, Compaction(now_ms=now_ms))
+        if mine is not None:
+            return mine
+        due = next_pass(row, now_ms, spoiled) if now_ms and state is None else None
+        if due is not None and due.is_due:
+            return PassState(due)
         item = None if row.name in OWN_LOGS else next_index(row, spoiled)
         return None if item is None else Indexing(row, item)
 
     async def _merge(self) -> None:
-        """Merge and index ledgers of the wanted logs in turn, until there are none. The next sweep
-        retries failures.
+        """Do the work on the wanted logs in turn, one ledger or one rewrite at a time, until there
+        is none. The next sweep retries failures.
         """
         while self._wanted:
             name = next(iter(self._wanted))
             del self._wanted[name]
             try:
                 row = await self.rows.row(name)
-                machine = self._next(row)
-                if machine is not None and await self._is_chosen(row):
-                    self._ended(row, await self._run(row, machine))
+                await self._do(row, self._next(row) if await self._is_chosen(row) else None)
             except QuorumLogError as error:
+                self._leave(name)
+                self.failed += 1
                 log.warning("ledgers-not-rewritten", extra={"log": name, "error": repr(error)})
+        self._pass = None
+
+    def _leave(self, name: str) -> None:
+        """End the pass over a log, if one is under way."""
+        if self._pass is not None and self._pass.name == name:
+            self._pass = None
+
+    async def _do(self, row: LogMetadata, work: Rewrite | PassState | Indexing | None) -> None:
+        """Do some work on a log, and want what remains."""
+        if isinstance(work, PassState):
+            self._pass = work
+            done = await self.step(work, row)
+            if not work.is_over:
+                self._wanted[row.name] = None
+                return
+            self._leave(row.name)
+            if done is not None:
+                self._ended(row, done)
+            return
+        if not isinstance(work, Rewrite):
+            self._leave(row.name)
+        if work is not None:
+            self._ended(row, await self._run(row, work))
+        if self._pass is not None and self._pass.name == row.name:
+            self._wanted[row.name] = None
 
     async def _is_chosen(self, row: LogMetadata) -> bool:
         """Whether this process merges the ledgers of a log. If no ledger of the log is open, one
@@ -110,16 +164,83 @@ class Rewrites:
         if isinstance(done.log, LogMetadata):
             self.want(done.log)
         elif isinstance(done.log, QuorumLogError):
+            self.failed += 1
             log.warning("ledgers-not-rewritten", extra={"log": row.name, "error": repr(done.log)})
-        if done.spoiled is not None:
-            if len(self._spoiled) >= _SPOILED_MAX:
-                self._spoiled.clear()
-            named = {item.ledger_id for item in row.items}
-            self._spoiled[row.name] = self._spoiled.get(row.name, set()) & named | {done.spoiled}
+        self._note_spoiled(row, done.spoiled)
 
-    async def rewrite(self, row: LogMetadata, items: Sequence[LogItem]) -> messages.RewriteDone:
-        """Replace adjacent sealed ledgers of a log, as `row` names them, by one ledger."""
-        return await self._run(row, Rewrite(row, items))
+    def _note_spoiled(self, row: LogMetadata, ledger_id: int | None) -> None:
+        """Note a ledger for which no rewrite can succeed."""
+        if ledger_id is None:
+            return
+        if len(self._spoiled) >= _SPOILED_MAX:
+            self._spoiled.clear()
+        named = {item.ledger_id for item in row.items}
+        self._spoiled[row.name] = self._spoiled.get(row.name, set()) & named | {ledger_id}
+
+    async def step(self, state: PassState, row: LogMetadata) -> messages.RewriteDone | None:
+        """Take one step of a pass over the log `row`: learn the keys of a dirty ledger, or rewrite
+        some ledgers. Returns the end of the rewrite.
+
+        Raises: as the engine.
+        """
+        if state.to_learn is not None:
+            await self._learn(state, row, state.to_learn)
+            return None
+        found = state.group(row)
+        if found is None:
+            return None
+        done = await self.rewrite(row, *found)
+        state.rewritten(done.log if isinstance(done.log, LogMetadata) else None)
+        self._note_spoiled(row, done.spoiled)
+        return done
+
+    async def _learn(self, state: PassState, row: LogMetadata, item: LogItem) -> None:
+        """Note the keys of a dirty ledger. A pass ends before a ledger that can't be read, and
+        takes the earlier ones (rule 27d, clause 5).
+        """
+        error: Exception | None = None
+        try:
+            await self._read_keys(state, item)
+        except (batch.BadBatch, NoSuchLedger) as found:
+            self._note_spoiled(row, item.ledger_id)
+            error = found
+        except QuorumLogError as found:
+            error = found
+        if error is not None:
+            self.failed += 1
+            log.warning("ledger-not-compacted", extra={"log": row.name, "error": repr(error)})
+        state.learned(is_readable=error is None)
+
+    async def _read_keys(self, state: PassState, item: LogItem) -> None:
+        """Read a ledger at the pace of rewrites, as far as its keys fit. Raises: BadBatch if it is
+        not whole, and as the engine.
+        """
+        engine = self.ownership.ports.engine
+        ledger, entry_id = await engine.get(item.ledger_id), 0
+        if why := unfit(ledger):
+            raise batch.BadBatch(why)
+        while entry_id <= (ledger.last_entry or 0):
+            asked = messages.ReadBatches(item.ledger_id, entry_id, ledger.last_entry or 0)
+            read = await read_batches(engine, asked, _READ_BYTES)
+            if read.is_lost:
+                raise batch.BadBatch("entries are lost")
+            for entries in steps(read.entries):
+                for _, data in entries:
+                    columns = batch.opened(packed.unpack(data))
+                    first = (item.first_offset or 0) + columns.head.records_before
+                    if not state.learn(first, columns):
+                        return
+                await asyncio.sleep(sum(cost_of(data) for _, data in entries) / READ_BYTES_PER_S)
+            entry_id = read.next
+
+    async def rewrite(
+        self, row: LogMetadata, items: Sequence[LogItem], compaction: Compaction | None = None
+    ) -> messages.RewriteDone:
+        """Replace adjacent sealed ledgers of a log, as `row` names them, by one ledger. Without a
+        compaction, only expired records are left out.
+        """
+        compaction = compaction or Compaction(now_ms=self.now_ms())
+        return await self._run(row, Rewrite(row, items, compaction))
 
     async def index(self, row: LogMetadata, item: LogItem) -> messages.RewriteDone:
         """Index the keys of one of the log's own sealed ledgers, as `row` names it."""
@@ -127,14 +248,33 @@ class Rewrites:
 
     async def _run(self, row: LogMetadata, machine: Rewrite | Indexing) -> messages.RewriteDone:
         done = await _RewriteDriver(self, machine, row.name).run()
-        is_done, is_index = isinstance(done.log, LogMetadata), isinstance(machine, Indexing)
-        if is_done:
-            self.indexed += is_index
-            self.done += not is_index
-            self.bytes += 0 if is_index else done.size
-            what = "ledger-indexed" if is_index else "ledgers-rewritten"
-            log.info(what, extra={"log": row.name, "bytes": done.size})
+        if not isinstance(done.log, LogMetadata):
+            return done
+        if isinstance(machine, Indexing):
+            self.indexed += 1
+        elif done.size:  # else no record went, and no ledger was written
+            self.done += 1
+            self.bytes += done.size
+            self.removed_bytes += max(machine.size_before - done.size, 0)
+        what = "ledger-indexed" if isinstance(machine, Indexing) else "ledgers-rewritten"
+        log.info(what, extra={"log": row.name, "bytes": done.size})
         return done
+
+
+def steps(entries: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """Cut entries to parts that are decoded at once. Compressed batches may be a thousand times
+    larger than their entries.
+    """
+    part, cost = list[tuple[int, bytes]](), 0
+    for entry_id, data in entries:
+        more = cost_of(data)
+        if part and cost + more > _STEP_COST:
+            yield part
+            part, cost = [], 0
+        part.append((entry_id, data))
+        cost += more
+    if part:
+        yield part
 
 
 class _RewriteDriver(LogDriver):
@@ -142,6 +282,12 @@ class _RewriteDriver(LogDriver):
 
     def __init__(self, rewrites: Rewrites, machine: Rewrite | Indexing, name: str) -> None:
         self._rewrites, self._is_index = rewrites, isinstance(machine, Indexing)
+        self._ahead = deque[list[tuple[int, bytes]]]()
+        """Entries that were read, but not decoded yet, by steps."""
+        self._place = -1, -1
+        """Their ledger, and the first of them."""
+        self._creates = False
+        """Whether the new ledger was asked for."""
         self._done: asyncio.Future[messages.RewriteDone] = (
             asyncio.get_running_loop().create_future()
         )
@@ -167,6 +313,7 @@ class _RewriteDriver(LogDriver):
     async def _ask(self, question: messages.Question) -> Any:
         match question:
             case messages.CreateLedger(row):
+                self._creates = True
                 options = options_of(row)
                 tag = INDEX_TAG if self._is_index else REWRITE_TAG
                 tags = (*options.tags, (tag, "true"))
@@ -174,9 +321,8 @@ class _RewriteDriver(LogDriver):
                 return await self._ports.engine.create(
                     replace(options, tags=tags, allow_degraded=False)
                 )
-            case messages.ReadBatches() if self._is_index:
-                read = await read_batches(self._ports.engine, question, _INDEXED_AT_ONCE)
-                return await self._paced(read)
+            case messages.ReadBatches():
+                return await self._read(question)
             case messages.WriteBatches():
                 return await self._write(question)
             case messages.SwapLog(row):
@@ -186,17 +332,23 @@ class _RewriteDriver(LogDriver):
             case _:
                 return await super()._ask(question)
 
-    async def _paced(self, read: messages.BatchesRead) -> messages.BatchesRead:
-        """As many of these batches as a step may decode, at the pace of rewrites."""
-        size = count = 0
-        for _, data in read.entries:
-            size, count = size + plain_size(data), count + 1
-            if size >= _INDEXED_AT_ONCE:
-                break
-        await asyncio.sleep(size / BYTES_PER_S)
-        if count == len(read.entries):
-            return read
-        return replace(read, entries=read.entries[:count], next=read.entries[count][0])
+    async def _read(self, asked: messages.ReadBatches) -> messages.BatchesRead:
+        """Read the entries that the machine's next step decodes, at the pace of rewrites unless it
+        writes them.
+        """
+        if self._place != (asked.ledger_id, asked.first):
+            self._ahead.clear()
+        if not self._ahead:
+            read = await read_batches(self._ports.engine, asked, _READ_BYTES)
+            if read.is_lost:
+                return read
+            self._ahead.extend(steps(read.entries))
+        entries = tuple(self._ahead.popleft())
+        self._place = asked.ledger_id, entries[-1][0] + 1
+        if not self._creates:
+            pace = BYTES_PER_S if self._is_index else READ_BYTES_PER_S
+            await asyncio.sleep(sum(cost_of(data) for _, data in entries) / pace)
+        return messages.BatchesRead(entries, entries[-1][0] + 1)
 
     async def _write(self, asked: messages.WriteBatches) -> None:
         """Append entries, at the pace of rewrites. Raises: the errors of appends."""

@@ -35,6 +35,16 @@ _PIECE_BYTES: Final = 512
 """Memory of a piece besides its hashes."""
 
 
+def cost_of(data: Stored) -> int:
+    """What decoding a batch costs: its unpacked bytes, and RECORD_COST for each record."""
+    size = batch.plain_size(data)
+    try:
+        count = batch.decode_head(data).count
+    except batch.BadBatch:
+        return size
+    return size + RECORD_COST * min(count, size // 4)  # a record has four bytes; a gap has none
+
+
 class Work:
     """The decoding that one request may still do: `left` is its budget."""
 
@@ -51,7 +61,7 @@ class Work:
 
     async def decode(self, decode: Callable[[Stored], T], data: Stored) -> T:
         """Decode a batch, in a thread if it is large. Raises: BadBatch."""
-        cost = batch.plain_size(data) + RECORD_COST * batch.decode_head(data).count
+        cost = cost_of(data)
         await self.charge(cost)
         return decode(data) if cost < _LARGE_COST else await asyncio.to_thread(decode, data)
 

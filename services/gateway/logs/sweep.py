@@ -234,6 +234,8 @@ def retained_from(row: LogMetadata, *, now_ms: int) -> int:
     are too old or exceed the log's bytes. An archived log releases only archived records.
     """
     sealed = [item for item in row.items[:-1] if item.last_offset is not None]
+    if row.settings.cleanup_policy == "compact":
+        sealed = []  # the newest record of each key stays (rule 27d)
     kept_bytes = sum(item.bytes for item in row.items)
     before = row.first_offset
     for item in sealed:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from sys import maxsize
 from typing import Final, Literal
@@ -25,6 +25,9 @@ _REST: Final = 8
 
 RECORD_COST: Final = 64
 """Bytes charged for each record besides its own, so that a page of empty records ends."""
+
+_EXPIRED_BYTES_MAX: Final = 16 << 20
+"""A page ends after this many bytes of batches with expired records: chosen by judgement."""
 
 _SHRINKS: Final = 4
 """Expected compression ratio of batches before the first one was read. If the ratio is too low, a
@@ -97,6 +100,21 @@ class LogBatches:
         """Whether the page covers no offsets. A page of a filter may cover some, without records."""
         return self.first == self.next
 
+    def below(self, end: int) -> "LogBatches":
+        """The part of the page below an offset. A page of a compacted log may go beyond the first
+        record's offset plus its limit.
+        """
+        if self.next <= end:
+            return self
+        batches = tuple(
+            found
+            if found.first_offset + found.count <= end
+            else replace(found, columns=found.columns.part(0, end - found.first_offset))
+            for found in self.batches
+            if found.first_offset < end
+        )
+        return replace(self, batches=batches, next=end, closed=False, is_at_end=False)
+
     @property
     def values(self) -> Iterator[memoryview]:
         """The records' values, not copied: views of the received buffers."""
@@ -137,16 +155,22 @@ class Page:
         is_fresh: bool = False,
         is_recent: bool = False,
         created_at: str | None = None,
+        now_ms: int = 0,
     ) -> None:
         """`created_at` identifies the log to read (None: the current log of the name, rule 27b).
         With `is_recent`, the page ends where fresh metadata is needed. A page may still use the
-        open ledger that `row` names, because records acknowledged there stay in the log.
+        open ledger that `row` names, because records acknowledged there stay in the log. `now_ms`:
+        the time by which records expire (rule 27f).
         """
         self.row, self.is_fresh, self.is_recent = row, is_fresh, is_recent
         self.created_at = created_at
         self.asked_s = float("-inf")
         """When this read requested the metadata; -inf if it uses older metadata."""
-        self.at, self.limit, self.bytes_left, self.count = at, limit, max_bytes, 0
+        self.first = self.at = at
+        """The offset at which the page begins, and the next one to read. Not each offset in between
+        has a record (rule 27d)."""
+        self.limit, self.bytes_left, self.count = limit, max_bytes, 0
+        self._now_ms, self._expired_bytes = now_ms, 0
         self.batches: list[StoredBatch] = []
         self._rest = max_bytes // _REST
         self.is_whole = False
@@ -200,40 +224,61 @@ class Page:
         """The estimated number of stored bytes that would fill the page."""
         return max(self.bytes_left * self.stored // self.plain, 1)
 
-    def take(self, item: LogItem, entry_id: int, data: batch.Stored) -> batch.BatchHead:
-        """Add an entry's records from `at` on, as far as the page has room. Raises: BadBatch."""
+    def take(self, item: LogItem, entry_id: int, data: batch.Stored) -> Columns:
+        """Add an entry's records from `at` on, as far as the page has room. Returns all of its
+        records. Raises: BadBatch.
+        """
         plain = packed.unpack(data)
         self.stored += len(data)
         self.plain += len(plain)
         found = batch.opened(plain)
         head = found.head
         first = (item.first_offset or 0) + head.records_before
-        skip = self.at - first
-        if 0 <= skip < head.count and not self.is_through:
-            self._add(found, skip, item, entry_id)
+        if first <= self.at < first + head.count and not self.is_through:
+            self._add(found, first, item, entry_id)
         if self.at == first + head.count:
             # A mark in a shared ledger ends the source, and not the fork (rule 27a).
             self.is_over = head.is_end and not self.row.is_shared(item)
-        return head
+        return found
 
-    def _add(self, found: Columns, skip: int, item: LogItem, entry_id: int) -> None:
-        head = found.head
-        left = min(self.own(head.count - skip), self.limit - self.count)
-        bytes_max = maxsize if self.is_whole else self.bytes_left
-        count, size = found.fitting(skip, left, bytes_max, RECORD_COST)
-        if count < head.count:
-            found = found.part(skip, count)
-        time_ms = item.published_ms or head.append_time_ms  # rule 26b
-        self.batches.append(StoredBatch(self.at, item.ledger_id, entry_id, time_ms, found))
-        self.bytes_left -= size
-        self.count += count
-        self.at += count
+    def _add(self, found: Columns, first: int, item: LogItem, entry_id: int) -> None:
+        """Add the records of a batch that begins at the offset `first`, in parts with consecutive
+        offsets.
+        """
+        time_ms = item.published_ms or found.head.append_time_ms  # rule 26b
+        if self.row.settings.compacts:
+            found = found.buried(time_ms, self._now_ms)
+        bytes_max = maxsize if self.is_whole else 0
+        end = self.at + self.own(first + found.head.count - self.at)
+        lasting = found.lasting(time_ms, self._now_ms)
+        if len(lasting) < found.count:
+            self._expired_bytes += found.size
+        for begin, until in found.runs(lasting):
+            start = first + found.indexes[begin]
+            skip = begin + max(self.at - start, 0)
+            after = min(until, begin + end - start)
+            if skip >= after:
+                continue
+            if self.count >= self.limit or (self.count > 0 and self.bytes_left + bytes_max <= 0):
+                return
+            self.at = max(self.at, start)
+            left = min(after - skip, self.limit - self.count)
+            count, size = found.fitting(skip, left, bytes_max or self.bytes_left, RECORD_COST)
+            part = found if count == found.head.count else found.part(skip, count)
+            self.batches.append(StoredBatch(self.at, item.ledger_id, entry_id, time_ms, part))
+            self.bytes_left -= size
+            self.count += count
+            self.at += count
+            if count < after - skip:
+                return
+        self.at = end
+        self.is_cut |= self._expired_bytes > _EXPIRED_BYTES_MAX
 
     def done(self) -> LogBatches:
         """The page as the reader gets it."""
         return LogBatches(
             tuple(self.batches),
-            first=self.at - self.count,
+            first=self.first,
             next=self.at,
             first_offset=self.row.first_offset,
             closed=self.is_end,

@@ -29,6 +29,7 @@ _AGO: Final = re.compile(r"([0-9]{1,6})([smhd])", re.ASCII)
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _OFFSET: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})", re.ASCII)
 BatchCompression = Literal["none", "zstd"]
+CleanupPolicy = Literal["delete", "compact", "compact,delete"]
 
 NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
 ConsumerArgument = Annotated[str, typer.Argument(help="The consumer's name.")]
@@ -47,6 +48,18 @@ RetentionSecondsOption = Annotated[
 MergeBelowBytesOption = Annotated[
     int | None, typer.Option(min=0, help="Merge ledgers smaller than this many bytes.")
 ]
+CleanupPolicyOption = Annotated[
+    CleanupPolicy | None, typer.Option(help="compact: keep the newest record of each key.")
+]
+CompactionLagOption = Annotated[
+    int | None, typer.Option(min=0, help="Compact ledgers that were closed this long ago.")
+]
+DeleteRetentionOption = Annotated[
+    int | None, typer.Option(min=0, help="Keep tombstones for this many seconds.")
+]
+MaxDirtyOption = Annotated[
+    int | None, typer.Option(min=0, max=100, help="Compact from this share of new bytes on.")
+]
 
 app = typer.Typer(
     no_args_is_help=True, help="Named logs, which survive the failure of any process."
@@ -61,6 +74,10 @@ def create_log(
     retention_bytes: RetentionBytesOption = None,
     retention_seconds: RetentionSecondsOption = None,
     merge_below_bytes: MergeBelowBytesOption = None,
+    cleanup_policy: CleanupPolicyOption = None,
+    min_compaction_lag_s: CompactionLagOption = None,
+    delete_retention_s: DeleteRetentionOption = None,
+    max_dirty_percent: MaxDirtyOption = None,
     batch_compression: Annotated[
         BatchCompression | None, typer.Option(help="Store record batches compressed.")
     ] = None,
@@ -78,6 +95,10 @@ def create_log(
             retention_bytes=retention_bytes,
             retention_seconds=retention_seconds,
             merge_below_bytes=merge_below_bytes,
+            cleanup_policy=cleanup_policy,
+            min_compaction_lag_s=min_compaction_lag_s,
+            delete_retention_s=delete_retention_s,
+            max_dirty_percent=max_dirty_percent,
             batch_compression=batch_compression,
             deletion_protection=deletion_protection,
         )
@@ -99,14 +120,25 @@ def append_to_log(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A header of each record; repeatable."),
     ] = None,
+    tombstone: Annotated[
+        bool, typer.Option("--tombstone", help="Append one record without a value: delete --key.")
+    ] = False,
+    ttl: Annotated[
+        int | None, typer.Option(min=1, help="The records expire after this many seconds.")
+    ] = None,
 ) -> None:
     """Append records exactly once: the arguments, or the records of a file or standard input."""
     headers = _headers(header or [])
+    if tombstone:
+        if key is None or texts or file is not None:
+            raise typer.BadParameter("--tombstone needs --key, and takes no records")
+        texts = [""]
 
     def made(value: bytes) -> bytes | Record:
-        if key is None and not headers:
+        if key is None and not headers and ttl is None:
             return value
-        return Record(value, None if key is None else os.fsencode(key), headers)
+        name = None if key is None else os.fsencode(key)
+        return Record(None if tombstone else value, name, headers, ttl_s=ttl)
 
     async def work(client: Client) -> pipes.Places | None:
         producer = client.log(name).producer()
@@ -302,6 +334,10 @@ def set_log(
     retention_bytes: RetentionBytesOption = None,
     retention_seconds: RetentionSecondsOption = None,
     merge_below_bytes: MergeBelowBytesOption = None,
+    cleanup_policy: CleanupPolicyOption = None,
+    min_compaction_lag_s: CompactionLagOption = None,
+    delete_retention_s: DeleteRetentionOption = None,
+    max_dirty_percent: MaxDirtyOption = None,
     if_version: Annotated[
         int | None,
         typer.Option(min=1, help="Change only if the log has this version (`log show`)."),
@@ -315,6 +351,10 @@ def set_log(
         "retention_bytes": retention_bytes,
         "retention_seconds": retention_seconds,
         "merge_below_bytes": merge_below_bytes,
+        "cleanup_policy": cleanup_policy,
+        "min_compaction_lag_s": min_compaction_lag_s,
+        "delete_retention_s": delete_retention_s,
+        "max_dirty_percent": max_dirty_percent,
     }
     if all(value is None for value in limits.values()):
         raise typer.BadParameter("give at least one limit to change")

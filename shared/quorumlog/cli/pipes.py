@@ -329,7 +329,8 @@ def form(item: Entry | LogRecord, framing: Framing, *, as_json: bool) -> bytes:
     payload = item.payload if isinstance(item, Entry) else item.value
     if not as_json:
         return joined((payload,), framing)
-    data = base64.b64encode(payload).decode()
+    is_tombstone = isinstance(item, LogRecord) and item.is_tombstone
+    data = None if is_tombstone else base64.b64encode(payload).decode()
     shown: dict[str, Any]
     if isinstance(item, Entry):
         shown = {"entry_id": item.entry_id, "data": data}

@@ -101,7 +101,7 @@ def claim_jobs(
             "job": f"{job.claim}:{job.record.offset}",
             "attempt": job.attempt,
             "key": None if job.record.key is None else _text(job.record.key),
-            "value": _text(job.record.value),
+            "value": None if job.record.is_tombstone else _text(job.record.value),
         }
         for job in found
     ]
@@ -175,7 +175,7 @@ def list_dead(log: LogArgument, queue: QueueArgument) -> None:
                 "of": record.headers["Dead-Letter-Offset"],
                 "attempts": record.headers["Dead-Letter-Attempts"],
                 "reason": record.headers["Dead-Letter-Reason"],
-                "value": _text(record.value),
+                "value": None if record.is_tombstone else _text(record.value),
             }
             async for record in client.log(dead).records()
             if (record.headers.get("Dead-Letter-Log"), record.headers.get("Dead-Letter-Queue"))

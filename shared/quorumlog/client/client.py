@@ -128,12 +128,16 @@ class Client:
         retention_bytes: int | None = None,
         retention_seconds: int | None = None,
         merge_below_bytes: int | None = None,
+        cleanup_policy: str | None = None,
+        min_compaction_lag_s: int | None = None,
+        delete_retention_s: int | None = None,
+        max_dirty_percent: int | None = None,
         batch_compression: str | None = None,
         deletion_protection: bool | None = None,
     ) -> Log:
         """Create a log, or return an existing log with the same settings. The server chooses the
         values of arguments that are None. `batch_compression`: `zstd` stores record batches
-        compressed.
+        compressed. `cleanup_policy`: `compact` keeps the newest record of each key.
 
         Raises: LogExists if the log exists with other settings.
         """
@@ -149,6 +153,10 @@ class Client:
             "retention_bytes": retention_bytes,
             "retention_seconds": retention_seconds,
             "merge_below_bytes": merge_below_bytes,
+            "cleanup_policy": cleanup_policy,
+            "min_compaction_lag_s": min_compaction_lag_s,
+            "delete_retention_s": delete_retention_s,
+            "max_dirty_percent": max_dirty_percent,
             "batch_compression": batch_compression,
             "deletion_protection": deletion_protection,
         }

@@ -158,8 +158,9 @@ class Consumer:
             )
             await self.check()
             yield page.records
+            is_end = page.closed or (not follow and page.next == at)
             at = page.next
-            if page.closed or not (follow or page.records):
+            if is_end:
                 return
 
     def taken(self, record: LogRecord) -> None:

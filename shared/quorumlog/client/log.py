@@ -279,8 +279,9 @@ class Log:
                 return
 
     async def get(self, key: str) -> LogRecord | None:
-        """The newest record of a key; None if no record that was confirmed before the call has it.
-        In a URL a key is UTF-8, and neither empty nor `.` nor `..`: a `table` has all keys.
+        """The newest record of a key; None if no record that was confirmed before the call has it,
+        or if the newest one is a tombstone. In a URL a key is UTF-8, and neither empty nor `.` nor
+        `..`: a `table` has all keys.
         """
         if checks.text("a key", key) in ("", ".", ".."):
             raise ValueError(f"the key {key!r} can't be in a URL: use `read` or `table`")
@@ -301,7 +302,8 @@ class Log:
     def keys(self, prefix: str = "") -> Paged[bytes]:
         """The keys of the records that are confirmed when the iteration begins, each once, in the
         order of their first records. `prefix`: only keys that begin with this text. The keys that
-        were listed are kept in memory.
+        were listed are kept in memory. A key whose tombstone is read later than its record, in
+        another page, is listed; `get` shows that it is deleted.
         """
         return Paged(self._keys(checks.text("prefix", prefix)))
 
@@ -438,6 +440,10 @@ class Log:
         retention_bytes: int | None = None,
         retention_seconds: int | None = None,
         merge_below_bytes: int | None = None,
+        cleanup_policy: str | None = None,
+        min_compaction_lag_s: int | None = None,
+        delete_retention_s: int | None = None,
+        max_dirty_percent: int | None = None,
         if_version: int | None = None,
         created_at: str | None = None,
     ) -> dict[str, Any]:
@@ -453,10 +459,15 @@ class Log:
             "retention_bytes": retention_bytes,
             "retention_seconds": retention_seconds,
             "merge_below_bytes": merge_below_bytes,
+            "min_compaction_lag_s": min_compaction_lag_s,
+            "delete_retention_s": delete_retention_s,
+            "max_dirty_percent": max_dirty_percent,
         }
-        given = {
+        given: dict[str, int | str] = {
             name: checks.offset(name, value) for name, value in limits.items() if value is not None
         }
+        if cleanup_policy is not None:
+            given["cleanup_policy"] = checks.text("cleanup_policy", cleanup_policy)
         if not given:
             raise ValueError("no limit is given: name at least one to change")
         headers = {}

@@ -64,16 +64,23 @@ class Page:
 class Record:
     """A record to append."""
 
-    value: bytes
+    value: bytes | None
+    """None: a tombstone, which deletes its key in a compacted log."""
     key: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     timestamp: str | None = None
     """A time in RFC 3339; by default the time of the append."""
+    ttl_s: int | None = None
+    """How many seconds after its append the record expires; None: never."""
 
     def __post_init__(self) -> None:
-        checks.octets("a record's value", self.value)
+        if self.value is not None:
+            checks.octets("a record's value", self.value)
+        elif self.key is None:
+            raise ValueError("a record without a value needs a key")
         if self.key is not None:
             checks.octets("a record's key", self.key)
+        checks.maybe_offset("a record's ttl_s", self.ttl_s)
         if self.timestamp is not None:
             checks.text("a record's timestamp", self.timestamp)
         if self.headers:
@@ -84,7 +91,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """A record of a log, as it was appended. Offsets count from 0, without gaps."""
+    """A record of a log, as it was appended. Offsets count from 0. Compaction leaves gaps."""
 
     offset: int
     value: bytes
@@ -93,6 +100,8 @@ class LogRecord:
     timestamp: str
     ledger_id: int
     entry_id: int
+    is_tombstone: bool = False
+    """Whether the record was appended without a value, to delete its key. `value` is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +151,7 @@ def size_of(record: bytes | Record) -> int:
         raise TypeError(f"a record must be bytes or Record, not {type(record).__name__}")
     if record.headers:
         checks.texts("a record's headers", record.headers)
-    return len(record.value) + len(record.key or b"") + _RECORD_BYTES
+    return len(record.value or b"") + len(record.key or b"") + _RECORD_BYTES
 
 
 def share(done: LogAppended, index: int, count: int) -> LogAppended:
@@ -154,26 +163,28 @@ def share(done: LogAppended, index: int, count: int) -> LogAppended:
 def _record_of(record: bytes | Record) -> dict[str, Any]:
     if isinstance(record, bytes):
         return {"data": base64.b64encode(record).decode()}
+    data = None if record.value is None else base64.b64encode(record.value).decode()
     shown = {
-        "data": base64.b64encode(record.value).decode(),
         "key": None if record.key is None else base64.b64encode(record.key).decode(),
         "headers": dict(record.headers) or None,
         "timestamp": record.timestamp,
+        "ttl_s": record.ttl_s,
     }
-    return {name: value for name, value in shown.items() if value is not None}
+    return {"data": data, **{name: value for name, value in shown.items() if value is not None}}
 
 
 def record_of(entry: Mapping[str, Any]) -> LogRecord:
     """Parse a record of a JSON page."""
-    key = entry["key"]
+    key, data = entry["key"], entry["data"]
     return LogRecord(
         int(entry["offset"]),
-        base64.b64decode(entry["data"]),
+        base64.b64decode(data or ""),
         None if key is None else base64.b64decode(key),
         entry["headers"],
         entry["timestamp"],
         int(entry["ledger_id"]),
         int(entry["entry_id"]),
+        data is None,
     )
 
 

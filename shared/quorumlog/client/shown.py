@@ -29,6 +29,10 @@ class LogSettingsInfo(TypedDict):
     retention_bytes: int
     retention_seconds: int
     merge_below_bytes: int
+    cleanup_policy: str
+    min_compaction_lag_s: int
+    delete_retention_s: int
+    max_dirty_percent: int
     batch_compression: str
 
 

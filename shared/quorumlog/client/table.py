@@ -13,8 +13,9 @@ class Table:
     """The newest record of each key of a log, for `with` or `async with`. The table follows the
     log; `caught_up` waits until it has all records that were confirmed before the call.
 
-    Records without a key are not in the table, nor records that the log has released since. Every
-    method raises the error, such as LogReplaced, that has ended the following.
+    Records without a key are not in the table, nor keys whose newest record is a tombstone, nor
+    records that the log has released since. A record that expires stays. Every method raises the
+    error, such as LogReplaced, that has ended the following.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class Table:
 
     def _take(self, page: LogPage) -> None:
         for record in page.records:
-            if record.key is not None:
+            if record.is_tombstone:
+                self._records.pop(record.key or b"", None)
+            elif record.key is not None:
                 self._records[record.key] = record
         if page.first_offset > self._first:
             self._first = page.first_offset

@@ -1,31 +1,39 @@
 """Record batches: the entries of a log's ledgers. One append request is one atomic batch (rule 25).
 
-A batch contains the count of earlier records in its ledger. So a record's offset is the ledger's
-`first_offset` plus the record's index there, and a takeover reads only the last entries.
+A batch contains the count of earlier offsets in its ledger. So a record's offset is the ledger's
+`first_offset` plus that count plus the record's index in the batch, and a takeover reads only the
+last entries.
 
 Layout, big-endian, columns first:
     version u8 (1) | flags u8 | marks u16 | count u32 | append time ms i64 | records before i64
     producer, with flag 1: id size u8 | id | epoch i64 | seq i64
     stream sequence, with mark 1: size u8 | UTF-8
     timestamps ms i64[count] (-2^63: none) with flag 2 | key sizes i32[count] (-1: none) with flag 4
-    headers sizes u32[count] with flag 8 | value sizes u32[count]
+    headers sizes u32[count] with flag 8 | value sizes i32[count] (-1: null, a tombstone)
     keys, headers, values: each column's bytes one after another
 Headers of one record: (name size u16 | name | value size u16 | value) repeated, UTF-8.
 Flag 16: a producer's batch precedes this one in its ledger. If the last batch has neither flag 16
 nor flag 1, the ledger has no producers that a takeover must replay.
 Flag 32: the columns (from the timestamps on) are packed, that is, replaced by
     their size u32 | with flag 1: the first 16 bytes of the digest from `content` | a frame of zstd
-`packed.py` packs and unpacks columns. The entry's digest covers the stored bytes. Mark 1: the log's
-last stream sequence, of this batch or an earlier one (rule 25a). Mark 2: the log ends with this
-batch (rule 25b), which alone may have no records. Mark 4: a retry is recognized by the producer's
-numbers alone, whatever its records are. Releases without marks reject a batch that has one.
+`packed.py` packs and unpacks columns. The entry's digest covers the stored bytes.
+Mark 1: the log's last stream sequence, of this batch or an earlier one (rule 25a).
+Mark 2: the log ends with this batch (rule 25b), which alone may have no records.
+Mark 4: a retry is recognized by the producer's numbers alone, whatever its records are.
+Mark 8: records were removed (rule 27d). `count` is the number of offsets. Before the timestamps are
+    records left u32 | their indexes u32[records left], ascending
+and each column has an element for each record that is left. The batch covers the offsets of the
+removed records, so the batches of a ledger have no gaps between them.
+Mark 16: times to live in seconds u32[records] (0: for ever) come before the timestamps, behind the
+    indexes. A record expires so long after the append time (rule 27f).
+Releases without marks, or without one of them, reject a batch that has it.
 """
 
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, repeat
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise, repeat
 from typing import Final
 
 VERSION: Final = 1
@@ -34,7 +42,7 @@ _PRODUCER: Final = struct.Struct(">qq")
 _HAS_PRODUCER, HAS_TIMES, HAS_KEYS, HAS_HEADERS, _AFTER_PRODUCER, _PACKED = 1, 2, 4, 8, 16, 32
 _SIZE: Final = struct.Struct(">I")
 _DIGEST_BYTES: Final = 16
-_HAS_SEQ, _ENDS, _BY_NUMBERS = 1, 2, 4
+_HAS_SEQ, _ENDS, _BY_NUMBERS, _HAS_GAPS, _HAS_TTLS = 1, 2, 4, 8, 16
 NO_TIME: Final = -(2**63)
 """A value in the column of times: the record has the batch's append time."""
 
@@ -44,6 +52,9 @@ RECORDS_MAX: Final = 10_000
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 """The maximum size of one batch, which is one entry of a ledger (docs/reference/http.md, Bounds)."""
 
+
+TTL_S_MAX: Final = 36_500 * 86_400
+"""The longest time to live of a record. A column of u32 stores it."""
 
 STREAM_SEQ_BYTES_MAX: Final = 255
 """The maximum size of a stream sequence in bytes: batches store its size in one byte."""
@@ -65,6 +76,10 @@ class Record:
     key: bytes | None = None
     headers: tuple[tuple[str, str], ...] = ()
     timestamp_ms: int | None = None
+    is_tombstone: bool = False
+    """Whether the value is null: the record deletes its key (rule 27d). `value` is empty then."""
+    ttl_s: int = 0
+    """How many seconds after its append the record expires (rule 27f); 0: never."""
 
     @property
     def size(self) -> int:
@@ -77,11 +92,20 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecords:
-    """The columns of `count` records as a batch stores them, joined; `flags` names the columns."""
+    """The columns of `count` records as a batch stores them, joined; `flags` and `marks` name the
+    columns.
+    """
 
     count: int
     flags: int
     columns: bytes
+    marks: int = 0
+
+    def with_ttl(self, ttl_s: int) -> "EncodedRecords":
+        """The records, which had no times to live, with this one."""
+        assert not self.marks, "they have times to live"
+        ttls = struct.pack(">I", ttl_s) * self.count
+        return replace(self, columns=ttls + self.columns, marks=_HAS_TTLS)
 
     def __len__(self) -> int:
         """The number of records."""
@@ -102,6 +126,7 @@ class BatchHead:
     """A batch's fields without its records."""
 
     count: int
+    """The number of offsets, which is that of the records unless `has_gaps`."""
     append_time_ms: int
     records_before: int
     producer: ProducerSeq | None
@@ -112,6 +137,10 @@ class BatchHead:
     """Whether the log ends with this batch."""
     is_by_numbers: bool = False
     """Whether equal producer numbers alone make a request a retry, whatever its records are."""
+    has_gaps: bool = False
+    """Whether some of the batch's offsets have no record (rule 27d)."""
+    has_ttls: bool = False
+    """Whether some records expire (rule 27f)."""
 
     @property
     def records_after(self) -> int:
@@ -129,6 +158,7 @@ class Columns:
 
     data: memoryview
     head: BatchHead
+    ttls_at: int | None
     times_at: int | None
     key_sizes_at: int | None
     header_sizes_at: int | None
@@ -139,11 +169,36 @@ class Columns:
     header_sizes: Sequence[int]
     value_sizes: Sequence[int]
     headers: Sequence[tuple[tuple[str, str], ...]]
+    indexes: Sequence[int]
+    """For each record, how many offsets of the batch precede it."""
+    tombstones: frozenset[int]
+    """The records with the value null, by their numbers. Their value size counts as 0."""
+    _places: list[Sequence[int]] = field(default_factory=list, repr=False, compare=False)
+    """See `places`."""
+
+    @property
+    def count(self) -> int:
+        """The number of records."""
+        return len(self.indexes)
 
     @property
     def size(self) -> int:
         """Total bytes of all keys, headers and values."""
         return len(self.data) - self.columns_at
+
+    @property
+    def places(self) -> Sequence[Sequence[int]]:
+        """Where each record's key, headers and value begin, and where the last one ends; empty for
+        a column that the batch lacks. Computed once: parts of a batch need it again and again.
+        """
+        if not self._places:
+            at = self.columns_at
+            for sizes in (self.key_sizes, self.header_sizes, self.value_sizes):
+                plain = [max(size, 0) for size in sizes] if -1 in sizes else sizes
+                found = list(accumulate(plain, initial=at)) if sizes else []
+                self._places.append(found)
+                at = found[-1] if found else at
+        return self._places
 
     @property
     def joined_values(self) -> memoryview:
@@ -157,7 +212,9 @@ class Columns:
 
     @property
     def keys(self) -> Iterator[bytes | None]:
-        """The key of each record that has one, or None; nothing if no record has a key."""
+        """The key of each record, copied."""
+        if not self.key_sizes:
+            return repeat(None, self.count)
         found = _cut(self.data[self.columns_at :], [max(n, 0) for n in self.key_sizes])
         return (
             None if size < 0 else bytes(key)
@@ -171,23 +228,27 @@ class Columns:
         """Value, key, headers and timestamp (None if not set) of each record."""
         times: Iterable[int | None] = repeat(None)
         if self.times_at is not None:
-            given = struct.unpack_from(f">{self.head.count}q", self.data, self.times_at)
+            given = struct.unpack_from(f">{self.count}q", self.data, self.times_at)
             times = (None if time == NO_TIME else time for time in given)
-        keys = self.keys if self.key_sizes else repeat(None)
-        return zip(self.values, keys, self.headers or repeat(()), times, strict=False)
+        return zip(self.values, self.keys, self.headers or repeat(()), times, strict=False)
 
     @property
     def records(self) -> list[Record]:
         """The records, copied."""
-        return [Record(bytes(value), key, headers, time) for value, key, headers, time in self.rows]
+        return [
+            Record(bytes(value), key, headers, time, number in self.tombstones, ttl_s)
+            for number, ((value, key, headers, time), ttl_s) in enumerate(
+                zip(self.rows, self.ttls, strict=True)
+            )
+        ]
 
     def fitting(self, skip: int, count: int, bytes_max: int, each: int) -> tuple[int, int]:
         """How many of `count` records after the first `skip` fit into `bytes_max`, and their bytes.
         The record that crosses the bound is included, so the result is at least one. `each`: bytes
         to count for a record beside its own.
         """
-        whole = self.size + each * self.head.count
-        if count == self.head.count and whole <= bytes_max:
+        whole = self.size + each * self.count
+        if count == self.count and whole <= bytes_max:
             return count, whole
         size = 0
         for at in range(skip, skip + count):
@@ -198,30 +259,91 @@ class Columns:
                 return at + 1 - skip, size
         return count, size
 
+    @property
+    def ttls(self) -> Sequence[int]:
+        """The time to live of each record in seconds; 0: for ever."""
+        if self.ttls_at is None:
+            return (0,) * self.count
+        return struct.unpack_from(f">{self.count}I", self.data, self.ttls_at)
+
+    def lasting(self, time_ms: int, now_ms: int) -> Sequence[int]:
+        """The records that have not expired at `now_ms`, by their numbers. `time_ms`: the batch's
+        append time.
+        """
+        if self.ttls_at is None:
+            return range(self.count)
+        age_ms = now_ms - time_ms
+        return [n for n, ttl_s in enumerate(self.ttls) if not ttl_s or age_ms < 1000 * ttl_s]
+
+    def buried(self, time_ms: int, now_ms: int) -> "Columns":
+        """The batch of a log that is compacted: a record with a key that has expired at `now_ms` is
+        a tombstone (rule 27f). `time_ms`: the batch's append time.
+        """
+        lasting = frozenset(self.lasting(time_ms, now_ms))
+        if len(lasting) == self.count:
+            return self
+        made = _encoded(
+            [
+                record
+                if number in lasting or record.key is None
+                else Record(b"", record.key, (), record.timestamp_ms, is_tombstone=True)
+                for number, record in enumerate(self.records)
+            ]
+        )
+        head = replace(self.head, has_ttls=bool(made.marks))
+        return opened(_with_gaps(head, made.flags, self.indexes, (made.columns,)))
+
+    def runs(self, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Cut these records to runs with consecutive offsets: begin and end of each, as numbers."""
+        indexes = self.indexes
+        if len(numbers) < self.count:
+            indexes = [indexes[number] for number in numbers]
+        return ((numbers[begin], numbers[end - 1] + 1) for begin, end in _runs(indexes))
+
     def part(self, skip: int, count: int) -> "Columns":
-        """Copy `count` records after the first `skip`, without producer and stream sequence."""
-        head, flags = self.head, 0
+        """Copy `count` records after the first `skip`, which have consecutive offsets, to a batch
+        without producer and stream sequence.
+        """
+        flags, parts = self._copied(((skip, skip + count),))
+        before = self.head.records_before + self.indexes[skip]
+        marks = 0 if self.ttls_at is None else _HAS_TTLS
+        start = _HEAD.pack(VERSION, flags, marks, count, self.head.append_time_ms, before)
+        return opened(b"".join((start, *parts)))
+
+    def thinned(self, head: BatchHead, kept: Sequence[int], gap: int) -> bytes:
+        """The batch with only the records `kept`, by their numbers, as another ledger stores it
+        with `head` (rule 27d). The batch also covers the `gap` offsets before it, and has no
+        producer: its records are not all that the producer sent.
+        """
+        flags, parts = self._copied([*self.runs(kept)])
+        indexes = [gap + self.indexes[number] for number in kept]
+        whole = replace(
+            head,
+            count=gap + head.count,
+            records_before=head.records_before - gap,
+            has_ttls=self.ttls_at is not None,
+        )
+        return _with_gaps(whole, flags, indexes, parts)
+
+    def _copied(self, runs: Sequence[tuple[int, int]]) -> tuple[int, list[bytes | memoryview]]:
+        """The columns of runs of records, given by the numbers of begin and end, and the flags that
+        name these columns.
+        """
+        flags, data = 0, self.data
         parts: list[bytes | memoryview] = []
-        for flag, begin, width in (
+        for flag, at, width in (
+            (0, self.ttls_at, 4),
             (HAS_TIMES, self.times_at, 8),
             (HAS_KEYS, self.key_sizes_at, 4),
             (HAS_HEADERS, self.header_sizes_at, 4),
             (0, self.value_sizes_at, 4),
         ):
-            if begin is not None:
+            if at is not None:
                 flags |= flag
-                parts.append(self.data[begin + skip * width : begin + (skip + count) * width])
-        at = self.columns_at
-        for sizes in (self.key_sizes, self.header_sizes, self.value_sizes):
-            before = _bytes_of(sizes[:skip])
-            parts.append(
-                self.data[at + before : at + before + _bytes_of(sizes[skip : skip + count])]
-            )
-            at += _bytes_of(sizes)
-        start = _HEAD.pack(
-            VERSION, flags, 0, count, head.append_time_ms, head.records_before + skip
-        )
-        return opened(b"".join((start, *parts)))
+                parts += [data[at + width * begin : at + width * end] for begin, end in runs]
+        for places in filter(None, self.places):
+            parts += [data[places[begin] : places[end]] for begin, end in runs]
+        return flags, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +362,7 @@ class StoredBatch:
     @property
     def count(self) -> int:
         """The number of records."""
-        return self.columns.head.count
+        return self.columns.count
 
     def since(self, offset: int) -> "StoredBatch":
         """The records from `offset` on. One of the records has this offset."""
@@ -269,7 +391,7 @@ def encode(
         flags |= _HAS_PRODUCER
         name = producer.id.encode()
         parts += [bytes([len(name)]), name, _PRODUCER.pack(producer.epoch, producer.seq)]
-    marks = (_ENDS if is_end else 0) | (_BY_NUMBERS if is_by_numbers else 0)
+    marks = encoded.marks | (_ENDS if is_end else 0) | (_BY_NUMBERS if is_by_numbers else 0)
     if seq is not None:
         marks |= _HAS_SEQ
         parts.append(_encode_seq(seq))
@@ -279,8 +401,12 @@ def encode(
 
 
 def _encoded(records: Sequence[Record]) -> EncodedRecords:
-    count, flags = len(records), 0
+    count, flags, marks = len(records), 0, 0
     parts: list[bytes] = []
+    ttls = [record.ttl_s for record in records]
+    if any(ttls):
+        marks |= _HAS_TTLS
+        parts.append(struct.pack(f">{count}I", *ttls))
     times = [record.timestamp_ms for record in records]
     if any(time is not None for time in times):
         flags |= HAS_TIMES
@@ -294,11 +420,12 @@ def _encoded(records: Sequence[Record]) -> EncodedRecords:
     if any(headers):
         flags |= HAS_HEADERS
         parts.append(struct.pack(f">{count}I", *map(len, headers)))
-    parts.append(struct.pack(f">{count}I", *[len(record.value) for record in records]))
+    values = [-1 if record.is_tombstone else len(record.value) for record in records]
+    parts.append(struct.pack(f">{count}i", *values))
     parts += [key for key in keys if key]
     parts += headers
     parts += [record.value for record in records]
-    return EncodedRecords(count, flags, b"".join(parts))
+    return EncodedRecords(count, flags, b"".join(parts), marks)
 
 
 def placed(
@@ -337,9 +464,41 @@ def moved(
     return b"".join((head, memoryview(data)[_HEAD.size :]))
 
 
+def emptied(head: BatchHead, count: int) -> bytes:
+    """A batch without records that covers the last `count` offsets of a ledger up to the end of the
+    batch of `head`, whose time and stream sequence it has (rule 27d).
+    """
+    before = head.records_after - count
+    wanted = replace(head, count=count, records_before=before, has_ttls=False)
+    return _with_gaps(wanted, 0, (), ())
+
+
+def _with_gaps(
+    head: BatchHead, flags: int, indexes: Sequence[int], columns: Iterable[bytes | memoryview]
+) -> bytes:
+    """A batch that has records at some of its offsets, and no producer."""
+    flags |= _AFTER_PRODUCER if head.after_producer else 0
+    marks = _HAS_GAPS | (_ENDS if head.is_end else 0) | (_HAS_TTLS if head.has_ttls else 0)
+    seq = b""
+    if head.seq is not None:
+        marks, seq = marks | _HAS_SEQ, _encode_seq(head.seq)
+    start = _HEAD.pack(VERSION, flags, marks, head.count, head.append_time_ms, head.records_before)
+    numbers = struct.pack(f">{len(indexes) + 1}I", len(indexes), *indexes)
+    return b"".join((start, seq, numbers, *columns))
+
+
 def is_marked(data: bytes) -> bool:
     """Whether a request's batch has a mark; most batches have none."""
     return data[2:4] != b"\0\0"
+
+
+def has_keys(data: bytes) -> bool:
+    """Whether each record of a request's plain batch has a key. Raises: BadBatch."""
+    head, flags, at = _parse_head(data)
+    if not flags & HAS_KEYS:
+        return not head.count
+    at += (4 * head.count if head.has_ttls else 0) + (8 * head.count if flags & HAS_TIMES else 0)
+    return -1 not in struct.unpack_from(f">{head.count}i", data, at)
 
 
 def decode_head(data: Stored) -> BatchHead:
@@ -412,7 +571,12 @@ def opened(data: Stored) -> Columns:
     head, flags, at = _parse_head(data)
     if flags & _PACKED:
         raise BadBatch("a record batch is packed")
-    count = head.count
+    indexes: Sequence[int] = range(head.count)
+    if head.has_gaps:
+        indexes, at = _parse_indexes(data, at, head.count)
+    count = len(indexes)
+    ttls_at = at if head.has_ttls else None
+    at += 4 * count if head.has_ttls else 0
     places: list[int | None] = []
     for flag, width in ((HAS_TIMES, 8), (HAS_KEYS, 4), (HAS_HEADERS, 4)):
         places.append(at if flags & flag else None)
@@ -423,16 +587,22 @@ def opened(data: Stored) -> Columns:
         raise BadBatch("a record batch is cut short")
     key_sizes = () if keys_at is None else struct.unpack_from(f">{count}i", data, keys_at)
     header_sizes = () if headers_at is None else struct.unpack_from(f">{count}I", data, headers_at)
-    value_sizes = struct.unpack_from(f">{count}I", data, at)
+    value_sizes = struct.unpack_from(f">{count}i", data, at)
+    tombstones = frozenset[int]()
+    if -1 in value_sizes:
+        tombstones = frozenset(n for n, size in enumerate(value_sizes) if size == -1)
+        value_sizes = tuple(0 if size == -1 else size for size in value_sizes)
     texts_at = columns_at + _bytes_of(key_sizes)
     values_at = texts_at + sum(header_sizes)
-    if min(key_sizes, default=0) < -1 or values_at + sum(value_sizes) != len(data):
+    is_bad = min(key_sizes, default=0) < -1 or min(value_sizes, default=0) < 0
+    if is_bad or values_at + sum(value_sizes) != len(data):
         raise BadBatch("a record batch's sizes do not add up")
     view = memoryview(data)
     headers = [decode_headers(bytes(part)) for part in _cut(view[texts_at:], header_sizes)]
     return Columns(
         view,
         head,
+        ttls_at,
         times_at,
         keys_at,
         headers_at,
@@ -442,7 +612,23 @@ def opened(data: Stored) -> Columns:
         header_sizes,
         value_sizes,
         headers,
+        indexes,
+        tombstones,
     )
+
+
+def _parse_indexes(data: Stored, at: int, count: int) -> tuple[Sequence[int], int]:
+    """The indexes of a batch's records below `count`, and where they end. Raises: BadBatch."""
+    try:
+        (size,) = _SIZE.unpack_from(data, at)
+        if 4 * size > len(data) - at:
+            raise BadBatch("a record batch is cut short")
+        indexes = struct.unpack_from(f">{size}I", data, at + _SIZE.size)
+    except struct.error as error:
+        raise BadBatch("a record batch is cut short") from error
+    if any(after <= before for before, after in pairwise((-1, *indexes, count))):
+        raise BadBatch("a record batch's indexes do not ascend")
+    return indexes, at + _SIZE.size * (1 + size)
 
 
 def decode(data: Stored) -> tuple[BatchHead, list[Record]]:
@@ -457,6 +643,14 @@ def _cut(data: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
     return (data[end - size : end] for end, size in zip(ends, sizes, strict=True))
 
 
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Cut ascending numbers to runs of consecutive ones: the positions of begin and end of each."""
+    if numbers and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return iter(((0, len(numbers)),))
+    cuts = [n for n, (a, b) in enumerate(pairwise(numbers), 1) if b != a + 1]
+    return pairwise([0, *cuts, len(numbers)] if numbers else [])
+
+
 def _bytes_of(sizes: Sequence[int]) -> int:
     """The total bytes of a column, given its sizes; -1 means that there is no key."""
     return sum(size for size in sizes if size > 0) if -1 in sizes else sum(sizes)
@@ -465,7 +659,9 @@ def _bytes_of(sizes: Sequence[int]) -> int:
 def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
     try:
         version, flags, marks, count, time_ms, before = _HEAD.unpack_from(data)
-        is_known = version == VERSION and flags < 2 * _PACKED and marks < 8 and before >= 0
+        is_known = (
+            version == VERSION and flags < 2 * _PACKED and marks < 2 * _HAS_TTLS and before >= 0
+        )
         if not is_known or not (count or marks & _ENDS):
             raise BadBatch(
                 f"unknown in a record batch: version {version}, flags {flags}, marks {marks}"
@@ -484,9 +680,12 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
         size = len(data) - at
         if flags & _PACKED:
             (size,) = _SIZE.unpack_from(data, at)
-            if size > BATCH_BYTES_MAX or len(data) <= at + _SIZE.size + _digest_bytes(flags):
+            if size > BATCH_BYTES_MAX + 4 * RECORDS_MAX or len(
+                data
+            ) <= at + _SIZE.size + _digest_bytes(flags):
                 raise BadBatch("a packed record batch is cut short, or too large")
-        if 4 * count > size:  # each record has a value size of four bytes
+        # Each record has a value size of four bytes. With gaps, `opened` counts the records.
+        if 4 * count > size and not marks & _HAS_GAPS:
             raise BadBatch(f"a record batch claims {count} records in {size} bytes")
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise BadBatch("a record batch is cut short") from error
@@ -500,6 +699,8 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
         seq,
         is_end=bool(marks & _ENDS),
         is_by_numbers=bool(marks & _BY_NUMBERS),
+        has_gaps=bool(marks & _HAS_GAPS),
+        has_ttls=bool(marks & _HAS_TTLS),
     )
     return head, flags, at
 

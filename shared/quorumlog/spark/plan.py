@@ -248,8 +248,11 @@ def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | No
     while low < high:
         middle = (low + high) // 2
         page = gateways.get(f"/v1/logs/{found.name}/records", {"from": middle, "limit": 1})
-        if not page["records"]:
-            raise OffsetTruncated(f"there is no record at {middle}", log=found.name)
+        if page["next"] == middle:
+            raise OffsetTruncated(f"there is nothing at {middle}", log=found.name)
+        if not page["records"]:  # compaction has removed all records from there on
+            high = middle
+            continue
         at = datetime.fromisoformat(page["records"][0]["timestamp"])
         if at.timestamp() * 1000 < at_ms:
             low = middle + 1

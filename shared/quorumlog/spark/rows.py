@@ -107,7 +107,7 @@ def rows(
         if following <= at:
             # The whole range was confirmed when the plan was made.
             raise errors.EntryUnavailable(f"nothing was read at {at} of {path}", log=part.log)
-        if is_log and following > part.end:  # filtered: the page looked for as many records
+        if is_log and following > part.end:  # filtered or compacted: it looked for as many records
             page = page.filter(pc.field("offset") < part.end)
         if part.records is not None:
             page = page.filter(pc.is_in(page.column("offset"), pa.array(part.records, pa.int64())))
@@ -171,7 +171,10 @@ def _page(
 
 def _table_of(items: Sequence[Mapping[str, Any]], *, is_log: bool) -> Any:
     """A page of JSON as the table that Arrow would have given."""
-    rows = [{**item, "value": base64.b64decode(item["data"])} for item in items]
+    rows = [
+        {**item, "value": None if item["data"] is None else base64.b64decode(item["data"])}
+        for item in items
+    ]
     for row in rows if is_log else ():
         row["timestamp"] = datetime.fromisoformat(row["timestamp"])
         row["key"] = None if row["key"] is None else base64.b64decode(row["key"])

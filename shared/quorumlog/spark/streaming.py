@@ -1,7 +1,7 @@
 """Streaming reads of logs: offsets in Kafka's form, and the size of batches.
 
 An offset is `{"log":{"0":next,"created_at":…}}`: `next` is exclusive, `created_at` distinguishes
-logs of one name. Offsets are dense and never change, whatever retention does to ledgers, so a
+logs of one name. Offsets never change, whatever retention and compaction do to ledgers, so a
 checkpoint stays valid. As in batch reads, nothing above the LAC is read.
 """
 

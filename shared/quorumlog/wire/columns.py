@@ -39,12 +39,13 @@ RECORDS: Final = pa.schema(
         pa.field("timestamp", TIME, nullable=False),
         pa.field("key", pa.binary()),
         pa.field("headers", HEADERS),
-        pa.field("value", pa.binary(), nullable=False),
+        pa.field("value", pa.binary()),
         pa.field("ledger_id", pa.int64(), nullable=False),
         pa.field("entry_id", pa.int64(), nullable=False),
     ]
 )
-"""The columns of a read of a log. `headers` is null if a record has none."""
+"""The columns of a read of a log. `headers` is null if a record has none, and `value` is null in a
+tombstone."""
 
 _TIME_MS_MAX: Final = 253_402_300_799_999
 _TIME_MS_MIN: Final = -62_135_596_800_000
@@ -88,13 +89,13 @@ def records(stored: batch.StoredBatch) -> Any:
     found, total, first = stored.columns, stored.count, stored.first_offset
     data = found.data
     buffer = pa.py_buffer(data)
-    sizes = np.frombuffer(data, ">u4", total, found.value_sizes_at)
+    sizes = np.frombuffer(data, ">i4", total, found.value_sizes_at)
     columns = [
         pa.array(np.arange(first, first + total, dtype=np.int64)),
         _times(found, stored.time_ms),
         _keys(buffer, found),
         _headers(found),
-        _binary(buffer, sizes, len(data) - len(found.joined_values)),
+        _nullable(buffer, sizes, len(data) - len(found.joined_values)),
         pa.array(np.full(total, stored.ledger_id, np.int64)),
         pa.array(np.full(total, stored.entry_id, np.int64)),
     ]
@@ -110,23 +111,29 @@ def _binary(buffer: Any, sizes: "npt.NDArray[Any]", at: int, validity: Any = Non
     return pa.Array.from_buffers(pa.binary(), len(sizes), buffers)
 
 
-def _keys(buffer: Any, found: batch.Columns) -> Any:
-    total = found.head.count
-    if found.key_sizes_at is None:
-        return pa.nulls(total, pa.binary())
-    sizes = np.frombuffer(found.data, ">i4", total, found.key_sizes_at)
+def _nullable(buffer: Any, sizes: "npt.NDArray[Any]", at: int) -> Any:
+    """A binary column, null where the size is -1."""
+    if sizes.min(initial=0) >= 0:
+        return _binary(buffer, sizes, at)
     validity = pa.py_buffer(np.packbits(sizes >= 0, bitorder="little"))
-    return _binary(buffer, np.maximum(sizes, 0), found.columns_at, validity)
+    return _binary(buffer, np.maximum(sizes, 0), at, validity)
+
+
+def _keys(buffer: Any, found: batch.Columns) -> Any:
+    if found.key_sizes_at is None:
+        return pa.nulls(found.count, pa.binary())
+    sizes = np.frombuffer(found.data, ">i4", found.count, found.key_sizes_at)
+    return _nullable(buffer, sizes, found.columns_at)
 
 
 def _headers(found: batch.Columns) -> Any:
     if not found.headers:
-        return pa.nulls(found.head.count, HEADERS)
+        return pa.nulls(found.count, HEADERS)
     return pa.array([list(texts) or None for texts in found.headers], HEADERS)
 
 
 def _times(found: batch.Columns, time_ms: int) -> Any:
-    total = found.head.count
+    total = found.count
     if found.times_at is None:
         times = np.full(total, time_ms, np.int64)
     else:

@@ -74,7 +74,7 @@ class Demands:
         since = (await insist(GET, lambda: gateway.logs.get(self.name))).next_offset
         self.sent += 1
         producer = ProducerSeq(f"last-{self.sent}", 0, 0)
-        record = Record(f"last-{self.sent}".encode())
+        record = Record(f"last-{self.sent}".encode(), b"key")  # the owner may still compact the log
         call = Append.of((record,), producer, token=token, since=since)
         done = await insist(APPEND, lambda: gateway.logs.append(self.name, call))
         return int(done.first_offset)

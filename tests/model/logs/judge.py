@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from quorumlog.protocol import batch
+from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import NO_KEYS, LogItem, LogMetadata
 from quorumlog.protocol.log.keys import Bucket, bucket_of, keys_of
 from quorumlog.protocol.log.messages import RecordsAppended
@@ -22,6 +23,10 @@ from tests.support.log_history import Checker, Event, LogHistory
 
 LOG = 1
 """The log's number in the history."""
+EXPIRY_SLACK_MS = 60_000
+"""How long after its expiry a read that began before may return a record: it knows an older time."""
+ID = "id"
+"""The header by which a tombstone says what its value would have been."""
 
 
 class Violation(Exception):
@@ -57,6 +62,16 @@ class Judge(LogHistory):
         """Told of each row that was changed, of any log."""
         self._times: dict[int, int] = {}
         """Their append times."""
+        self._keys: dict[int, tuple[bytes | None, bool]] = {}
+        """Their keys, and whether they are tombstones."""
+        self._sealed_ms: dict[int, int] = {}
+        """When they were first seen in a sealed ledger, in the database's time."""
+        self._gone_ms: dict[int, int] = {}
+        """When they were removed. Both are independent of what the log itself notes."""
+        self.removed: set[int] = set()
+        """The offsets whose records a rewrite has removed."""
+        self.expires: dict[int, int] = {}
+        """When records expire, by offset, in the database's time; without those that last."""
 
     def violated(self, what: str) -> NoReturn:
         """Raise Violation, and keep it."""
@@ -98,6 +113,8 @@ class Judge(LogHistory):
             if item.last_offset is not None and (seen is None or seen.last_offset is None):
                 self.sealed_as_it_is(item)
                 self._saw(item)
+                if item.replaced:
+                    self.removes_only_what_may_go(now, item)
             if item.index is not None and (seen is None or seen.index is None):
                 self.index_names_all(item)
         for item in before.items:
@@ -105,19 +122,103 @@ class Judge(LogHistory):
                 # Ended and dropped at once: it was empty, or a new generation began.
                 self._saw(item)
 
-    def _saw(self, item: LogItem) -> None:
-        stored = self._cluster.ledgers[item.ledger_id].entries
-        values = values_of(stored)
-        first = item.first_offset or 0
+    def _note(self, item: LogItem) -> dict[int, Record]:
+        """Note the records of a ledger, by offset: each has the time that it had before."""
+        stored, first = self._cluster.ledgers[item.ledger_id].entries, item.first_offset or 0
+        found: dict[int, Record] = {}
         for data in stored:
-            head = batch.decode_head(data)
-            time = item.published_ms or head.append_time_ms
-            for offset in range(first + head.records_before, first + head.records_after):
+            time = item.published_ms or batch.decode_head(data).append_time_ms
+            found |= (records := records_of([data], first))
+            for offset, record in records.items():
                 if self._times.setdefault(offset, time) != time:
                     self.violated(f"rule 27c: offset {offset} is of {time} now")
-        entries = tuple((first + n, value.encode()) for n, value in enumerate(values))
-        self.stored.update(entries)
-        self.fetched(LOG, first, *entries)
+                if record.ttl_s:
+                    self.expires[offset] = time + 1000 * record.ttl_s
+        self.stored.update((offset, told(record)) for offset, record in found.items())
+        self._keys.update((at, (each.key, each.is_tombstone)) for at, each in found.items())
+        for at in found:
+            self._sealed_ms.setdefault(at, self._cluster.database_ms())
+        return found
+
+    def _note_all(self) -> None:
+        """Note the records of all ledgers that the log names, open ones too."""
+        for item in self._cluster.logs[self._name].items:
+            if item.first_offset is not None and item.ledger_id in self._cluster.ledgers:
+                self._note(item)
+
+    def _saw(self, item: LogItem) -> None:
+        stored, first = self._cluster.ledgers[item.ledger_id].entries, item.first_offset or 0
+        again = self.removed & self._note(item).keys()
+        if again:
+            self.violated(f"rule 27d: the records at {again} are there again")
+        whole = range(first, batch_end(stored, first))
+        if not self.stored.keys() >= set(whole):
+            self.violated(f"rule 27d: ledger {item.ledger_id} skips offsets that had no record")
+        self.fetched(LOG, first, *((at, self.stored[at]) for at in whole))
+
+    def has_expired(self, offset: int) -> bool:
+        """Rule 27f: whether a read may leave a record out because it has expired. Source: NATS' TTL of messages."""
+        expires_ms = self.expires.get(offset)
+        return expires_ms is not None and self._cluster.database_ms() >= expires_ms
+
+    def may_lack(self, offset: int) -> bool:
+        """Whether a read or a fork may have no record at this offset."""
+        return offset in self.removed or self.has_expired(offset)
+
+    def shown_in_time(self, found: Iterable[int]) -> None:
+        """Rule 27f: a read returns no record that had expired long before. Source: NATS' TTL of messages."""
+        late = self._cluster.database_ms() - EXPIRY_SLACK_MS
+        if any(late > self.expires.get(offset, late) for offset in found):
+            self.violated("rule 27f: a read returns an expired record")
+
+    def removes_only_what_may_go(self, now: LogMetadata, item: LogItem) -> None:
+        """Rule 27d: a record goes only if its key has a newer one, or if it is a tombstone that was kept for a while,
+        and no older record of its key is left.
+
+        Source: Kafka's log cleaner, KIP-534.
+        """
+        first, last = item.first_offset or 0, item.last_offset or 0
+        present = records_of(self._cluster.ledgers[item.ledger_id].entries, first)
+        gone = set(range(first, last + 1)) - present.keys() - self.removed
+        kept = {at: self._keys[at][0] for at in self._keys if at >= now.first_offset}
+        for offset in gone:
+            key, is_tombstone = self._keys[offset]
+            if self.has_expired(offset):
+                continue
+            if key is None:
+                self.violated(f"rule 27d: offset {offset} went, without a key")
+            if any(at > offset and other == key for at, other in kept.items()):
+                continue
+            if not is_tombstone:
+                self.violated(f"rule 27d: the newest record of {key!r} went, at {offset}")
+            older = [at for at, (other, _) in self._keys.items() if at < offset and other == key]
+            known_ms = max(self._gone_ms.get(at, 0) for at in (*older, offset))
+            known_ms = max(known_ms, self._sealed_ms[offset])
+            kept_ms = 1000 * now.settings.delete_retention_s - EXPIRY_SLACK_MS
+            if self._cluster.database_ms() < known_ms + kept_ms:
+                self.violated(f"rule 27d: the tombstone at {offset} went too early")
+        self.removed |= gone
+        self._gone_ms |= dict.fromkeys(gone, self._cluster.database_ms())
+        for offset in gone:
+            if self.has_expired(offset):
+                continue
+            key, _ = self._keys[offset]
+            newer = key is None or any(at > offset and other == key for at, other in kept.items())
+            older = [at for at, other in kept.items() if at < offset and other == key]
+            if not newer and set(older) - self.removed:
+                self.violated(f"rule 27d: {older} come back without the tombstone at {offset}")
+
+    def filled(
+        self, found: Sequence[tuple[int, bytes]], first: int, end: int
+    ) -> list[tuple[int, bytes]]:
+        """What a read returned of these offsets, with the records that were removed or have expired."""
+        known = dict(found)
+        skipped = set(range(first, end)) - known.keys()
+        if not self.stored.keys() >= skipped:
+            self._note_all()
+        if not all(map(self.may_lack, skipped)):
+            self.violated(f"rule 27d: a read skips {skipped - self.removed}")
+        return sorted({**known, **{at: self.stored[at] for at in skipped}}.items())
 
     def members_know_of_truncation(self, log: LogMetadata, began: float) -> None:
         """Rule 18e: a truncation is told once members have copies that say so of the last ledger that the log let go of; a
@@ -210,11 +311,11 @@ class Judge(LogHistory):
 
         Source: TLA LedgerChaining, EntryOrderMaintained.
         """
-        values = values_of(self._cluster.ledgers[item.ledger_id].entries)
         assert item.first_offset is not None
         assert item.last_offset is not None
-        if len(values) != item.last_offset - item.first_offset + 1:
-            self.violated(f"I33: ledger {item.ledger_id} has {len(values)} records: {item}")
+        end = batch_end(self._cluster.ledgers[item.ledger_id].entries, item.first_offset)
+        if end != item.last_offset + 1:
+            self.violated(f"I33: ledger {item.ledger_id} ends before {end}: {item}")
 
     def index_names_all(self, item: LogItem) -> None:
         """Rule 27e: an index names each entry that holds a key, for each key of its ledger.
@@ -270,8 +371,16 @@ class Judge(LogHistory):
 
     def whole(self, contents: Iterable[ReadRecord]) -> None:
         """Judge the log as it was, truncated ledgers too; `contents` is what it holds now."""
+        sealed = dict(self.stored)
+        self._note_all()
+        # Records of the open ledger may have expired before anyone read them.
+        expired = {at: value for at, value in self.stored.items() if self.has_expired(at)}
+        self.stored.clear()
+        self.stored.update(sealed | expired)
         for found in contents:
-            self.stored[found.offset] = found.record.value
+            if found.offset in self.removed:
+                self.violated(f"rule 27d: the record at {found.offset} is there again")
+            self.stored[found.offset] = told(found.record)
             self._times[found.offset] = found.timestamp_ms
         self.times_never_go_back()
         self.content(LOG, 0, *sorted(self.stored.items()))
@@ -289,6 +398,26 @@ class Alarms(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         self.found.append(f"{record.getMessage()}: {type(error).__name__}: {error}")
+
+
+def told(record: Record) -> bytes:
+    """What the history knows of a record: its value, or that of a tombstone's header."""
+    return dict(record.headers)[ID].encode() if record.is_tombstone else record.value
+
+
+def batch_end(entries: Sequence[bytes], first: int) -> int:
+    """The offset after the last batch of a ledger that begins at `first`."""
+    return first + (batch.decode_head(entries[-1]).records_after if entries else 0)
+
+
+def records_of(entries: Sequence[bytes], first: int) -> dict[int, Record]:
+    """The records of a ledger that begins at `first`, by offset."""
+    found: dict[int, Record] = {}
+    for data in entries:
+        columns = batch.opened(data)
+        begin = first + columns.head.records_before
+        found.update(zip((begin + n for n in columns.indexes), columns.records, strict=True))
+    return found
 
 
 def values_of(entries: Sequence[bytes]) -> list[str]:

@@ -1,7 +1,8 @@
-"""Rewrites and indexes of a log's sealed ledgers under everything else that happens to it (rules 27c, 27e).
+"""Rewrites and indexes of a log's sealed ledgers under everything else that happens to it (rules 27c to 27f).
 
 Most choose what a merge would not: any adjacent ledgers, as many as there are. The judge compares
-each record of the new ledger with what was at its offset.
+each record of the new ledger with what was at its offset. Some seeds compact the log: its records
+have few keys, and some are tombstones.
 """
 
 import asyncio
@@ -11,15 +12,27 @@ from collections.abc import Callable, Sequence
 from zlib import crc32
 
 from quorumlog.errors import QuorumLogError
+from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import LogItem, LogMetadata
+from quorumlog.protocol.log.compaction import Pass, PassState, next_pass
+from quorumlog.protocol.log.messages import RewriteDone
 from services.gateway.logs.values import ReadRecord
-from tests.model.logs.judge import Violation
+from tests.model.logs.judge import ID, Violation
 from tests.model.logs.model import Gateway
 
 
 def key_of(value: str) -> bytes:
     """The key of a record: one of a few."""
     return b"k%d" % (crc32(value.encode()) % 5)
+
+
+async def compacted(gateway: Gateway, due: Pass) -> RewriteDone | None:
+    """Carry out a pass over a log. Returns its last rewrite, if there is one."""
+    state, row, done = PassState(due), due.row, None
+    while not state.is_over:
+        done = await gateway.logs.rewrites.step(state, row) or done
+        row = await gateway.logs.rows.row(row.name)
+    return done
 
 
 class Rewriting:
@@ -30,16 +43,38 @@ class Rewriting:
         self.random = random.Random(f"rewrites-{seed}")
         self.pause_s = self.random.choice((0.0, 0.05, 0.3))
         """0: this seed has no rewrites."""
-        self.done = self.indexed = 0
+        self.done = self.indexed = self.compacted = 0
+        rng = random.Random(f"compactions-{seed}")
+        self.compacts = bool(self.pause_s) and rng.random() < 0.5
+        self.keys = rng.choice((1, 3, 8))
+        """How many keys the records have."""
+        self.keys_max = rng.choice((1, 2, 100))
+        """How many keys a pass remembers."""
+        self.ttl_s = 0 if self.compacts else rng.choice((0, 0, 1, 3))
+        """How long a part of the records lasts; 0: all last for ever."""
+        self.limits: dict[str, int | str] = {
+            "cleanup_policy": "compact" if self.compacts else "delete",
+            "delete_retention_s": rng.choice((0, 1, 86_400)),
+            "max_dirty_percent": rng.choice((0, 50)),
+        }
+
+    def record(self, value: str) -> Record:
+        """The record that has this value, or that says it in a header if it is a tombstone."""
+        rng = random.Random(f"{self.limits}-{value}")
+        if not self.compacts:
+            return Record(value.encode(), key_of(value), ttl_s=self.ttl_s * (rng.random() < 0.4))
+        key = b"key %d" % rng.randrange(self.keys)
+        if rng.random() < 0.3:
+            return Record(b"", key, ((ID, value),), is_tombstone=True)
+        return Record(value.encode(), key)
 
     async def run(self) -> None:
         """Rewrite until this is cancelled."""
         while self.pause_s:
             await asyncio.sleep(self.random.random() * self.pause_s)
             many = self.random.choice((1, 1, 2))
-            await asyncio.gather(
-                *[self.rewrite(self.random.choice(self.alive())) for _ in range(many)]
-            )
+            work = self.compact if self.compacts and self.random.random() < 0.5 else self.rewrite
+            await asyncio.gather(*[work(self.random.choice(self.alive())) for _ in range(many)])
 
     async def rewrite(self, gateway: Gateway) -> None:
         """Rewrite some ledgers through a gateway, which may die meanwhile."""
@@ -57,6 +92,17 @@ class Rewriting:
             done = await gateway.while_it_lives(gateway.logs.rewrites.rewrite(row, items))
             self.done += isinstance(done.log, LogMetadata)
 
+    async def compact(self, gateway: Gateway) -> None:
+        """Compact the log through a gateway, whether that is due or not."""
+        with contextlib.suppress(QuorumLogError, ConnectionResetError):
+            row = await gateway.while_it_lives(gateway.logs.rows.row(self.name))
+            due = next_pass(row, gateway.logs.rewrites.now_ms() or 1)
+            if due is None:
+                return
+            await asyncio.sleep(self.random.choice((0.0, 0.0, 0.1)))
+            done = await gateway.while_it_lives(compacted(gateway, due))
+            self.compacted += done is not None and isinstance(done.log, LogMetadata)
+
     def chosen(self, row: LogMetadata) -> tuple[LogItem, ...]:
         """Adjacent items that may be rewritten."""
         may = [item for item in row.items if row.names_sealed((item,))]
@@ -70,11 +116,12 @@ async def look_up(gateway: Gateway, name: str, whole: Sequence[ReadRecord]) -> N
     """A gateway finds by key what it finds without indexes. Nothing changes the log meanwhile."""
     keys = gateway.logs.keys
     for key in sorted({found.record.key or b"none" for found in whole}):
-        offsets = [found.offset for found in whole if found.record.key == key]
+        mine = [found for found in whole if found.record.key == key]
+        offsets = [found.offset for found in mine]
         newest = await keys.newest(name, key)
         found = [each.offset for each in newest.records]
         at = whole[0].offset if whole else 0
-        if found != offsets[-1:]:
+        if found != [each.offset for each in mine[-1:] if not each.record.is_tombstone]:
             raise Violation(f"rule 27e: the newest of {key!r} is at {offsets}, not {found}")
         found = []
         for _ in range(2 * len(whole) + 2):

@@ -31,8 +31,8 @@ from quorumlog.errors import (
     TransactionCommitted,
 )
 from quorumlog.net.operations import Operation
-from quorumlog.protocol.batch import ProducerSeq, Record
-from quorumlog.protocol.log import PRODUCERS_MAX, LogSettings, producers
+from quorumlog.protocol.batch import ProducerSeq
+from quorumlog.protocol.log import PRODUCERS_MAX, LogSettings, compaction, producers
 from quorumlog.protocol.log.messages import Append
 from quorumlog.protocol.quorum import Quorum
 from quorumlog.protocol.transaction import (
@@ -60,10 +60,10 @@ from tests.model.logs.demands import (
     judge_error,
 )
 from tests.model.logs.forks import Forks
-from tests.model.logs.judge import LOG, Alarms, Judge, Violation
+from tests.model.logs.judge import LOG, Alarms, Judge, Violation, told
 from tests.model.logs.model import Cluster, Gateway, Store
 from tests.model.logs.replaced import Replaced
-from tests.model.logs.rewrites import Rewriting, key_of, look_up
+from tests.model.logs.rewrites import Rewriting, look_up
 from tests.support.virtual import Deadlock, run_virtual
 
 NAME = "log"
@@ -144,6 +144,7 @@ class Run:
             self.settings,
             pick=lambda: self.forks.random.choice(self.alive()),
             stored=self.judge.stored,
+            may_lack=self.judge.may_lack,
             seed=seed,
         )
         self.repeats = Changes(
@@ -233,7 +234,7 @@ class Run:
             producer = ProducerSeq(name, epoch, seq) if exactly_once else None
             seq += 1
             for _ in range(TRIES_MAX):
-                records = tuple(Record(value.encode(), key_of(value)) for value in values)
+                records = tuple(map(self.rewriting.record, values))
                 token = self.tokens.get(name)
                 call = Append.of(records, producer, token=token, since=since)
                 try:
@@ -376,10 +377,13 @@ class Run:
         return await logs.reader.read(NAME, at, limit=limit, wait_s=wait_s, row=row)
 
     def fetched(self, offset: int, found: LogBatches, *, acknowledged: int = 0) -> None:
-        if self.random.random() < 0.5:
+        is_dense = not (self.rewriting.compacts or self.rewriting.ttl_s)
+        if self.random.random() < 0.5 and is_dense:
             records = [(at, bytes(value)) for at, value in enumerate(found.values, found.first)]
         else:
-            records = [(record.offset, record.record.value) for record in found.records]
+            records = [(record.offset, told(record.record)) for record in found.records]
+            self.judge.shown_in_time(at for at, _ in records)
+            records = self.judge.filled(records, found.first, found.next)
         self.judge.fetched(LOG, offset, *records, acknowledged=acknowledged)
 
     # --- transactions ---
@@ -639,7 +643,8 @@ class Run:
         logging.getLogger("services.gateway.logs").addHandler(alarms)
         try:
             async with asyncio.timeout(END_S):
-                await self.gateways[0].logs.put(NAME, self.settings)
+                settings = self.settings.with_limits(self.rewriting.limits)
+                await self.gateways[0].logs.put(NAME, settings)
                 await self.everything()
                 await self.check()
         except TimeoutError as error:
@@ -697,6 +702,7 @@ class Run:
         alive = self.alive()
         self.random.shuffle(alive)
         gateway = alive[0]
+        await asyncio.sleep(self.rewriting.ttl_s)  # what all read is the same from then on
         whole = await self.contents(gateway)
         self.judge.whole(whole)
         for other in alive[1:]:
@@ -709,6 +715,8 @@ class Run:
         await self.repeats.end()
         await self.check_limits(gateway)
         self.cluster.watch = None  # from here on each record's place is known to who appends it
+        limits = {name: self.settings.limits[name] for name in self.rewriting.limits}
+        await insist(PATCH, lambda: gateway.logs.change(NAME, limits))
         token = None
         if self.may_be_open_for_one:
             token, _ = await insist(OPEN, lambda: gateway.logs.open(NAME, "the last one"))
@@ -761,7 +769,10 @@ def run_seed(seed: int) -> Outcome:
     logging.getLogger("services").setLevel(logging.ERROR)
     logging.getLogger("services.gateway.logs").propagate = False
     try:
-        with mock.patch.object(producers, "PRODUCERS_MAX", run.table):
+        with (
+            mock.patch.object(producers, "PRODUCERS_MAX", run.table),
+            mock.patch.object(compaction, "KEYS_MAX", run.rewriting.keys_max),
+        ):
             run_virtual(main, seed=seed)
     except BaseExceptionGroup as group:
         violation = _said(_first(group))

@@ -12,10 +12,11 @@ from quorumlog.errors import LogClosed, MetadataUnavailable, Overloaded, OwnedBy
 from quorumlog.net import directory
 from quorumlog.net.directory import Directory
 from quorumlog.protocol import batch, packed
-from quorumlog.protocol.batch import ProducerSeq, Record
+from quorumlog.protocol.batch import BatchHead, Columns, ProducerSeq, Record
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log import LogItem, LogMetadata, job, takeover
 from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.compaction import Compaction, Pass, PassState
 from quorumlog.protocol.log.handover import Handover, HandoverNext, HandoverStep
 from quorumlog.protocol.log.indexing import Indexing
 from quorumlog.protocol.log.job import Empty, Fate, Job, JobEnded, JobKind, JobNext
@@ -118,11 +119,61 @@ def last_batch_unseen(original: Any, self: Indexing, read: BatchesRead) -> None:
 
 @stand_in
 def as_they_were_written(
-    original: Any, self: Rewrite, item: LogItem, entry_id: int, data: bytes
-) -> bytes:
+    original: Any, self: Rewrite, item: LogItem, *batch_of_it: Any
+) -> list[bytes]:
     """A batch keeps its own time."""
-    moved: bytes = original(self, replace(item, published_ms=0), entry_id, data)
+    moved: list[bytes] = original(self, replace(item, published_ms=0), *batch_of_it)
     return moved
+
+
+@stand_in
+def one_too_many(
+    original: Any, self: Compaction, item: LogItem, first: int, columns: Columns
+) -> list[int] | None:
+    """The newest record of a key goes, too, if its batch is read again in the pass."""
+    at = first + columns.indexes[0] if columns.count else 0
+    if columns.key_sizes and at in self.newest.values():
+        return [*range(1, columns.count)]
+    kept: list[int] | None = original(self, item, first, columns)
+    return kept
+
+
+@stand_in
+def with_its_neighbour(
+    original: Any, self: Columns, time_ms: int, now_ms: int
+) -> list[int] | range:
+    """The record before an expired one expires, too."""
+    lasting = original(self, time_ms, now_ms)
+    return [number for number in lasting if number + 1 in lasting or number + 1 == self.count]
+
+
+def without_a_gap(original: Any) -> Any:
+    """A batch does not cover the removed records before it."""
+
+    def thinned(self: Columns, head: BatchHead, kept: list[int], gap: int) -> bytes:
+        del gap
+        data: bytes = original(self, head, kept, 0)
+        return data
+
+    return thinned
+
+
+def all_of_them(_original: Any) -> Any:
+    """Tombstones go at once, also where ledgers stay that the pass can't rewrite."""
+    return property(lambda self: {item.ledger_id for item in (*self.clean, *self.dirty)})
+
+
+@stand_in
+def clean_at_once(original: Any, self: PassState, row: LogMetadata) -> Any:
+    """Ledgers are clean after the first part of the keys."""
+    found = original(self, row)
+    return found and (found[0], replace(found[1], makes_clean=True))
+
+
+@stand_in
+def clean_as_its_parts(_original: Any, _self: Compaction, items: Any, now_ms: int) -> int:
+    """A ledger that replaces clean and dirty ones is clean, also after a merge."""
+    return max(item.compacted_ms for item in items) or now_ms
 
 
 def where_it_was(_original: Any) -> Any:
@@ -770,6 +821,30 @@ LOG_MUTANTS: Final = (
         "an index puts back what others have changed meanwhile", "rule 27e"
     ),
     Patch(Indexing, "_read", last_batch_unseen).mutant("an index forgets a batch", "rule 27e"),
+    Patch(Compaction, "survivors", one_too_many).mutant(
+        "compaction removes the newest record of a key", "rule 27d"
+    ),
+    Patch(Columns, "thinned", without_a_gap).mutant(
+        "compaction leaves offsets that no batch covers", "rule 27d"
+    ),
+    Patch(Compaction, "compacted", lambda _original: lambda *_: 1).mutant(
+        "tombstones go before readers learn of them", "rule 27d"
+    ),
+    Patch(Compaction, "compacted", clean_as_its_parts).mutant(
+        "a merge makes dirty ledgers clean", "rule 27d"
+    ),
+    Patch(PassState, "group", clean_at_once).mutant(
+        "ledgers are clean before all keys were compacted", "rule 27d"
+    ),
+    Patch(Columns, "lasting", lambda _original: lambda self, *_: range(self.count)).mutant(
+        "a read returns expired records", "rule 27f"
+    ),
+    Patch(Columns, "lasting", with_its_neighbour).mutant(
+        "records that last go with expired ones", "rule 27f"
+    ),
+    Patch(Pass, "expired", all_of_them).mutant(
+        "tombstones go before older records of their keys", "rule 27d"
+    ),
     Patch(Orphans, "_keep_place", lambda _original: _nothing).mutant(
         "replaced ledgers are deleted before bookies know what has replaced them", "rule 27c"
     ),

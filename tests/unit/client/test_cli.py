@@ -25,7 +25,7 @@ from quorumlog.client import Client, ConnectionLost, Entry, Paged
 from quorumlog.errors import NOT_DONE
 from services.local.process import Become, in_child
 from tests.support.commands import told, words
-from tests.support.waiting import until, within
+from tests.support.waiting import SETTLED_S, until, within
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -394,3 +394,41 @@ async def test_limits_are_set_and_logs_listed_by_prefix(cluster: Cluster) -> Non
     assert nothing[0] == wrong[0] == 2
     assert [json.loads(line)["name"] for line in listed.splitlines()] == [log]
     assert (last, whole) == (b"b\nc\n", b"a\nb\nc\n")
+
+
+async def test_a_compacted_log_on_the_command_line(cluster: Cluster) -> None:
+    """Rules 27d and 27f."""
+    log = f"compacted-{uuid4().hex}"
+    status, out, _ = await run(
+        cluster,
+        "log",
+        "create",
+        log,
+        "--cleanup-policy",
+        "compact",
+        "--max-dirty-percent",
+        "10",
+        "--json",
+    )
+    settings = json.loads(out)["settings"]
+    assert (status, settings["cleanup_policy"], settings["max_dirty_percent"]) == (0, "compact", 10)
+    assert (await run(cluster, "log", "append", log, "x"))[0] != 0, "a record needs a key"
+    assert (await run(cluster, "log", "append", log, "x", "--key", "k"))[0] == 0
+    assert (await run(cluster, "log", "append", log, "--key", "k", "--tombstone"))[0] == 0
+    for wrong in (["--tombstone"], ["--tombstone", "--key", "k", "x"]):
+        assert (await run(cluster, "log", "append", log, *wrong))[0] == 2
+    async with Client(*cluster.gateways) as client:
+        found = [record async for record in client.log(log).records()]
+    assert [(one.value, one.is_tombstone) for one in found] == [(b"x", False), (b"", True)]
+
+    assert (await run(cluster, "log", "append", log, "x", "--key", "k", "--ttl", "5"))[0] != 0
+    changed = await run(cluster, "log", "set", log, "--cleanup-policy", "delete", "--json")
+    assert (changed[0], json.loads(changed[1])["settings"]["cleanup_policy"]) == (0, "delete")
+
+    async def expires() -> bool:
+        await run(cluster, "log", "append", log, "gone", "--key", "k", "--ttl", "1")
+        await asyncio.sleep(1.1)
+        async with Client(*cluster.gateways) as client:
+            return [one.value async for one in client.log(log).records()] == [b"x", b""]
+
+    await until(expires, "the owner has the new policy, and the record is gone", SETTLED_S)

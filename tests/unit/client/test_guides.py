@@ -33,6 +33,7 @@ PAGES = {
     "readme-python": ("README.md", "python"),
     "logs-python": ("docs/guides/logs.md", "python"),
     "record-keys-python": ("docs/guides/record-keys.md", "python"),
+    "compaction-python": ("docs/guides/compaction.md", "python"),
     "consumers": ("docs/guides/consumers.md", "sh"),
     "consumers-python": ("docs/guides/consumers.md", "python"),
     "queues": ("docs/guides/queues.md", "sh"),

@@ -14,6 +14,7 @@ from loadtest.ports import free_ports
 from quorumlog import client as sdk
 from quorumlog.client import Batching, Client, ClientClosed, Entry, Record, sync
 from quorumlog.errors import (
+    KeyRequired,
     LedgerClosed,
     LogClosed,
     LogExists,
@@ -30,7 +31,7 @@ from quorumlog.errors import (
     VersionConflict,
     WrongPassword,
 )
-from tests.support.waiting import turns, until
+from tests.support.waiting import SETTLED_S, turns, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -105,6 +106,40 @@ async def test_the_end_of_a_client_waits_for_what_is_on_its_way(cluster: Cluster
         future = await ledger.submit(b"last words")
 
     assert (await future).first_entry == 0
+
+
+async def test_a_compacted_log_keeps_the_newest_record_of_each_key(cluster: Cluster) -> None:
+    async with Client(*cluster.gateways) as client:
+        log = await client.create_log(new_name(), cleanup_policy="compact", max_dirty_percent=0)
+        settings = (await log.info())["settings"]
+        assert (settings["cleanup_policy"], settings["delete_retention_s"]) == ("compact", 86_400)
+        with pytest.raises(KeyRequired):
+            await log.append(b"x")
+        with pytest.raises(ValueError, match="needs a key"):
+            Record(None)
+        await log.append(Record(b"1", b"a"), Record(b"2", b"b"), Record(b"3", b"a"))
+        await log.append(Record(None, b"b", {"h": "v"}))
+        await log.roll()
+
+        async def is_compacted() -> bool:
+            return [record.offset async for record in log.records()] == [2, 3]
+
+        await until(is_compacted, "the log is compacted", SETTLED_S)
+        page = await log.read(0)
+        kept, gone = page.records
+        assert (kept.value, kept.is_tombstone, page.next) == (b"3", False, 4)
+        assert (gone.value, gone.key, gone.headers, gone.is_tombstone) == (
+            b"",
+            b"b",
+            {"h": "v"},
+            True,
+        )
+        changed = await log.change(cleanup_policy="compact,delete", min_compaction_lag_s=5)
+        assert changed["settings"]["cleanup_policy"] == "compact,delete"
+        assert changed["settings"]["min_compaction_lag_s"] == 5
+        async with log.consumer("c") as consumer:
+            found = [record.offset async for record in consumer.records(follow=False)]
+        assert found == [2, 3]
 
 
 async def test_a_log_from_its_creation_to_its_end(cluster: Cluster) -> None:

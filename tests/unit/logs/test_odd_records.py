@@ -10,6 +10,7 @@ import pytest
 from quorumlog.cli.pipes import Framing, form
 from quorumlog.client import Client
 from quorumlog.client import sync as sync_client
+from quorumlog.client.records import LogRecord
 from quorumlog.protocol.batch import Record
 from quorumlog.spark.http import Gateways
 from quorumlog.spark.plan import TaskRange
@@ -139,3 +140,10 @@ async def test_spark_has_all_with_arrow_and_without(
     assert [row["value"] for row in found] == VALUES
     assert [row["key"] for row in found] == [record.key for record in ODD]
     assert all(1 <= row["timestamp"].year <= 9999 for row in found)
+
+
+def test_a_tombstone_has_no_value_in_json() -> None:
+    """A copy that is made of the output deletes the same keys."""
+    for is_tombstone, data in ((True, b'"data":null'), (False, b'"data":""')):
+        record = LogRecord(1, b"", b"k", {}, "2026-01-02T03:04:05Z", 1, 0, is_tombstone)
+        assert data in form(record, Framing.LINES, as_json=True)

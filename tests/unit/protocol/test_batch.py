@@ -2,6 +2,8 @@
 
 import os
 import struct
+from itertools import accumulate
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,6 +21,10 @@ RECORDS = st.lists(
         key=st.none() | st.binary(max_size=20),
         headers=st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple),
         timestamp_ms=st.none() | st.integers(-(2**63) + 1, 2**63 - 1),
+        ttl_s=st.just(0) | st.integers(1, batch.TTL_S_MAX),
+    )
+    | st.builds(
+        batch.Record, value=st.just(b""), key=st.binary(max_size=20), is_tombstone=st.just(True)
     ),
     min_size=1,
     max_size=8,
@@ -40,7 +46,8 @@ def test_a_batch_is_read_as_it_was_written(
 
     head, read = batch.decode(data)
 
-    assert head == batch.BatchHead(len(records), 7, before, producer, after)
+    has_ttls = any(record.ttl_s for record in records)
+    assert head == batch.BatchHead(len(records), 7, before, producer, after, has_ttls=has_ttls)
     assert head == batch.decode_head(data)
     assert head.records_after == before + len(records)
     assert read == records
@@ -97,7 +104,7 @@ def test_a_batch_that_was_opened_can_be_decoded(
         opened = batch.opened(bytes(damaged))
     except batch.BadBatch:
         return
-    assert len(opened.records) == opened.head.count
+    assert len(opened.records) == opened.count
 
 
 @given(RECORDS, PRODUCERS, st.data())
@@ -168,7 +175,7 @@ def test_a_batch_has_only_the_columns_that_its_records_need() -> None:
 
 @pytest.mark.parametrize(
     ("at", "value"),
-    [(0, b"\2"), (1, bytes([32])), (2, b"\0\x08"), (4, bytes(4)), (16, b"\x80")],
+    [(0, b"\2"), (1, bytes([32])), (2, b"\0\x20"), (4, bytes(4)), (16, b"\x80")],
     ids=["version", "flags", "marks", "no records", "records before"],
 )
 def test_a_head_that_no_writer_makes_is_refused(at: int, value: bytes) -> None:
@@ -307,3 +314,130 @@ def test_a_batch_of_greatest_length_is_packed_and_a_longer_one_is_not() -> None:
     assert len(packed.pack(most)) < 10_000
     longer = batch.encode([Record(bytes(BATCH_BYTES_MAX))])
     assert packed.pack(longer) is longer
+
+
+@given(RECORDS, PRODUCERS, st.data())
+def test_a_thinned_batch_has_the_records_that_stay_at_their_offsets(
+    records: list[batch.Record], producer: batch.ProducerSeq | None, data: st.DataObject
+) -> None:
+    """Rule 27d: it covers the offsets of the removed ones, and those of a gap before it."""
+    numbers = st.integers(0, len(records) - 1)
+    kept = sorted(data.draw(st.sets(numbers, min_size=1)))
+    gap = data.draw(st.integers(0, 3))
+    stored = batch.placed(
+        batch.encode(records, producer), append_time_ms=7, records_before=9, seq="s"
+    )
+    head = batch.decode_head(stored)
+
+    thinned = batch.opened(stored).thinned(head, kept, gap)
+    again = packed.unpack(packed.pack(thinned))
+    found = batch.opened(again)
+
+    assert again == thinned
+    assert (found.head.count, found.head.records_before) == (len(records) + gap, 9 - gap)
+    assert (found.head.append_time_ms, found.head.seq, found.head.producer) == (7, "s", None)
+    assert found.head.has_gaps
+    assert [*found.indexes] == [gap + number for number in kept]
+    assert found.records == [records[number] for number in kept]
+    for begin, end in found.runs(range(found.count)):
+        part = found.part(begin, end - begin)
+        assert not part.head.has_gaps
+        assert part.head.records_before == 9 - gap + found.indexes[begin]
+        assert part.records == found.records[begin:end]
+
+    fewer = sorted(data.draw(st.sets(st.integers(0, len(kept) - 1), min_size=1)))
+    last = batch.opened(found.thinned(found.head, fewer, 0))
+    assert last.records == [records[kept[number]] for number in fewer]
+    assert [*last.indexes] == [found.indexes[number] for number in fewer]
+
+
+def test_a_batch_without_records_covers_offsets() -> None:
+    """Rule 27d."""
+    stored = batch.placed(
+        batch.encode([batch.Record(b"v", b"k")]), append_time_ms=7, records_before=9, seq="s"
+    )
+
+    found = batch.opened(batch.emptied(batch.decode_head(stored), 6))
+
+    assert (found.records, [*found.runs(())], found.size) == ([], [], 0)
+    assert (found.head.count, found.head.records_before, found.head.records_after) == (6, 4, 10)
+    assert (found.head.append_time_ms, found.head.seq) == (7, "s")
+
+
+@pytest.mark.parametrize("indexes", [(1, 1), (2, 1), (0, 3)])
+def test_indexes_that_do_not_ascend_within_the_batch_are_refused(indexes: tuple[int, int]) -> None:
+    stored = batch.encode([batch.Record(b"a"), batch.Record(b"b"), batch.Record(b"c")])
+    thinned = bytearray(batch.opened(stored).thinned(batch.decode_head(stored), (0, 2), 0))
+    at = thinned.index(b"\0\0\0\2\0\0\0\0\0\0\0\2")
+    thinned[at + 4 : at + 12] = b"".join(index.to_bytes(4, "big") for index in indexes)
+
+    with pytest.raises(batch.BadBatch, match="do not ascend"):
+        batch.opened(bytes(thinned))
+
+
+def test_more_indexes_than_the_batch_has_room_for_are_refused() -> None:
+    head = batch.decode_head(batch.encode([batch.Record(b"")]))
+    emptied = bytearray(batch.emptied(head, 1))
+    emptied[-4:] = b"\xff\xff\xff\xff"
+
+    with pytest.raises(batch.BadBatch, match="cut short"):
+        batch.opened(bytes(emptied))
+    with pytest.raises(batch.BadBatch, match="cut short"):
+        batch.opened(bytes(emptied[:-1]))
+
+
+def test_whether_each_record_has_a_key() -> None:
+    keyed, plain = batch.Record(b"v", b"", timestamp_ms=3), batch.Record(b"v", timestamp_ms=3)
+
+    assert batch.has_keys(batch.encode([keyed, keyed], ProducerSeq("p", 0, 0), seq="s"))
+    assert batch.has_keys(batch.encode([], is_end=True))
+    assert not batch.has_keys(batch.encode([keyed, plain]))
+    assert not batch.has_keys(batch.encode([plain]))
+
+
+def test_records_last_for_their_times_to_live() -> None:
+    """Rule 27f."""
+    records = [batch.Record(b"a", ttl_s=5), batch.Record(b"b"), batch.Record(b"c", ttl_s=7)]
+    found = batch.opened(batch.encode(records))
+    thinned = batch.opened(found.thinned(found.head, (0, 2), 0))
+    plain = batch.encode([batch.Record(b"a"), batch.Record(b"b")])
+
+    assert [found.lasting(1000, at) for at in (1000, 5999, 6000, 8000)] == [
+        [0, 1, 2], [0, 1, 2], [1, 2], [1],
+    ]  # fmt: skip
+    assert [*found.runs((0, 2))] == [(0, 1), (2, 3)]
+    assert (thinned.lasting(0, 5000), [*thinned.indexes]) == ([1], [0, 2])
+    assert [*batch.opened(plain).lasting(0, 1 << 60)] == [0, 1]
+    assert not batch.decode_head(batch.emptied(found.head, 2)).has_ttls
+
+
+def test_one_time_to_live_for_all_records() -> None:
+    records = [batch.Record(b"a", b"k"), batch.Record(b"b", timestamp_ms=4)]
+    plain = batch.encode(records)
+    columns = bytes(memoryview(plain)[batch.columns_begin(plain) :])
+    encoded = batch.EncodedRecords(2, plain[1], columns).with_ttl(9)
+
+    made = batch.opened(batch.encode(encoded)).records
+
+    assert made == [batch.Record(b"a", b"k", ttl_s=9), batch.Record(b"b", timestamp_ms=4, ttl_s=9)]
+    assert not batch.has_keys(batch.encode(encoded))
+
+
+def test_parts_of_a_batch_cost_no_more_than_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thinned batch, readers get a part for each run of offsets: there may be thousands."""
+    count, added = 2000, 0
+    records = [Record(b"v", b"k", (("h", "x"),)) for _ in range(count)]
+    data = batch.placed(batch.encode(records), append_time_ms=1, records_before=0)
+    whole = batch.opened(data)
+    found = batch.opened(whole.thinned(whole.head, range(0, count, 2), 0))
+
+    def counted(sizes: Any, **options: Any) -> Any:
+        nonlocal added
+        added += len(sizes)
+        return accumulate(sizes, **options)
+
+    monkeypatch.setattr(batch, "accumulate", counted)
+    parts = [found.part(begin, end - begin) for begin, end in found.runs(range(found.count))]
+
+    assert [part.records for part in parts] == [[record] for record in records[::2]]
+    assert added <= 10 * count

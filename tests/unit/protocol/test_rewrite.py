@@ -13,6 +13,7 @@ from quorumlog.protocol.batch import ProducerSeq, Record
 from quorumlog.protocol.changes import check_log, rewritten_by
 from quorumlog.protocol.log import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.compaction import Compaction
 from quorumlog.protocol.log.indexing import Indexing
 from quorumlog.protocol.log.merge import MERGED_MIN, next_merge
 from quorumlog.protocol.log.messages import (
@@ -32,11 +33,11 @@ from quorumlog.protocol.log.messages import (
     SwapLog,
     WriteBatches,
 )
-from quorumlog.protocol.log.rewrite import CONFLICTS_MAX, Rewrite
+from quorumlog.protocol.log.rewrite import CONFLICTS_MAX, SECONDS_MAX, Rewrite
 from quorumlog.protocol.metadata import REPLACED_MAX, DigestKind, Fragment, LedgerMetadata
 from quorumlog.protocol.quorum import Quorum
 
-NOW = Now(0, 0)
+NOW = Now(0, 99)
 ITEMS = (
     LogItem(1, 4, 5, bytes=20, sealed_ms=10),
     LogItem(2, 6, 8, bytes=30, sealed_ms=11, published_ms=77),
@@ -91,8 +92,13 @@ def read(*entries: bytes, first: int = 0) -> BatchesRead:
 
 
 class Hand(Copying):
-    def __init__(self, items: Sequence[LogItem] = ITEMS[:2]) -> None:
-        super().__init__(Rewrite(LOG, items))
+    def __init__(
+        self,
+        items: Sequence[LogItem] = ITEMS[:2],
+        compaction: Compaction | None = None,
+        log: LogMetadata = LOG,
+    ) -> None:
+        super().__init__(Rewrite(log, items, compaction or Compaction()))
 
 
 def closing() -> Hand:
@@ -461,3 +467,233 @@ def test_a_log_with_a_ledger_a_second_has_few(size: Callable[[random.Random], in
     assert most < 500
     assert max(item.replaced for item in row.items) <= REPLACED_MAX
     assert written < 6 * got
+
+
+def keyed(before: int, keys: str, *, packs: bool = False, **options: Any) -> bytes:
+    """A batch of records with these keys, each of one letter; their values are their places."""
+    records = [Record(b"%d" % (before + n) * 300, key.encode()) for n, key in enumerate(keys)]
+    data = batch.placed(
+        batch.encode(records, **options), append_time_ms=70 + before, records_before=before
+    )
+    return packed.pack(data) if packs else data
+
+
+def compacted(newest: dict[bytes, int], *old: Sequence[bytes]) -> tuple[list[bytes], LogMetadata]:
+    """What a compaction of the first ledgers writes, each read at once, and the row it makes."""
+    hand = Hand(ITEMS[: len(old)], Compaction(newest, makes_clean=True))
+    hand.answer(*[ledger(at, len(each) - 1) for at, each in enumerate(old, 1)], ledger(7, -1))
+    written: list[bytes] = []
+    asked: Any = None
+    for each in old:
+        asked = hand.answer(read(*each))
+        while isinstance(asked, WriteBatches):
+            assert asked.first == len(written)
+            written += asked.payloads
+            asked = hand.answer(None)
+    assert asked == CloseLedger(7)
+    swap = hand.answer(ledger(7, len(written) - 1))
+    assert isinstance(swap, SwapLog)
+    return written, swap.log
+
+
+def left(written: Sequence[bytes], first: int = 4) -> dict[int, bytes]:
+    """The records of a ledger, by offset. Its batches follow on each other."""
+    found: dict[int, bytes] = {}
+    end = 0
+    for data in written:
+        columns = batch.opened(packed.unpack(data))
+        assert columns.head.records_before == end
+        end = columns.head.records_after
+        offsets = [first + columns.head.records_before + index for index in columns.indexes]
+        found.update(zip(offsets, (record.key or b"" for record in columns.records), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_compaction_leaves_out_what_has_a_newer_record(packs: bool) -> None:
+    """Rule 27d, clauses 1 and 2."""
+    written, row = compacted(
+        {b"a": 7, b"b": 5}, (keyed(0, "ab", packs=packs),), (keyed(0, "xay", packs=packs),)
+    )
+
+    assert left(written) == {5: b"b", 6: b"x", 7: b"a", 8: b"y"}
+    assert [batch.is_packed(data) for data in written] == [packs] * 2
+    times = [batch.decode_head(data).append_time_ms for data in written]
+    assert times == [70, 77], "the second ledger was published"
+    new = row.items[0]
+    assert (new.first_offset, new.last_offset, new.compacted_ms) == (4, 8, 99)
+
+
+def test_offsets_without_records_are_covered() -> None:
+    """Rule 27d, clause 2: before a batch that stays whole, and at the end."""
+    whole = keyed(1, "b")
+    written, _ = compacted(
+        {b"a": 8, b"c": 50}, (keyed(0, "a", seq="s"), whole), (keyed(0, "ca"), keyed(2, "c"))
+    )
+
+    assert left(written) == {5: b"b"}
+    bridge, same, end = written
+    assert same == batch.moved(whole, records_before=1, append_time_ms=71)
+    assert batch.decode_head(bridge).seq == "s"
+    assert batch.decode_head(end).records_after == 5
+
+    none, row = compacted({b"a": 50}, (keyed(0, "aa"),), (keyed(0, "aaa"),))
+    assert (len(none), left(none), row.items[0].last_offset) == (1, {}, 8)
+    hand = Hand(ITEMS[:1], Compaction({}))
+    hand.answer(ledger(1, 0), ledger(7, -1))
+    again = hand.answer(read(batch.emptied(batch.decode_head(keyed(0, "aa")), 2)))
+    assert isinstance(again, WriteBatches), "a ledger has at least one batch"
+    assert left(again.payloads) == {}
+
+
+def test_a_batch_that_lost_records_has_no_producer() -> None:
+    """Rule 27d, clause 7: whoever replays the ledger must see that requests are missing."""
+    producer = ProducerSeq("p", 0, 3)
+    written, _ = compacted(
+        {b"a": 50}, (keyed(0, "ab", producer=producer),), (keyed(0, "c"), keyed(1, "aa"))
+    )
+
+    heads = [batch.decode_head(data) for data in written]
+    assert [head.producer for head in heads] == [None] * 3
+    assert [head.has_gaps for head in heads] == [True, False, True]
+    assert heads[-1].after_producer
+
+
+def test_a_merge_of_a_compacted_ledger_keeps_its_gaps() -> None:
+    written, _ = compacted({b"a": 50}, (keyed(0, "ab"),))
+    hand = Hand(ITEMS[:2])
+    hand.answer(ledger(1, 0), ledger(2, 0), ledger(7, -1))
+
+    first = hand.answer(read(*written))
+    hand.answer(None)
+    second = hand.answer(read(keyed(0, "xyz")))
+
+    assert left([*first.payloads, *second.payloads]) == {5: b"b", 6: b"x", 7: b"y", 8: b"z"}
+
+
+def test_a_merge_is_clean_if_all_its_parts_are() -> None:
+    """Rule 27d."""
+    clean = tuple(replace(item, compacted_ms=5 + at) for at, item in enumerate(ITEMS[:2]))
+
+    assert Compaction().compacted(clean, 99) == 6
+    assert Compaction().compacted((clean[1], ITEMS[2]), 99) == 0
+    assert LOG.rewritten(ITEMS[:2], 7, 1, 6).items[0].compacted_ms == 6
+
+
+def test_a_merge_leaves_out_what_has_expired() -> None:
+    """Rule 27f: by the time of the publication, where there is one."""
+    records = [Record(b"a", ttl_s=1), Record(b"b"), Record(b"c", ttl_s=2)]
+    data = batch.placed(batch.encode(records), append_time_ms=70, records_before=0)
+    hand = Hand(ITEMS[1:2], Compaction(now_ms=1077))
+    hand.answer(ledger(2, 0), ledger(7, -1))
+
+    written = hand.answer(read(data))
+
+    (thinned,) = written.payloads
+    assert batch.opened(thinned).records == records[1:]
+    doubted = Hand(ITEMS[1:2])
+    doubted.answer(ledger(2, 0), ledger(7, -1))
+    (whole,) = doubted.answer(read(data)).payloads
+    assert batch.opened(whole).records == records
+
+
+SETTINGS = replace(LOG.settings, cleanup_policy="compact")
+COMPACTED = replace(LOG, settings=SETTINGS)
+
+
+def scan(newest: dict[bytes, int], log: LogMetadata = COMPACTED, **options: Any) -> Hand:
+    """A compaction of the first ledger, `ab`, as a pass asks for it, up to the end of its scan."""
+    made = Compaction(newest, makes_clean=True, settings=SETTINGS, **options)
+    hand = Hand(log.items[:1], made, log)
+    assert hand.answer(ledger(1, 0)) == ReadBatches(1, 0, 0)
+    hand.answer(read(keyed(0, "ab")))
+    return hand
+
+
+def test_a_ledger_of_which_nothing_goes_is_only_marked() -> None:
+    """It is not written again, and does not count as replaced, however many passes it sees."""
+    swap = scan({b"a": 4, b"x": 50}).question
+
+    assert isinstance(swap, SwapLog)
+    assert swap.log.items == (replace(ITEMS[0], compacted_ms=99), *LOG.items[1:])
+    was = replace(ITEMS[0], compacted_ms=5)
+    clean = replace(COMPACTED, items=(was, *LOG.items[1:]))
+    assert scan({}, clean).last == RewriteDone(clean, 0)
+
+
+def test_a_ledger_of_which_a_record_goes_is_read_again() -> None:
+    hand = scan({b"a": 50})
+
+    assert hand.question == CreateLedger(COMPACTED)
+    assert hand.answer(ledger(7, -1)) == ReadBatches(1, 0, 0)
+    written = hand.answer(read(keyed(0, "ab")))
+    assert left(written.payloads) == {5: b"b"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cleanup_policy": "delete"},
+        {"delete_retention_s": 10**6},
+        {"min_compaction_lag_s": 1},
+    ],
+)
+def test_a_change_of_the_policy_ends_a_compaction(changes: dict[str, Any]) -> None:
+    """An operator has asked to keep what it would remove."""
+    hand = scan({b"a": 50})
+    hand.answer(ledger(7, -1), read(keyed(0, "ab")), None, ledger(7, 0))
+    assert isinstance(hand.question, SwapLog)
+
+    dropped = hand.answer(RowChanged(COMPACTED.with_limits(changes)))
+
+    assert dropped == ReleaseLedgers((7,))
+    assert hand.answer(None) == RewriteDone(None, 55)
+
+
+def test_a_compaction_needs_the_ledgers_with_the_newer_records() -> None:
+    """Rule 27d, clause 1."""
+    hand = scan({b"a": 50}, sources={2, 4})
+    hand.answer(ledger(7, -1), read(keyed(0, "ab")), None, ledger(7, 0))
+    assert isinstance(hand.question, SwapLog)
+    other = replace(COMPACTED, items=(ITEMS[0], replace(ITEMS[1], ledger_id=9), *LOG.items[2:]))
+
+    assert hand.answer(RowChanged(other)) == ReleaseLedgers((7,))
+
+
+def test_a_batch_covers_no_more_offsets_than_it_can_count() -> None:
+    """Each of these old ledgers has lost all its records."""
+    whole = (1 << 31) - 5
+    head = replace(batch.decode_head(keyed(0, "a")), count=whole)
+    gone = batch.emptied(head, whole)
+    after = batch.moved(keyed(0, "ab"), records_before=whole, append_time_ms=7)
+    item = replace(ITEMS[0], last_offset=3 + 2 * whole + 2)
+    log = replace(LOG, items=(item, replace(LAST, first_offset=4 + 2 * whole + 2)))
+    hand = Hand(log.items[:1], Compaction({b"a": 1 << 40}), log)
+    hand.answer(ledger(1, 2), ledger(7, -1))
+    second = batch.emptied(replace(head, records_before=whole), whole)
+    last = batch.moved(after, records_before=2 * whole, append_time_ms=7)
+
+    written = hand.answer(read(gone, second, last))
+
+    heads = [batch.decode_head(data) for data in written.payloads]
+    assert [(each.records_before, each.count) for each in heads] == [
+        (0, whole),
+        (whole, whole + 2),
+    ]
+    assert left(written.payloads) == {4 + 2 * whole + 1: b"b"}
+
+
+def test_a_rewrite_that_takes_too_long_is_not_tried_again() -> None:
+    """Its new ledger would count as an orphan."""
+    hand = Hand(ITEMS[:1])
+    hand.answer(ledger(1, 1), ledger(7, -1), read(FIRST[0]))
+    assert isinstance(hand.last, Ask)
+
+    late = Now(0, 99, SECONDS_MAX + 1)
+    (asked,) = hand.machine.step(Answered(hand.last.number, None), late)
+
+    assert isinstance(asked, Ask)
+    assert asked.question == ReleaseLedgers((7,))
+    (done,) = hand.machine.step(Answered(asked.number, None), late)
+    assert isinstance(done, RewriteDone)
+    assert done.spoiled == 1

@@ -543,3 +543,47 @@ async def test_bad_requests_are_refused(http: Http, method: str, path: str, json
     await put(http)
     assert code(await http.ask(method, path, json)) == (422, "invalid")
     assert len(await claim(http)) == 10
+
+
+async def test_dead_letters_without_keys_dont_go_to_a_compacted_log(http: Http) -> None:
+    """Before the move begins, so that the queue can have another dead-letter log."""
+    await http.done("PUT", DEAD, {"cleanup_policy": "compact"})
+    await http.done("PUT", "/v1/logs/dead2", {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    await settle(http, "nak", await claim(http, 1))
+
+    async def is_shown() -> Any:
+        return (await http.done("GET", MAIL))["dead_letter_error"] == "key-required"
+
+    await until(is_shown, "the reason is shown", 20)
+    await put(http, max_attempts=1, dead_letter_log="dead2")
+    await dead_letters(http, 1)
+
+
+async def test_a_tombstone_is_one_as_a_dead_letter_and_after_it(http: Http) -> None:
+    """Else the deleted key would be back, with an empty value."""
+    await http.done("PUT", DEAD, {})
+    await http.done("POST", f"{LOG}/records", {"key": "k", "text": None})
+    await put(http, max_attempts=1, dead_letter_log="dead", **{"from": 10})
+    await settle(http, "nak", await claim(http, 1))
+    await dead_letters(http, 1)
+    await http.done("PATCH", LOG, {"cleanup_policy": "compact"})
+    assert await http.done("POST", f"{MAIL}/redrive", {}) == {"redriven": 1}
+
+    for path in (f"{DEAD}/records?from=0", f"{LOG}/records?from=11"):
+        (record,) = (await http.done("GET", f"{path}&encoding=text"))["records"]
+        assert (record["key"], record["text"]) == ("k", None)
+
+
+async def test_dead_letters_that_a_compacted_log_doesnt_take_back_are_lost(http: Http) -> None:
+    await http.done("PUT", DEAD, {})
+    await http.done("POST", f"{LOG}/records", {"key": "k", "text": "v", "ttl_s": 1000})
+    await put(http, max_attempts=1, dead_letter_log="dead", **{"from": 9})
+    await settle(http, "nak", await claim(http, 2))
+    await dead_letters(http, 2)
+    await http.done("PATCH", LOG, {"cleanup_policy": "compact"})
+
+    assert await http.done("POST", f"{MAIL}/redrive", {}) == {"redriven": 2}
+
+    found = (await http.done("GET", f"{LOG}/records?from=11&encoding=text"))["records"]
+    assert [(one["key"], one["text"]) for one in found] == [("k", "v")]

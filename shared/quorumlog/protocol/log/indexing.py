@@ -35,10 +35,10 @@ from quorumlog.protocol.log.messages import (
     SwapLog,
     WriteBatches,
 )
-from quorumlog.protocol.log.rewrite import CONFLICTS_MAX
+from quorumlog.protocol.log.rewrite import CONFLICTS_MAX, unfit
 from quorumlog.protocol.log.row import NO_KEYS, LogItem, LogMetadata
 from quorumlog.protocol.log.takeover import ending
-from quorumlog.protocol.metadata import LedgerMetadata, State
+from quorumlog.protocol.metadata import LedgerMetadata
 
 INDEXED_BYTES_MIN: Final = 64 << 10
 """Smaller ledgers are not indexed, as a read of such a ledger costs little more than a lookup."""
@@ -178,12 +178,12 @@ class Indexing:
         self._out.append(RewriteDone(result, self._size, self._spoiled))
 
     def _checked(self, ledger: LedgerMetadata) -> None:
-        if ledger.state is not State.CLOSED or ledger.last_entry is None:
-            self._spoil("the ledger is not CLOSED")
-        elif ledger.lost_entries or ledger.may_lack_entries or ledger.last_entry >= ENTRIES_MAX:
-            self._spoil("the ledger may lack entries, or has too many")
+        last = ledger.last_entry or 0
+        why = "the ledger has too many entries" if last >= ENTRIES_MAX else unfit(ledger)
+        if why:
+            self._spoil(why)
         else:
-            self._last_entry = ledger.last_entry
+            self._last_entry = last
             self._read_next()
 
     def _read_next(self) -> None:

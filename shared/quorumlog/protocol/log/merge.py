@@ -12,6 +12,7 @@ ledgers below a size, fewer than MERGED_MIN stay between two larger ones.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 from quorumlog.protocol.log.row import LogItem, LogMetadata
@@ -50,7 +51,8 @@ def next_merge(row: LogMetadata, spoiled: Collection[int] = ()) -> tuple[LogItem
         for begin, end in _runs(row.items, small, largest):
             # Ledgers can still join the last run, which ends at what a takeover replays.
             is_gap = end < last and (takes_gaps or largest >= below)
-            for items in _cut(row, row.items[begin:end]):
+            bytes_max = min(2 * below, MERGE_BYTES_MAX)
+            for items in cut(row, row.items[begin:end], bytes_max):
                 if len(items) >= MERGED_MIN and (is_gap or _grow(items)):
                     return items
         largest, takes_gaps = largest * GROWTH, not takes_gaps
@@ -77,11 +79,24 @@ def _runs(
         yield begin, len(items)
 
 
-def _cut(row: LogMetadata, run: Sequence[LogItem]) -> Iterator[tuple[LogItem, ...]]:
-    """Cut a run to parts that one ledger may replace."""
+def adjacent(items: Sequence[LogItem]) -> Iterator[tuple[LogItem, ...]]:
+    """Cut items where a ledger is missing between two of them."""
+    begin = 0
+    for at, (one, other) in enumerate(pairwise(items), 1):
+        if (one.last_offset or 0) + 1 != other.first_offset:
+            yield tuple(items[begin:at])
+            begin = at
+    yield tuple(items[begin:])
+
+
+def cut(row: LogMetadata, run: Sequence[LogItem], bytes_max: int) -> Iterator[tuple[LogItem, ...]]:
+    """Cut a run of adjacent ledgers to parts of at most `bytes_max` that one ledger may replace."""
     settings = row.settings
-    bytes_max = min(2 * settings.merge_below_bytes, MERGE_BYTES_MAX)
-    if settings.retention_bytes:
+    # A ledger that replaced too many others can't be compacted.
+    replaced_max = REPLACED_MAX // _PART if settings.compacts else REPLACED_MAX
+    keeps_all = settings.cleanup_policy == "compact"  # the retention releases nothing
+    retention_s = 0 if keeps_all else settings.retention_seconds
+    if settings.retention_bytes and not keeps_all:
         bytes_max = min(bytes_max, settings.retention_bytes // _PART)
     part: list[LogItem] = []
     size = replaced = 0
@@ -89,12 +104,26 @@ def _cut(row: LogMetadata, run: Sequence[LogItem]) -> Iterator[tuple[LogItem, ..
         span_s = (item.sealed_ms - part[0].sealed_ms) / 1000 if part else 0.0
         is_full = (
             size + item.bytes > bytes_max
-            or replaced + item.replaced + 1 > REPLACED_MAX
-            or (settings.retention_seconds and span_s > settings.retention_seconds / _PART)
+            or replaced + item.replaced + 1 > replaced_max
+            or (retention_s and span_s > retention_s / _PART)
         )
-        if is_full and part:
+        if part and (is_full or _would_keep_tombstones(row, part[0], item)):
             yield tuple(part)
             part, size, replaced = [], 0, 0
         part.append(item)
         size, replaced = size + item.bytes, replaced + item.replaced + 1
     yield tuple(part)
+
+
+def _would_keep_tombstones(row: LogMetadata, one: LogItem, other: LogItem) -> bool:
+    """Whether tombstones would stay much longer in a ledger that replaces both: it is as dirty as
+    one of them, or clean since the later time (rule 27d).
+    """
+    if not row.settings.compacts:
+        return False
+    kept_ms = 1000 * row.settings.delete_retention_s
+    latest = max(item.sealed_ms for item in row.items) - kept_ms
+    times = one.compacted_ms, other.compacted_ms
+    if 0 in times or max(times) <= latest:
+        return any(times) and 0 in times
+    return min(times) <= latest or max(times) - min(times) > kept_ms / _PART

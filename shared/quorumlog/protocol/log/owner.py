@@ -22,6 +22,7 @@ from quorumlog.errors import (
     UNKNOWN,
     ExpiredProducer,
     InvalidRequest,
+    KeyRequired,
     LogFenced,
     LogReplaced,
     NoSuchLedger,
@@ -102,6 +103,7 @@ _BY_STATE: Final = (
     LogFenced,
     LogReplaced,
     InvalidRequest,
+    KeyRequired,
 )
 """Refusals of an append that depend on the known state of the log, and hold only while this process
 still owns the log.
@@ -285,7 +287,8 @@ class Owner:
         try:
             self.log.check_created(pending.call.created_at)
             self.tenancy.check_token(pending.call.token)
-            before = self._pipe.begin(pending, now)
+            needs_keys = self.log.settings.compacts
+            before = self._pipe.begin(pending, now, needs_keys=needs_keys)
         except QuorumLogError as error:
             reported = error.replace(log=self.log.name)
             if isinstance(error, _BY_STATE):

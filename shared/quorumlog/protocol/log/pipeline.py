@@ -9,7 +9,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
 
-from quorumlog.errors import InvalidRequest, StreamSeqRegression, TooLarge, UnexpectedOffset
+from quorumlog.errors import (
+    InvalidRequest,
+    KeyRequired,
+    StreamSeqRegression,
+    TooLarge,
+    UnexpectedOffset,
+)
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.log.clock import Now
 from quorumlog.protocol.log.messages import Append, RecordsAppended, RequestKey
@@ -96,8 +102,9 @@ class Pipeline:
         assert ids == list(range(first, first + len(ids))), "rule 25: ids follow on each other"
         assert self.acknowledged <= self.records
 
-    def begin(self, pending: PendingAppend, now: Now) -> Answer | None:
+    def begin(self, pending: PendingAppend, now: Now, *, needs_keys: bool = False) -> Answer | None:
         """Assign an entry and offsets to an append, or return the answer that its first copy got.
+        `needs_keys`: reject a new request with a record without a key.
 
         Raises: the reason why the request can't be appended; then nothing is changed.
         """
@@ -125,6 +132,10 @@ class Pipeline:
             if first is not None:
                 first.repeats.append(pending)
                 return None
+        if needs_keys and marked is not None and marked.has_ttls:
+            raise InvalidRequest("the log is compacted, so its records have no ttl_s")
+        if needs_keys and not batch.has_keys(call.data):
+            raise KeyRequired("the log is compacted: send a key with each record")
         if call.expect is not None and call.expect != self.next_offset:
             raise UnexpectedOffset(
                 f"the next record gets the offset {self.next_offset}", next_offset=self.next_offset

@@ -1,7 +1,9 @@
 """A rewrite: copies the records of adjacent sealed ledgers of a log, at the same offsets, into a
-new ledger, which then replaces them in the log's metadata (rule 27c).
+new ledger, which then replaces them in the log's metadata (rule 27c). A compaction leaves out
+records (rule 27d). It first looks for a record that goes; if there is none, it writes no ledger.
 
-    IDLE -> CHECKING -> CREATING -> READING <-> WRITING -> CLOSING -> SWAPPING -> RELEASING -> DONE
+    IDLE -> CHECKING (-> SCANNING) -> CREATING -> READING <-> WRITING -> CLOSING -> SWAPPING
+         -> RELEASING -> DONE
 
 Until the swap, no log names the new ledger, so the sweep of orphans deletes it if the process ends
 (rule 22). After the swap, the sweep deletes the old ledgers. A rewrite may run in any process: the
@@ -9,13 +11,15 @@ compare-and-swap decides, and the log's owner learns of the change as of a trunc
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Final
 
 from quorumlog.errors import EntryUnavailable, NoSuchLedger, QuorumLogError, WriterLost
-from quorumlog.protocol import batch
+from quorumlog.protocol import batch, packed
 from quorumlog.protocol.ids import NO_ENTRY
 from quorumlog.protocol.log.clock import Now
+from quorumlog.protocol.log.compaction import Compaction
 from quorumlog.protocol.log.messages import (
     Answered,
     Ask,
@@ -43,12 +47,32 @@ CONFLICTS_MAX: Final = 20
 """How often one rewrite tries to change the metadata, which others change meanwhile."""
 
 
+SECONDS_MAX: Final = 240.0
+"""The longest time from the new ledger's creation to its last record. Soon after, the sweep takes
+the ledger for an orphan (`ORPHAN_AGE_S`)."""
+
+GAP_MAX: Final = 1 << 31
+"""The most offsets that one batch covers with those before it: 32 bits count them."""
+
+
+def unfit(ledger: LedgerMetadata) -> str | None:
+    """Why the records of a ledger can't be moved to another one, or None. Readers must go on to
+    learn that entries are or may be lost.
+    """
+    if ledger.state is not State.CLOSED or ledger.last_entry is None:
+        return "the ledger is not CLOSED"
+    is_whole = not ledger.lost_entries and not ledger.may_lack_entries
+    return None if is_whole else "the ledger may lack entries"
+
+
 class RewriteStage(Enum):
     """The stage of a rewrite."""
 
     IDLE = "idle"
     CHECKING = "checking"
     """The metadata of each old ledger is read: only a whole CLOSED ledger is rewritten."""
+    SCANNING = "scanning"
+    """A compaction reads the old ledgers up to the first record that goes."""
     CREATING = "creating"
     READING = "reading"
     WRITING = "writing"
@@ -64,14 +88,19 @@ class RewriteStage(Enum):
 class Rewrite:
     """Rewrites some ledgers of one log, once. Ends with RewriteDone."""
 
-    def __init__(self, log: LogMetadata, items: Sequence[LogItem]) -> None:
-        """`log`: the metadata as last read, which must name `items` as adjacent and sealed."""
+    def __init__(self, log: LogMetadata, items: Sequence[LogItem], compaction: Compaction) -> None:
+        """`log`: the metadata as last read, which must name `items` as adjacent and sealed.
+        `compaction` decides which records stay.
+        """
         assert log.names_sealed(items), "rule 27c"
         self.stage = RewriteStage.IDLE
         self._log = log
         self._items = tuple(items)
+        self._compaction = compaction
         self._number = 0
         self._tries = 0
+        self._now = Now(0, None)
+        self._created_s = 0.0
         self._last_entries: list[int] = []
         """The last entries of the old ledgers that were checked."""
         self._index = 0
@@ -87,6 +116,10 @@ class Rewrite:
         self._has_producers = False
         """Whether a producer's batch was copied. A takeover that would replay the new ledger learns
         from its last entry whether it has any."""
+        self._gap = 0
+        """How many offsets before the next batch no batch of the new ledger covers yet."""
+        self._last: batch.BatchHead | None = None
+        """The last batch whose records were all removed, as the new ledger would have stored it."""
         self._result: LogMetadata | QuorumLogError | None = None
         self._spoiled: int | None = None
         """The old ledger for which no rewrite can succeed."""
@@ -94,7 +127,7 @@ class Rewrite:
 
     def step(self, event: Event, now: Now) -> list[Effect]:
         """Take an event and return the effects."""
-        del now
+        self._now = now
         if self.stage is RewriteStage.DONE:
             return []
         match event:
@@ -112,6 +145,11 @@ class Rewrite:
     @property
     def _item(self) -> LogItem:
         return self._items[self._index]
+
+    @property
+    def size_before(self) -> int:
+        """The bytes of the old ledgers."""
+        return sum(item.bytes for item in self._items)
 
     @property
     def _old(self) -> tuple[int, ...]:
@@ -134,9 +172,9 @@ class Rewrite:
             case RewriteStage.CHECKING:
                 self._checked(value)
             case RewriteStage.CREATING:
-                self._new = value.ledger_id
+                self._new, self._created_s = value.ledger_id, self._now.monotonic_s
                 self._read_next()
-            case RewriteStage.READING:
+            case RewriteStage.SCANNING | RewriteStage.READING:
                 self._read(value)
             case RewriteStage.WRITING:
                 self._read_next()
@@ -172,67 +210,154 @@ class Rewrite:
         if len(self._last_entries) < len(self._items):
             item = self._items[len(self._last_entries)]
             self._ask(RewriteStage.CHECKING, ReadLedger(item.ledger_id))
+        elif self._compaction.settings is not None:
+            self._read_next()
         else:
-            self._ask(RewriteStage.CREATING, CreateLedger(self._log))
+            self._create()
 
     def _checked(self, ledger: LedgerMetadata) -> None:
-        """Note a ledger's end. Readers must go on to learn that entries are or may be lost."""
-        if ledger.state is not State.CLOSED or ledger.last_entry is None:
-            self._spoil(ledger.ledger_id, "the ledger is not CLOSED")
-        elif ledger.lost_entries or ledger.may_lack_entries:
-            self._spoil(ledger.ledger_id, "the ledger may lack entries")
+        if why := unfit(ledger):
+            self._spoil(ledger.ledger_id, why)
         else:
-            self._last_entries.append(ledger.last_entry)
+            self._last_entries.append(ledger.last_entry or 0)
             self._check_next()
 
+    def _create(self) -> None:
+        """Begin to copy, from the first record on."""
+        self._index = self._entry = self._gap = 0
+        self._offset, self._last = self._items[0].first_offset or 0, None
+        self._has_producers = False
+        self._ask(RewriteStage.CREATING, CreateLedger(self._log))
+
     def _read_next(self) -> None:
-        """Read the next batches of the old ledgers, or close the new ledger after the last one."""
+        """Read the next batches of the old ledgers, or finish after the last one."""
         while self._entry > self._last_entries[self._index]:
             if self._offset != (self._item.last_offset or 0) + 1:
                 self._spoil(self._item.ledger_id, f"the records end at {self._offset}")
                 return
             if self._index + 1 == len(self._items):
-                assert self._new is not None
-                self._ask(RewriteStage.CLOSING, CloseLedger(self._new))
+                self._finish()
                 return
             self._index, self._entry = self._index + 1, 0
+        if self._new is not None and self._now.monotonic_s > self._created_s + SECONDS_MAX:
+            self._spoil(self._item.ledger_id, f"a rewrite takes more than {SECONDS_MAX} s")
+            return
+        stage = RewriteStage.SCANNING if self._new is None else RewriteStage.READING
         last = self._last_entries[self._index]
-        self._ask(RewriteStage.READING, ReadBatches(self._item.ledger_id, self._entry, last))
+        self._ask(stage, ReadBatches(self._item.ledger_id, self._entry, last))
+
+    def _finish(self) -> None:
+        """Cover the last offsets, then close the new ledger. Without a new ledger, no record goes:
+        the old ones become clean as they are.
+        """
+        if self._new is None:
+            self._swap(self._log)
+        elif payloads := self._bridged():
+            self._write(payloads)
+        else:
+            self._ask(RewriteStage.CLOSING, CloseLedger(self._new))
 
     def _read(self, read: BatchesRead) -> None:
-        item, payloads = self._item, []
+        item, payloads = self._item, list[bytes]()
         try:
             if read.is_lost:
                 raise batch.BadBatch("entries are lost")
             for entry_id, data in read.entries:
-                payloads.append(self._moved(item, entry_id, data))
+                head = batch.decode_head(data)
+                first = self._next(item, entry_id, head)
+                kept = self._kept(item, first, head, data)
+                if self._new is not None:
+                    payloads += self._moved(item, first, head, data, kept)
+                elif kept is not None and len(kept[1]) < kept[0].count:
+                    self._create()
+                    return
             if self._entry != read.next:
                 raise batch.BadBatch(f"entry {self._entry} is missing")
         except batch.BadBatch as error:
             self._spoil(item.ledger_id, str(error))
             return
+        if payloads and self._new is not None:
+            self._write(payloads)
+        else:
+            self._read_next()
+
+    def _write(self, payloads: Sequence[bytes]) -> None:
         assert self._new is not None
         first, self._written = self._written, self._written + len(payloads)
         self._size += sum(map(len, payloads))
         self._ask(RewriteStage.WRITING, WriteBatches(self._new, first, tuple(payloads)))
 
-    def _moved(self, item: LogItem, entry_id: int, data: bytes) -> bytes:
-        """A batch as the new ledger stores it. Raises: BadBatch if it is not the next one."""
-        head = batch.decode_head(data)
+    def _next(self, item: LogItem, entry_id: int, head: batch.BatchHead) -> int:
+        """Go on to the next batch. Returns its first offset. Raises: BadBatch if it does not
+        continue the log.
+        """
         first = (item.first_offset or 0) + head.records_before
         if entry_id != self._entry or first != self._offset or head.is_end:
             raise batch.BadBatch(f"entry {entry_id} at offset {first} does not continue the log")
-        after_producer = self._has_producers
-        self._has_producers |= head.producer is not None or head.after_producer
         self._entry += 1
         self._offset += head.count
-        begin = self._items[0].first_offset or 0
-        return batch.moved(
-            data,
-            records_before=first - begin,
-            append_time_ms=item.published_ms or head.append_time_ms,
-            after_producer=after_producer or head.after_producer,
+        return first
+
+    def _moved(
+        self,
+        item: LogItem,
+        first: int,
+        head: batch.BatchHead,
+        data: bytes,
+        kept: tuple[batch.Columns, Sequence[int]] | None,
+    ) -> list[bytes]:
+        """A batch, of which the records `kept` stay, as the new ledger stores it."""
+        after_producer = self._has_producers or head.after_producer
+        self._has_producers |= head.producer is not None or head.after_producer
+        before = first - (self._items[0].first_offset or 0)
+        time_ms = item.published_ms or head.append_time_ms
+        if kept is None:
+            return [
+                *self._bridged(),
+                batch.moved(
+                    data,
+                    records_before=before,
+                    append_time_ms=time_ms,
+                    after_producer=after_producer,
+                ),
+            ]
+        # A takeover that learns producers from the new ledger must see that some are missing.
+        head = replace(
+            head,
+            records_before=before,
+            append_time_ms=time_ms,
+            after_producer=self._has_producers,
         )
+        columns, numbers = kept
+        bridged = self._bridged() if self._gap + head.count > GAP_MAX else []
+        if not numbers:
+            self._last, self._gap = head, self._gap + head.count
+            return bridged
+        gap, self._gap = self._gap, 0
+        thinned = columns.thinned(head, numbers, gap)
+        return [*bridged, packed.pack(thinned) if batch.is_packed(data) else thinned]
+
+    def _kept(
+        self, item: LogItem, first: int, head: batch.BatchHead, data: bytes
+    ) -> tuple[batch.Columns, Sequence[int]] | None:
+        """A batch and the numbers of its records that stay; None if all stay. Raises: BadBatch."""
+        if not self._compaction.may_remove(head):
+            return None
+        stored = columns = batch.opened(packed.unpack(data))
+        if self._log.settings.compacts:
+            time_ms = item.published_ms or head.append_time_ms
+            columns = stored.buried(time_ms, self._compaction.now_ms)
+        numbers = self._compaction.survivors(item, first, columns)
+        if numbers is None and (columns is not stored or not columns.count):
+            numbers = range(columns.count)  # an earlier compaction may have removed all
+        return None if numbers is None else (columns, numbers)
+
+    def _bridged(self) -> list[bytes]:
+        """The batch that covers the offsets before the next batch, if they have no records."""
+        if self._last is None or not self._gap:
+            return []
+        gap, self._gap = self._gap, 0
+        return [batch.emptied(self._last, gap)]
 
     # --- the metadata ----------------------------------------------------------------------------
 
@@ -245,15 +370,25 @@ class Rewrite:
         self._swap(self._log)
 
     def _swap(self, log: LogMetadata) -> None:
-        """Replace the items, if the log still names them unchanged."""
+        """Replace the items, if the log still names them unchanged, and wants their records removed.
+        Without a new ledger, only mark them as clean.
+        """
         self._tries += 1
         is_same = log.created_at == self._log.created_at and log.names_sealed(self._items)
-        if not is_same or self._tries > CONFLICTS_MAX:
+        is_wanted = is_same and self._compaction.is_wanted(log)
+        if not is_wanted or self._tries > CONFLICTS_MAX:
             self._give_up(None)
             return
-        assert self._new is not None
-        row = log.rewritten(self._items, self._new, self._size)
-        self._ask(RewriteStage.SWAPPING, SwapLog(row))
+        now_ms = 0 if self._now.is_doubted else self._now.sealed_ms()
+        compacted_ms = self._compaction.compacted(self._items, now_ms)
+        if self._new is not None:
+            row = log.rewritten(self._items, self._new, self._size, compacted_ms)
+        else:
+            row = log.cleaned(self._items, compacted_ms)
+        if row == log:
+            self._done(log)
+        else:
+            self._ask(RewriteStage.SWAPPING, SwapLog(row))
 
     def _swapped(self, value: LogMetadata | RowChanged) -> None:
         if isinstance(value, RowChanged):
@@ -262,4 +397,7 @@ class Rewrite:
         # `value` may be later metadata, which has dropped the new ledger again. No metadata names
         # the old ledgers any longer.
         self._result = value
-        self._ask(RewriteStage.RELEASING, ReleaseLedgers(self._old))
+        if self._new is None:
+            self._done(value)
+        else:
+            self._ask(RewriteStage.RELEASING, ReleaseLedgers(self._old))

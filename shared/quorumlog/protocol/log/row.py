@@ -117,6 +117,9 @@ class LogItem:
     index: IdOrNone | None = None
     """The ledger with the index of this ledger's keys, NO_KEYS (-1) if it has none, or None if it
     has no index (rule 27e)."""
+    compacted_ms: Number = 0
+    """When the last ledger that became a part of this one was compacted; 0: it may have records of
+    a key whose newer record an earlier pass has not seen (rule 27d)."""
 
     @property
     def is_empty(self) -> bool:
@@ -133,9 +136,12 @@ def ledgers_of(items: Iterable[LogItem]) -> set[int]:
 
 LIMITS: Final = (
     "roll_bytes", "roll_entries", "roll_seconds", "retention_bytes", "retention_seconds",
-    "merge_below_bytes",
+    "merge_below_bytes", "cleanup_policy", "min_compaction_lag_s", "delete_retention_s",
+    "max_dirty_percent",
 )  # fmt: skip
 """The settings of a log that may be changed."""
+
+DAY_S: Final = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +157,26 @@ class LogSettings:
     retention_seconds: Number = 0
     merge_below_bytes: Number = 64 * 1024 * 1024
     """The size below which sealed ledgers are merged into larger ones (rule 27c)."""
+    cleanup_policy: Annotated[str, Bounds(pattern="^(delete|compact|compact,delete)$")] = "delete"
+    """`delete`: the retention releases old ledgers. `compact`: the newest record of each key stays
+    (rule 27d)."""
+    min_compaction_lag_s: Number = 0
+    """How long after its seal a ledger is not compacted."""
+    delete_retention_s: Number = DAY_S
+    """How long compaction keeps tombstones."""
+    max_dirty_percent: Annotated[int, Bounds(ge=0, le=100)] = 50
+    """The share of bytes that no compaction has seen from which on a log is compacted."""
     batch_compression: Annotated[str, Bounds(pattern="^(none|zstd)$")] = "none"
     """How the columns of record batches are stored: `none` or `zstd` (`packed.py`)."""
     custom: Pairs = ()
 
     @property
-    def limits(self) -> dict[str, int]:
+    def compacts(self) -> bool:
+        """Whether the log is compacted, and so accepts no record without a key (rule 27d)."""
+        return self.cleanup_policy != "delete"
+
+    @property
+    def limits(self) -> dict[str, int | str]:
         """The settings in LIMITS, by name."""
         return {name: getattr(self, name) for name in LIMITS}
 
@@ -171,7 +191,7 @@ class LogSettings:
             "batch_compression": self.batch_compression,
         }
 
-    def with_limits(self, limits: Mapping[str, int]) -> "LogSettings":
+    def with_limits(self, limits: Mapping[str, int | str]) -> "LogSettings":
         """The settings with some of LIMITS changed, by name."""
         assert set(limits) <= set(LIMITS)
         values: dict[str, Any] = dict(limits)
@@ -511,9 +531,15 @@ class LogMetadata(Value):
             for item in items
         )
 
-    def rewritten(self, items: Sequence[LogItem], ledger_id: int, size: int) -> "LogMetadata":
+    def rewritten(
+        self,
+        items: Sequence[LogItem],
+        ledger_id: int,
+        size: int,
+        compacted_ms: int = 0,
+    ) -> "LogMetadata":
         """The log in which one ledger of `size` bytes replaces the ledgers of adjacent sealed
-        items, at the same offsets (rule 27c).
+        items, at the same offsets (rule 27c). `compacted_ms`: of the new ledger.
         """
         assert self.names_sealed(items), "rule 27c"
         new = LogItem(
@@ -523,9 +549,21 @@ class LogMetadata(Value):
             bytes=size,
             sealed_ms=max(item.sealed_ms for item in items),
             replaced=sum(item.replaced + 1 for item in items),
+            compacted_ms=compacted_ms,
         )
         at = self._place_of(items)
         return replace(self, items=(*self.items[:at], new, *self.items[at + len(items) :]))
+
+    def cleaned(self, items: Sequence[LogItem], compacted_ms: int) -> "LogMetadata":
+        """The log in which these items are clean since a time, unless they were before (rule 27d)."""
+        ids = {item.ledger_id for item in items if not item.compacted_ms}
+        return replace(
+            self,
+            items=tuple(
+                replace(item, compacted_ms=compacted_ms) if item.ledger_id in ids else item
+                for item in self.items
+            ),
+        )
 
     def indexed(
         self, ledger_id: int, index: int | None, *, before: int | None = None
@@ -547,7 +585,7 @@ class LogMetadata(Value):
         assert through >= (self.archived_through or 0), "archived records stay archived"
         return replace(self, archived_through=through)
 
-    def with_limits(self, limits: Mapping[str, int]) -> "LogMetadata":
+    def with_limits(self, limits: Mapping[str, int | str]) -> "LogMetadata":
         """The log with some of LIMITS changed, by name."""
         return replace(self, settings=self.settings.with_limits(limits))
 

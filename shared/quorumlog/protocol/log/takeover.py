@@ -84,6 +84,8 @@ class Takeover:
         """The ledger that is being measured."""
         self.producers: ProducerTable[Any] = ProducerTable(forgotten_end=log.forgotten_end)
         """The producers at the log's end, once the takeover is done."""
+        self._is_compacted = False
+        """Whether records of the ledger that was replayed are missing (rule 27d)."""
         self._changed = log
         self._new: int | None = None
         self._result: LogMetadata | QuorumLogError | None = None
@@ -209,9 +211,15 @@ class Takeover:
 
     def _learn(self, item: LogItem, entry_id: int, data: bytes) -> None:
         head = batch.decode_head(data)
-        if head.producer is None:
-            return
         first = item.first_offset or 0
+        if head.has_gaps:
+            # Requests are missing, so all producers are unknown. Only a rebuild from bookies leaves
+            # no ledger behind a compacted one (rule 27d).
+            self._is_compacted = True
+            end = first + self._ends[item.ledger_id].records
+            self.producers = ProducerTable((), forgotten_end=end)
+        if head.producer is None or self._is_compacted:
+            return
         answer = Answer(
             head.producer.seq,
             first + head.records_before,

@@ -192,6 +192,8 @@ def _expired(log: Mapping[str, Any], inventory: Inventory, now: dt.datetime) -> 
     late.
     """
     settings = log["settings"]
+    if settings.get("cleanup_policy") == "compact":
+        return []
     most_bytes, most_s = settings["retention_bytes"], settings["retention_seconds"]
     archived = log.get("archived_through")
     sealed = [item for item in log["ledgers"] if item["last_offset"] is not None]

@@ -1,0 +1,315 @@
+"""Which ledgers of a log are compacted next, and which of their records stay (rule 27d).
+
+A pass reads the keys of the *dirty* ledgers, those behind the last pass, and notes the newest
+offset of each key. Then it rewrites all earlier and all dirty ledgers, the oldest first, without the
+records that have a newer one. After a pass, no key has two records in the ledgers that it wrote,
+which are *clean*.
+
+Tombstones stay for `delete_retention_s` after the pass that made their ledger clean, for readers
+that have read an older record of the key. No older record of the key is left then, unless the log
+has earlier ledgers that no pass may rewrite. So `compacted_ms` of a clean ledger never changes with
+a later pass. A ledger that loses no record is not written again.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Final
+
+from quorumlog.protocol.batch import BatchHead, Columns
+from quorumlog.protocol.log.merge import MERGE_BYTES_MAX, MERGED_MIN, adjacent, cut
+from quorumlog.protocol.log.row import LogItem, LogMetadata, LogSettings
+from quorumlog.protocol.metadata import REPLACED_MAX
+
+KEYS_MAX: Final = 500_000
+"""The most keys that a pass remembers, about 90 MB: chosen by judgement. A pass over ledgers with
+more keys ends with the ledgers whose keys fit. If one ledger has more, several passes share them.
+"""
+
+GROUP_BYTES_MAX: Final = 256 << 20
+"""The most bytes of old ledgers that become one ledger: the default of `roll_bytes`."""
+
+DIRTY_BYTES_MIN: Final = 1 << 20
+"""A pass begins with at least so many dirty bytes, or with MERGED_MIN dirty ledgers, unless it is
+the log's first one: chosen by judgement, because each pass may add one to what ledgers replaced."""
+
+_DECIDE: Final = ("cleanup_policy", "min_compaction_lag_s", "delete_retention_s")
+"""The settings that decide what a pass may remove. A change ends the pass."""
+
+_DIGEST_BYTES: Final = 16
+
+
+def digest(key: bytes) -> bytes:
+    """A short name of a key: the key itself if it is shorter than 16 bytes, which a digest has."""
+    if len(key) < _DIGEST_BYTES:
+        return key
+    return blake2b(key, digest_size=_DIGEST_BYTES).digest()
+
+
+class NewestOffsets:
+    """The newest offset of each key in the dirty ledgers of a pass. With `parts` > 1, it has one of
+    as many parts of the keys.
+    """
+
+    def __init__(self, part: int = 0, parts: int = 1, keys_max: int | None = None) -> None:
+        """Has no key yet. `keys_max`: by default KEYS_MAX."""
+        self.offsets: dict[bytes, int] = {}
+        self._part, self._parts, self._keys_max = part, parts, keys_max or KEYS_MAX
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are more keys than fit. What was noted before is right nevertheless."""
+        return len(self.offsets) > self._keys_max
+
+    def learn(self, first: int, columns: Columns) -> None:
+        """Note the keys of a batch that begins at the offset `first`, after all earlier ones."""
+        named = zip(columns.keys, columns.indexes, strict=True)
+        found = {digest(key): first + index for key, index in named if key is not None}
+        if self._parts > 1:
+            found = {
+                key: at for key, at in found.items() if hash_of(key) % self._parts == self._part
+            }
+        self.offsets.update(found)
+
+
+def hash_of(name: bytes) -> int:
+    """A number by which keys are shared among the parts of a pass, equal in all processes."""
+    return int.from_bytes(blake2b(name, digest_size=4).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What a rewrite removes from ledgers: a merge only expired records (rule 27f)."""
+
+    newest: Mapping[bytes, int] = field(default_factory=dict, repr=False)
+    """By `digest`, the newest offset of a key in the dirty ledgers."""
+    expired: Collection[int] = ()
+    """The ledgers whose tombstones have been kept long enough."""
+    makes_clean: bool = False
+    """Whether dirty ledgers become clean: not by a merge, nor if more parts of the keys follow."""
+    now_ms: int = 0
+    """The database's time; 0 if it is in doubt."""
+    settings: LogSettings | None = None
+    """The log's settings when its pass began; None for a merge."""
+    sources: Collection[int] = ()
+    """Later ledgers with newer records. The log must still name them when records go (clause 1)."""
+
+    def may_remove(self, head: BatchHead) -> bool:
+        """Whether records of a batch may go, so that it must be decoded."""
+        return bool(self.newest or self.expired) or head.has_ttls
+
+    def is_wanted(self, log: LogMetadata) -> bool:
+        """Whether the log, as it is now, still wants its records removed."""
+        if self.settings is None:
+            return True
+        now = log.settings.limits
+        is_same = all(now[name] == self.settings.limits[name] for name in _DECIDE)
+        return is_same and all(log.item_of(source) is not None for source in self.sources)
+
+    def survivors(self, item: LogItem, first: int, columns: Columns) -> Sequence[int] | None:
+        """The records of a batch of a ledger that stay, by their numbers; None if all stay. `first`
+        is the batch's first offset.
+        """
+        kept = self._newest(item, first, columns)
+        if columns.head.has_ttls:
+            time_ms = item.published_ms or columns.head.append_time_ms
+            lasting = set(columns.lasting(time_ms, self.now_ms))
+            kept = [number for number in kept if number in lasting]
+        return None if len(kept) == columns.count else kept
+
+    def _newest(self, item: LogItem, first: int, columns: Columns) -> Sequence[int]:
+        if not columns.key_sizes or not (self.newest or self.expired):
+            return range(columns.count)
+        newest, gone = self.newest, frozenset[int]()
+        if columns.tombstones and item.ledger_id in self.expired:
+            gone = columns.tombstones
+        return [
+            number
+            for number, (key, index) in enumerate(zip(columns.keys, columns.indexes, strict=True))
+            if key is None or (newest.get(digest(key), 0) <= first + index and number not in gone)
+        ]
+
+    def compacted(self, items: Sequence[LogItem], now_ms: int) -> int:
+        """`compacted_ms` of the ledger that replaces these, by the time at which it does."""
+        known = [item.compacted_ms for item in items]
+        if 0 in known:
+            return now_ms if self.makes_clean else 0
+        return max(known)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The ledgers of one pass, in order. `is_whole`: no earlier ledger of the log stays as it is."""
+
+    row: LogMetadata
+    now_ms: int
+    clean: tuple[LogItem, ...]
+    dirty: tuple[LogItem, ...]
+    is_whole: bool
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the share of dirty bytes has reached `max_dirty_percent`, and a pass is worth its
+        effort: each one may rewrite all clean ledgers.
+        """
+        dirty = sum(item.bytes for item in self.dirty)
+        whole = dirty + sum(item.bytes for item in self.clean)
+        is_enough = (
+            not self.clean
+            or dirty >= DIRTY_BYTES_MIN
+            or sum(item.replaced + 1 for item in self.dirty) >= MERGED_MIN
+        )
+        return is_enough and 100 * dirty >= self.row.settings.max_dirty_percent * whole
+
+    @property
+    def expired(self) -> frozenset[int]:
+        """The clean ledgers whose tombstones have been kept long enough."""
+        latest = self.now_ms - 1000 * self.row.settings.delete_retention_s
+        found = (item.ledger_id for item in self.clean if item.compacted_ms <= latest)
+        return frozenset(found) if self.is_whole else frozenset()
+
+    @property
+    def groups(self) -> Iterator[tuple[LogItem, ...]]:
+        """The ledgers to rewrite, each group to one ledger, the oldest group first. Each clean
+        ledger is a group, since most lose no record, and stay.
+        """
+        for item in self.clean:
+            yield (item,)
+        for run in adjacent(self.dirty):
+            yield from cut(self.row, run, GROUP_BYTES_MAX)
+
+
+def next_pass(
+    row: LogMetadata, now_ms: int, spoiled: Collection[int] = (), end: int | None = None
+) -> Pass | None:
+    """The next pass over a log, or None if none may be. `now_ms`: the database's time. `spoiled`:
+    ledgers for which no rewrite succeeds. `end`: the pass takes the ledgers below this offset,
+    which an earlier pass took.
+    """
+    settings = row.settings
+    if not settings.compacts:
+        return None
+    latest = now_ms - 1000 * settings.min_compaction_lag_s
+    clean, dirty, is_whole = list[LogItem](), list[LogItem](), True
+    for item in row.items:
+        last = item.last_offset
+        if last is None or item is row.base or item.ledger_id in spoiled:
+            break  # a later pass may take it, so no ledger behind it may become clean
+        if end is not None and last >= end:
+            break
+        is_fixed = item.replaced >= REPLACED_MAX or item.bytes > MERGE_BYTES_MAX
+        if is_fixed or row.is_shared(item):
+            is_whole = False  # no pass will ever take it
+        elif not dirty and item.compacted_ms:
+            clean.append(item)
+        elif item.sealed_ms <= latest or end is not None:
+            dirty.append(item)
+        else:
+            break
+    found = Pass(row, now_ms, tuple(clean), tuple(dirty), is_whole)
+    return found if dirty else None
+
+
+class PassState:
+    """A pass that is carried out: what must be read or rewritten next, and what a rewrite may do.
+
+    It learns the keys of the dirty ledgers, one after the other, then has the groups rewritten. If
+    the keys don't fit, the pass ends with the ledgers whose keys do. If those of one ledger don't
+    fit, the pass does both several times, each time for one part of the keys.
+    """
+
+    def __init__(self, due: Pass) -> None:
+        """Begins with the first dirty ledger."""
+        self.name = due.row.name
+        self.end = _end(due.dirty)
+        """The pass takes ledgers below this offset."""
+        self.is_over = False
+        self._due = due
+        self._part, self._parts = 0, 1
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin to learn a part of the keys."""
+        self._newest = NewestOffsets(self._part, self._parts)
+        self._learned: list[LogItem] = []
+        self._groups: deque[tuple[int, ...]] | None = None
+        self._sources = {item.ledger_id for item in self._due.dirty}
+
+    @property
+    def to_learn(self) -> LogItem | None:
+        """The dirty ledger whose keys are read next; None if it is time to rewrite."""
+        return None if self._groups is not None else self._due.dirty[len(self._learned)]
+
+    def learn(self, first: int, columns: Columns) -> bool:
+        """Note the keys of the next batch of `to_learn`, which begins at the offset `first`. Returns
+        whether further keys may be noted.
+        """
+        self._newest.learn(first, columns)
+        return not self._newest.is_full
+
+    def learned(self, *, is_readable: bool = True) -> None:
+        """The ledger `to_learn` was read, as far as its keys fit and it is readable. What was noted
+        of it is right in any case.
+        """
+        item = self.to_learn
+        assert item is not None
+        is_first = not self._learned
+        if self._newest.is_full and (self._part or is_first):
+            self._part, self._parts = 0, 2 * self._parts
+            self._begin()
+        elif not is_readable and (self._part or is_first):
+            self.is_over = True
+        elif self._newest.is_full or not is_readable:
+            kept = self._due.dirty[: len(self._learned)]
+            self._due, self.end = replace(self._due, dirty=kept), _end(kept)
+            self._sources = {each.ledger_id for each in (*kept, item)}
+            self._rewrite()
+        else:
+            self._learned.append(item)
+            if len(self._learned) == len(self._due.dirty):
+                self._rewrite()
+
+    def _rewrite(self) -> None:
+        groups = self._due.groups
+        self._groups = deque(tuple(item.ledger_id for item in group) for group in groups)
+
+    def group(self, row: LogMetadata) -> tuple[tuple[LogItem, ...], Compaction] | None:
+        """The next ledgers to rewrite, as the log's present metadata `row` names them, and what
+        goes. None if the log changed, which ends the pass.
+        """
+        assert self._groups is not None
+        due, ids = self._due, self._groups[0]
+        self._sources.difference_update(ids)
+        compaction = Compaction(
+            self._newest.offsets,
+            due.expired,
+            makes_clean=self._part + 1 == self._parts,
+            now_ms=due.now_ms,
+            settings=due.row.settings,
+            sources=frozenset(self._sources),
+        )
+        items = tuple(item for item in row.items if item.ledger_id in ids)
+        is_same = row.created_at == due.row.created_at and len(items) == len(ids)
+        self.is_over = not (is_same and row.names_sealed(items) and compaction.is_wanted(row))
+        return None if self.is_over else (items, compaction)
+
+    def rewritten(self, row: LogMetadata | None) -> None:
+        """The next group was rewritten, and `row` is the log after it. None ends the pass: a ledger
+        is clean only if all earlier ones are (clause 3).
+        """
+        assert self._groups is not None
+        self._groups.popleft()
+        if row is None:
+            self.is_over = True
+        elif not self._groups:
+            self._part += 1
+            again = next_pass(row, self._due.now_ms, end=self.end)
+            self.is_over = again is None or self._part == self._parts
+            if again is not None:
+                self._due = again
+                self._begin()
+
+
+def _end(items: Sequence[LogItem]) -> int:
+    return (items[-1].last_offset or 0) + 1
