@@ -11,41 +11,42 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from sys import maxsize
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 from quorumlog import errors
-from quorumlog.protocol import batch
+from quorumlog.protocol import batch, packed
+from quorumlog.protocol.batch import Stored, StoredBatch
 from quorumlog.protocol.log import NO_KEYS, LogItem, LogMetadata
-from quorumlog.protocol.log.keys import BadIndex, Bucket, KeyFound, bucket_of, hash_of, keys_of
+from quorumlog.protocol.log.keys import BadIndex, Bucket, KeyFound, bucket_of, hash_of
 from services.gateway.engine import Engine
 from services.gateway.interface import LedgerView
-from services.gateway.logs.filters import Filter
 from services.gateway.logs.offsets import damaged
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.reading import TRIES_MAX, LogReader, unstable
+from services.gateway.logs.scans import Piece, Scans, Work
 from services.gateway.logs.values import LogBatches, Page
 
 log = logging.getLogger(__name__)
 
 SCANNED_BYTES_MAX: Final = 16 << 20
-"""Bytes of batches, uncompressed, and of indexes that one request for a key's newest record reads."""
+"""What one request for a key's newest record may decode (see `Work`), and what lookups cost."""
 
 BUCKET_BYTES_MAX: Final = 32 << 20
 """Bytes of buckets of indexes that are cached: chosen by judgement."""
 
-SCANNED_KEYS_MAX: Final = 1 << 19
-"""Keys of ledgers without an index that stay in memory: about 80 MiB."""
-
-_SCANS_MAX: Final = 1000
-"""Ledgers without an index of which keys stay in memory."""
-
 _SCAN_BYTES: Final = 256 << 10
-"""Bytes that are read at once."""
+"""Bytes that are read from bookies at once."""
 
-_DECODED_BYTES: Final = 64 << 10
-"""Bytes, uncompressed, that are decoded before other tasks run."""
+_READ_ENTRIES: Final = 10_000
+"""Entries that are read from bookies at once."""
+
+_LOOKUP_COST: Final = 16 << 10
+"""What a use of an index costs: about the bytes of a bucket."""
+
+_PIECE_COST: Final = 64
+"""What the use of a piece in memory costs."""
 
 _AT_ONCE: Final = 8
 """Ledgers whose indexes are asked concurrently (chosen by judgement)."""
@@ -58,24 +59,36 @@ Change = Callable[[str, Callable[[LogMetadata], Awaitable[LogMetadata]]], Awaita
 
 
 @dataclass(slots=True)
-class _Budget:
-    """The bytes that a request may still read, and the ledgers that it has scanned."""
+class _Search:
+    """A search for the newest record of a key below an offset, by one version of metadata."""
 
-    left: int
-    ledgers: set[int] = field(default_factory=set)
+    row: LogMetadata
+    key: bytes
+    log_end: int
+    end: int
+    """Only records below this offset count."""
+    looked: int
+    """No record from this offset to `end` has the key."""
+    work: Work
 
+    def check(self) -> None:
+        """Raise KeyScanLimit if the request has done what it may."""
+        if self.work.left <= 0:
+            at = self.looked
+            raise errors.KeyScanLimit(
+                f"no record from the offset {at} on has the key: ask again with before={at}",
+                log=self.row.name,
+                before=at,
+            )
 
-class _Scan:
-    """For the entries `low` to `high` - 1 of a ledger: the last entry of each key, by its hash."""
+    def stop(self, item: LogItem) -> int:
+        """The offset after the last record of a ledger that counts."""
+        last = item.last_offset
+        return min(self.end, self.log_end if last is None else last + 1)
 
-    def __init__(self, end: int) -> None:
-        self.low = self.high = end
-        self.last: dict[int, int] = {}
-        self.lock = asyncio.Lock()
-        self.users = 0
-        """Requests that use it now."""
-        self.entries = 1
-        """Entries that are about as large as one read."""
+    def seen(self, item: LogItem, place: int) -> None:
+        """Note that no record of a ledger has the key, except the first `place` ones."""
+        self.looked = min(self.looked, (item.first_offset or 0) + place)
 
 
 class KeyReader:
@@ -93,9 +106,7 @@ class KeyReader:
         self._buckets: OrderedDict[tuple[int, int, int], Bucket] = OrderedDict()
         """By index, number and the ledger about which the bucket is."""
         self._bucket_bytes = 0
-        self._scans: OrderedDict[int, _Scan] = OrderedDict()
-        self._scanned_keys = 0
-        """Keys in these scans."""
+        self._scans = Scans()
 
     async def page(
         self,
@@ -187,9 +198,7 @@ class KeyReader:
             view=view,
         )
         if found.next <= first:
-            raise errors.EntryUnavailable(
-                "a confirmed batch was not found", ledger_id=item.ledger_id, entry_id=first
-            )
+            raise _missing(item, first)
         for run in found.runs:
             for at, payload in zip(run.ids, run.payloads(), strict=True):
                 if page.is_full:
@@ -211,224 +220,164 @@ class KeyReader:
         Raises: KeyScanLimit, with the `before` of the next request, if the indexes and the ledgers
         without an index are too large for one request; the errors of `LogReader.read`.
         """
-        budget = _Budget(SCANNED_BYTES_MAX)
+        work = Work(SCANNED_BYTES_MAX)
         row = await self._reader.fresh(name, created_at)
         for _ in range(TRIES_MAX):
             with contextlib.suppress(errors.NoSuchLedger):  # truncated or rewritten meanwhile
-                found = await self._newest(row, key, before, budget)
+                found = await self._newest(row, key, before, work)
                 if found is not None:
                     return found
             row = await self._reader.fresh(name, row.created_at)
         raise unstable(name)
 
     async def _newest(
-        self, row: LogMetadata, key: bytes, before: int | None, budget: _Budget
+        self, row: LogMetadata, key: bytes, before: int | None, work: Work
     ) -> LogBatches | None:
         """The newest record by this metadata; None if the metadata is out of date."""
-        ended = await self._reader.ended_at(row)
+        page = Page(row, 1, 1, is_fresh=True)
+        ended = await self._reader.ended_at(row, page)
         if ended is None:
             return None
         end = ended[0] if before is None else min(ended[0], before)
+        search = _Search(row, key, ended[0], end, end, work)
         known = (i for i in reversed(row.items) if i.first_offset is not None and not i.is_empty)
         items = [item for item in known if (item.first_offset or 0) < end]
         for at in range(0, len(items), _AT_ONCE):
             group = items[at : at + _AT_ONCE]
-            looked = await asyncio.gather(
-                *(self._indexed(row, item, key, budget) for item in group)
-            )
-            for item, found in zip(group, looked, strict=True):
-                if found is not None and found.is_all and not found.entries:
-                    continue
-                view = await self._reader.view(row.name, item)
-                if view is None:
-                    return None
-                stop = end if item.last_offset is None else min(end, item.last_offset + 1)
-                record = await self._newest_in(_Place(row, item, view, stop), key, found, budget)
-                if record is not None:
-                    # A tombstone will count as absent here, once logs are compacted.
-                    return _part(row, (record,), record.first_offset, end)
-            if budget.left <= 0 and len(items) > at + _AT_ONCE:
-                raise _limit(row, (group[-1].first_offset or 0))
-        return _part(row, (), row.first_offset, end)
+            search.check()
+            await work.charge(_LOOKUP_COST * sum(i.index not in {None, NO_KEYS} for i in group))
+            looked = await asyncio.gather(*(self._indexed(row, item, key) for item in group))
+            for item, entries in zip(group, looked, strict=True):
+                if entries is None or entries.entries:
+                    view = await self._reader.view(row.name, item, page)
+                    if view is None:
+                        return None
+                    found = await self._newest_in(search, item, view, entries)
+                    if found is not None:
+                        # A tombstone will count as absent here, once logs are compacted.
+                        return _part(row, (found,), found.first_offset, end)
+                search.seen(item, 0)
+        return _part(row, (), min(row.first_offset, end), end)
 
     async def _newest_in(
-        self, place: "_Place", key: bytes, found: KeyFound | None, budget: _Budget
-    ) -> batch.StoredBatch | None:
-        """The newest record of a key in one ledger."""
-        last = await self._last_entry(place.row, place.item, place.stop, place.view)
-        entries = () if found is None else found.entries
+        self, search: _Search, item: LogItem, view: LedgerView, found: KeyFound | None
+    ) -> StoredBatch | None:
+        """The newest record in a ledger with what its index tells. Raises: KeyScanLimit."""
+        stop = search.stop(item)
+        if item.last_offset is None and stop == search.log_end:
+            last = view.last_add_confirmed  # `_looked` leaves out later records
+        else:
+            last = await self._last_entry(search.row, item, stop, view)
+        if found is None:
+            return await self._scanned(search, item, view, last + 1)
+        entries = found.entries
         for entry_id in reversed(entries[: bisect_right(entries, last)]):
-            record = await self._record(place, entry_id, key)
+            search.check()
+            payloads = await self._read(item, view, entry_id, entry_id + 1)
+            record, _ = await self._examined(search, item, payloads, entry_id + 1)
             if record is not None:
                 return record
-        if found is not None and found.is_all:
+        if found.is_all:
             return None
-        return await self._scanned(place, last, key, budget)
-
-    async def _record(self, place: "_Place", entry_id: int, key: bytes) -> batch.StoredBatch | None:
-        """The last record of a key in an entry."""
-        page = Page(place.row, maxsize, maxsize, at=place.item.first_offset or 0)
-        page.stop = place.stop
-        await self._take(page, place.item, entry_id, entry_id, place.view)
-        found = [part for each in page.batches for part in Filter(key=key).matching(each)]
-        return found[-1].since(found[-1].first_offset + found[-1].count - 1) if found else None
+        return await self._scanned(search, item, view, min(last + 1, entries[0]))
 
     async def _scanned(
-        self, place: "_Place", last: int, key: bytes, budget: _Budget
-    ) -> batch.StoredBatch | None:
-        """The newest record of a key in the entries up to `last` of a ledger without an index.
-        Reads what it does not remember, as far as the budget allows. Raises: KeyScanLimit.
+        self, search: _Search, item: LogItem, view: LedgerView, after: int
+    ) -> StoredBatch | None:
+        """The newest record in the entries below `after`, which are read backward. Pieces in memory
+        tell where the key is not. Raises: KeyScanLimit.
         """
-        ledger_id = place.item.ledger_id
-        budget.ledgers.add(ledger_id)
-        scan = self._scans.setdefault(ledger_id, _Scan(last + 1))
-        self._scans.move_to_end(ledger_id)
-        scan.users += 1
-        try:
-            async with scan.lock:
-                await self._catch_up(place, scan, last, budget)
-                return await self._remembered(place, scan, last, key, budget)
-        finally:
-            scan.users -= 1
-
-    async def _remembered(
-        self, place: "_Place", scan: _Scan, last: int, key: bytes, budget: _Budget
-    ) -> batch.StoredBatch | None:
-        """The newest record of a key in the entries up to `last`, most of which are remembered."""
-        entry_id = scan.last.get(hash_of(key))
-        at = min(last, scan.low - 1) if entry_id is None else last
-        if entry_id is not None and entry_id <= last:
-            record = await self._record(place, entry_id, key)
-            if record is not None:
-                return record
-        looked = place.stop
-        while at >= 0:
-            if budget.left <= 0:
-                raise _limit(place.row, looked)
-            first = max(at - scan.entries + 1, 0)
-            for number, data in reversed(await self._piece(place, first, at, scan)):
-                keys = await self._keys_of(place, number, data, budget)
-                if number == scan.low - 1 and self._has_room(budget):
-                    self._remember(scan, number, keys, is_newer=False)
-                    scan.low = number
-                if key in keys:
-                    record = await self._record(place, number, key)
-                    if record is not None:
-                        return record
-                before = batch.decode_head(data).records_before
-                looked, at = (place.item.first_offset or 0) + before, number - 1
+        hashed, count, lock = hash_of(search.key), 1, self._scans.lock(item.ledger_id)
+        while after > 0:
+            search.check()
+            async with lock:
+                piece = self._scans.below(item.ledger_id, after)
+                floor = 0 if piece is None else piece.after
+                if piece is not None and piece.after >= after:
+                    if not piece.has(hashed):
+                        after = piece.first
+                        search.seen(item, piece.place)
+                        await search.work.charge(_PIECE_COST)
+                        continue
+                    floor = piece.first
+                first = max(after - count, floor)
+                payloads = await self._read(item, view, first, after)
+                size = sum(len(payload) for _, payload in payloads)
+                if len(payloads) < after - first:  # others than the last ones: read fewer at once
+                    await search.work.charge(size)
+                    count = len(payloads)
+                    continue
+                if 4 * size <= _SCAN_BYTES:
+                    count = min(4 * count, _READ_ENTRIES)
+                found, after = await self._examined(search, item, payloads, after)
+                if found is not None:
+                    return found
         return None
 
-    async def _catch_up(self, place: "_Place", scan: _Scan, last: int, budget: _Budget) -> None:
-        """Remember the keys of entries that were appended since the last request."""
-        while scan.high <= last:
-            if budget.left <= 0 or not self._has_room(budget):
-                # Too many: this request, or the next one, begins anew at the end.
-                self._scanned_keys -= len(scan.last)
-                scan.last.clear()
-                scan.low = scan.high = last + 1
-                return
-            piece = await self._piece(place, scan.high, last, scan, is_forward=True)
-            for number, data in piece:
-                keys = await self._keys_of(place, number, data, budget)
-                self._remember(scan, number, keys, is_newer=True)
-                scan.high = number + 1
-
-    async def _piece(
-        self, place: "_Place", first: int, last: int, scan: _Scan, *, is_forward: bool = False
+    async def _read(
+        self, item: LogItem, view: LedgerView, first: int, after: int
     ) -> list[tuple[int, memoryview]]:
-        """Entries with about _SCAN_BYTES: from `first` on, or up to `last`."""
-        while True:
-            found = await self._reads.read(
-                place.item.ledger_id,
-                first,
-                last=last,
-                limit=min(last - first + 1, 10_000),
-                max_bytes=_SCAN_BYTES,
-                view=place.view,
-            )
-            piece = [
-                each for run in found.runs for each in zip(run.ids, run.payloads(), strict=True)
-            ]
-            if not piece:
-                raise errors.EntryUnavailable(
-                    "a confirmed batch was not found",
-                    ledger_id=place.item.ledger_id,
-                    entry_id=first,
-                )
-            size = sum(len(data) for _, data in piece) // len(piece)
-            scan.entries = min(max(_SCAN_BYTES // max(size, 1), 1), 10_000)
-            if is_forward or found.next > last:
-                return piece
-            first = max(first + 1, last - len(piece) // 2)  # the entries are larger than thought
+        """Read entries from `first` on, as far as one read of a bookie returns them."""
+        found = await self._reads.read(
+            item.ledger_id,
+            first,
+            last=after - 1,
+            limit=after - first,
+            max_bytes=_SCAN_BYTES,
+            view=view,
+        )
+        entries = [each for run in found.runs for each in zip(run.ids, run.payloads(), strict=True)]
+        if not entries or entries[0][0] != first:
+            raise _missing(item, first)
+        return entries
 
-    async def _keys_of(
-        self, place: "_Place", entry_id: int, data: bytes | memoryview, budget: _Budget
-    ) -> set[bytes]:
-        """The keys of a batch. Lets other tasks run now and then."""
-        before, size = budget.left, batch.plain_size(data)
-        budget.left -= size
-        if before // _DECODED_BYTES != budget.left // _DECODED_BYTES:
-            await asyncio.sleep(0)
-        try:
-            return keys_of(data)
-        except batch.BadBatch as error:
-            raise damaged(error, place.item.ledger_id, entry_id) from error
-
-    def _remember(self, scan: _Scan, entry_id: int, keys: set[bytes], *, is_newer: bool) -> None:
-        before = len(scan.last)
-        for hashed in map(hash_of, keys):
-            if is_newer:
-                scan.last[hashed] = entry_id
-            else:
-                scan.last.setdefault(hashed, entry_id)
-        self._scanned_keys += len(scan.last) - before
-
-    def _has_room(self, budget: _Budget) -> bool:
-        """Whether more keys may be remembered. Forgets keys of ledgers that this request does not
-        need.
+    async def _examined(
+        self,
+        search: _Search,
+        item: LogItem,
+        payloads: Sequence[tuple[int, memoryview]],
+        after: int,
+    ) -> tuple[StoredBatch | None, int]:
+        """Look for the newest record in the entries before `after`, and remember their keys. Returns
+        also the entry that was decoded last. Raises: KeyScanLimit.
         """
-        while self._scanned_keys >= SCANNED_KEYS_MAX or len(self._scans) > _SCANS_MAX:
-            others = (
-                ledger_id
-                for ledger_id, scan in self._scans.items()
-                if ledger_id not in budget.ledgers and not scan.users
-            )
-            oldest = next(others, None)
-            if oldest is None:
-                return self._scanned_keys < SCANNED_KEYS_MAX
-            self._forget(oldest)
-        return True
+        found, first, place, left = None, after, 0, search.work.left
+        hashes: set[int] = set()
+        try:
+            for at, payload in reversed(payloads):
+                search.check()
+                look = partial(_looked, search, item, at)
+                place_of, new, found = await search.work.decode(look, payload)
+                hashes |= new
+                first, place = at, place_of
+                search.seen(item, place)
+                if found is not None:
+                    break
+        except batch.BadBatch as error:
+            raise damaged(error, item.ledger_id, first - 1) from error
+        finally:
+            if first < after:
+                cost = left - search.work.left
+                self._scans.add(item.ledger_id, Piece.of(first, after, place, cost, hashes))
+        return found, first
 
-    def _forget(self, ledger_id: int) -> None:
-        scan = self._scans.get(ledger_id)
-        if scan is not None and not scan.users:
-            del self._scans[ledger_id]
-            self._scanned_keys -= len(scan.last)
-
-    async def _indexed(
-        self, row: LogMetadata, item: LogItem, key: bytes, budget: _Budget | None = None
-    ) -> KeyFound | None:
+    async def _indexed(self, row: LogMetadata, item: LogItem, key: bytes) -> KeyFound | None:
         """What the index of a ledger tells of a key; None without a usable index."""
         if item.index is None or item.last_offset is None:
             return None
         self.lookups += 1
-        found = KeyFound(())
+        if item.index == NO_KEYS:
+            self._scans.drop(item.ledger_id)
+            return KeyFound(())
         try:
-            if item.index != NO_KEYS:
-                found = await self._look_up(item, item.index, key, budget)
+            return await self._look_up(item, item.index, key)
         except (BadIndex, errors.EntryLost, errors.NoSuchLedger) as error:
             _ = self._ownership.task(self._drop(row, item, error))
         except errors.QuorumLogError:
             pass  # it may be readable later
-        else:
-            self._forget(item.ledger_id)
-            return found
         return None
 
-    async def _look_up(
-        self, item: LogItem, index: int, key: bytes, budget: _Budget | None
-    ) -> KeyFound:
+    async def _look_up(self, item: LogItem, index: int, key: bytes) -> KeyFound:
         """Ask an index. Raises: BadIndex if it is not what its log takes it for."""
         view = await self._reads.ended(index, is_fresh=False)
         buckets = view.last_add_confirmed + 1
@@ -446,8 +395,7 @@ class KeyReader:
             )
             if bucket.number != number:
                 raise BadIndex(f"bucket {bucket.number} is in the place of {number}")
-            if budget is not None:
-                budget.left -= bucket.size
+            self._scans.drop(item.ledger_id)
             self._bucket_bytes += bucket.size * (place not in self._buckets)
             self._buckets[place] = bucket
         self._buckets.move_to_end(place)
@@ -472,26 +420,8 @@ class KeyReader:
             await self._change(row.name, dropped)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A ledger of a log, as far as a request looks: below the offset `stop`."""
-
-    row: LogMetadata
-    item: LogItem
-    view: LedgerView
-    stop: int
-
-
-def _limit(row: LogMetadata, before: int) -> errors.KeyScanLimit:
-    return errors.KeyScanLimit(
-        f"no record from the offset {before} on has the key: ask again with before={before}",
-        log=row.name,
-        before=before,
-    )
-
-
 def _part(
-    row: LogMetadata, batches: Sequence[batch.StoredBatch], first: int, following: int
+    row: LogMetadata, batches: Sequence[StoredBatch], first: int, following: int
 ) -> LogBatches:
     """Some batches of a part of a log, of which the next page tells whether the log ends there."""
     return LogBatches(
@@ -501,6 +431,31 @@ def _part(
         first_offset=row.first_offset,
         closed=False,
         created_at=row.created_at,
+    )
+
+
+def _looked(
+    search: _Search, item: LogItem, entry_id: int, data: Stored
+) -> tuple[int, set[int], StoredBatch | None]:
+    """How many of the ledger's records are before an entry, the hashes of the entry's keys, and its
+    newest record with the key. Raises: BadBatch.
+    """
+    found = batch.opened(packed.unpack(data))
+    keys, before = list(found.keys), found.head.records_before
+    first = (item.first_offset or 0) + before
+    below = reversed(range(min(len(keys), search.stop(item) - first)))
+    at = next((n for n in below if keys[n] == search.key), None)
+    stored = None
+    if at is not None:
+        time_ms = item.published_ms or found.head.append_time_ms  # rule 26b
+        stored = StoredBatch(first + at, item.ledger_id, entry_id, time_ms, found.part(at, 1))
+    return before, {hash_of(key) for key in {*keys} if key is not None}, stored
+
+
+def _missing(item: LogItem, entry_id: int) -> errors.EntryUnavailable:
+    """The error for an entry that a read did not return."""
+    return errors.EntryUnavailable(
+        "a confirmed batch was not found", ledger_id=item.ledger_id, entry_id=entry_id
     )
 
 

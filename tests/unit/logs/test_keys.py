@@ -9,15 +9,17 @@ from typing import Any, Final
 import pytest
 
 from quorumlog import errors
+from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import Record
 from quorumlog.protocol.log import NO_KEYS, LogMetadata, indexing, ledgers_of
 from quorumlog.protocol.log import keys as key_format
-from quorumlog.protocol.log.keys import BUCKET_PAIRS, KeyEntries
+from quorumlog.protocol.log.keys import BUCKET_PAIRS, KeyEntries, keys_of
 from quorumlog.protocol.log.messages import Append
 from services.gateway.edge.pages import LogPages
 from services.gateway.logs import keys as module
-from services.gateway.logs import rewrites
+from services.gateway.logs import rewrites, scans
 from services.gateway.logs.filters import Filter
+from services.gateway.logs.scans import Piece, Scans
 from tests.model.logs.model import Cluster, Gateway
 from tests.support.waiting import until
 from tests.unit.logs.test_http import LOG, RECORDS, code, served
@@ -82,6 +84,26 @@ async def offsets(gateway: Gateway, key: str, limit: int = 100) -> list[int]:
         if page.next == at:
             return found
         at = page.next
+
+
+async def newest(gateway: Gateway, key: str, log: str = "log") -> int | None:
+    """The offset of the newest record, found by as many requests as it takes; each looks further."""
+    befores = list[int]()
+    while True:
+        try:
+            page = await gateway.logs.keys.newest(
+                log, key.encode(), before=min(befores, default=None)
+            )
+        except errors.KeyScanLimit as error:
+            befores.append(error.members["before"])
+        else:
+            assert sorted({*befores}, reverse=True) == befores, "each request looks further"
+            assert not befores or page.batches or page.next == befores[-1]
+            return page.records[0].offset if page.batches else None
+
+
+def last(key: str, flat: Sequence[str | None]) -> int | None:
+    return max((at for at, each in enumerate(flat) if each == key), default=None)
 
 
 def expected(key: str) -> list[int]:
@@ -178,77 +200,176 @@ async def test_the_newest_record_is_found_in_the_open_ledger_as_it_grows() -> No
                 assert found.offset == offset
 
 
-async def test_too_much_without_an_index_is_no_absence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next request goes on where the last one stopped, and needs no memory of it."""
-    monkeypatch.setattr(module, "SCANNED_BYTES_MAX", 1)
-    monkeypatch.setattr(module, "_SCAN_BYTES", 1)
-    async with filled(is_indexed=False) as (_, gateways):
-        for keys_max in (100, 0):
-            monkeypatch.setattr(module, "SCANNED_KEYS_MAX", keys_max)
-            for key in ("none", "c", "a", "o"):
-                at = [n for n, each in enumerate([*FLAT, "o"]) if each == key]
-                before, tries = len(FLAT) + 1, 0
-                while True:
-                    gateway = gateways[tries % 2]
-                    try:
-                        page = await gateway.logs.keys.newest("log", key.encode(), before=before)
-                    except errors.KeyScanLimit as error:
-                        left = error.members["before"]
-                        assert left <= before
-                        before, tries = left, tries + 1
-                        assert tries < 100, "each request gets on"
-                        assert not at or before > at[-1]
-                    else:
-                        assert [each.offset for each in page.records] == at[-1:]
-                        break
+@pytest.mark.parametrize("is_indexed", [True, False])
+async def test_too_much_for_a_request_is_no_absence(
+    is_indexed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request looks at something, and says where to go on, whatever stays in memory."""
+    monkeypatch.setattr(module, "SCANNED_BYTES_MAX", 1 + module._LOOKUP_COST * is_indexed)
+    monkeypatch.setattr(module, "_AT_ONCE", 1)
+    async with filled(is_indexed=is_indexed) as (_, (one, two)):
+        with pytest.raises(errors.KeyScanLimit):
+            await one.logs.keys.newest("log", b"none")
+        for kept in (scans.SCANNED_KEYS_BYTES_MAX, 0):
+            monkeypatch.setattr(scans, "SCANNED_KEYS_BYTES_MAX", kept)
+            for key in (*"abcdefgo", "none"):
+                for gateway in (one, two):
+                    assert await newest(gateway, key) == last(key, [*FLAT, "o"])
 
 
-async def test_keys_of_ledgers_without_an_index_are_kept_within_a_bound(
+async def test_the_newest_record_below_an_offset() -> None:
+    for is_indexed in (True, False):
+        async with filled(is_indexed=is_indexed) as (_, (one, two)):
+            for gateway in (one, two):
+                for before in range(len(FLAT) + 2):
+                    page = await gateway.logs.keys.newest("log", b"a", before=before)
+                    found = [record.offset for record in page.records]
+                    assert found == [at for at in [last("a", FLAT[:before])] if at is not None]
+                    assert page.batches or page.next == before
+
+
+async def test_an_open_ledger_is_read_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read stays in memory; the rest is not read for a key that is newer."""
+    async with filled(is_indexed=False) as (cluster, (one, two)):
+        for number in range(40):
+            await append(one, f"n{number}")
+        reads = reads_of(two, monkeypatch)
+        assert await newest(two, "n39") == len(FLAT) + 40
+        assert sum(count for _, _, count in reads) <= 3
+        assert await newest(two, "n20") == len(FLAT) + 21
+        reads.clear()
+        assert await newest(two, "n39") is not None
+        assert await newest(two, "none") is None
+        reads.clear()
+        await append(one, "p")
+        assert await newest(two, "none") is None
+        assert sum(count for _, _, count in reads) <= 4, "the new entry, and ends of ledgers"
+        assert len(cluster.logs["log"].items) == 6
+
+
+async def test_hashes_of_ledgers_without_an_index_are_kept_within_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Also after requests that come to no end."""
+    monkeypatch.setattr(module, "SCANNED_BYTES_MAX", 1)
+    async with filled(is_indexed=False) as (_, (one, _)):
+        for bound in (10_000, 1200, 600, 0):
+            monkeypatch.setattr(scans, "SCANNED_KEYS_BYTES_MAX", bound)
+            monkeypatch.setattr(one.logs.keys, "_scans", Scans())
+            for key in ("none", "a"):
+                assert await newest(one, key) == last(key, FLAT)
+            kept = one.logs.keys._scans
+            pieces = [piece for ledger in kept._ledgers.values() for piece in ledger]
+            assert kept.size == sum(piece.size for piece in pieces) <= bound
+            assert bool(pieces) == (bound > 0)
+
+
+async def test_small_pieces_become_one_and_none_overlaps() -> None:
+    kept = Scans()
+    for first, after in ((8, 9), (4, 6), (2, 4), (6, 8), (5, 7), (0, 1)):
+        kept.add(1, Piece.of(first, after, first, 10, {first, 99}))
+    found = [
+        (piece.first, piece.after, piece.place, list(piece.hashes)) for piece in kept._ledgers[1]
+    ]
+    assert found == [(0, 1, 0, [0, 99]), (2, 9, 2, [2, 4, 6, 8, 99])]
+    kept.add(1, Piece.of(9, 10, 9, scans.PIECE_COST, {9}))
+    assert len(kept._ledgers[1]) == 3, "it is large"
+    piece = kept.below(1, 5)
+    assert piece is not None
+    assert (piece.first, piece.has(4), piece.has(5)) == (2, True, False)
+    assert kept.below(1, 0) is kept.below(2, 5) is None
+    kept.drop(1)
+    assert kept.size == 0
+
+
+async def test_what_is_indexed_is_forgotten() -> None:
     async with filled(is_indexed=False) as (cluster, (one, _)):
-        keys = one.logs.keys
-        for keys_max, scans_max in ((100, 1000), (5, 1000), (0, 1000), (100, 2), (100, 1000)):
-            monkeypatch.setattr(module, "SCANNED_KEYS_MAX", keys_max)
-            monkeypatch.setattr(module, "_SCANS_MAX", scans_max)
-            for key in "abcdefgo":
-                (found,) = (await keys.newest("log", key.encode())).records
-                assert found.offset == max(n for n, k in enumerate([*FLAT, "o"]) if k == key)
-            assert (await keys.newest("log", b"none")).batches == ()
-            assert keys._scanned_keys == sum(len(scan.last) for scan in keys._scans.values())
-        for scan in list(keys._scans):
-            keys._forget(scan)
-        assert (keys._scanned_keys, keys._scans) == (0, {})
-        monkeypatch.setattr(module, "SCANNED_KEYS_MAX", 3)
-        assert (await keys.newest("log", b"none")).batches == ()
-        assert keys._scanned_keys <= 3 + 1, "an entry may have more keys than there is room for"
+        kept = one.logs.keys._scans
+        assert await newest(one, "none") is None
+        assert len(kept._ledgers) == 6
         await swept(one)
         await until(lambda: len(indexes(cluster)) == 5, "all are indexed")
-        await keys.newest("log", b"none")
-        assert len(keys._scans) == 1, "what is indexed is forgotten"
+        assert await newest(one, "none") is None
+        ((ledger_id, pieces),) = kept._ledgers.items()
+        assert ledger_id == cluster.logs["log"].items[-1].ledger_id
+        assert kept.size == sum(piece.size for piece in pieces)
 
 
 async def test_keys_of_another_logs_ledgers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     async with filled(is_indexed=False) as (_, (one, _)):
-        keys = one.logs.keys
-        assert (await keys.newest("log", b"none")).batches == ()
-        before = len(keys._scans)
+        kept = one.logs.keys._scans
+        assert await newest(one, "none") is None
+        before = [*kept._ledgers]
         await one.logs.put("other", UNMERGED)
         await one.logs.append("other", Append.of((Record(b"v", b"a"),)))
-        monkeypatch.setattr(module, "_SCANS_MAX", 3)
-        (found,) = (await keys.newest("other", b"a")).records
-        assert found.offset == 0
-        assert before > 3 >= len(keys._scans)
+        monkeypatch.setattr(scans, "SCANNED_KEYS_BYTES_MAX", kept.size)
+        assert await newest(one, "a", "other") == 0
+        assert [*kept._ledgers][:-1] == before[1:]
 
 
 async def test_many_requests_at_once_scan_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with filled(is_indexed=False) as (cluster, (one, _)):
         reads = reads_of(one, monkeypatch)
         ledger_id = cluster.logs["log"].items[0].ledger_id
-        found = await asyncio.gather(*(one.logs.keys.newest("log", b"c") for _ in range(8)))
-        assert [page.records[0].offset for page in found] == [2] * 8
-        scanned = [each for each in reads if each[0] == ledger_id and each[2] > 1]
-        assert len(scanned) <= 2
+        found = await asyncio.gather(*(one.logs.keys.newest("log", b"none") for _ in range(8)))
+        assert [page.batches for page in found] == [()] * 8
+        scanned = [count for ledger, _, count in reads if ledger == ledger_id]
+        assert sum(scanned) == len(LEDGERS[0])
+        assert await asyncio.gather(*(newest(one, "c") for _ in range(8))) == [2] * 8
+
+
+async def test_a_batch_that_unpacks_to_much_is_charged_and_decoded_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some hundred bytes may take long, so they end the work of a request, and delay no other."""
+    data = packed.pack(batch.encode([Record(b"\0" * 100, b"k%d" % (n % 3)) for n in range(20_000)]))
+    assert len(data) < 1000
+    work, threads = scans.Work(16 << 20), list[object]()
+    to_thread = asyncio.to_thread
+
+    async def noted(decode: Any, *given: Any) -> Any:
+        threads.append(decode)
+        return await to_thread(decode, *given)
+
+    monkeypatch.setattr(asyncio, "to_thread", noted)
+    assert len(await work.decode(keys_of, data)) == 3
+    assert (threads, (16 << 20) - work.left >= 20_000 * 164) == ([keys_of], True)
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(tick())
+    small = packed.pack(batch.encode([Record(b"\0" * 100, b"k") for n in range(400)]))
+    for _ in range(20):
+        await work.decode(keys_of, small)
+    task.cancel()
+    assert (ticks >= 10, len(threads)) == (True, 1)
+
+
+async def test_a_request_decodes_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of some hundred bytes that unpack to megabytes, too, although one read returns them all."""
+    decoded = 0
+    decode = scans.Work.decode
+
+    async def counted(self: Any, look: Any, data: Any) -> Any:
+        nonlocal decoded
+        decoded += batch.plain_size(data)
+        return await decode(self, look, data)
+
+    monkeypatch.setattr(scans.Work, "decode", counted)
+    async with a_cluster(1, settings=replace(UNMERGED, batch_compression="zstd")) as (_, (one,)):
+        for _ in range(12):
+            large = (Record(b"\0" * (4 << 20), b"k"),)
+            await one.logs.append("log", Append.of(large))
+        with pytest.raises(errors.KeyScanLimit) as caught:
+            await one.logs.keys.newest("log", b"none")
+        assert caught.value.members["before"] == 12 - 4
+        assert decoded < module.SCANNED_BYTES_MAX + (5 << 20)
+        assert await newest(one, "none") is None
 
 
 async def test_a_key_of_too_many_entries_is_read_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,6 +530,22 @@ async def test_a_fork_uses_its_sources_indexes(at: int) -> None:
         await one.logs.delete("fork")
         await one.logs.orphans.delete_some(older_than_s=0)
         assert cluster.ledgers == {}
+
+
+async def test_an_index_is_not_read_beyond_the_end_of_what_a_fork_shares() -> None:
+    async with a_cluster(2, settings=UNMERGED) as (cluster, (one, two)):
+        for _ in range(20):
+            await append(one, "a")
+        await one.logs.roll("log")
+        await swept(one)
+        await until(lambda: len(indexes(cluster)) == 1, "it is indexed")
+        row = cluster.logs["log"]
+        await one.logs.fork(one.logs.draft("fork", row.settings), row, 10)
+        for _ in range(8):
+            await one.logs.append("fork", Append.of((Record(b"v", b"a"),)))
+
+        for max_bytes in (1, *range(100, 2200, 50)):
+            assert await of_fork(two, "a", max_bytes) == list(range(18))
 
 
 async def test_a_read_that_names_no_log_sees_a_deletion_at_once() -> None:

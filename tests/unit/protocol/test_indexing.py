@@ -158,6 +158,17 @@ def test_of_a_key_with_too_many_entries_the_last_one_is_named() -> None:
     assert looked_up(buckets, b"k78", last=9) == []
 
 
+def test_a_ledger_whose_keys_all_have_too_many_entries_gets_an_index() -> None:
+    """A log that named no keys of such a ledger would report its records as absent."""
+    count = 4 * ENTRIES_OF_KEY_MAX
+    hand = Hand()
+    hand.answer(ledger(1, count - 1))
+
+    assert hand.answer(read(*[entry(b"hot")] * count)) == CreateLedger(LOG)
+    written = hand.answer(ledger(7, -1))
+    assert looked_up(list(written.payloads), b"hot", last=count - 1) == [count - 1, -1]
+
+
 @pytest.mark.parametrize("changes", [{"lost_entries": ((1, 1),)}, {"may_lack_entries": True}])
 def test_a_ledger_that_may_lack_entries_gets_no_index(changes: dict[str, Any]) -> None:
     done = Hand().answer(ledger(1, 2, **changes))

@@ -76,6 +76,7 @@ class KeyEntries:
 
     def __init__(self) -> None:
         self.pairs = 0
+        """The pairs of the index. It has two for each hash with too many entries."""
         self._parts: dict[int, tuple[array[int], array[int]]] = {}
         """Hashes and entry ids, in the order in which they were added."""
         self._many: dict[int, int] = {}
@@ -112,7 +113,7 @@ class KeyEntries:
         kept = [each not in many for each in hashes]
         part = array("Q", compress(hashes, kept)), array("I", compress(entries, kept))
         self._parts[number] = part
-        self.pairs -= len(hashes) - len(part[0])
+        self.pairs -= len(hashes) - len(part[0]) - 2 * len(many)
 
     @property
     def bits(self) -> int:
