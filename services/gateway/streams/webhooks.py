@@ -36,9 +36,9 @@ ANSWER_BYTES_MAX: Final = 64 << 10
 """Of a webhook's response, what is read. A longer one counts as one without `done`. By judgement."""
 DELIVERY_S: Final = 10.0
 """The timeout of one delivery. By judgement."""
-RESOLVERS: Final = 16
+RESOLVERS_MAX: Final = 16
 """Threads that resolve names, which must not keep other work waiting. By judgement."""
-SLOW_RESOLVERS: Final = 4
+SLOW_RESOLVERS_MAX: Final = 4
 """Threads for names whose last lookup was slow: `getaddrinfo` can't be interrupted, so such names
 would take all the others. By judgement.
 """
@@ -122,8 +122,8 @@ class _Resolver(AbstractResolver):
 
     def __init__(self, networks: Networks, *, is_public: bool) -> None:
         self._networks, self._is_public = networks, is_public
-        self._threads = ThreadPoolExecutor(RESOLVERS, "webhook-names")
-        self._slow_threads = ThreadPoolExecutor(SLOW_RESOLVERS, "webhook-slow-names")
+        self._threads = ThreadPoolExecutor(RESOLVERS_MAX, "webhook-names")
+        self._slow_threads = ThreadPoolExecutor(SLOW_RESOLVERS_MAX, "webhook-slow-names")
         self._slow: set[str] = set()
         self._lookups: dict[_Lookup, asyncio.Future[Any]] = {}
         """Lookups under way, also those for which no delivery waits any more."""

@@ -34,7 +34,7 @@ from quorumlog.errors import (
     TooManySubscriptions,
     WakeFenced,
 )
-from quorumlog.protocol.rows import Key, RowDraft, Rows, Stamp
+from quorumlog.protocol.rows import Key, List, RowDraft, Rows, Stamp
 
 SUBSCRIPTIONS_MAX: Final = 1000
 """Maximum subscriptions, which the owner of their log holds in memory. Chosen by judgement."""
@@ -205,14 +205,6 @@ class LookSubscription(_Named):
 
 
 @dataclass(frozen=True, slots=True)
-class ListSubscriptions(_Named):
-    """List subscriptions by id. Answer: a tuple."""
-
-    after: str
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
 class SigningKey(_Named):
     """Return the row with the signing key, made of `secret` if there is none; with an empty secret
     none is made.
@@ -327,7 +319,7 @@ _OfOne = (
     | ClaimWake
     | AckWake
 )
-SubscriptionRequest = PutSubscription | ListSubscriptions | SigningKey | _OfOne
+SubscriptionRequest = PutSubscription | List | SigningKey | _OfOne
 SubscriptionAnswer = Subscription | tuple[Subscription, ...] | QuorumLogError
 
 
@@ -408,7 +400,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
     def _perform(self, request: SubscriptionRequest) -> SubscriptionAnswer:
         try:
             match request:
-                case ListSubscriptions(after, limit):
+                case List(after=after, limit=limit):
                     known = self._of_log("")
                     names = nsmallest(limit, (name for name in known if name > after))
                     return tuple(known[name] for name in names)

@@ -430,7 +430,8 @@ async def test_an_acknowledgement_whose_end_is_unknown_is_refused_as_retryable(
 
     for gateway in http.gateways:
         monkeypatch.setattr(gateway.logs.subscriptions._consumers, "end", away)
-    answer = await http.ask("POST", f"{SUB}/callback", ack_of(wake, end), headers=token)
+    done = ack_of(wake, end, done=True)
+    answer = await http.ask("POST", f"{SUB}/callback", done, headers=token)
     assert (answer.status, answer.json["code"]) == (503, "entry-unavailable")
 
 

@@ -15,7 +15,7 @@ from quorumlog.protocol.offset_store import (
     ReadLog,
     Reported,
 )
-from quorumlog.protocol.rows import Batch, Stamp
+from quorumlog.protocol.rows import Batch, List, Stamp
 from quorumlog.protocol.subscriptions import (
     AckWake,
     ClaimWake,
@@ -27,7 +27,6 @@ from quorumlog.protocol.subscriptions import (
     Kind,
     Link,
     LinkStreams,
-    ListSubscriptions,
     LookSubscription,
     Phase,
     PutSubscription,
@@ -295,8 +294,8 @@ def test_the_signing_key_is_made_once_and_is_no_subscription() -> None:
     assert keeper.done(SigningKey("two")).secret == "one"
     keeper.put(Kind.WEBHOOK, "b")
     keeper.put(Kind.WEBHOOK, "a")
-    assert [row.id for row in keeper.ask(ListSubscriptions("", 10))] == ["a", "b"]
-    assert [row.id for row in keeper.ask(ListSubscriptions("a", 10))] == ["b"]
+    assert [row.id for row in keeper.ask(List("", "", 10))] == ["a", "b"]
+    assert [row.id for row in keeper.ask(List("", "a", 10))] == ["b"]
 
 
 def test_one_subscription_or_stream_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

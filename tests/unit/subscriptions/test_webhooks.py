@@ -251,7 +251,7 @@ async def test_names_that_are_never_resolved_keep_no_other_waiting(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr(webhooks, "_SLOW_S", 0.05)
-    monkeypatch.setattr(webhooks, "RESOLVERS", 2)
+    monkeypatch.setattr(webhooks, "RESOLVERS_MAX", 2)
     resolver = webhooks._Resolver(LOOPBACK, is_public=False)
     lookups = [asyncio.ensure_future(resolver.resolve("hostile", 1)) for _ in range(9)]
     try:
@@ -268,7 +268,9 @@ async def test_names_that_are_never_resolved_keep_no_other_waiting(
         never.clear()
         lookups = [asyncio.ensure_future(resolver.resolve("hostile", at)) for at in range(9)]
         await resolver.resolve("good", 2)
-        assert asked.count("hostile") == webhooks.SLOW_RESOLVERS, "a slow name has its own threads"
+        assert asked.count("hostile") == webhooks.SLOW_RESOLVERS_MAX, (
+            "a slow name has its own threads"
+        )
     finally:
         never.set()
         await asyncio.gather(*lookups, return_exceptions=True)
