@@ -79,6 +79,7 @@ class _Search:
                 f"no record from the offset {at} on has the key: ask again with before={at}",
                 log=self.row.name,
                 before=at,
+                created_at=self.row.created_at,
             )
 
     def stop(self, item: LogItem) -> int:

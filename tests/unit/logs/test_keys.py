@@ -88,14 +88,15 @@ async def offsets(gateway: Gateway, key: str, limit: int = 100) -> list[int]:
 
 async def newest(gateway: Gateway, key: str, log: str = "log") -> int | None:
     """The offset of the newest record, found by as many requests as it takes; each looks further."""
-    befores = list[int]()
+    befores, created_at = list[int](), None
     while True:
         try:
             page = await gateway.logs.keys.newest(
-                log, key.encode(), before=min(befores, default=None)
+                log, key.encode(), before=min(befores, default=None), created_at=created_at
             )
         except errors.KeyScanLimit as error:
             befores.append(error.members["before"])
+            created_at = error.members["created_at"]
         else:
             assert sorted({*befores}, reverse=True) == befores, "each request looks further"
             assert not befores or page.batches or page.next == befores[-1]
