@@ -52,7 +52,7 @@ _OWNER_S: Final = 1.0
 """How often a gateway looks that the log of subscriptions has an owner. By judgement."""
 _ALL_S: Final = 300.0
 """How often the owner lists the streams, as the sweep does, in case it did not hear of one."""
-_FOLLOW_S: Final = 30.0
+_FOLLOW_S: Final = 60.0
 _RETRY_S: Final = 1.0
 _GATHER_S: Final = 0.05
 """The pause after a stream has grown, so that a busy stream is not asked for each record."""
@@ -132,6 +132,11 @@ class SubscriptionService(RowService[Subscription]):
         """Create a subscription that begins at the ends of its streams, or confirm its settings.
         Returns whether it is new. Raises: SubscriptionExists, TooManySubscriptions.
         """
+        with contextlib.suppress(errors.NoSuchSubscription):
+            known = await self.look(name)
+            if known.settings == settings:
+                return known, False
+            raise errors.SubscriptionExists("the subscription exists with another configuration")
         links = {each.log: each for each in await self._links(settings.streams)}
         if settings.pattern:
             found = await self._matching(settings)
@@ -168,14 +173,23 @@ class SubscriptionService(RowService[Subscription]):
         await self.ask(subscriptions.LinkStreams(row.id, row.secret, tuple(links)))
 
     async def by_ends(
-        self, row: Subscription, make: Callable[[Ends], Any], acked: Iterable[str] = ()
+        self,
+        row: Subscription,
+        make: Callable[[Ends], Any],
+        acked: Iterable[str] = (),
+        *,
+        is_known: bool = False,
     ) -> Subscription:
         """Decide a request that `make` makes from the ends of a subscription's streams; those of
-        `acked` must be known. Raises: AlreadyClaimed, NoPendingWork, WakeFenced, InvalidOffset, and
-        the errors of reads.
+        `acked` must be known. `is_known`: whether the ends in the row probably suffice. Raises:
+        AlreadyClaimed, NoPendingWork, WakeFenced, InvalidOffset, and the errors of reads.
         """
         decided: Subscription
         needed = frozenset(acked)
+        if is_known:
+            with contextlib.suppress(errors.NoPendingWork, errors.InvalidOffset):
+                decided = await self.ask(make(()))
+                return decided
         try:
             decided = await self.ask(make(await self._read_ends(row, needed, is_fresh=False)))
         except (errors.NoPendingWork, errors.InvalidOffset):  # by cached metadata

@@ -25,6 +25,7 @@ from quorumlog.protocol.subscriptions import (
     STREAMS_MAX,
     Kind,
     Link,
+    Phase,
     Subscription,
     SubscriptionSettings,
 )
@@ -439,7 +440,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         wanted = await body.read_model(request, self._room, WakeClaim)
         row = await self._look(request, given, Scope.WORK)
         claim = partial(subscriptions.ClaimWake, row.id, row.secret, wanted.worker, new_wake())
-        row = await self._subscriptions.by_ends(row, claim)
+        is_held = row.phase == Phase.HELD  # the claim is probably refused
+        row = await self._subscriptions.by_ends(row, claim, is_known=is_held)
         keys = await self._keys()
         claimed = {
             "wake_id": row.wake_id,
@@ -549,7 +551,12 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
             wanted.done or is_release,
             new_wake(),
         )
-        row = await self._subscriptions.by_ends(row, asked, (log for log, _, _ in acks))
+        row = await self._subscriptions.by_ends(
+            row,
+            asked,
+            (log for log, _, _ in acks),
+            is_known=not wanted.done and not is_release,
+        )
         return json_value({"ok": True, "next_wake": row.generation != wanted.generation})
 
     async def _shown(self, row: Subscription) -> dict[str, Any]:

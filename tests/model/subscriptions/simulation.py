@@ -52,6 +52,8 @@ class SubscriptionWorld(base.World):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.creations = dict.fromkeys(STREAMS, 1)
+        self.absent: set[str] = set()
+        """Streams that are deleted, and not created again yet."""
         self.lengths: dict[tuple[str, str], int] = {}
         self.has_missed = False
         """Whether an announcement was missed since nothing is wrong."""
@@ -99,16 +101,34 @@ class SubscriptionWorld(base.World):
         """Streams grow, are deleted and created again."""
         for name in STREAMS:
             stream = self.stream(name)
+            if name in self.absent:
+                continue
             if not self.is_calm:
                 grown = self.random.choice((0, 0, 1, 3))
                 self.lengths[stream] = self.lengths.get(stream, 0) + grown
-                if self.random.random() < 0.02:
-                    self.creations[name] += 1
-                    for driver in self.drivers:
-                        is_missed = self.random.random() < 0.1
-                        note = driver.discovery.gap if is_missed else driver.discovery.heard
-                        self.after(self.soon_s(), partial(note, *() if is_missed else (name,)))
+                if self.random.random() < 0.03:
+                    self.delete(name)
         self.after(self.random.uniform(0.1, 2.0), self.live)
+
+    def delete(self, name: str) -> None:
+        """Delete a stream, for a while."""
+        if name not in self.absent:
+            self.absent.add(name)
+            self.tell(name)
+            self.after(self.random.choice((0.0, 0.2, 3.0)), partial(self.recreate, name))
+
+    def recreate(self, name: str) -> None:
+        """Create a deleted stream again."""
+        self.creations[name] += 1
+        self.absent.discard(name)
+        self.tell(name)
+
+    def tell(self, name: str) -> None:
+        """Let the owners hear that a stream has changed, or that they may have missed it."""
+        for driver in self.drivers:
+            is_missed = self.random.random() < 0.1
+            note = driver.discovery.gap if is_missed else partial(driver.discovery.heard, name)
+            self.after(self.soon_s(), note)
 
 
 class Driver:
@@ -140,8 +160,9 @@ class Driver:
 
     def discover(self, name: str) -> None:
         """Let all rows that this keeper knows learn of a stream as it is now."""
+        created = "" if name in self.world.absent else self.world.stream(name)[1]
         for row in list(self.keeper.machine.state.rows.values()):
-            request = discovered(row, *self.world.stream(name), is_match=True)
+            request = discovered(row, name, created, is_match=True)
             if request is not None:
                 self.ask(name, request)
 
@@ -153,8 +174,10 @@ class Driver:
                 self.discovery.answered(name, answer)
             answers.append(answer)
 
-        if self.world.is_calm or self.world.random.random() < 0.6:  # else it does not arrive
-            self.world.ask(request, answered)
+        is_settled = self.world.now_s > END_S + 20
+        if is_settled or self.world.random.random() < 0.6:  # else it does not arrive
+            late_s = 0.0 if is_settled else self.world.random.choice((0.0, 0.0, 4.0))
+            self.world.after(late_s, lambda: self.world.ask(request, answered))
         self.world.after(8.0, lambda: answered(QuorumTimeout("no answer")))
 
     def step(self, row: Subscription) -> None:
@@ -260,7 +283,7 @@ def trouble(world: SubscriptionWorld) -> None:
         keeper.die()
     elif draw < 0.65:
         keeper.skew_ms = world.random.randrange(-10_000_000, 10_000_000)
-    elif draw < 0.67:
+    elif draw < 0.7:
         for row in list(keeper.machine.state.rows.values())[:1]:
             world.remake(row)
 
@@ -287,7 +310,9 @@ def run(seed: int) -> SubscriptionWorld:
         del world.keepers[1:]  # whoever is overtaken all the time waits whole leases all the time
         for name in NAMES:
             world.make(name)
-        world.run(END_S + 70 + 20 * LEASE_S)
+        for name in STREAMS:
+            world.delete(name)
+        world.run(END_S + 90 + 20 * LEASE_S)
         judge(world)
         return world
 
@@ -302,7 +327,13 @@ def judge(world: SubscriptionWorld) -> None:
         if not states:
             raise Violation(f"the subscription {name} was never made where nothing is wrong")
         before: Subscription | None = None
+        acked: dict[tuple[str, str, str], int] = {}
         for at_s, row in states:
+            for each in row.links:
+                known = acked.setdefault((row.secret, each.log, each.created), each.acked)
+                if each.acked < known and not _is_gone(world, each):
+                    raise Violation(f"what was acknowledged goes back: {known} {row}")
+                acked[row.secret, each.log, each.created] = max(known, each.acked)
             if before is not None and before.secret == row.secret:
                 _judge_change(world, at_s, before, row)
             before = row
@@ -354,8 +385,6 @@ def _judge_change(
     links = {(each.log, each.created): each.acked for each in before.links}
     for each in row.links:
         acked = links.get((each.log, each.created), 0)
-        if each.acked < acked and not _is_gone(world, each):
-            raise Violation(f"what was acknowledged goes back: {before} {row}")
         if each.acked > world.lengths.get((each.log, each.created), 0):
             raise Violation(f"more was acknowledged than there is: {row}")
         if each.acked > acked and not _is_acked(before, each, ops):

@@ -43,11 +43,9 @@ from quorumlog.protocol.quorum import Quorum
 from quorumlog.wire.bodies import BookieInfo, BookieList, BookieState
 from services.gateway.engine import ledger_writes
 from services.gateway.engine.ledger_writes import Appends
-from services.gateway.interface import LedgerView
 from services.gateway.logs import manager, reading, values
 from services.gateway.logs.driver import LogDriver
 from services.gateway.logs.handle import LogHandle
-from services.gateway.logs.keys import KeyReader
 from services.gateway.logs.manager import LogManager
 from services.gateway.logs.reading import LogReader
 from services.gateway.logs.store import Orphans
@@ -106,19 +104,6 @@ def one_left_out(original: Any, self: Rewrite, read: BatchesRead) -> None:
 def index_over_others(original: Any, self: Indexing, log: LogMetadata) -> None:
     """An index is swapped into the row that its machine knows, whatever that has become."""
     original(self, replace(self._log, version=log.version, attempt=log.attempt))
-
-
-@stand_in
-async def to_the_ledgers_end(
-    _original: Any,
-    _self: KeyReader,
-    _row: LogMetadata,
-    _item: LogItem,
-    _stop: int,
-    view: LedgerView,
-) -> int:
-    """A reader asks an index for all that the ledger has."""
-    return view.last_add_confirmed
 
 
 @stand_in
@@ -783,9 +768,6 @@ LOG_MUTANTS: Final = (
     Patch(batch, "moved", where_it_was).mutant("a rewrite moves records", "rule 27c"),
     Patch(Indexing, "_swap", index_over_others).mutant(
         "an index puts back what others have changed meanwhile", "rule 27e"
-    ),
-    Patch(KeyReader, "_last_entry", to_the_ledgers_end).mutant(
-        "an index is read beyond the fork's end", "rule 27e"
     ),
     Patch(Indexing, "_read", last_batch_unseen).mutant("an index forgets a batch", "rule 27e"),
     Patch(Orphans, "_keep_place", lambda _original: _nothing).mutant(

@@ -533,6 +533,22 @@ async def test_a_fork_uses_its_sources_indexes(at: int) -> None:
         assert cluster.ledgers == {}
 
 
+async def test_an_index_is_not_read_beyond_the_end_of_what_a_fork_shares() -> None:
+    async with a_cluster(2, settings=UNMERGED) as (cluster, (one, two)):
+        for _ in range(20):
+            await append(one, "a")
+        await one.logs.roll("log")
+        await swept(one)
+        await until(lambda: len(indexes(cluster)) == 1, "it is indexed")
+        row = cluster.logs["log"]
+        await one.logs.fork(one.logs.draft("fork", row.settings), row, 10)
+        for _ in range(8):
+            await one.logs.append("fork", Append.of((Record(b"v", b"a"),)))
+
+        for max_bytes in (1, *range(100, 2200, 50)):
+            assert await of_fork(two, "a", max_bytes) == list(range(18))
+
+
 async def test_a_read_that_names_no_log_sees_a_deletion_at_once() -> None:
     async with filled() as (_, (one, two)):
         pages = LogPages(two.logs, "log", None, Filter(b"a"))
