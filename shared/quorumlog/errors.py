@@ -639,7 +639,7 @@ class KeyScanLimit(
     Unavailable, retryable=False, title="The key is not in the newest records, and others are left"
 ):
     """No record from the offset `before` on has the key, and the older records are too many for one
-    request: ask again with `before`.
+    request: ask again with `before`, and with `created_at` as `created`.
     """
 
 

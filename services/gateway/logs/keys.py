@@ -19,7 +19,7 @@ from quorumlog import errors
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import Stored, StoredBatch
 from quorumlog.protocol.log import NO_KEYS, LogItem, LogMetadata
-from quorumlog.protocol.log.keys import BadIndex, Bucket, KeyFound, bucket_of, hash_of
+from quorumlog.protocol.log.keys import BadIndex, Bucket, bucket_of, hash_of, names_all
 from services.gateway.engine import Engine
 from services.gateway.interface import LedgerView
 from services.gateway.logs.offsets import damaged
@@ -51,8 +51,9 @@ _PIECE_COST: Final = 64
 _AT_ONCE: Final = 8
 """Ledgers whose indexes are asked concurrently (chosen by judgement)."""
 
-_LOOKUPS_MAX: Final = 64
-"""Ledgers that one page passes. A read goes on to the next page."""
+_LOOKUPS_MAX: Final = 16
+"""Ledgers that one page passes: their lookups read about as much as a page. A read goes on to the
+next page."""
 
 Change = Callable[[str, Callable[[LogMetadata], Awaitable[LogMetadata]]], Awaitable[object]]
 """Changes a log's metadata by compare-and-swap."""
@@ -81,6 +82,7 @@ class _Search:
                 f"no record from the offset {at} on has the key: ask again with before={at}",
                 log=self.row.name,
                 before=at,
+                created_at=self.row.created_at,
             )
 
     def stop(self, item: LogItem) -> int:
@@ -150,19 +152,24 @@ class KeyReader:
         for at in range(0, len(items), _AT_ONCE):
             group = items[at : at + _AT_ONCE]
             looked = await asyncio.gather(*(self._indexed(page.row, item, key) for item in group))
-            for item, found in zip(group, looked, strict=True):
-                if found is None or not found.is_all or page.is_large:
+            for item, entries in zip(group, looked, strict=True):
+                if entries is None or page.is_large:
                     return
-                await self._gather(page, item, found.entries)
+                if not await self._gather(page, item, entries):
+                    return
 
-    async def _gather(self, page: Page, item: LogItem, entries: Sequence[int]) -> None:
-        """Gather the batches of some entries of a sealed ledger."""
+    async def _gather(self, page: Page, item: LogItem, entries: Sequence[int]) -> bool:
+        """Gather the batches of the entries of a sealed ledger that may hold a key. Returns whether
+        the page has passed the ledger.
+        """
         assert item.last_offset is not None, "only sealed ledgers have indexes"
         page.stop = item.last_offset + 1
         before, is_whole = page.stored, page.at == item.first_offset
         if entries:
             view = await self._reads.ended(item.ledger_id, is_fresh=False)
             start = 0 if is_whole else await self._reader.entry_at(item, page.at, view)
+            if not names_all(entries) and (start or 0) < entries[0]:
+                return False
             end = await self._last_entry(page.row, item, page.stop, view)
             chosen = entries[bisect_left(entries, start or 0) : bisect_right(entries, end)]
             for first, last in _ranges(chosen):
@@ -170,10 +177,11 @@ class KeyReader:
                 while entry_id <= last:
                     entry_id = await self._take(page, item, entry_id, last, view)
                     if page.is_large or page.is_full:
-                        return  # perhaps within a batch
+                        return False  # perhaps within a batch
         page.at = page.stop
         if is_whole:
             self.skipped_bytes += max(item.bytes - (page.stored - before), 0)
+        return True
 
     async def _last_entry(
         self, row: LogMetadata, item: LogItem, stop: int, view: LedgerView
@@ -250,7 +258,7 @@ class KeyReader:
             await work.charge(_LOOKUP_COST * sum(i.index not in {None, NO_KEYS} for i in group))
             looked = await asyncio.gather(*(self._indexed(row, item, key) for item in group))
             for item, entries in zip(group, looked, strict=True):
-                if entries is None or entries.entries:
+                if entries is None or entries:
                     view = await self._reader.view(row.name, item, page)
                     if view is None:
                         return None
@@ -263,24 +271,23 @@ class KeyReader:
         return _part(row, (), min(row.first_offset, end), end)
 
     async def _newest_in(
-        self, search: _Search, item: LogItem, view: LedgerView, found: KeyFound | None
+        self, search: _Search, item: LogItem, view: LedgerView, entries: Sequence[int] | None
     ) -> StoredBatch | None:
-        """The newest record in a ledger with what its index tells. Raises: KeyScanLimit."""
+        """The newest record in a ledger, of which an index names `entries`. Raises: KeyScanLimit."""
         stop = search.stop(item)
         if item.last_offset is None and stop == search.log_end:
             last = view.last_add_confirmed  # `_looked` leaves out later records
         else:
             last = await self._last_entry(search.row, item, stop, view)
-        if found is None:
+        if entries is None:
             return await self._scanned(search, item, view, last + 1)
-        entries = found.entries
         for entry_id in reversed(entries[: bisect_right(entries, last)]):
             search.check()
             payloads = await self._read(item, view, entry_id, entry_id + 1)
             record, _ = await self._examined(search, item, payloads, entry_id + 1)
             if record is not None:
                 return record
-        if found.is_all:
+        if names_all(entries):
             return None
         return await self._scanned(search, item, view, min(last + 1, entries[0]))
 
@@ -364,14 +371,14 @@ class KeyReader:
                 self._scans.add(item.ledger_id, Piece.of(first, after, place, cost, hashes))
         return found, first
 
-    async def _indexed(self, row: LogMetadata, item: LogItem, key: bytes) -> KeyFound | None:
-        """What the index of a ledger tells of a key; None without a usable index."""
+    async def _indexed(self, row: LogMetadata, item: LogItem, key: bytes) -> Sequence[int] | None:
+        """The entries of a ledger that may hold a key, by its index; None without a usable one."""
         if item.index is None or item.last_offset is None:
             return None
         self.lookups += 1
         if item.index == NO_KEYS:
             self._scans.drop(item.ledger_id)
-            return KeyFound(())
+            return ()
         try:
             return await self._look_up(item, item.index, key)
         except (BadIndex, errors.EntryLost, errors.NoSuchLedger) as error:
@@ -380,7 +387,7 @@ class KeyReader:
             pass  # it may be readable later
         return None
 
-    async def _look_up(self, item: LogItem, index: int, key: bytes) -> KeyFound:
+    async def _look_up(self, item: LogItem, index: int, key: bytes) -> Sequence[int]:
         """Ask an index. Raises: BadIndex if it is not what its log takes it for."""
         view = await self._reads.ended(index, is_fresh=False)
         buckets = view.last_add_confirmed + 1

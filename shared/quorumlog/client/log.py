@@ -282,18 +282,24 @@ class Log:
         """The newest record of a key; None if no record that was confirmed before the call has it,
         or if the newest one is a tombstone. In a URL a key is UTF-8, and neither empty nor `.` nor
         `..`: a `table` has all keys.
+
+        Raises: KeyScanLimit if the ledgers without an index are too large for the deadline.
         """
         if checks.text("a key", key) in ("", ".", ".."):
             raise ValueError(f"the key {key!r} can't be in a URL: use `read` or `table`")
         path = f"{self._path}/keys/{quote(key, safe='')}"
         params: dict[str, str | int | None] = {}
+        end = asyncio.get_running_loop().time() + self._transport.deadline_s
         while True:
             try:
                 answer = await self._transport.request(
-                    "GET", path, params=params, is_repeatable=True
+                    "GET", path, params=params, is_repeatable=True, end=end
                 )
             except KeyScanLimit as error:
-                params = {"before": int(error.members["before"])}
+                if asyncio.get_running_loop().time() >= end:
+                    raise
+                created_at = error.members.get("created_at")
+                params = {"before": int(error.members["before"]), "created": created_at}
             except NoSuchKey:
                 return None
             else:

@@ -47,14 +47,15 @@ class Table:
 
     async def _follow(self) -> None:
         start: Start = "earliest"
+        wait_ms = 0  # else `caught_up` waits for a record in a log that has none
         while True:
             try:
-                page = await self._read(start, wait_ms=self._wait_ms, created_at=self._created_at)
+                page = await self._read(start, wait_ms=wait_ms, created_at=self._created_at)
             except OffsetTruncated as error:
-                start = int(error.members["first_offset"])
+                start, wait_ms = int(error.members["first_offset"]), 0
                 continue
             self._take(page)
-            start = page.next
+            start, wait_ms = page.next, self._wait_ms
             if page.closed:
                 return
 
@@ -73,17 +74,26 @@ class Table:
         self._moved = asyncio.Event()
 
     async def caught_up(self) -> None:
-        """Wait until the table has all records that were confirmed before this call."""
+        """Wait until the table has all records that were confirmed before this call.
+
+        Raises: LogReplaced if the name has another log than the one that the table follows;
+        ValueError outside `with` or `async with`.
+        """
+        _ = self._following()
         end, created_at = await self._end()
         while self._created_at is None or self._next < end or self._created_at != created_at:
             if self._created_at not in (None, created_at):
                 raise LogReplaced(f"the log was created again at {created_at}")
-            if self._task is None:
-                raise ValueError("the table follows its log inside `with` or `async with`")
             moved = asyncio.create_task(self._moved.wait())
-            await asyncio.wait((moved, self._task), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((moved, self._following()), return_when=asyncio.FIRST_COMPLETED)
             moved.cancel()
             self._checked()
+
+    def _following(self) -> asyncio.Task[None]:
+        self._checked()
+        if self._task is None:
+            raise ValueError("the table follows its log inside `with` or `async with`")
+        return self._task
 
     def snapshot(self) -> Mapping[bytes, LogRecord]:
         """A copy of the table."""

@@ -330,7 +330,7 @@ class Judge(LogHistory):
                 found: Sequence[int] = ()
                 if index:
                     data = index[bucket_of(key, len(index))]
-                    found = Bucket(data, buckets=len(index), **about).entries_of(key).entries
+                    found = Bucket(data, buckets=len(index), **about).entries_of(key)
                 if entry_id not in found:
                     self.violated(f"rule 27e: {item.index} lacks a key of entry {entry_id}")
 

@@ -1,6 +1,7 @@
 """Reads by key in the SDK and on the command line: the newest record, the keys, and a log as a table."""
 
 import asyncio
+from typing import Any
 from uuid import uuid4
 
 import orjson
@@ -9,7 +10,7 @@ import pytest
 from loadtest.cluster import Cluster
 from quorumlog.client import Client, Record, sync
 from quorumlog.client.log import Log
-from quorumlog.errors import LogReplaced, NoSuchLog
+from quorumlog.errors import KeyScanLimit, LogReplaced, NoSuchLog
 from tests.support.waiting import until
 from tests.unit.client.test_cli import run
 
@@ -74,9 +75,56 @@ async def test_a_table_follows_its_log(cluster: Cluster) -> None:
             await log.close()
             await table.caught_up()
         assert table["d"].value == b"9"
-        await table.caught_up()
-        with pytest.raises(ValueError, match="with"):
-            await log.table().caught_up()
+        for outside in (table, log.table()):
+            with pytest.raises(ValueError, match="with"):
+                await outside.caught_up()
+
+
+async def test_a_table_of_a_log_without_records_is_caught_up_at_once(cluster: Cluster) -> None:
+    async with Client(*cluster.gateways) as client:
+        log = await client.create_log(new_name())
+        for _ in range(2):
+            async with asyncio.timeout(10), log.table() as table:
+                await table.caught_up()
+                assert len(table) == 0
+            await filled(log)
+            await log.roll()
+            await log.truncate(6)
+
+
+async def test_a_search_that_takes_several_requests_has_one_deadline(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request names the log that the first one found."""
+    async with Client(*cluster.gateways) as client:
+        log = await client.create_log(new_name())
+        await log.append(Record(b"1", b"a"))
+        request, sent = client._transport.request, list[Any]()
+
+        async def limited(method: str, path: str, **given: Any) -> Any:
+            sent.append((given["end"], given["params"]))
+            if len(sent) < 3:
+                raise KeyScanLimit(before=9 - len(sent), created_at="once")
+            if len(sent) == 3:
+                given["params"] = {}
+            return await request(method, path, **given)
+
+        monkeypatch.setattr(client._transport, "request", limited)
+        found = await log.get("a")
+        assert found is not None
+        assert len({end for end, _ in sent}) == 1
+        assert [params for _, params in sent] == [
+            {},
+            {"before": 8, "created": "once"},
+            {"before": 7, "created": "once"},
+        ]
+        with pytest.raises(LogReplaced):
+            await request(
+                "GET",
+                f"/v1/logs/{log.name}/keys/a",
+                is_repeatable=True,
+                params={"created": "2026-01-02T03:04:05.678901Z"},
+            )
 
 
 async def test_a_table_of_a_log_that_is_deleted_raises(cluster: Cluster) -> None:

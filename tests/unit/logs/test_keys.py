@@ -88,14 +88,15 @@ async def offsets(gateway: Gateway, key: str, limit: int = 100) -> list[int]:
 
 async def newest(gateway: Gateway, key: str, log: str = "log") -> int | None:
     """The offset of the newest record, found by as many requests as it takes; each looks further."""
-    befores = list[int]()
+    befores, created_at = list[int](), None
     while True:
         try:
             page = await gateway.logs.keys.newest(
-                log, key.encode(), before=min(befores, default=None)
+                log, key.encode(), before=min(befores, default=None), created_at=created_at
             )
         except errors.KeyScanLimit as error:
             befores.append(error.members["before"])
+            created_at = error.members["created_at"]
         else:
             assert sorted({*befores}, reverse=True) == befores, "each request looks further"
             assert not befores or page.batches or page.next == befores[-1]
@@ -372,20 +373,30 @@ async def test_a_request_decodes_within_its_budget(monkeypatch: pytest.MonkeyPat
         assert await newest(one, "none") is None
 
 
-async def test_a_key_of_too_many_entries_is_read_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_format, "ENTRIES_OF_KEY_MAX", 2)
+async def test_a_key_in_many_entries_is_found_with_what_its_index_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An index names the last entries only. Reads find earlier ones without it."""
+    monkeypatch.setattr(key_format, "KEY_ENTRIES_MAX", 4)
     async with a_cluster(2, settings=UNMERGED) as (cluster, (one, two)):
-        for number in range(9):
-            await append(one, "hot", f"k{number}")
+        flat = [key for n in range(40) for key in (("x", "hot") if n in {3, 30} else ("hot",))]
+        flat += ["y"] * 3
+        for key in flat:
+            await append(one, key)
         await one.logs.roll("log")
+        await append(one, "o")
         await swept(one)
         await until(lambda: len(indexes(cluster)) == 1, "it is indexed")
-
-        assert await offsets(two, "hot") == list(range(0, 18, 2))
-        assert await offsets(two, "k4") == [9]
-        assert (await two.logs.keys.newest("log", b"hot")).records[0].offset == 16
-        assert (await two.logs.keys.newest("log", b"hot", before=16)).records[0].offset == 14
-        assert (await two.logs.keys.newest("log", b"hot", before=0)).batches == ()
+        item = cluster.logs["log"].items[0]
+        named = await two.logs.keys._look_up(item, item.index or 0, b"hot")
+        assert 4 <= len(named) < 40
+        for key in ("hot", "x", "y", "none"):
+            assert await offsets(two, key) == [n for n, each in enumerate(flat) if each == key]
+            for before in (1, 5, len(flat)):
+                found = (await two.logs.keys.newest("log", key.encode(), before=before)).records
+                assert [each.offset for each in found][-1:] == [
+                    n for n in [last(key, flat[:before])] if n is not None
+                ]
         assert two.logs.keys.damaged == 0
 
 

@@ -15,11 +15,12 @@ from quorumlog.protocol.log import indexing as module
 from quorumlog.protocol.log.indexing import INDEXED_BYTES_MIN, Indexing, next_index
 from quorumlog.protocol.log.keys import (
     BUCKET_PAIRS,
-    ENTRIES_OF_KEY_MAX,
+    KEY_ENTRIES_MAX,
     BadIndex,
     Bucket,
     KeyEntries,
     bucket_of,
+    names_all,
 )
 from quorumlog.protocol.log.messages import (
     BatchesRead,
@@ -55,8 +56,7 @@ def looked_up(buckets: list[bytes], key: bytes, ledger_id: int = 1, last: int = 
     found = Bucket(buckets[number], buckets=len(buckets), ledger_id=ledger_id, last_entry=last)
     assert found.number == number
     assert found.size == len(buckets[number])
-    entries, is_all = found.entries_of(key)
-    return list(entries) if is_all else [*entries, -1]
+    return list(found.entries_of(key))
 
 
 class Hand(Copying):
@@ -144,29 +144,44 @@ def test_damage_is_never_an_absence() -> None:
             bucket_of(key, count)
 
 
-def test_of_a_key_with_too_many_entries_the_last_one_is_named() -> None:
-    keys = KeyEntries()
-    for number in range(10 * ENTRIES_OF_KEY_MAX):
-        some = {b"hot", b"k%d" % number} if number % 2 else {b"hot"}
-        keys.add(number, some | ({b"warm"} if number < ENTRIES_OF_KEY_MAX else set()))
+def test_an_index_of_a_key_that_is_everywhere_stays_small() -> None:
+    """The bucket names the last entries of such a key, and all entries of the others."""
+    keys, count = KeyEntries(), 20 * KEY_ENTRIES_MAX
+    hot, rare = b"hot", b"rare"
+    for entry_id in range(count):
+        keys.add(entry_id, {hot, rare} if entry_id % 5000 == 7 else {hot})
+    assert keys.pairs <= 4 * KEY_ENTRIES_MAX + 5
 
-    assert keys.pairs < 8 * ENTRIES_OF_KEY_MAX
-    buckets = [keys.bucket(at, 1, 9) for at in range(1 << keys.bits)]
-    assert looked_up(buckets, b"hot", last=9) == [10 * ENTRIES_OF_KEY_MAX - 1, -1]
-    assert looked_up(buckets, b"warm", last=9) == list(range(ENTRIES_OF_KEY_MAX))
-    assert looked_up(buckets, b"k77", last=9) == [77]
-    assert looked_up(buckets, b"k78", last=9) == []
+    buckets = [keys.bucket(number, 1, count - 1) for number in range(1 << keys.bits)]
+
+    assert sum(map(len, buckets)) < 64 << 10
+    found = looked_up(buckets, b"hot", last=count - 1)
+    assert found == list(range(found[0], count)), "the last entries, without gaps"
+    assert len(found) >= KEY_ENTRIES_MAX
+    assert not names_all(found)
+    found = looked_up(buckets, b"rare", last=count - 1)
+    assert (found, names_all(found)) == ([7, 5007, 10007, 15007, 20007], True)
+
+
+def test_keys_whose_hashes_begin_alike_get_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BUCKET_PAIRS_MAX", 2)
+
+    assert Hand().answer(ledger(1, 2), read(*ENTRIES)).spoiled == 1
+    monkeypatch.setattr(module, "BUCKET_PAIRS_MAX", 3)
+    assert Hand().answer(ledger(1, 2), read(*ENTRIES)) == CreateLedger(LOG)
 
 
 def test_a_ledger_whose_keys_all_have_too_many_entries_gets_an_index() -> None:
     """A log that named no keys of such a ledger would report its records as absent."""
-    count = 4 * ENTRIES_OF_KEY_MAX
+    count = 5 * KEY_ENTRIES_MAX
     hand = Hand()
     hand.answer(ledger(1, count - 1))
 
     assert hand.answer(read(*[entry(b"hot")] * count)) == CreateLedger(LOG)
     written = hand.answer(ledger(7, -1))
-    assert looked_up(list(written.payloads), b"hot", last=count - 1) == [count - 1, -1]
+    buckets = [*written.payloads]
+    found = looked_up(buckets, b"hot", last=count - 1)
+    assert (found[-1], names_all(found)) == (count - 1, False)
 
 
 @pytest.mark.parametrize("changes", [{"lost_entries": ((1, 1),)}, {"may_lack_entries": True}])

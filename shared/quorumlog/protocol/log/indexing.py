@@ -14,7 +14,7 @@ from typing import Any, Final
 from quorumlog.errors import EntryUnavailable, NoSuchLedger, QuorumLogError, WriterLost
 from quorumlog.protocol.batch import BadBatch
 from quorumlog.protocol.log.clock import Now
-from quorumlog.protocol.log.keys import ENTRIES_MAX, KeyEntries, keys_of
+from quorumlog.protocol.log.keys import BUCKET_PAIRS, ENTRIES_MAX, KeyEntries, keys_of
 from quorumlog.protocol.log.merge import GROWTH
 from quorumlog.protocol.log.messages import (
     Answered,
@@ -46,6 +46,10 @@ INDEXED_BYTES_MIN: Final = 64 << 10
 PAIRS_MAX: Final = 1 << 22
 """The most pairs of an index, about 48 MiB of memory while it is written. A ledger with more pairs
 of a key and an entry gets no index: chosen by judgement."""
+
+BUCKET_PAIRS_MAX: Final = 64 * BUCKET_PAIRS
+"""The most pairs of a bucket, 1 MiB. A ledger gets no index if its keys were chosen so that more of
+their hashes begin alike: chosen by judgement."""
 
 _BUCKETS_AT_ONCE: Final = 8
 """Buckets that one step makes: sorting more would delay other work of the process."""
@@ -191,6 +195,8 @@ class Indexing:
         if self._entry <= self._last_entry:
             asked = ReadBatches(self._item.ledger_id, self._entry, self._last_entry)
             self._ask(IndexStage.READING, asked)
+        elif self._keys.largest > BUCKET_PAIRS_MAX:
+            self._spoil("the hashes of too many keys begin alike")
         elif self._keys.pairs:
             self._ask(IndexStage.CREATING, CreateLedger(self._log))
         else:

@@ -8,8 +8,8 @@ choose the bucket, so a lookup reads one entry. Layout of a bucket, big-endian:
 Each bucket proves by itself which ledger it is about, so a lookup needs no other entry.
 
 Two keys may have one hash. An index may therefore name an entry that lacks the key, but it names
-all entries that have the key, or says that there are more: then the last pair of the hash has the
-entry id 2^32 - 1, and the pair before it the last entry.
+all entries that have the key. Of a key with KEY_ENTRIES_MAX entries or more, it names the last ones
+only: earlier entries may have the key, too.
 """
 
 import hashlib
@@ -17,10 +17,9 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import compress
-from typing import Final, NamedTuple
+from typing import Final
 
 from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import Stored
@@ -28,15 +27,12 @@ from quorumlog.protocol.batch import Stored
 BUCKET_PAIRS: Final = 1365
 """About how many pairs a bucket has: 16 KiB, which a read of a bookie returns at once."""
 
-ENTRIES_MAX: Final = (1 << 32) - 1
+KEY_ENTRIES_MAX: Final = 1024
+"""The entries of a key that an index certainly names, the last ones. Otherwise a key that is in
+each entry would make a bucket of megabytes: chosen by judgement."""
+
+ENTRIES_MAX: Final = 1 << 32
 """A ledger with more entries gets no index, which stores entry ids in four bytes."""
-
-ENTRIES_OF_KEY_MAX: Final = 1024
-"""The entries of one key that an index names. Of a key with more entries it names the last one,
-and a read of the key reads the ledger as if it had no index (chosen by judgement)."""
-
-_MANY: Final = ENTRIES_MAX
-"""In place of an entry: the hash has more entries than the index names."""
 
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHIqq")
@@ -62,58 +58,56 @@ def keys_of(data: Stored) -> set[bytes]:
     return {key for key in found.keys if key is not None}
 
 
-class KeyFound(NamedTuple):
-    """The entries, ascending, of a ledger that may hold a key: all of them, or the last ones."""
+def names_all(entries: Sequence[int]) -> bool:
+    """Whether these entries of a key, by an index, are all entries that may have it. Otherwise
+    earlier ones may have it, too.
+    """
+    return len(entries) < KEY_ENTRIES_MAX
 
-    entries: Sequence[int]
-    is_all: bool = True
+
+class _Part:
+    """The pairs of some hashes, in the order in which they were added."""
+
+    __slots__ = ("entries", "hashes", "pairs_max")
+
+    def __init__(self) -> None:
+        self.hashes, self.entries = array("Q"), array("I")
+        self.pairs_max = 4 * KEY_ENTRIES_MAX
+
+    def add(self, hashed: int, entry_id: int) -> int:
+        """Add a pair. Returns how many pairs the part has more."""
+        before = len(self.hashes)
+        self.hashes.append(hashed)
+        self.entries.append(entry_id)
+        if len(self.hashes) > self.pairs_max:
+            self._shrink()
+        return len(self.hashes) - before
+
+    def _shrink(self) -> None:
+        """Keep the last KEY_ENTRIES_MAX entries of each hash."""
+        counts = Counter(self.hashes)
+        surplus = {hashed: count - KEY_ENTRIES_MAX for hashed, count in counts.items()}
+        hashes, entries = self.hashes, self.entries
+        self.hashes, self.entries = array("Q"), array("I")
+        for hashed, entry in zip(hashes, entries, strict=True):
+            surplus[hashed] -= 1
+            if surplus[hashed] < 0:
+                self.hashes.append(hashed)
+                self.entries.append(entry)
+        self.pairs_max = max(2 * len(self.hashes), self.pairs_max)
 
 
 class KeyEntries:
-    """Pairs of a key's hash and an entry that holds the key, in about 12 bytes each. Of a hash with
-    more than ENTRIES_OF_KEY_MAX entries only the last entry is kept.
-    """
+    """Pairs of a key's hash and an entry that holds the key, in about 12 bytes each."""
 
     def __init__(self) -> None:
         self.pairs = 0
-        """The pairs of the index. It has two for each hash with too many entries."""
-        self._parts: dict[int, tuple[array[int], array[int]]] = {}
-        """Hashes and entry ids, in the order in which they were added."""
-        self._many: dict[int, int] = {}
-        """The last entries of hashes that have too many."""
+        self._parts: defaultdict[int, _Part] = defaultdict(_Part)
 
     def add(self, entry_id: int, keys: Iterable[bytes]) -> None:
         """Add the keys, without duplicates, of an entry. Entries are added in ascending order."""
-        for key in keys:
-            hashed = hash_of(key)
-            if hashed in self._many:
-                self._many[hashed] = entry_id
-                continue
-            number = hashed >> 64 - _PART_BITS
-            part = self._parts.get(number)
-            if part is None:
-                part = self._parts[number] = array("Q"), array("I")
-            hashes, entries = part
-            hashes.append(hashed)
-            entries.append(entry_id)
-            self.pairs += 1
-            count = len(hashes)
-            if count > 2 * ENTRIES_OF_KEY_MAX and not count & (count - 1):
-                self._collapse(number)
-
-    def _collapse(self, number: int) -> None:
-        """Keep only the last entries of a part's hashes that have too many."""
-        hashes, entries = self._parts[number]
-        counts = Counter(hashes)
-        many = {each for each, count in counts.items() if count > ENTRIES_OF_KEY_MAX}
-        if not many:
-            return
-        last = dict(zip(hashes, entries, strict=True))
-        self._many |= {each: last[each] for each in many}
-        kept = [each not in many for each in hashes]
-        part = array("Q", compress(hashes, kept)), array("I", compress(entries, kept))
-        self._parts[number] = part
-        self.pairs -= len(hashes) - len(part[0]) - 2 * len(many)
+        for hashed in map(hash_of, keys):
+            self.pairs += self._parts[hashed >> 64 - _PART_BITS].add(hashed, entry_id)
 
     @property
     def bits(self) -> int:
@@ -122,18 +116,27 @@ class KeyEntries:
 
     def bucket(self, number: int, ledger_id: int, last_entry: int) -> bytes:
         """One of the 2^bits buckets of the index of the ledger to which these entries belong."""
-        width = 1 << _PART_BITS - self.bits
         pairs: list[tuple[int, int]] = []
-        for at in range(number * width, (number + 1) * width):
-            pairs += zip(*self._parts.get(at, ((), ())), strict=True)
-        for hashed, last in self._many.items():
-            if hashed >> 64 - self.bits == number:
-                pairs += ((hashed, last), (hashed, _MANY))
-        pairs.sort()
+        for part in self._parts_of(number):
+            pairs += sorted(zip(part.hashes, part.entries, strict=True))
         columns = _big_endian(array("Q", [hashed for hashed, _ in pairs]))
         columns += _big_endian(array("I", [entry for _, entry in pairs]))
         head = _HEAD.pack(_VERSION, self.bits, number, len(pairs), ledger_id, last_entry)
         return head + _digest(head, columns) + columns
+
+    @property
+    def largest(self) -> int:
+        """The number of pairs of the largest bucket."""
+        return max(
+            sum(len(part.hashes) for part in self._parts_of(number))
+            for number in range(1 << self.bits)
+        )
+
+    def _parts_of(self, number: int) -> list[_Part]:
+        """The parts of a bucket, ascending by their hashes."""
+        width = 1 << _PART_BITS - self.bits
+        places = range(number * width, (number + 1) * width)
+        return [self._parts[at] for at in places if at in self._parts]
 
 
 def bucket_of(key: bytes, buckets: int) -> int:
@@ -169,13 +172,11 @@ class Bucket:
             self._hashes.byteswap()
             self._entries.byteswap()
 
-    def entries_of(self, key: bytes) -> "KeyFound":
-        """What the index tells of a key, which must be one of this bucket's."""
+    def entries_of(self, key: bytes) -> Sequence[int]:
+        """The entries, ascending, that may hold a key, which must be one of this bucket's."""
         hashed = hash_of(key)
         begin = bisect_left(self._hashes, hashed)
-        entries = self._entries[begin : bisect_right(self._hashes, hashed)]
-        is_all = not entries or entries[-1] != _MANY
-        return KeyFound(entries if is_all else entries[:-1], is_all)
+        return self._entries[begin : bisect_right(self._hashes, hashed)]
 
 
 def _big_endian(column: "array[int]") -> bytes:
