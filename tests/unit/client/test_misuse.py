@@ -207,7 +207,7 @@ _GOOD: dict[str, Any] = {"ledger_id": 1, "name": "a", "log": "a", "transaction_i
 _GOOD |= {"owner": "me", "before": 1, "through": 1, "first": 0, "last": 0}
 _GOOD |= {"to": 1, "record": LogRecord(0, b"", None, {}, "", 1, 0)}
 _GOOD |= {"password": "secret", "grants": ["read:*"], "token_id": "0" * 16}
-_GOOD |= {"payload": b"x", "payloads": [b"x"], "records": b"x", "ledger_ids": 1}
+_GOOD |= {"key": "a", "payload": b"x", "payloads": [b"x"], "records": b"x", "ledger_ids": 1}
 
 
 def _wrong_calls(function: Any) -> Iterator[Callable[[Any], Any]]:
