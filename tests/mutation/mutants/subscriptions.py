@@ -22,7 +22,7 @@ from tests.mutation.mutants.guards import always
 from tests.mutation.mutants.hunt import Histories, Patch, stand_in
 from tests.mutation.mutants.positions import by_the_wall, told_at_once
 
-SUBSCRIPTIONS: Final = Histories("subscriptions", run, range(1, 41))
+SUBSCRIPTIONS: Final = Histories("subscriptions", run, range(1, 201))
 
 
 @stand_in
