@@ -1,9 +1,9 @@
 """Compaction of a log by key: its speed, and its effect on the latency of appends.
 
 Each round fills a log with records of 1 KiB, ten of each key, switches compaction on, and waits
-until all closed ledgers were rewritten. The gateway's sweep starts compaction after up to five
-seconds, so the rate is not per elapsed time, but per second of the gateway's CPU: the log's bytes
-before compaction. A second measurement appends to another log before and during a compaction.
+until all closed ledgers were rewritten. The gateway's sweep starts compaction only after up to five
+seconds, so the rate is bytes (before compaction) per second of the gateway's CPU, not per elapsed
+time. A second measurement appends to another log before and during a compaction.
 """
 
 import argparse

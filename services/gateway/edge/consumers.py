@@ -196,7 +196,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
             stamp=_stamp(request, given, wanted),
             caller=_maker(request),
         )
-        # Must be the same as in the fast path, `edge/direct.py`, which answers most commits.
+        # The response must be the same as in the fast path, `edge/direct.py`, for most commits.
         return json_value(models.position_json(position), headers={"ETag": f'"{position.version}"'})
 
     @op.operation(

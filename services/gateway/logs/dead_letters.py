@@ -55,7 +55,7 @@ class QueueMoves(RowService[Queue]):
     """Serves this gateway's requests for rows of queues, and carries out moves of dead letters."""
 
     def __init__(self, logs: Any, reader: LogReader, **ports: Any) -> None:
-        """The other arguments are those of `RowService`."""
+        """Create the service. `ports`: arguments of `RowService`."""
         super().__init__(logs, reader.read, QUEUE_BODIES, Queues, **ports)
         self._reader = reader
         self._movers: dict[Key, asyncio.Task[None]] = {}

@@ -292,7 +292,7 @@ class RowService(ABC, Generic[R]):
         answers: Sequence[Any] = await asyncio.gather(*futures, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, errors.NotTheOwner):
-                raise answer  # for all requests: the sender retries at the owner
+                raise answer  # the error for all requests: the sender retries at the owner
         return self._bodies.encode_answers(answers, self.seen)
 
     # --- the store -------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ class RowService(ABC, Generic[R]):
                 for effect in self._keeper.step(event, now_s, self._wall_ms(), database_ms):
                     self._perform(effect)
         except Exception:
-            # A defect in the offset store: a new one reads its state from the log.
+            # The offset store has a defect. A new store reads its state from the log.
             log.exception("row-keeper-broke", extra={"log": self._name})
             self._keeper = self._new_keeper()
             self._inbox.clear()
@@ -400,7 +400,7 @@ class RowService(ABC, Generic[R]):
             except errors.OffsetTruncated:
                 return offset_store.Truncated()
             except errors.EntryLost as error:
-                # An operator has accepted the loss: lost records count as never written.
+                # An operator has accepted the loss, so lost records count as never written.
                 start = error.members["next_offset"]
                 continue
             try:

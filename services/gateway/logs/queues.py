@@ -29,7 +29,7 @@ from services.gateway.logs.values import LogBatches, Start
 _POLL_S: Final = 1.0
 """The interval at which a waiting claim asks an owner at another gateway. Chosen by judgement."""
 _TAIL_S: Final = 10.0
-"""The longest wait of one read for a log's next record."""
+"""Maximum time for which one read waits for a log's next record."""
 _KEY_BYTES: Final = 8 << 20
 """Maximum bytes that one claim reads to find out the keys of records."""
 _QUEUES_MAX: Final = 1000
@@ -76,7 +76,7 @@ class QueueService(QueueMoves):
     """Serves this gateway's requests for the work queues of all logs."""
 
     def __init__(self, logs: Any, reader: LogReader, consumers: Consumers, **ports: Any) -> None:
-        """The other arguments are those of `RowService`."""
+        """Create the service. `ports`: arguments of `RowService`."""
         super().__init__(logs, reader, **ports)
         self._consumers = consumers
         self._seen_keys: OrderedDict[Key, _Seen] = OrderedDict()

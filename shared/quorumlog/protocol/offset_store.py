@@ -35,7 +35,7 @@ _KEPT_RECORDS: Final = 10_000
 """How many of the newest records stay in the log for their tokens (rule 32). By judgement."""
 _SLACK_CHARS: Final = 64 << 20
 """How many characters the log may have beyond four times those of the current rows. Matters only
-for large rows, as those of queues."""
+for large rows, such as those of queues."""
 _TRUNCATE_CHARS: Final = 16 << 20
 """Characters of new rows after which the log is truncated, even if few records are unneeded."""
 _KEPT_CHARS: Final = 64 << 20

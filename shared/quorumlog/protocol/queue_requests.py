@@ -79,7 +79,7 @@ class Taken:
 
 
 class Settlement(StrEnum):
-    """What becomes of claimed records."""
+    """The ways to settle claimed records."""
 
     ACK = "ack"
     NAK = "nak"
@@ -161,7 +161,7 @@ class BeginMove:
 
 @dataclass(frozen=True, slots=True)
 class EndMove:
-    """Note that a move's append is done. `lost`: records without a copy. Answer: the queue."""
+    """Note that a move's append is done. `lost`: number of records not sent. Answer: the queue."""
 
     log: str
     queue: str

@@ -163,13 +163,13 @@ class Queue:
         return replace(self, attempts=tuple(left))
 
     def acknowledged(self, offsets: Offsets) -> "Queue":
-        """The queue after these records were done. Raises the floor to the first that is not."""
+        """The queue with these records done, and the floor raised to the first that is not done."""
         offsets -= offsets.below(self.floor)
         attempts = tuple((count, left) for count, each in self.attempts if (left := each - offsets))
         return replace(self, acked=self.acked | offsets, attempts=attempts).raised(self.floor)
 
     def raised(self, floor: int) -> "Queue":
-        """The queue with the floor raised to this offset, or above the done records there."""
+        """The queue with the floor raised to an offset, or to the end of the done records there."""
         acked = self.acked - self.acked.below(floor)
         if acked and acked.first == floor:
             floor = acked.run_end
@@ -177,7 +177,7 @@ class Queue:
         return replace(self, floor=floor, acked=acked)
 
     def trimmed(self, first_offset: int) -> "Queue":
-        """The queue without the records that the log dropped. Counts as lost those not done."""
+        """The queue without records that the log dropped. Counts records not done as lost."""
         if first_offset <= self.floor:
             return self
         done = len(self.acked.below(first_offset)) + len(self.moving.below(first_offset))
@@ -197,7 +197,7 @@ class Queue:
         return kept.raised(first_offset)
 
     def moved(self, number: int, lost: int) -> "Queue":
-        """The queue after a move was appended. `lost`: how many of its records have no copy."""
+        """The queue after a move was appended. `lost`: how many records could not be appended."""
         move = next((each for each in self.moves if each.id == number), None)
         if move is None:
             return self

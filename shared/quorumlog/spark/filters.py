@@ -30,7 +30,7 @@ _US: Final = timedelta(microseconds=1)
 
 
 def pruning_of(filters: Sequence[Filter], *, of_logs: bool) -> tuple[Pruning, list[Filter]]:
-    """The pruning that follows from all filters, and the filters that Spark still has to apply.
+    """What a plan keeps because of all filters, and the filters that Spark still has to apply.
 
     `of_logs`: the query reads logs. For plain ledgers, `offset` is the entry id, and `topic` null.
     """

@@ -140,7 +140,7 @@ class _HeldClaims:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A batch of this run."""
+    """A batch that this run has claimed or repeated."""
 
     offset: Offset
     number: int
@@ -272,7 +272,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Called in a task: the rows of a range as Arrow batches."""
+        """Read the rows of a range as Arrow batches. Spark calls this method in a task."""
         return read_range(self._options, partition)
 
     def reportLatestOffset(self) -> dict[str, dict[str, Any]]:  # noqa: N802 - Spark's

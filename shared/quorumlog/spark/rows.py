@@ -117,7 +117,7 @@ def rows(
 
 
 def _following(error: errors.QuorumLogError, part: TaskRange) -> int:
-    """Where a range continues after a loss, according to the error; by default the range's end."""
+    """The offset after lost records, according to the error; by default the range's end."""
     found = None
     if isinstance(error, errors.OffsetTruncated):
         found = error.members.get("first_offset")
