@@ -54,7 +54,7 @@ class Team:
 
     @contextlib.asynccontextmanager
     async def at_work(self, client: Client) -> AsyncIterator[None]:
-        """Run, kill and suspend workers until the block ends. The block calls `settle` last."""
+        """Run, kill and suspend workers until the block ends. The block must call `settle` last."""
         if not self.plan.workers:
             yield
             return

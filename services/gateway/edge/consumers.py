@@ -196,7 +196,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
             stamp=_stamp(request, given, wanted),
             caller=_maker(request),
         )
-        # The response must be the same as in the fast path, `edge/direct.py`, for most commits.
+        # The fast path, `edge/direct.py`, answers most commits and must send the same response.
         return json_value(models.position_json(position), headers={"ETag": f'"{position.version}"'})
 
     @op.operation(

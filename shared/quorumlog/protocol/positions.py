@@ -323,7 +323,7 @@ class Draft(RowDraft[Position]):
             )
         moved = row
         if request.token is None:
-            moved = replace(moved, holder="")  # the previous holder must not continue
+            moved = replace(moved, holder="")  # a holder whose lease has ended must not continue
         if moved != row or request.offset > row.offset:
             moved = self._put(replace(moved, offset=request.offset, committed_ms=self._wall_ms))
         else:

@@ -38,7 +38,7 @@ class Claim:
     token: int
     offsets: Offsets
     hold_ms: int
-    """The lease, or the delay of records that were given back."""
+    """Duration of the lease, or of the delay of records that were given back."""
     is_valid: bool = True
     """False: the records were given back and wait for the end of a delay. No token settles them."""
 

@@ -276,8 +276,8 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, partition)
 
     def reportLatestOffset(self) -> dict[str, dict[str, Any]]:  # noqa: N802 - Spark's
-        """How many records of the queue are not done, and how many claims of this run ended, for
-        Spark's progress report.
+        """For Spark's progress report: how many records of the queue are not done, and how many
+        records of this run another worker may have got.
         """
         number = 0 if self._batch is None else self._batch.number
         depth = self._gateways.get(self._path)["depth"]
