@@ -1,4 +1,4 @@
-"""Workers of queues as processes, which are killed, or suspended beyond their leases."""
+"""Processes with workers of queues, which are killed, or suspended beyond their leases."""
 
 import asyncio
 import contextlib
@@ -28,10 +28,10 @@ _DEAD: Final = "produce.dead"
 
 @dataclass(frozen=True, slots=True)
 class TeamPlan:
-    """The workers of one run's queues."""
+    """The parameters of the workers of one run."""
 
     workers: int = 8
-    """Workers, half of them of each queue; 0: no queues."""
+    """Number of workers, half of them for each queue; 0: no queues."""
     processes: int = 2
     lease_s: float = 2.0
     every_s: float = 3.0
@@ -48,13 +48,13 @@ class Team:
     folder: Path
     say: Callable[[str], None]
     hurt: int = 0
-    """Processes that were killed or suspended."""
+    """How often a process was killed or suspended."""
     _processes: list[Process] = field(default_factory=list)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @contextlib.asynccontextmanager
     async def at_work(self, client: Client) -> AsyncIterator[None]:
-        """Run, kill and suspend workers until the end of the block, which calls `settle` last."""
+        """Run, kill and suspend workers until the block ends. The block must call `settle` last."""
         if not self.plan.workers:
             yield
             return
@@ -92,7 +92,7 @@ class Team:
         return cluster.started(program, self.folder / f"queue.{number}.log")
 
     async def _hurt(self) -> None:
-        """Repeatedly kill a process and start another, or suspend one, perhaps beyond its leases."""
+        """Repeatedly replace a killed process, or suspend a process, perhaps beyond its leases."""
         while True:
             await asyncio.sleep(self.plan.every_s)
             at = random.randrange(len(self._processes))
@@ -122,7 +122,7 @@ class Team:
             )
 
     async def judged(self, client: Client, records: Sequence[LogRecord]) -> Worked:
-        """The result of both queues, from the journals and the dead-letter log."""
+        """Check both queues, by the journals and the dead-letter log."""
         if not self.plan.workers:
             return Worked()
         journals = read_journals(sorted(self.folder.glob("queue.*.journal")), self.plan.lease_s)

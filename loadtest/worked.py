@@ -1,13 +1,13 @@
 """The journals of queues' workers, and the checks of these journals, for `make produce`.
 
-A worker writes a line to its journal for each event before it continues, so that a SIGKILL loses
-none. Times are of CLOCK_MONOTONIC, which all processes of a machine share. Tokens order the claims
-of a queue. The checks require:
+A worker writes each event to its journal as one line before it continues, so that a SIGKILL loses
+no event. Times are of CLOCK_MONOTONIC, which all processes of a machine share. Tokens order the
+claims of a queue. The checks require:
 
-- Each record was sent for acknowledgement, or is a dead letter, and not both.
-- A record that was acknowledged by one token was not given by a higher one.
-- While a claim is valid for its worker, and not settled, no other worker gets its records.
-- With the order `key`, a record is given only after the last claim of all earlier ones of its key.
+- Each record was sent for acknowledgement or is a dead letter. No dead letter was acknowledged.
+- No record that was acknowledged with one token was given again with a higher token.
+- While a claim is valid for its worker and not settled, no other worker gets the claim's records.
+- With the order `key`, a record is given only after the last claims of earlier records of its key.
 - Each dead letter is in the dead-letter log once.
 """
 
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 ANY: Final = "any"
-"""A queue whose records that fail go to the dead-letter log."""
+"""The queue whose failing records go to a dead-letter log."""
 KEY: Final = "key"
-"""A queue with the order `key`."""
+"""The queue with the order `key`."""
 NAMES: Final = (ANY, KEY)
 ATTEMPTS: Final = 3
 """`max_attempts` of the queue `any`."""
@@ -30,12 +30,12 @@ ATTEMPTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A record in a claim, as its worker knows it."""
+    """A claim of a record, as the claim's worker knows it."""
 
     token: int
     told_ns: int
     until_ns: int
-    """Until when the worker may count on the claim, without extensions."""
+    """The time until which the worker may rely on the claim without extensions."""
     attempt: int
 
 
@@ -44,22 +44,22 @@ class Journal:
     """What all workers of one queue have written."""
 
     given: dict[int, list[Given]] = field(default_factory=lambda: defaultdict(list))
-    """By offset."""
+    """For each offset, the claims of the record."""
     extended: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Until when a token and an offset were extended."""
+    """For each token and offset, the time until which the claim was extended."""
     sent: dict[tuple[int, int], int] = field(default_factory=dict)
-    """When a settlement of a token and an offset was sent first."""
+    """For each token and offset, the time when a settlement was first sent."""
     asked: set[int] = field(default_factory=set)
-    """Offsets that were sent for acknowledgement."""
+    """Offsets of records that were sent for acknowledgement."""
     acked: dict[int, int] = field(default_factory=dict)
-    """The tokens that acknowledged records, by offset."""
+    """For each offset of an acknowledged record, the token that acknowledged the record."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Settlements of records that were refused, by the reason."""
+    """Numbers of refused settlements of records, by reason."""
 
     def read(
         self, told_ns: int, kind: str, word: Any, asked_ns: int, parts: list[Any], lease_ns: int
     ) -> None:
-        """Add a line."""
+        """Add the fields of one line."""
         match kind:
             case "given":
                 for offset, attempt in parts:
@@ -98,33 +98,33 @@ class Worked:
     """How often records were given again."""
     acked: int = 0
     stale: int = 0
-    """Settlements that were refused, because the claim had ended."""
+    """Settlements that were refused because the claim had ended."""
     dead: int = 0
-    """Dead letters."""
+    """Number of dead letters."""
     lost: int = 0
-    """Records that nobody sent for acknowledgement, and that are no dead letters."""
+    """Records that no worker sent for acknowledgement and that are no dead letters."""
     after: int = 0
-    """Records that were given after an acknowledgement."""
+    """Records that were given again after their acknowledgement."""
     twice: int = 0
-    """Records that two valid claims had."""
+    """How often two valid claims had a record at the same time."""
     turned: int = 0
-    """Records that were given before an earlier one of their key was done."""
+    """Records that were given before an earlier record of their key was done."""
     doubled: int = 0
-    """Dead letters that are in the log more than once, or that were acknowledged."""
+    """Dead letters that are in the dead-letter log more than once, or that were acknowledged."""
     problems: tuple[str, ...] = ()
 
     @property
     def is_good(self) -> bool:
-        """Whether all requirements of this module hold."""
+        """Whether the results meet all requirements of this module."""
         bad = self.lost, self.after, self.twice, self.turned, self.doubled
         return not (any(bad) or self.problems)
 
     def with_problem(self, problem: str) -> "Worked":
-        """The results, with a problem."""
+        """The results with a further problem."""
         return replace(self, problems=(*self.problems, problem))
 
     def line(self) -> str:
-        """The counts."""
+        """All counts as a line of text."""
         return (
             f"queues: {self.given} given, {self.again} again, {self.acked} acknowledged,"
             f" {self.stale} stale refused, {self.dead} dead letters; {self.lost} lost,"
@@ -136,8 +136,8 @@ class Worked:
 def judge_queues(
     journals: dict[str, Journal], keys: Sequence[bytes | None], letters: Sequence[int]
 ) -> Worked:
-    """Judge the journals. `keys`: of the log's records. `letters`: the offsets of the records in
-    the dead-letter log.
+    """Check the journals. `keys`: the keys of the log's records, by offset. `letters`: the original
+    offset of each record in the dead-letter log.
     """
     dead = Counter(letters)
     both, every = journals.values(), range(len(keys))
@@ -169,7 +169,7 @@ def _after_ack(journal: Journal) -> int:
 
 
 def _held_twice(journal: Journal) -> Iterator[int]:
-    """Offsets that a worker was given while an earlier claim was valid for its worker."""
+    """Offsets of records that a worker got while an earlier claim was valid for its worker."""
     for offset, claims in journal.given.items():
         for one, later in pairwise(sorted(claims, key=lambda each: each.token)):
             until_ns = max(one.until_ns, journal.extended.get((one.token, offset), 0))

@@ -1,7 +1,8 @@
-"""Workers of queues in a process of their own, which `make produce` kills, pauses and replaces.
+"""A process with workers of queues, which `make produce` kills, suspends and replaces.
 
-Each worker claims records and settles them: it acknowledges most, gives some back, extends some
-claims, and is late with others. It writes what it does to the process's journal (`worked.py`).
+Each worker claims records and settles them: it acknowledges most records, gives some back, extends
+some claims, and exceeds the lease of others. It writes each event to the process's journal
+(`worked.py`).
 """
 
 import asyncio
@@ -19,11 +20,11 @@ from quorumlog.client import Client, Job, Queue
 from quorumlog.errors import UNKNOWN, QuorumLogError
 
 _DEADLINE_S: Final = 30.0
-"""Deadline of one request, after which the worker sends it again."""
+"""Deadline of one request. Afterwards, the worker continues with its next round."""
 _PAUSE_S: Final = 0.1
 _CLAIM_MAX: Final = {ANY: 100, KEY: 20}
 POISON: Final = b"77"
-"""Ends the values of records that no worker of the queue `any` acknowledges."""
+"""The suffix of values of records that no worker of the queue `any` acknowledges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +34,18 @@ class Task:
     gateways: Sequence[str]
     log: str
     queues: Sequence[str]
-    """The queue of each worker."""
+    """The name of each worker's queue."""
     journal: Path
     lease_s: float
 
     @property
     def argument(self) -> str:
-        """The task as the only argument of the process."""
+        """Encode the task as the process's only argument."""
         return json.dumps(asdict(self) | {"journal": str(self.journal)})
 
     @classmethod
     def of(cls, argument: str) -> Self:
-        """Parse the argument of the process."""
+        """Parse the process's argument."""
         reported = json.loads(argument)
         return cls(**reported | {"journal": Path(reported["journal"])})
 
@@ -73,7 +74,7 @@ class Worker:
             mine = [(job.record.offset, job.attempt) for job in jobs if job.claim == token]
             self._write("given", token, asked_ns, mine)
         draw = random.random()
-        if draw < 0.05:  # late: some of the records are given to others meanwhile
+        if draw < 0.05:  # late: other workers get some of the records meanwhile
             await asyncio.sleep(random.uniform(0.5, 2) * self._lease_s)
         elif draw < 0.2:
             await asyncio.sleep(self._lease_s / 4)
@@ -82,7 +83,7 @@ class Worker:
         await self._settle("nak", back)
         done = [job for job in jobs if job not in back]
         await self._settle("ack", done)
-        if draw > 0.95:  # a copy of the request, which is refused
+        if draw > 0.95:  # a copy of the request, which the queue refuses
             await self._settle("ack", done)
 
     def _is_refused(self, job: Job) -> bool:
@@ -97,7 +98,7 @@ class Worker:
         self._write("extended", "", asked_ns, list(pairs - refused))
 
     async def _settle(self, how: str, jobs: Sequence[Job]) -> None:
-        """Send a settlement; the journal has it before, and what was accepted after."""
+        """Send a settlement. Writes it to the journal before, and the result after the response."""
         asked_ns = time.monotonic_ns()
         pairs = [(job.claim, job.record.offset) for job in jobs]
         self._write("sent", how, asked_ns, pairs)

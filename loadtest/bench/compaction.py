@@ -1,9 +1,9 @@
-"""Compaction of a log by key: how fast it is, and what it costs appends meanwhile.
+"""Compaction of a log by key: its speed, and its effect on the latency of appends.
 
 Each round fills a log with records of 1 KiB, ten of each key, switches compaction on, and waits
-until all closed ledgers were rewritten. The gateway's sweep starts that within five seconds, so the
-rate is that of a gateway's core: the bytes before compaction for each second of its CPU. A second
-measurement appends to another log before and during a compaction.
+until all closed ledgers were rewritten. The gateway's sweep starts compaction only after up to five
+seconds, so the rate is bytes (before compaction) per second of the gateway's CPU, not per elapsed
+time. A second measurement appends to another log before and during a compaction.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from quorumlog.client import Client, Log, Record
 _BATCH: Final = 500
 _OF_A_KEY: Final = 10
 _LEDGERS: Final = 8
-"""Closed ledgers of a log that is compacted."""
+"""Number of closed ledgers of a log that is compacted."""
 _DEADLINE_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Compacting:
-    """A cluster with one gateway, in which logs are compacted."""
+    """A cluster with one gateway that compacts logs."""
 
     cluster: Cluster
     client: Client
@@ -67,7 +67,7 @@ class Compacting:
         return log
 
     async def _compacted(self, log: Log) -> None:
-        """Switch compaction on, and wait until no ledger that is closed now is left."""
+        """Switch compaction on, and wait until all ledgers that are closed now were replaced."""
         ledgers = (await log.info())["ledgers"]
         old = {one["ledger_id"] for one in ledgers if one["last_offset"] is not None}
         await log.change(cleanup_policy="compact", max_dirty_percent=0)

@@ -1,9 +1,9 @@
-"""Reads by key: the newest record of a key, compared with JetStream's last message of a subject, and
-the bytes that a read of one key takes at a gateway.
+"""Reads by key: the newest record of a key, compared with JetStream's last message of a subject,
+and the bytes that a gateway receives for a read of all records of a key.
 
-The log has many sealed ledgers with indexes of their keys. Each key is in many ledgers. JetStream
-has one message for each of some keys, in a stream with three copies; the client asks for the last
-message of a subject with a direct get. Both clients are Python libraries.
+The log has many sealed ledgers with indexes of their keys, and each key is in many ledgers.
+JetStream has a stream with three replicas and one message per key, with fewer keys. Its client
+gets the last message of a subject with a direct get. Both clients are Python libraries.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _BATCH: Final = 250
 _VALUE_BYTES: Final = 100
 _ARROW: Final = {"Content-Type": "application/vnd.apache.arrow.stream"}
 _READS: Final = 20
-"""Filtered reads of a round."""
+"""Number of filtered reads in a round."""
 
 
 @dataclass(slots=True)
@@ -46,14 +46,14 @@ class Ours:
     seconds: float
     keys: int
     total: int
-    """Bytes of all records."""
+    """Size of all records in bytes."""
 
     @classmethod
     @asynccontextmanager
     async def running(
         cls, seconds: float, records: int, keys: int, ledgers: int
     ) -> AsyncIterator[Self]:
-        """Run a cluster with a log of so many records, keys and ledgers until the end of the block."""
+        """Run a cluster with a log of this size until the end of the block."""
         async with (
             running(None, bookies=3, gateways=1) as cluster,
             Client(*cluster.gateways) as client,
@@ -97,7 +97,7 @@ class Ours:
         return check
 
     async def newest(self) -> Figures:
-        """Ask for the newest record of one random key after another."""
+        """Repeatedly get the newest record of a random key."""
         log, dice = self.client.log(_LOG), random.Random("keys")
 
         async def get() -> None:

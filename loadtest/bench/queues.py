@@ -1,11 +1,12 @@
 """Claims and acknowledgements of work queues, compared with JetStream's pull consumers.
 
-Workers share one queue, and one durable pull consumer with explicit acks. Each claims records and
-acknowledges them, again and again. An acknowledgement is answered when two of three bookies have
-synced it, and a double ack of JetStream when two of three servers have (R3, `sync_interval:
-always`). Of a batch, only the last ack of JetStream is a double ack: the server handles the acks of
-a connection in order. Each claim of quorumlog acknowledges the records of the one before in the
-same request, as the SDK's loop over jobs does. Both clients are Python libraries, in one process.
+All workers share one queue, or one durable pull consumer with explicit acks. Each worker repeatedly
+claims records and acknowledges them. quorumlog answers an acknowledgement when two of three bookies
+have synced it, and JetStream answers a double ack when two of three servers have (R3,
+`sync_interval: always`). With JetStream, only the last ack of a batch is a double ack, because the
+server handles the acks of a connection in order. Each claim of quorumlog acknowledges the records
+of the previous claim in the same request, as the SDK's loop over jobs does. Both clients are Python
+libraries, in one process.
 """
 
 import argparse
@@ -28,9 +29,9 @@ _OURS, _PEER = "quorumlog", "JetStream"
 _KINDS: Final = {"gateway": "gateway", "bookie": "bookies", "metadata": "metadata"}
 _ROLES: Final = ("client", "gateway", "bookies", "servers", "all")
 _LOADS: Final = ((1, 1), (64, 100))
-"""Numbers of workers, each with the number of records that a worker claims at once."""
+"""Loads: the number of workers, and the number of records that a worker claims at once."""
 _RATES: Final = {1: 1500.0, 64: 60_000.0}
-"""Records per second that a round has at most, by the number of workers."""
+"""Maximum records per second for which a round is prepared, by the number of workers."""
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class Ours:
     queue: Queue
     seconds: float
     _left: int = 0
-    """Records of the log that are not done."""
+    """How many records of the log are not done."""
 
     @classmethod
     @asynccontextmanager
@@ -74,7 +75,7 @@ class Ours:
         return figures
 
     def _step(self, jobs: list[Job], count: int, least: int) -> Step:
-        """A step of a worker that acknowledges its last jobs when it claims the next ones."""
+        """A worker's step, which acknowledges the worker's last jobs and claims the next ones."""
 
         async def step() -> None:
             jobs[:] = await self.queue.claim(count, done=jobs)

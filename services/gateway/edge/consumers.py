@@ -22,7 +22,7 @@ from services.gateway.edge.starts import start_of_json
 from services.gateway.logs.consumers import Consumers, ConsumerView
 
 PAGE_MAX: Final = 1000
-"""Maximum consumers of a page: computing a lag takes some reads (chosen by judgement)."""
+"""Maximum consumers of a page, because each lag needs some reads. Chosen by judgement."""
 
 CONSUMER: Final = parameters.path_text("consumer", LOG_NAME, "The consumer.", "billing")
 LIMIT: Final = parameters.query_integer("limit", 1, PAGE_MAX, "Maximum consumers of a page.", 100)
@@ -80,7 +80,7 @@ _CONSUMER: Final = _POSITION | {"state": "ok", "lag": {"records": 3, "bytes": 21
 _AS_POSITION: Final = (models.PositionModel, {"a position": _POSITION})
 _AS_CONSUMER: Final = (models.ConsumerModel, {"a consumer": _CONSUMER})
 KEPT: Final = (*TAKING_OVER, errors.QuorumTimeout, errors.NotTheOwner, errors.WriterLost)
-"""Errors of a log of rows, which this gateway may have to take over."""
+"""Errors of requests to a log of rows, of which this gateway may have to become the owner."""
 _ONE: Final = "/v1/logs/{name}/consumers/{consumer}"
 
 
@@ -104,7 +104,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
     async def list_consumers(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """List a log's consumers.
 
-        Sorted by name, each with its lag.
+        The consumers are sorted by name, each with its lag.
         """
         views, following = await self._consumers.page(
             given[op.NAME], after=given[AFTER] or "", limit=given[LIMIT], prefix=given[PREFIX] or ""
@@ -129,8 +129,8 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
     ) -> web.Response:
         """List the consumers of all logs.
 
-        Lists the consumers of all logs that the caller may read, including deleted logs. Sorted by
-        log and name, without lags.
+        Lists the consumers of all logs that the caller may read, including deleted logs. The
+        consumers are sorted by log and name, and shown without lags.
         """
         caller = caller_of(request)
         rows, following = await self._consumers.page_of_all(
@@ -196,7 +196,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
             stamp=_stamp(request, given, wanted),
             caller=_maker(request),
         )
-        # Must be the same as in the fast path, `edge/direct.py`, which answers most commits.
+        # The fast path, `edge/direct.py`, answers most commits and must send the same response.
         return json_value(models.position_json(position), headers={"ETag": f'"{position.version}"'})
 
     @op.operation(
@@ -216,7 +216,7 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
     async def delete_consumer(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Delete a consumer.
 
-        The consumer's log may have been deleted. Refused while the consumer's lease is held.
+        The consumer's log may have been deleted. The request is refused while the lease is held.
         """
         stamp = _stamp(request, given)
         await self._consumers.delete(given[op.NAME], given[CONSUMER], given[IF_MATCH], stamp)
@@ -235,8 +235,8 @@ class ConsumerRoutes(op.Handlers, tag="Consumers"):
     async def reset_consumer(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Reset a consumer to another offset.
 
-        Moves the consumer forwards or back, in the log that has the name now. The holder of the
-        lease loses the lease.
+        Moves the committed offset forwards or backwards, in the log that has the name now. The
+        holder of the lease loses the lease.
         """
         wanted = await body.read_model(request, self._room, models.ConsumerReset)
         start, stamp = start_of_json(wanted.to, "/to"), _stamp(request, given, wanted)
@@ -354,7 +354,7 @@ def _maker(request: web.Request) -> str:
 
 
 def _stamp(request: web.Request, given: parameters.Given, body: Any = None) -> Stamp | None:
-    """Create the stamp by which retries are recognised; None without `Idempotency-Key`."""
+    """The stamp by which the owner recognises retries; None without `Idempotency-Key`."""
     once = op.once_of(request, given, body)
     if once is None:
         return None

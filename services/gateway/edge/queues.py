@@ -1,4 +1,4 @@
-"""The resource /v1/logs/{name}/queues: work queues, which give a log's records to many workers."""
+"""The resource /v1/logs/{name}/queues: work queues, which share a log's records among workers."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +26,7 @@ from services.gateway.edge.starts import start_of_json
 from services.gateway.logs.queues import Claimed, QueueService
 
 PAGE_MAX: Final = 100
-"""Maximum queues of a page. A log has at most as many."""
+"""Maximum queues of a page: the maximum of a log."""
 CLAIM_BYTES_MAX: Final = 8 << 20
 """Maximum `max_bytes` of a claim. Chosen by judgement."""
 
@@ -101,7 +101,7 @@ _WORK: Final = on(Named.LOG, Scope.WORK)
 _settlement: Final = partial(
     op.operation, given=(op.NAME, QUEUE), errors=_ERRORS, scope=_WORK, needs_body=True
 )
-"""Declares an operation that settles records of claims."""
+"""Declares an operation that settles claimed records."""
 
 
 class QueueRoutes(op.Handlers, tag="Queues"):
@@ -124,7 +124,7 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     async def list_queues(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """List a log's queues.
 
-        Sorted by name.
+        The queues are sorted by name.
         """
         limit = given[LIMIT]
         found = await self._queues.views(given[op.NAME], after=given[AFTER] or "", limit=limit + 1)
@@ -166,15 +166,16 @@ class QueueRoutes(op.Handlers, tag="Queues"):
         """Create a queue, or change its settings.
 
         A queue gives each record of the log from `from` on to one worker at a time, until a worker
-        acknowledges it. If the log was deleted and created again, its queue begins anew. A token
-        also needs `append` on the dead-letter log, which must exist, and `read` on the log.
+        acknowledges the record. If the log was deleted and created again, the request replaces the
+        queue. With a dead-letter log, which must exist, an access token also needs `append` on the
+        dead-letter log and `read` on the log.
         """
         wanted = await body.read_model(request, self._room, models.QueuePut)
         name, dead = given[op.NAME], wanted.dead_letter_log
         if dead is not None:
             if dead == name:
                 raise parameters.invalid("/dead_letter_log", "must be another log")
-            op.NAME.parse(dead, "/dead_letter_log")  # refuses reserved names
+            op.NAME.parse(dead, "/dead_letter_log")  # rejects reserved names
             caller_of(request).check(Scope.APPEND, Kind.LOGS, dead)
             caller_of(request).check(Scope.READ, Kind.LOGS, name)
         start = start_of_json(wanted.start, "/from")
@@ -193,9 +194,9 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     async def delete_queue(self, _request: web.Request, given: parameters.Given) -> web.Response:
         """Delete a queue.
 
-        Its claims end, and its progress is lost. Records on their way to the dead-letter log may
-        not get there. The log and the dead letters stay. With `If-Match`, a late copy of the
-        request does not delete a later queue of the name.
+        The queue's claims end, and its progress is lost. Records that the queue is moving to the
+        dead-letter log may not arrive. The log and the dead letters stay. With `If-Match`, a late
+        copy of the request does not delete a later queue of the name.
         """
         await self._queues.delete(given[op.NAME], given[QUEUE], given[IF_MATCH])
         return no_content()
@@ -219,9 +220,9 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     async def claim_records(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Claim records.
 
-        The worker has the records until it settles them, or until `lease_ms` have passed since its
-        request without an extension. Records that another worker did not acknowledge come first.
-        With `ack`, the request first acknowledges records of earlier claims, at no further cost.
+        The worker holds the records until it settles them. Without an extension, the claim lasts
+        for `lease_ms` from the request on. Records that another worker did not acknowledge come
+        first. With `ack`, the request first acknowledges records of earlier claims, for free.
         """
         wanted = await body.read_model(request, self._room, models.QueueClaim)
         name, queue = given[op.NAME], given[QUEUE]
@@ -234,7 +235,7 @@ class QueueRoutes(op.Handlers, tag="Queues"):
             acked=wanted.acked,
         )
         claimed = await (self._room.wait(claiming) if wanted.wait_ms else claiming)
-        if claimed is None:  # the client has gone, or this gateway ends
+        if claimed is None:  # the client has disconnected, or this gateway stops
             claimed = Claimed(0, (), {}, 0, "")
         try:
             size = sum(found.columns.size for page in claimed.pages for found in page.batches)
@@ -255,8 +256,8 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     async def ack_records(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Acknowledge records.
 
-        No worker gets them again. A token whose claim ended is refused, with the reason. After a
-        retry, `acknowledged` may mean the first copy of the request.
+        No worker gets acknowledged records again. `refused` lists records whose claim ended or that
+        were acknowledged before; after a retry, possibly by the first copy of the request.
         """
         wanted = await body.read_model(request, self._room, models.QueueSettle)
         return await self._settled(given, Settlement.ACK, wanted)
@@ -269,8 +270,8 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     async def nak_records(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Give records back.
 
-        After `delay_ms` any worker may get them. A record that was given `max_attempts` times goes
-        to the dead-letter log instead.
+        After `delay_ms`, any worker may get the records. A record that was given `max_attempts`
+        times goes to the dead-letter log instead.
         """
         wanted = await body.read_model(request, self._room, models.QueueNak)
         return await self._settled(given, Settlement.NAK, wanted, wanted.delay_ms, wanted.reason)
@@ -283,7 +284,7 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     async def extend_claims(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Extend claims.
 
-        Each claim that still has one of the records lasts for another whole lease from now on.
+        Each claim that still has any of the given records lasts for a whole lease from now on.
         """
         wanted = await body.read_model(request, self._room, models.QueueSettle)
         return await self._settled(given, Settlement.EXTEND, wanted)
@@ -306,9 +307,9 @@ class QueueRoutes(op.Handlers, tag="Queues"):
     async def redrive_queue(self, request: web.Request, given: parameters.Given) -> web.Response:
         """Send dead letters back.
 
-        Appends the queue's oldest dead letters that were not sent back yet to its log, each once,
-        as new records. If the request fails, the cluster still finishes what it began. A token also
-        needs `append` on the log.
+        Appends the queue's oldest dead letters that were not sent back yet to the queue's log, each
+        once, as new records. If the request fails, the cluster still finishes appends that it
+        began. An access token also needs `append` on the log.
         """
         wanted = await body.read_model(request, self._room, models.QueueRedrive)
         caller_of(request).check(Scope.APPEND, Kind.LOGS, given[op.NAME])

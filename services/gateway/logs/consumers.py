@@ -34,7 +34,7 @@ from services.gateway.logs.store import MetadataLogs
 from services.gateway.logs.values import Start
 
 _ROW_S: Final = 2.0
-"""How old cached log metadata may be for a commit. The cache saves Postgres a read per commit."""
+"""Maximum age of log metadata for a commit. The cache saves one read in Postgres per commit."""
 _ROWS_MAX: Final = 10_000
 _SCANNED: Final = 2000
 """Consumers listed per request to the owner of their offsets, chosen by judgement. The owner scans
@@ -47,7 +47,7 @@ StateOf = Literal["ok", "log-replaced", "offset-truncated"]
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """A consumer's unprocessed part of a log. A field is None if it can't be read now."""
+    """The size of a log's part that a consumer has not processed. A field is None if unknown."""
 
     records: int
     bytes: int | None
@@ -57,7 +57,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerView:
-    """A consumer as clients see it. `lag` is None if its committed offset is of another log."""
+    """A consumer as clients see it. `lag` is None if the committed offset is of a deleted log."""
 
     position: Position
     state: StateOf
@@ -82,7 +82,7 @@ class Consumers:
         reader: LogReader,
         positions: PositionService,
     ) -> None:
-        """Starts with an empty cache of log metadata."""
+        """Create the service with an empty cache of log metadata."""
         self._engine, self._store, self._ownership = engine, store, ownership
         self._reader, self.positions = reader, positions
         self._known: OrderedDict[str, _Known] = OrderedDict()
@@ -284,27 +284,27 @@ class Consumers:
         try:
             await self.positions.ask(Delete(name, consumer, version), stamp=stamp)
         except errors.NoSuchConsumer:
-            await self._reader.rows.row(name)  # NoSuchLog is more specific
+            await self._reader.rows.row(name)  # raises NoSuchLog if there is no log
             raise
 
     # --- the log ---------------------------------------------------------------------------------
 
     async def recent(self, name: str, *, is_fresh: bool = False) -> _Known:
-        """The log's metadata and end, cached for `_ROW_S`. With `is_fresh` the metadata is read
-        again, unless the metadata service is unavailable.
+        """The log's metadata and end, cached for `_ROW_S`. `is_fresh`: read the metadata again,
+        unless the metadata service is unavailable.
         """
         now_s = self._loop.time()
         known = self._known.get(name)
         if known is not None and now_s - known.read_s <= _ROW_S and not is_fresh:
             return known
         if known is not None:
-            known.read_s = now_s  # concurrent callers use the cached value
+            known.read_s = now_s  # so concurrent callers use the cached value
         try:
             row = await self._reader.rows.row(name)
         except errors.MetadataUnavailable:
             if known is None:
                 raise
-            return known  # commits continue without metadata, as appends do
+            return known  # commits continue while metadata is unavailable, as appends do
         end = known.end if known and known.row.created_at == row.created_at else 0
         known = self._known[name] = _Known(row, now_s, end)
         self._known.move_to_end(name)
@@ -331,14 +331,14 @@ class Consumers:
         return known.row
 
     async def end(self, row: LogMetadata) -> int:
-        """The log's acknowledged end, asked from its owner."""
+        """The log's acknowledged end, according to the log's owner."""
         owner = self._ownership.owner(row.name)
         if owner is not None and owner.is_mine(row):
             return owner.acknowledged_offset
         return await self._reader.end(row.name, row)
 
     async def offset(self, row: LogMetadata, start: Start) -> int:
-        """The offset of a start. Raises: InvalidRequest beyond the log's end."""
+        """The offset that `start` means. Raises: InvalidRequest beyond the log's end."""
         if start == "earliest":
             return row.first_offset
         end = await self.end(row)
@@ -404,13 +404,13 @@ class Consumers:
         return size, None if now_ms is None else max(0, now_ms - came_ms)
 
     async def _size(self, view: LedgerView, last: int) -> int:
-        """The bytes of a ledger up to and including an entry."""
+        """The bytes of a ledger's entries up to and including the entry `last`."""
         if last == NO_ENTRY:
             return 0
         return (await read_sized_head(self._engine, view.row.ledger_id, last, view))[1]
 
     async def _seen(self, item: LogItem) -> LedgerView:
-        """The view of an item's ledger up to its acknowledged end."""
+        """A view of the ledger of a log's item, up to the ledger's acknowledged end."""
         if item.last_offset is None:
             return await self._engine.reads.last_add_confirmed(item.ledger_id)
         return await self._engine.reads.ended(item.ledger_id, is_fresh=False)

@@ -1,7 +1,7 @@
-"""Dead letters at one gateway: moves of a queue's records to its dead-letter log, and back (ADR 55).
+"""Dead letters: moves of a queue's records to its dead-letter log and back, at a gateway (ADR 55).
 
-A queue names a move before its append is sent, and the append has a producer id of its own. So any
-gateway may repeat the append, and the other log has its records once.
+The queue's row names a move before the move's append is sent, and the append has its own producer
+id. So any gateway may repeat the append, and the target log has the records only once.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from services.gateway.logs.values import LogBatches, ReadRecord
 log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 5.0
-"""The pause after a move that failed. By judgement."""
+"""The pause after a failed move. Chosen by judgement."""
 _PAUSE_S: Final = 1.0
-"""The pause before a move begins anew. By judgement."""
+"""The pause before a move begins anew. Chosen by judgement."""
 _MOVES_AT_ONCE: Final = 16
-"""Moves of a queue that are under way: later ones can be joined until they are sent."""
+"""Maximum moves of a queue that are sent. Further dead letters can join the moves that wait."""
 _MOVE_BYTES: Final = 1 << 20
-"""The most bytes of a move's append, unless it is a single record."""
+"""Maximum bytes of a move's append, unless the append has a single record."""
 _SCANNED: Final = 1000
 
 DEAD_LOG: Final = "Dead-Letter-Log"
@@ -52,10 +52,10 @@ _ADDED: Final = frozenset(
 
 
 class QueueMoves(RowService[Queue]):
-    """The rows of queues at this gateway, and the moves of their dead letters."""
+    """Serves this gateway's requests for rows of queues, and carries out moves of dead letters."""
 
     def __init__(self, logs: Any, reader: LogReader, **ports: Any) -> None:
-        """The other arguments are those of `RowService`."""
+        """Create the service. `ports`: arguments of `RowService`."""
         super().__init__(logs, reader.read, QUEUE_BODIES, Queues, **ports)
         self._reader = reader
         self._movers: dict[Key, asyncio.Task[None]] = {}
@@ -104,7 +104,7 @@ class QueueMoves(RowService[Queue]):
                 await asyncio.sleep(_RETRY_S)
 
     async def _note_failure(self, key: Key, move: Move, error: errors.QuorumLogError) -> None:
-        """Let the queue say why its dead letters are not sent."""
+        """Note the reason why dead letters are not sent, which the queue then shows."""
         row = self.kept.get(key)
         if row is not None and row.failed != error.code and not move.is_back:
             with contextlib.suppress(errors.QuorumLogError):
@@ -116,13 +116,13 @@ class QueueMoves(RowService[Queue]):
         source, target = (dead, row.log) if move.is_back else (row.log, dead)
         try:
             records, lost = await self._moved(row, source, move)
-        except errors.LogReplaced:  # the log of these records was deleted
+        except errors.LogReplaced:  # the log that had the records was deleted
             return await self._ended(row, move, len(move.offsets))
         records, keyless = await self._fitted(target, records)
         if keyless and move.is_back:
             lost |= keyless
         elif keyless and move.since < 0:
-            # Once the move has begun, the dead-letter log can't be changed any more.
+            # After the move has begun, the dead-letter log can no longer be changed.
             raise errors.KeyRequired("the dead-letter log needs a key with each record", log=target)
         if move.since < 0:
             return await self._begun(row, move, target, Offsets.of(records) | lost)
@@ -136,23 +136,23 @@ class QueueMoves(RowService[Queue]):
                 await self._logs.append(target, call)
         except errors.LogReplaced:
             if (await self._reader.rows.row(target)).created_at == created:
-                raise  # the owner did not know that yet
-            # What was sent to the log before is gone with it.
+                raise  # the log's owner has stale metadata
+            # Records that were sent to the deleted log are gone, too.
             return await self._begun(row, move, target, move.offsets)
         except (errors.ExpiredProducer, errors.InvalidRequest):
-            # The log no longer knows whether it has the records. It will not take this append any
-            # more, so what it has by now is the answer.
+            # The log has forgotten the producer, and will never accept this append. So the append
+            # has succeeded only if the log has its records already.
             end = await self._reader.end(target)
             if not await self._has(target, move, end, created):
-                await asyncio.sleep(_PAUSE_S)  # another copy may be on its way
+                await asyncio.sleep(_PAUSE_S)  # another copy of the append may be in flight
                 return await self._begun(row, move, target, move.offsets)
         return await self._ended(row, move, len(lost))
 
     async def _fitted(
         self, target: str, records: dict[int, Record]
     ) -> tuple[dict[int, Record], Offsets]:
-        """Records as their target takes them, and the offsets of those that it does not take: a log
-        that is compacted wants keys, and no times to live (rules 27d and 27f).
+        """The records in a form that their target accepts, and the offsets of records that it can't
+        accept. A compacted log requires keys, and allows no times to live (rules 27d and 27f).
         """
         if not (await self._reader.rows.row(target)).settings.compacts:
             return records, NONE
@@ -166,11 +166,11 @@ class QueueMoves(RowService[Queue]):
         return ended
 
     async def _begun(self, row: Queue, move: Move, target: str, kept: Offsets) -> Queue:
-        """Note the end of the other log, and that the append of these records may be sent."""
+        """Note the target log's end in the queue, and that the append of `kept` may be sent."""
         log_row = await self._reader.rows.row(target)
         if move.is_back and log_row.created_at != row.created:
             return await self._ended(row, move, 0)
-        # Once a move has begun, the dead-letter log can't be changed any more.
+        # After a move has begun, the dead-letter log can no longer be changed.
         if log_row.writer_token and move.since < 0:
             raise errors.LogFenced("the log takes appends of its writer only", log=target)
         if log_row.state is LogState.CLOSED and move.since < 0:
@@ -185,9 +185,9 @@ class QueueMoves(RowService[Queue]):
     async def _moved(
         self, row: Queue, source: str, move: Move
     ) -> tuple[dict[int, Record], Offsets]:
-        """The records of a move, by their offsets, as the move appends them: as many as one append
-        takes before the first one was sent. And the offsets of records that the log does not have
-        any more, or that no append takes.
+        """A move's records by offset, as the move appends them, and the offsets of lost records. A
+        move that has not begun returns only as many as fit into one append. Lost are records that
+        the log no longer has, and records that no append has room for.
         """
         found: dict[int, Record] = {}
         size, lost = 0, NONE
@@ -237,10 +237,10 @@ class QueueMoves(RowService[Queue]):
         max_bytes: int = 1 << 20,
         row: LogMetadata | None = None,
     ) -> tuple[LogBatches | None, int]:
-        """Records of a log from `at` on, below `end`, and the offset after them. None for records
-        that the log does not have any more. `row`: recent metadata, which may save a request.
+        """Records of a log from `at` on, below `end`, and the offset after them. None if the log no
+        longer has the records. `row`: recent metadata, which may save a request.
 
-        Raises: LogReplaced, EntryUnavailable; OffsetTruncated with `row`, which is then too old.
+        Raises: LogReplaced, EntryUnavailable; OffsetTruncated if `row` is too old.
         """
         page: LogBatches | None = None
         try:
@@ -265,8 +265,8 @@ class QueueMoves(RowService[Queue]):
 
     async def redrive(self, name: str, queue: str, count: int) -> int:
         """Send up to `count` dead letters of a queue back to its log, oldest first. Returns how
-        many; another request may send some of them. Raises: NoSuchQueue, NoSuchLog, LogReplaced,
-        InvalidRequest.
+        many this request sends back; 0 if a concurrent request was first. Raises: NoSuchQueue,
+        NoSuchLog, LogReplaced, InvalidRequest.
         """
         created = (await self._reader.rows.row(name)).created_at
         row: Queue = await self.ask(asks.LookQueue(name, queue))
@@ -303,8 +303,8 @@ def _is_of(record: Record, name: str, queue: str) -> bool:
 
 
 def _shown(row: Queue, move: Move, found: ReadRecord) -> Record | None:
-    """A record as a move appends it: with as many of the added headers as an append has room for.
-    None if it has no room for the record.
+    """A record as a move appends it, with as many of the added headers as fit into an append. None
+    if even the record without these headers does not fit.
     """
     record = found.record
     kept = [(name, text) for name, text in record.headers if name not in _ADDED]
@@ -331,5 +331,5 @@ def _shown(row: Queue, move: Move, found: ReadRecord) -> Record | None:
 
 
 def _size(record: Record) -> int:
-    """The bytes of an append of this record by a move."""
+    """The size in bytes of a move's append of this record alone."""
     return len(encode((record,), ProducerSeq("quorumlog.queue." + "9" * 19, 0, 0)))

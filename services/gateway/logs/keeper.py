@@ -1,9 +1,9 @@
-"""Rows of one of the cluster's own logs, at one gateway. The log's owner decides requests (ADR 37).
+"""Requests for rows of one of the cluster's own logs, which the log's owner decides (ADR 37).
 
-A request is sent to the owner as a `Consult`, like any other request to a log: it is decided here
-or forwarded. The store (`protocol/offset_store.py`) is correct in any process, but only at the
-owner can it append without conflicts. A change without a client's token gets a token here, because
-gateways retry requests by themselves (rule 32).
+The gateway sends a request to the owner as a `Consult`, like any other request to a log, or decides
+the request if it is the owner. The store (`protocol/offset_store.py`) is correct in any process,
+but only the owner's store appends without conflicts. If the client gives no token for a change, the
+gateway creates one, because gateways retry requests by themselves (rule 32).
 """
 
 import asyncio
@@ -34,15 +34,15 @@ _READ_BYTES: Final = 4 << 20
 _READ_RECORDS: Final = 1000
 _PAUSE_S: Final = 0.05
 _ROLL_BYTES: Final = 16 << 20
-"""Bytes of a ledger of rows: few, because only whole ledgers are truncated."""
+"""Bytes of a ledger in a log of rows. Small, because only whole ledgers are truncated."""
 _TOGETHER_MAX: Final = 1000
-"""Requests forwarded to the owner in one message."""
+"""Maximum number of requests that are forwarded to the owner in one message."""
 
 _DELETED_MAX: Final = 10_000
-"""Deleted logs kept for the next sweep, which deletes their rows; chosen by judgement. Consumers of
-further logs expire."""
+"""Maximum deleted logs that are noted for the next sweep, which deletes their rows. Consumers of
+further logs expire. Chosen by judgement."""
 _SEEN_S: Final = 5.0
-"""How long changes may name the last seen version; owners remember tokens for much longer."""
+"""For how long a change may name the last seen version. Owners remember tokens much longer."""
 
 
 R = TypeVar("R", bound=Row)
@@ -50,7 +50,7 @@ R = TypeVar("R", bound=Row)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ask:
-    """A request, and the future of its answer."""
+    """A request, and the future that gets the answer."""
 
     future: asyncio.Future[Any]
     request: Any
@@ -59,7 +59,7 @@ class _Ask:
 
 
 class RowLogs(Protocol):
-    """The operations on this gateway's logs that a log of rows needs."""
+    """The operations on logs that `RowService` needs."""
 
     def submit(self, name: str, call: Append) -> asyncio.Future[RecordsAppended]:
         """Begin an append through the log's owner."""
@@ -84,7 +84,7 @@ class RowLogs(Protocol):
     async def change(
         self, name: str, limits: Mapping[str, int | str], *, deletion_protection: bool | None = None
     ) -> Any:
-        """Change some of a log's limits, and its protection, unless they are already so."""
+        """Set some of a log's limits, and its protection. Writes nothing if they are the same."""
 
 
 class RowService(ABC, Generic[R]):
@@ -105,11 +105,11 @@ class RowService(ABC, Generic[R]):
         expiry_s: float = 0.0,
         monotonic_s: Callable[[], float] | None = None,
     ) -> None:
-        """`bodies`: the log's name and formats. `kind`: creates the state without rows. `start` runs
-        a task until the gateway stops. `bookies` counts the bookies. `monotonic_s` returns the time
-        for which the process was awake. `database_ms` returns the database's time, or None if that
-        time is unknown or must not decide deletions. Rows expire after `expiry_s` without use; 0:
-        never.
+        """`bodies`: the log's name and formats. `kind`: creates the state without rows. `bookies`:
+        counts the bookies. `start`: runs a task until the gateway stops. `monotonic_s`: returns the
+        time for which the process was awake. `database_ms`: returns the database's time, or None if
+        that time is unknown or must not decide deletions. `expiry_s`: the time without use after
+        which a row expires; 0: never.
         """
         self._database_ms, self._expiry_ms = database_ms, int(expiry_s * 1000)
         self._logs, self._read_log, self._bookies = logs, read, bookies
@@ -124,7 +124,7 @@ class RowService(ABC, Generic[R]):
         self._waiting: set[_Ask] = set()
         """Requests that the store has not answered yet."""
         self.seen = 0
-        """The highest version of the log of rows that this process has seen."""
+        """The highest version that this process has seen in the log of rows."""
         self._seen_s = 0.0
         self._inbox: deque[offset_store.Event] = deque()
         self._is_stepping = False
@@ -150,11 +150,11 @@ class RowService(ABC, Generic[R]):
     async def ask(
         self, request: Any, row: LogMetadata | None = None, stamp: Stamp | None = None
     ) -> Any:
-        """Decide a request about one row. The log of rows is created if there is none and the
-        request may create a row, with the quorum of the log in `row`. `stamp` marks a change, if
-        its sender provides one.
+        """Decide a request about one row. `stamp`: the stamp of a change, if its sender gives one.
+        If there is no log of rows and the request may create a row, creates the log, with the
+        quorum of the log in `row`.
 
-        Raises: the reason why the request is rejected; RequestOutdated.
+        Raises: the error by which the request is rejected; RequestOutdated.
         """
         try:
             return await self._ask(request, stamp)
@@ -165,7 +165,7 @@ class RowService(ABC, Generic[R]):
             return await self._ask(request, stamp)
 
     def _shown(self, request: Any, error: errors.NoSuchLog) -> errors.QuorumLogError:
-        """The error for the client: without a log of rows there is no row."""
+        """The error for the client. If there is no log of rows, the row does not exist."""
         if error.log != self._name:
             return error
         detail = f"the log {request.log} has no {self._kind.noun}s"
@@ -199,7 +199,7 @@ class RowService(ABC, Generic[R]):
             if isinstance(answer, errors.QuorumLogError) and not isinstance(
                 answer, errors.NoSuchLog
             ):
-                self.log_deleted(name, created)  # the next sweep tries again
+                self.log_deleted(name, created)  # the next sweep retries
 
     async def _make(self, row: LogMetadata) -> None:
         quorum, least = row.settings.quorum, Quorum.of(3, 3, 2)
@@ -233,7 +233,7 @@ class RowService(ABC, Generic[R]):
             return await self.submit(request, replace(stamp, seen=error.members["version"]))
 
     def submit(self, request: Any, stamp: Stamp | None = None) -> asyncio.Future[Any]:
-        """Begin a request. The future gets its answer or its refusal, or QuorumTimeout."""
+        """Begin a request. The future gets the answer, the refusal's error, or QuorumTimeout."""
         future: asyncio.Future[Any] = self._loop.create_future()
         timer = self._loop.call_later(self._timeout_s, self._late, future, request.log)
         future.add_done_callback(lambda _future: timer.cancel())
@@ -252,7 +252,7 @@ class RowService(ABC, Generic[R]):
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
         if self.is_here:
-            # The store is correct anywhere, but only the owner's has no append conflicts.
+            # Any gateway's store is correct, but only the owner's store has no append conflicts.
             self._keep(gathered)
             return
         for at in range(0, len(gathered), _TOGETHER_MAX):
@@ -292,7 +292,7 @@ class RowService(ABC, Generic[R]):
         answers: Sequence[Any] = await asyncio.gather(*futures, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, errors.NotTheOwner):
-                raise answer  # for all requests: the sender retries at the owner
+                raise answer  # the error for all requests: the sender retries at the owner
         return self._bodies.encode_answers(answers, self.seen)
 
     # --- the store -------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class RowService(ABC, Generic[R]):
         )
 
     def _post(self, event: offset_store.Event) -> None:
-        """Step the offset store with an event: now, or after the queued events."""
+        """Give an event to the offset store: now, or after the events that are queued."""
         self._inbox.append(event)
         if self._is_stepping:
             return
@@ -318,7 +318,7 @@ class RowService(ABC, Generic[R]):
                 for effect in self._keeper.step(event, now_s, self._wall_ms(), database_ms):
                     self._perform(effect)
         except Exception:
-            # A defect in the offset store: a new one reads its state from the log.
+            # The offset store has a defect. A new store reads its state from the log.
             log.exception("row-keeper-broke", extra={"log": self._name})
             self._keeper = self._new_keeper()
             self._inbox.clear()
@@ -347,7 +347,7 @@ class RowService(ABC, Generic[R]):
                 _ = self._start(self._answer(self._keeper, effect))
 
     def _changed(self, batch: Batch[R]) -> None:
-        """Called with each batch that this process has appended, once it counts."""
+        """Called with each batch that this process has appended, after the batch is in the log."""
 
     def _appended(
         self,
@@ -400,7 +400,7 @@ class RowService(ABC, Generic[R]):
             except errors.OffsetTruncated:
                 return offset_store.Truncated()
             except errors.EntryLost as error:
-                # An operator has accepted the loss: lost records count as never written.
+                # An operator has accepted the loss, so lost records count as never written.
                 start = error.members["next_offset"]
                 continue
             try:

@@ -27,19 +27,20 @@ from services.gateway.logs.reading import LogReader
 from services.gateway.logs.values import LogBatches, Start
 
 _POLL_S: Final = 1.0
-"""How often a claim that waits asks another gateway, from which no event comes. By judgement."""
+"""The interval at which a waiting claim asks an owner at another gateway. Chosen by judgement."""
 _TAIL_S: Final = 10.0
-"""The longest wait of one read for a log's next record."""
+"""Maximum time for which one read waits for a log's next record."""
 _KEY_BYTES: Final = 8 << 20
-"""Bytes that one claim reads at most to learn records' keys."""
+"""Maximum bytes that one claim reads to find out the keys of records."""
 _QUEUES_MAX: Final = 1000
-"""Queues with the order `key` whose records' keys are cached. By judgement."""
+"""Maximum queues with the order `key` whose records' keys are cached. Chosen by judgement."""
 _GAPS_S: Final = 5.0
-"""How long a claim goes on over offsets without records, beyond the time for which it waits."""
+"""How long a claim skips offsets without records, in addition to its own waiting time."""
 _TRIES: Final = 3
-"""Claims of one round by what the last answer said is not done, with the order `key`."""
+"""How often a claim with the order `key` is sent in a row, each time with the keys of the records
+that are not done by the answer before."""
 QUEUES_SHOWN_MAX: Final = 100
-"""Queues with labels of their own in metrics, whatever names clients choose. By judgement."""
+"""Maximum queues with their own labels in metrics, because clients choose names. By judgement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,9 @@ class Claimed:
     attempts: dict[int, int]
     lease_ms: int
     limit: str
-    """The bound that keeps the queue from giving further records; empty if none does."""
+    """The bound because of which the queue gives no further records; empty: none."""
     refused: Sequence[asks.Refused] = ()
-    """Records that the claim should have acknowledged, and did not."""
+    """Records whose acknowledgement with this claim was refused."""
 
     @property
     def is_gap(self) -> bool:
@@ -63,7 +64,7 @@ class Claimed:
 
 @dataclass(slots=True)
 class _Seen:
-    """This gateway's view of a queue with the order `key`: done records, and the keys of others."""
+    """A queue with the order `key`, as this gateway knows it: done records, and keys of others."""
 
     created: str
     floor: int = -1
@@ -75,27 +76,27 @@ class QueueService(QueueMoves):
     """Serves this gateway's requests for the work queues of all logs."""
 
     def __init__(self, logs: Any, reader: LogReader, consumers: Consumers, **ports: Any) -> None:
-        """The other arguments are those of `RowService`."""
+        """Create the service. `ports`: arguments of `RowService`."""
         super().__init__(logs, reader, **ports)
         self._consumers = consumers
         self._seen_keys: OrderedDict[Key, _Seen] = OrderedDict()
         self._watchers: dict[Key, dict[asyncio.Future[int], None]] = {}
-        """Claims that wait for a change of their queue or a record of its log, in order. The result
-        is an end of the log, or 0.
+        """Claims that wait for a change of their queue or a new record of its log, in order. Each
+        future's result is an end of the log, or 0 if the end is unknown.
         """
         self._tails: dict[tuple[Key, bool], asyncio.Task[None]] = {}
-        """Waits for records of queues' logs, one for all claims of a queue that wait."""
+        """Tasks that wait for new records of a log, each for all waiting claims of a queue."""
         self._depths: dict[Key, int] = {}
         self._oldest: dict[Key, tuple[str, int, int | None]] = {}
-        """For each shown queue: its log's creation, the first record that is not done, and when
-        that record was appended; None if that is unknown."""
+        """For each queue in metrics: its log's creation time, the first record that is not done,
+        and the time of that record's append; None if that time is unknown."""
         self._measuring: asyncio.Task[None] | None = None
 
     # --- queues ----------------------------------------------------------------------------------
 
     async def put(self, asked: asks.PutQueue, start: Start) -> tuple[Queue, int]:
-        """Create a queue that begins at `start`, or change its settings. `asked` does not yet say
-        what is known of the logs. Returns the queue as `look` does.
+        """Create a queue that begins at `start`, or change its settings. Adds the logs' creation
+        times and offsets to the request `asked`. Returns the queue and its log's end.
 
         Raises: NoSuchLog for the log or the dead-letter log; QueueExists, TooManyQueues,
         VersionConflict.
@@ -108,18 +109,18 @@ class QueueService(QueueMoves):
             dead = await self._reader.rows.row(asked.settings.dead_letter_log)
             dead_end = await self._reader.end(dead.name, dead)
             asked = replace(asked, dead_end=dead_end, dead_created=dead.created_at)
-        end = await self._consumers.end(row)  # an error after the change would deny it
+        end = await self._consumers.end(row)  # read first: an error later would hide the change
         put: Queue = await self.ask(asked, row)
         return put, max(end, put.next)
 
     async def look(self, name: str, queue: str) -> tuple[Queue, int]:
-        """A queue, and its log's end; -1 if the log was replaced. Raises: NoSuchLog, NoSuchQueue."""
+        """A queue and its log's end; -1 if the log was replaced. Raises: NoSuchLog, NoSuchQueue."""
         row = await self._reader.rows.row(name)
         found: Queue = await self.ask(asks.LookQueue(name, queue))
         return found, await self._end_of(found, row)
 
     async def views(self, name: str, *, after: str, limit: int) -> Sequence[tuple[Queue, int]]:
-        """A page of a log's queues, each with its log's end, as `look` has it. Raises: NoSuchLog."""
+        """A page of a log's queues, each with its log's end (see `look`). Raises: NoSuchLog."""
         row = await self._reader.rows.row(name)
         found = await self.page(name, after=after, limit=limit)
         return [(each, await self._end_of(each, row)) for each in found]
@@ -143,8 +144,8 @@ class QueueService(QueueMoves):
         max_bytes: int,
         acked: tuple[tuple[int, Offsets], ...] = (),
     ) -> Claimed:
-        """Claim up to `count` records, but of more than `max_bytes` only one. Waits up to `wait_s`
-        while there are none. First acknowledges `acked`, which has tokens with their offsets.
+        """Claim up to `count` records, of about `max_bytes` together at most, but at least one.
+        Waits up to `wait_s` for records. First acknowledges `acked`: tokens with offsets.
 
         Raises: NoSuchLog, NoSuchQueue, LogReplaced, EntryUnavailable.
         """
@@ -152,7 +153,7 @@ class QueueService(QueueMoves):
         gone = 0
         acking: asyncio.Future[asks.Settled] | None = None
         while True:
-            # Watched before the owner is asked, so that no change is missed.
+            # The claim watches the queue before it asks the owner, so that it misses no change.
             changed, is_over = self._watch((name, queue)), True
             try:
                 row = (await self._consumers.recent(name, is_fresh=is_fresh)).row
@@ -173,12 +174,12 @@ class QueueService(QueueMoves):
                     refused = (await acking).refused if acking is not None else ()
                     return replace(claimed, refused=refused)
                 if left_s <= 0:
-                    # Cached metadata may lack the ledger of records that were acknowledged before.
+                    # The cached metadata may lack the ledger of the newest acknowledged records.
                     is_fresh, is_over = True, False
                     continue
-                # Records that could not be read were dropped from the log: its metadata says so.
+                # Unreadable records may have been dropped: the log's metadata then says so.
                 if is_fresh and taken.records:
-                    await asyncio.sleep(min(left_s, _POLL_S))  # or can't be read for now
+                    await asyncio.sleep(min(left_s, _POLL_S))  # the records can't be read now
                 is_fresh = bool(taken.records)
                 if not is_fresh:
                     left_s = min(left_s, taken.wait_ms / 1000 if taken.wait_ms >= 0 else left_s)
@@ -189,7 +190,7 @@ class QueueService(QueueMoves):
             except errors.LogReplaced:
                 if is_fresh:
                     raise
-                is_fresh, end = True, 0  # the cached metadata may be of the old log
+                is_fresh, end = True, 0  # the cached metadata may belong to the deleted log
                 is_over = False
             finally:
                 self._unwatch((name, queue), changed)
@@ -198,11 +199,11 @@ class QueueService(QueueMoves):
                 changed.cancel()
 
     async def _gap(self, row: LogMetadata, queue: str) -> int:
-        """The first offset from the queue's floor on that has a record. The log has removed the
-        records in between, as a truncation would (rule 27d).
+        """The first offset at or above the queue's floor that has a record. Compaction or expiry
+        removed the records in between, which counts like a truncation (rule 27d).
         """
         floor = max((await self.ask(asks.LookQueue(row.name, queue))).floor, row.first_offset)
-        with contextlib.suppress(errors.QuorumLogError):  # a claim finds out what is wrong
+        with contextlib.suppress(errors.QuorumLogError):  # the claim reports the error
             page = await self._reader.read(row.name, floor, limit=1, created_at=row.created_at)
             return page.batches[0].first_offset if page.batches else page.next
         return 0
@@ -212,16 +213,16 @@ class QueueService(QueueMoves):
             self._wake_here(key)
 
     def _watch_tail(self, key: Key, row: LogMetadata, end: int, *, is_over: bool) -> None:
-        """Begin to wait for records beyond `end`, unless another claim of the queue does so."""
+        """Begin to wait for records beyond `end`, unless a task of the queue does so already."""
         if (key, is_over) not in self._tails:
             task = self._start(self._tail(key, row, end, is_over=is_over))
             self._tails[key, is_over] = task
             task.add_done_callback(lambda _: self._tails.pop((key, is_over)))
 
     async def _tail(self, key: Key, row: LogMetadata, end: int, *, is_over: bool) -> None:
-        """Wake a waiting claim once the log is longer than `end`, unless the queue's bounds let it
-        give nothing more (`is_over`). If another gateway owns the log of queues, wake one after
-        `_POLL_S` anyway: the queue may have changed.
+        """Wake a waiting claim once the log is longer than `end`, unless the queue's bounds allow
+        no further records (`is_over`). If another gateway owns the log of queues, wakes a claim
+        after `_POLL_S` anyway, because the queue may have changed.
         """
         while key in self._watchers:
             wait_s, following = _TAIL_S if self.is_here else _POLL_S, 0
@@ -235,7 +236,7 @@ class QueueService(QueueMoves):
                     following = page.next
             except errors.QuorumLogError:
                 await asyncio.sleep(_POLL_S)
-                self._wake(key)  # the claim finds the reason
+                self._wake(key)  # the claim reports the error
                 return
             if following > end or not self.is_here:
                 self._wake(key, following)
@@ -253,9 +254,9 @@ class QueueService(QueueMoves):
             self._watchers.pop(key, None)
 
     def _wake(self, key: Key, end: int = 0) -> None:
-        """Let the claim that has waited longest ask again, for records below `end`. If it gets
-        records, this change wakes the next claim; if it ends without asking, it wakes the next
-        claim itself.
+        """Let the claim that has waited longest ask again, for records below `end`. If that claim
+        gets records, the change of the queue wakes the next claim. If the claim ends without
+        asking, it wakes the next claim itself.
         """
         for future in self._watchers.get(key, ()):
             if not future.done():
@@ -263,7 +264,7 @@ class QueueService(QueueMoves):
                 return
 
     def _wake_here(self, key: Key) -> None:
-        """Wake a claim after this gateway's own change. The owner wakes one after each change."""
+        """Wake a claim after this gateway's change, unless this gateway is the owner, which has."""
         if not self.is_here:
             self._wake(key)
 
@@ -277,8 +278,8 @@ class QueueService(QueueMoves):
         self, row: LogMetadata, queue: str, end: int, count: int, gone: int
     ) -> asks.Taken:
         """Claim records at the owner, none below the offset `gone`. With the order `key`, the
-        request has the keys of the records that are not done by the last answer; it is sent again
-        if these records have changed.
+        request contains the keys of the records that are not done according to the last answer. If
+        the done records have changed, the request is sent again.
         """
         key = (row.name, queue)
         first = max(row.first_offset, gone)
@@ -291,10 +292,10 @@ class QueueService(QueueMoves):
             taken = await self._asked(asked)
             if taken.order != Order.KEY or not self._saw_keys(key, row, taken) or taken.records:
                 return taken
-        return replace(taken, wait_ms=50)  # the queue keeps changing: it may have records
+        return replace(taken, wait_ms=50)  # the queue keeps changing, so it may have records soon
 
     async def _asked(self, asked: asks.Take) -> asks.Taken:
-        """Claim records. If the client goes away meanwhile, they are given back."""
+        """Claim records, and give them back if the client disconnects meanwhile."""
         answer = self.submit(asked)
 
         def gone(done: asyncio.Future[Any]) -> None:
@@ -313,7 +314,7 @@ class QueueService(QueueMoves):
         return taken
 
     def _saw_keys(self, key: Key, row: LogMetadata, taken: asks.Taken) -> bool:
-        """Note what a queue with the order `key` has done. Returns whether that is news."""
+        """Note the done records of a queue with the order `key`. Returns whether they changed."""
         seen = self._seen_keys.get(key)
         if seen is None or seen.created != row.created_at:
             seen = self._seen_keys[key] = _Seen(row.created_at)
@@ -323,7 +324,7 @@ class QueueService(QueueMoves):
         is_news = (taken.floor, taken.acked) != (seen.floor, seen.acked)
         seen.floor, seen.acked = taken.floor, taken.acked
         if len(seen.keys) > 2 * queues.KEYS_MAX:
-            # What is left are the first records that are not done: KEYS_MAX at most.
+            # The keys that stay are of the first records that are not done: KEYS_MAX at most.
             done = seen.acked
             known = seen.keys.items()
             seen.keys = {at: number for at, number in known if at >= seen.floor and at not in done}
@@ -354,7 +355,7 @@ class QueueService(QueueMoves):
     async def _with_records(
         self, row: LogMetadata, queue: str, taken: asks.Taken, max_bytes: int
     ) -> Claimed:
-        """Read the records of a claim. Records without room are given back; lost ones are noted."""
+        """Read the records of a claim. Gives back those without room, and settles lost ones."""
         attempts = {at: count for count, each in taken.records for at in each}
         claimed = Claimed(taken.token, (), attempts, taken.lease_ms, taken.limit)
         if not taken.records:
@@ -367,7 +368,7 @@ class QueueService(QueueMoves):
                 read |= Offsets.span(page.first, page.next)
                 for each in page.batches:
                     found |= Offsets.span(each.first_offset, each.first_offset + each.count)
-            lost |= read - found  # compaction has removed these records, or they have expired
+            lost |= read - found  # these records were removed by compaction or have expired
             parts = ((asks.Settlement.LOST, lost), (asks.Settlement.UNREAD, offsets - read - lost))
             for kind, part in parts:
                 if part:
@@ -379,7 +380,7 @@ class QueueService(QueueMoves):
         return replace(claimed, pages=pages)
 
     async def _settled_anyway(self, request: asks.Settle) -> None:
-        """Settle records; if that fails, they are given again after the lease."""
+        """Settle records, ignoring errors: the records are then given again after the lease."""
         with contextlib.suppress(errors.QuorumLogError):
             await self.ask(request)
             self._wake_here((request.log, request.queue))
@@ -387,7 +388,7 @@ class QueueService(QueueMoves):
     async def _read_claim(
         self, row: LogMetadata, offsets: Offsets, max_bytes: int
     ) -> tuple[Sequence[LogBatches], Offsets]:
-        """The records at these offsets, as far as there is room, and the offsets of lost ones."""
+        """The records at these offsets, up to the size limit, and the offsets of lost records."""
         pages: list[LogBatches] = []
         lost, left = NONE, max_bytes
         for begin, end in offsets.runs:
@@ -412,7 +413,7 @@ class QueueService(QueueMoves):
         return pages, lost
 
     async def give_back(self, name: str, queue: str, claimed: Claimed) -> None:
-        """Give all records of a claim back that can't be sent."""
+        """Give back all records of a claim that can't be sent to the client."""
         items = ((claimed.token, NONE),)
         await self._settled_anyway(asks.Settle(name, queue, asks.Settlement.UNREAD, items))
 
@@ -425,8 +426,8 @@ class QueueService(QueueMoves):
     # --- metrics ---------------------------------------------------------------------------------
 
     async def sweep(self, logs: Collection[str]) -> None:
-        """Find records that were given too often, continue moves, measure the queues, and note those
-        of logs that are gone, if this process owns the log of queues. `logs`: almost all logs.
+        """Find records that were given too often, continue moves, measure the queues, and note logs
+        that are gone, if this process owns the log of queues. `logs`: the names of almost all logs.
         """
         await self.tick()
         if self.is_here and (self._measuring is None or self._measuring.done()):
@@ -439,7 +440,7 @@ class QueueService(QueueMoves):
                 self.log_deleted(name, created)
 
     async def _measure(self) -> None:
-        """Measure the depth of the shown queues; after an error a queue keeps its last depth."""
+        """Measure the depth of queues for metrics. After an error, a queue keeps its last depth."""
         depths = {}
         for row in islice(sorted(self.kept.values(), key=lambda row: row.key), QUEUES_SHOWN_MAX):
             with contextlib.suppress(errors.QuorumLogError):
@@ -453,7 +454,7 @@ class QueueService(QueueMoves):
         self._oldest = {key: found for key, found in self._oldest.items() if key in depths}
 
     async def _find_oldest(self, row: Queue, log_row: LogMetadata) -> None:
-        """Learn when a queue's first record that is not done was appended."""
+        """Find out when the first record of a queue that is not done was appended."""
         created, at = log_row.created_at, max(row.floor, log_row.first_offset)
         known = self._oldest.get(row.key)
         if known is None or known[2] is None or known[:2] != (created, at):
@@ -463,7 +464,7 @@ class QueueService(QueueMoves):
     @property
     def measured(self) -> Sequence[tuple[Queue, int, float | None]]:
         """The first queues by name, each with its depth and the age in seconds of its first record
-        that is not done, if this process owns their log.
+        that is not done. Empty unless this process owns the log of queues.
         """
         rows = self.kept if self.is_here else {}
         return [

@@ -94,7 +94,7 @@ def claim_jobs(
     count: MaxOption = 1,
     wait_s: Annotated[float, typer.Option("--wait", min=0, max=60, help="Seconds to wait.")] = 0.0,
 ) -> None:
-    """Claim records and print them. `ack` settles them; else they are given again."""
+    """Claim records and print them. Without `ack`, they are given again after the lease."""
     found = run(lambda client: client.log(log).queue(queue).claim(count, wait_s=wait_s))
     rows = [
         {
@@ -110,7 +110,7 @@ def claim_jobs(
 
 @app.command(name="ack")
 def ack_jobs(log: LogArgument, queue: QueueArgument, jobs: JobsArgument) -> None:
-    """Acknowledge claimed records, and print those that are refused, with the reason."""
+    """Acknowledge claimed records. Prints each refused record with the reason."""
     given = [_job(text) for text in jobs]
     refused = run(lambda client: client.log(log).queue(queue).ack(*given))
     rows = [{"job": f"{one.claim}:{one.offset}", "reason": one.reason} for one in refused]
@@ -137,7 +137,7 @@ def work_on_queue(
         float, typer.Option("--delay", min=0, max=3600, help="Seconds until a failed job's retry.")
     ] = 1.0,
 ) -> None:
-    """Run a command for each record. Status 0 acknowledges the record; any other gives it back."""
+    """Run a command for each record. Exit status 0 acknowledges the record; others give it back."""
     words = shlex.split(command)
     if not words:
         raise typer.BadParameter("--exec needs a command")
@@ -187,7 +187,7 @@ def list_dead(log: LogArgument, queue: QueueArgument) -> None:
 
 @app.command(name="redrive")
 def redrive_dead(log: LogArgument, queue: QueueArgument, count: MaxOption = 100) -> None:
-    """Append dead letters to the log again, oldest first, each once."""
+    """Append dead letters to the queue's log again, oldest first, each only once."""
     sent = run(lambda client: client.log(log).queue(queue).redrive(count))
     print_answer({"redriven": sent})
 
@@ -197,7 +197,7 @@ def _text(data: bytes) -> str:
 
 
 def _job(text: str) -> Job:
-    """Parse a job. Raises: typer.BadParameter."""
+    """Parse a job, `CLAIM:OFFSET`. Raises: typer.BadParameter."""
     claim, _, offset = text.partition(":")
     if not (claim.isdecimal() and offset.isdecimal()):
         raise typer.BadParameter(f"a job must be CLAIM:OFFSET, not {text!r}")

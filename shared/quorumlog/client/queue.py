@@ -1,4 +1,4 @@
-"""Work queues: workers that share a log's records, each record for one worker at a time."""
+"""Work queues: workers share a log's records, and each record has one worker at a time."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from quorumlog.client.shown import QueueInfo
 from quorumlog.client.transport import Transport
 
 _WAIT_S: Final = 30.0
-"""How long one request of a loop over jobs waits for records."""
+"""How long one claim request waits for records in a loop over jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,15 @@ class Job:
 
     record: LogRecord
     attempt: int
-    """How often the record was given to a worker, with this time."""
+    """How often the record was given to a worker, including this time."""
     claim: int
-    """The token that settles the record."""
+    """The token of the claim, which settles the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedJob:
     """A job that was not settled. `reason`: `acknowledged` if the record is done, perhaps by an
-    earlier copy of the request; `claim-ended` if another worker may have it.
+    earlier copy of the request; `claim-ended` if another worker may have the record.
     """
 
     offset: int
@@ -66,8 +66,8 @@ class Queue:
         """Create the queue, or change its settings. A new queue begins with the record at `start`.
 
         `max_attempts`: how often a record is given before it goes to `dead_letter_log`, which must
-        exist. `order`: `key` gives the records of a key in order, one at a time. Raises:
-        QueueExists if a setting that differs can't be changed; NoSuchLog.
+        exist. `order`: with `key`, the records of a key are given in order, one at a time. Raises:
+        QueueExists if a setting can't be changed; NoSuchLog.
         """
         wanted = {
             "lease_ms": round(checks.seconds("lease_s", lease_s) * 1000),
@@ -94,8 +94,8 @@ class Queue:
     async def claim(
         self, count: int = 1, *, wait_s: float = 0.0, done: Sequence[Job] = ()
     ) -> list[Job]:
-        """Claim up to `count` records; wait up to `wait_s` while there are none. The request first
-        acknowledges the jobs that are `done`; it does not report refused ones, as `ack` does.
+        """Claim up to `count` records, and wait up to `wait_s` while there are none. The request
+        first acknowledges the jobs in `done`, but unlike `ack` it does not return refused jobs.
 
         If the response is lost, the records are given again after the lease. Raises: NoSuchQueue.
         """
@@ -110,22 +110,22 @@ class Queue:
         ]
 
     async def ack(self, *jobs: Job) -> list[RefusedJob]:
-        """Acknowledge jobs: no worker gets their records again. Returns those that were refused."""
+        """Acknowledge jobs: no worker gets their records again. Returns the refused jobs."""
         return await self._settle("ack", jobs, {})
 
     async def nak(self, *jobs: Job, delay_s: float = 0.0, reason: str = "") -> list[RefusedJob]:
-        """Give jobs back. Workers may get the records again after `delay_s`. `reason` goes to the
-        dead letter, if the record was given too often. Returns those that were refused.
+        """Give jobs back. Workers may get the records again after `delay_s`. If a record was given
+        too often, its dead letter has the `reason`. Returns the refused jobs.
         """
         more = {"delay_ms": round(delay_s * 1000), "reason": reason[:500].replace("\0", "")}
         return await self._settle("nak", jobs, more)
 
     async def extend(self, *jobs: Job) -> list[RefusedJob]:
-        """Extend the claims of jobs by a whole lease from now on. Returns those that ended."""
+        """Extend the claims of jobs to a whole lease from now on. Returns the refused jobs."""
         return await self._settle("extend", jobs, {})
 
     async def redrive(self, count: int = 100) -> int:
-        """Append up to `count` dead letters to the log again, oldest first. Returns how many."""
+        """Append up to `count` dead letters to the log again, oldest first. Returns the number."""
         wanted = {"max": checks.offset("count", count)}
         shown = await self._transport.call("POST", f"{self._path}/redrive", wanted)
         return int(shown["redriven"])
@@ -145,13 +145,13 @@ class Queue:
         ]
 
     def jobs(self, concurrency: int = 1, *, wait_s: float | None = None) -> Paged[Job]:
-        """Yields jobs for ever, or until there was no job for `wait_s`. When the loop asks for the
-        next job, the one before is acknowledged, unless the loop has settled it. If an exception or
-        `break` ends the loop, its job and the jobs that it has claimed ahead are given back. Claims
-        are extended meanwhile.
+        """Yields jobs forever, or until there was no job for `wait_s`. When the loop asks for the
+        next job, the previous job is acknowledged, unless the loop has settled it. If an exception
+        or `break` ends the loop, the current job and the jobs that were claimed ahead are given
+        back. Claims are extended while the loop runs.
 
-        `concurrency`: how many records are claimed at a time. Several tasks or threads may have a
-        loop each.
+        `concurrency`: how many records are claimed at a time. Each task or thread may run its own
+        loop.
         """
         return Paged(self._jobs(Worker(self, concurrency, wait_s)))
 
@@ -164,7 +164,7 @@ class Queue:
 
 
 def _parts(jobs: Iterable[Job]) -> list[dict[str, Any]]:
-    """Jobs as the API takes them, by their claim."""
+    """Jobs in the form of the API: grouped by claim."""
     parts: dict[int, list[int]] = {}
     for job in jobs:
         parts.setdefault(job.claim, []).append(job.record.offset)
@@ -172,12 +172,12 @@ def _parts(jobs: Iterable[Job]) -> list[dict[str, Any]]:
 
 
 class Worker:
-    """The jobs of one loop: claims them, extends them, and acknowledges each when the next one is
-    asked for.
+    """Claims the jobs of one loop, extends their claims, and acknowledges each job when the loop
+    asks for the next one.
     """
 
     def __init__(self, queue: Queue, concurrency: int, wait_s: float | None) -> None:
-        """`wait_s`: how long to wait for a job; None waits for ever."""
+        """`wait_s`: how long to wait for a job; None: forever."""
         self._queue, self._count = queue, checks.offset("concurrency", concurrency)
         self._wait_s = wait_s
         self._ahead: deque[Job] = deque()
@@ -185,7 +185,7 @@ class Worker:
         self._extending: asyncio.Task[None] | None = None
 
     async def next(self) -> Job | None:
-        """Acknowledge the job that was returned last, and return another one; None after `wait_s`."""
+        """Acknowledge the job that was returned last, and return the next; None after `wait_s`."""
         done, self._job = [] if self._job is None else [self._job], None
         if self._ahead:
             await self._queue.ack(*done)
@@ -208,13 +208,13 @@ class Worker:
         while True:
             await asyncio.sleep(every_s)
             jobs = [*self._ahead, *(() if self._job is None else (self._job,))]
-            with contextlib.suppress(errors.QuorumLogError):  # the next round tries again
+            with contextlib.suppress(errors.QuorumLogError):  # the next round retries
                 lost = {one.offset for one in await self._queue.extend(*jobs)}
                 for job in [each for each in self._ahead if each.record.offset in lost]:
                     self._ahead.remove(job)
 
     async def close(self) -> None:
-        """Give back all jobs that are not settled."""
+        """Give back the current job, and all jobs that were claimed ahead."""
         if self._extending is not None:
             self._extending.cancel()
             await asyncio.gather(self._extending, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Sets of offsets that lie close together, as the bits of one number."""
+"""Sets of offsets, as the bits of one number: small and fast if the offsets lie close together."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import Final
 @dataclass(frozen=True, slots=True)
 class Offsets:
     """An immutable set of offsets. The bit n of `bits` stands for the offset `first` + n. Create
-    sets by `of`, `span` and the operators, which keep equal sets equal: the lowest bit is set, and
-    an empty set has `first` 0.
+    sets by `of`, `span` and the operators: their results have the lowest bit set, and an empty set
+    has `first` 0, so that sets of the same offsets compare equal.
     """
 
     first: int = 0
@@ -72,12 +72,12 @@ class Offsets:
         return _normal(self.first, self.bits & ~other._at(self.first))
 
     def _at(self, first: int) -> int:
-        """The bits relative to another offset; those below it are left out."""
+        """The bits relative to another offset, without the bits of lower offsets."""
         shift = self.first - first
         return self.bits << shift if shift >= 0 else self.bits >> -shift
 
     def below(self, offset: int) -> "Offsets":
-        """The part below an offset."""
+        """The offsets of this set that are below an offset."""
         if offset >= self.end:
             return self
         return _normal(self.first, self.bits & ((1 << max(offset - self.first, 0)) - 1))
@@ -94,7 +94,7 @@ class Offsets:
 
     @property
     def runs(self) -> Iterator[tuple[int, int]]:
-        """The ranges (begin, end) of consecutive offsets, ascending, without `end`."""
+        """The ranges (begin, end) of consecutive offsets, ascending; `end` is exclusive."""
         text = bin(self.bits)[:1:-1] + "0"
         at = text.find("1")
         while at >= 0:
@@ -127,8 +127,8 @@ class Offsets:
         return self.below(self.first + low)
 
     def packed(self) -> list[int | str]:
-        """A short form for JSON: `first`, then the lengths of runs and of the gaps between them, or
-        one text of hexadecimal digits if that is shorter.
+        """A short form for JSON: `first`, then the lengths of runs alternating with the lengths of
+        gaps. If runs are short, `first` and the bits as one hexadecimal number.
         """
         if 56 * self._run_count > self.bits.bit_length() > 64:
             return [self.first, f"{self.bits:x}"]

@@ -1,17 +1,18 @@
-"""The offset store: decides requests for consumers or queues in batches, each one record of a log.
+"""The offset store: decides requests about consumers or queues, in batches of one log record each.
 
-    IDLE -> READING -> IDLE        read the log at first, or what others appended
-    IDLE -> APPENDING -> IDLE      append a batch exactly at the end of what was read
+    IDLE -> READING -> IDLE        read the log at first, or records of other gateways
+    IDLE -> APPENDING -> IDLE      append a batch exactly where the store has read the log's end
     APPENDING -> READING           another gateway appended: read, and decide again
     READING -> PAUSING -> READING  another gateway's append can't be read yet
 
-Each append expects the log to end where this store has read it. So a store that was overtaken,
-because it hung or lost the log, decides nothing. An append of unknown outcome does no harm: the
-next append finds it, or rules it out. If a store was overtaken and its process does not own the
-log, it hands all requests back (rule 32): the owner may have decided other copies of them.
+Each append succeeds only if the log ends where this store has read its end. So a store that was
+overtaken, because it hung or lost the log, decides nothing. An append of unknown outcome does no
+harm: the next append fails if that append succeeded, and otherwise prevents it. If a store was
+overtaken and its process does not own the log, the store hands all requests back (rule 32): the
+owner may have decided other copies of these requests.
 
-There is one effect at a time, which gets one answer. Requests are answered only after an
-acknowledged append, so no answer rests on memory alone.
+The store waits for one append, read or pause at a time. It answers requests only after an
+acknowledged append, so no answer depends on memory alone.
 """
 
 from collections import deque
@@ -25,27 +26,27 @@ from quorumlog.protocol.positions import Positions
 from quorumlog.protocol.rows import Batch, Rows, Stamp
 
 _CARRIED: Final = 64
-"""The least number of old rows that an append writes again, if the log is long."""
+"""Minimum number of old rows that an append writes again if the log is long."""
 _SLACK: Final = 10_000
-"""Rows and records that the log may have in excess of four times the consumers."""
+"""How many rows and records the log may have beyond four times the number of current rows."""
 _TRUNCATE_EVERY: Final = 1000
-"""Unneeded records after which the log is truncated; only whole ledgers are dropped anyway."""
+"""Number of unneeded records after which the log is truncated. Only whole ledgers are dropped."""
 _KEPT_RECORDS: Final = 10_000
-"""Newest records that stay in the log for their tokens (rule 32); chosen by judgement."""
+"""How many of the newest records stay in the log for their tokens (rule 32). By judgement."""
 _SLACK_CHARS: Final = 64 << 20
-"""Characters that the log may have in excess of four times those of the rows; only for large rows,
-as queues have."""
+"""How many characters the log may have beyond four times those of the current rows. Matters only
+for large rows, such as those of queues."""
 _TRUNCATE_CHARS: Final = 16 << 20
-"""Characters after which the log is truncated, also if they are few records."""
+"""Characters of new rows after which the log is truncated, even if few records are unneeded."""
 _KEPT_CHARS: Final = 64 << 20
-"""Characters of large rows of which no more records stay for their tokens. By judgement."""
+"""Records stay in the log for their tokens up to this many characters. Chosen by judgement."""
 _TRIES: Final = 20
-"""How often a request is decided again because others append, until it is rejected."""
+"""A request is rejected after so many decisions that appends of other gateways made void."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request has arrived. `key` identifies it to the driver."""
+    """A request has arrived. `key` identifies the request to the driver."""
 
     key: Any
     request: Any
@@ -55,7 +56,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Requests that arrived together, which share an append."""
+    """Requests that arrived together and share an append."""
 
     requests: tuple[Asked, ...]
 
@@ -67,7 +68,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """The log did not end where expected: nothing was appended."""
+    """The log did not end at the expected offset, so nothing was appended."""
 
     is_owner: bool = False
     """Whether this process owns the log now."""
@@ -75,7 +76,7 @@ class Overtaken:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The append or the read failed; the outcome may be unknown."""
+    """The append or the read failed. The outcome of an append may be unknown."""
 
     error: QuorumLogError
 
@@ -111,7 +112,7 @@ class AppendBatch:
 
 @dataclass(frozen=True, slots=True)
 class ReadLog:
-    """Read from `start`, or the log's beginning. Answered by BatchesRead, Truncated or Failed."""
+    """Read from `start`; None: the log's beginning. Answered by BatchesRead, Truncated, Failed."""
 
     start: int | None
 
@@ -167,7 +168,7 @@ class OffsetStore:
         self.phase = Phase.IDLE
         self.state = kind()
         self.end: int | None = None
-        """The offset up to which the log was applied; None if nothing was."""
+        """The offset up to which the log was applied; None if the log was not read yet."""
         self._queue: deque[_Waiting] = deque()
         self._decided: list[tuple[_Waiting, Any]] = []
         self._batch: Batch[Any] = Batch()
@@ -175,12 +176,12 @@ class OffsetStore:
         self._truncated = 0
         self._truncated_chars = 0
         self._has_read = False
-        """Whether the present reads have returned any batch."""
+        """Whether the current reads need no pause before the next append."""
         self._out: list[Effect] = []
 
     def step(self, event: Event, now_s: float, wall_ms: int, database_ms: int = 0) -> list[Effect]:
-        """Take an event and return the effects. `now_s`: a clock that never runs faster than time,
-        and may stand still. `database_ms`: the database's time, 0 if unknown or in doubt.
+        """Handle an event and return the effects. `now_s`: a clock that never runs faster than real
+        time, and may stand still. `database_ms`: the database's time; 0 if unknown or in doubt.
         """
         match event:
             case Asked(key, request, stamp):
@@ -299,6 +300,6 @@ class OffsetStore:
         elif self._has_read:
             self.phase = Phase.IDLE
         else:
-            self._has_read = True  # one pause is enough: the next append shows the end
+            self._has_read = True  # one pause is enough: the next append finds the log's end
             self.phase = Phase.PAUSING
             self._out.append(Pause())

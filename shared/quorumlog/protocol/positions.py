@@ -6,8 +6,8 @@ granted a lease is the lease's fencing token.
 Invariants (checked by the simulation in tests/model/positions):
   - only a reset, which raises the token, moves a committed offset back;
   - a commit with a token counts only while no higher token was granted, whatever any clock says;
-  - a held lease is granted to another holder only after a whole lease of time awake without a
-    request of its holder.
+  - a held lease is granted to another holder only after the owner was awake for a whole lease
+    without a request of the lease's holder.
 """
 
 from collections import Counter
@@ -35,12 +35,12 @@ CALLER_CONSUMERS_MAX: Final = 20_000
 """Maximum consumers created by one caller, with access tokens. Chosen by judgement."""
 
 USE_STEP_MS: Final = 86_400_000
-"""A use that changes nothing else is stored only if the stored time of use differs by more than
-this, or by more than a quarter of the time after which consumers expire."""
+"""A use that changes nothing else is stored only if the stored time of use is off by more than this
+step, or by more than a quarter of the time after which consumers expire."""
 
 GRACE_S: Final = 3600.0
-"""No consumer expires until the offset store has known the consumers for so long, or for their
-expiry time if that is shorter: users return after an outage. Chosen by judgement."""
+"""No consumer expires until the offset store has known the consumers for this time, or for their
+expiry time if that is shorter, so that users can return after an outage. Chosen by judgement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class Position:
     token: int = 0
     """The highest fencing token that was granted; 0 if none was."""
     holder: str = ""
-    """The holder of the lease with that token, even if expired; empty if there is none."""
+    """The holder of the newest lease, even if the lease has expired; empty if there is none."""
     lease_ms: int = 0
     committed_ms: int = 0
-    """The time of the commit by the clock of the gateway that decided it; only for people."""
+    """The commit's time by the clock of the gateway that decided the commit; only for display."""
     used_ms: int = 0
-    """The database's time of the last use, within `USE_STEP_MS`; 0 if it was unknown then."""
+    """The database's time at the last use, within `USE_STEP_MS`; 0 if that time was unknown."""
     caller: str = ""
     """The caller that created the consumer; empty if no access tokens are required."""
     started: int = 0
@@ -97,8 +97,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """Take the lease. A new consumer begins at `offset`. While the lease is held, only a worker
-    with the same `holder` name that started later gets it.
+    """Acquire the lease. A new consumer begins at `offset`. While the lease is held, only a worker
+    with the same `holder` name and a later start gets the lease.
     """
 
     log: str
@@ -135,7 +135,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Set the committed offset, for the present log. Ends the lease, and fences its holder."""
+    """Set the committed offset, in the current log of the name. Ends and fences the lease."""
 
     log: str
     consumer: str
@@ -169,8 +169,8 @@ Answer = Position | tuple[Position, ...] | QuorumLogError
 
 
 def counts_once(request: Request) -> bool:
-    """Whether a request needs a `Stamp`. A commit or renewal by fencing token does not: it is
-    rejected once the lease has changed hands, and a commit only moves an offset forwards.
+    """Whether a request needs a `Stamp`. Commits and renewals by fencing token need none: they are
+    rejected once another worker got the lease, and a commit moves an offset only forwards.
     """
     if isinstance(request, Commit):
         return request.token is None
@@ -178,7 +178,7 @@ def counts_once(request: Request) -> bool:
 
 
 class Positions(Rows[Position]):
-    """All consumers by the log, and how long their leases are held."""
+    """All consumers that the log of committed offsets contains, and when their leases end."""
 
     noun, absent = "consumer", NoSuchConsumer
 
@@ -190,7 +190,7 @@ class Positions(Rows[Position]):
     def draft(
         self, *, end: int, now_s: float, wall_ms: int, database_ms: int = 0, expiry_ms: int = 0
     ) -> "Draft":
-        """A draft of the batch for the offset `end`; the times are those of `Draft`."""
+        """Begin a draft of the batch for the offset `end`. See `Draft` for the times."""
         return Draft(
             self,
             end=end,
@@ -219,7 +219,7 @@ class Positions(Rows[Position]):
 
 
 class Draft(RowDraft[Position]):
-    """The consumers with the changes of some requests, which count once they are in the log."""
+    """The consumers after the changes of a batch, which count once the batch is in the log."""
 
     def __init__(
         self,
@@ -231,14 +231,14 @@ class Draft(RowDraft[Position]):
         database_ms: int = 0,
         expiry_ms: int = 0,
     ) -> None:
-        """The batch is for the offset `end`. `database_ms`: 0 if the database's time is unknown or
+        """Begin a batch for the offset `end`. `database_ms`: 0 if the database's time is unknown or
         in doubt. `expiry_ms`: the time without use after which a consumer expires; 0: never.
         """
         super().__init__(state, end=end, now_s=now_s)
         self._state, self._wall_ms = state, wall_ms
         self._database_ms, self._expiry_ms = database_ms, expiry_ms
         self._more: Counter[str] = Counter()
-        """Consumers created minus deleted by the requests: of all logs, of a log, of a caller."""
+        """Created minus deleted consumers of this batch: of all logs, of a log, of a caller."""
 
     def _perform(self, request: _OfOne) -> Answer:
         match request:
@@ -383,7 +383,7 @@ class Draft(RowDraft[Position]):
         return row
 
     def _used(self, row: Position) -> Position:
-        """Return the consumer; its time of use is updated if it is off by more than a step."""
+        """Return the consumer. Updates its time of use if that is off by more than a step."""
         step_ms = min(USE_STEP_MS, self._expiry_ms // 4 or USE_STEP_MS)
         return self._put(row) if abs(self._database_ms - row.used_ms) > step_ms else row
 

@@ -10,7 +10,7 @@ from quorumlog.protocol.rows import FreeLog, List
 
 @dataclass(frozen=True, slots=True)
 class PutQueue:
-    """Create a queue, or change its settings. A queue of a deleted log begins anew."""
+    """Create a queue, or change its settings. Replaces a queue of a deleted log of the name."""
 
     log: str
     queue: str
@@ -19,7 +19,7 @@ class PutQueue:
     start: int = 0
     """The first record of a new queue."""
     dead_end: int = 0
-    """The end of the dead-letter log: earlier dead letters are not a new queue's."""
+    """The end of the dead-letter log: no dead letter of a new queue is below it."""
     dead_created: str = ""
     version: int | None = None
     """The expected `settings_version`."""
@@ -29,8 +29,8 @@ class PutQueue:
 
 @dataclass(frozen=True, slots=True)
 class LookQueue:
-    """Return one queue. Records that were given too often are then on their way to the dead-letter
-    log.
+    """Return one queue, after its records that were given too often were added to a move to the
+    dead-letter log.
     """
 
     log: str
@@ -48,7 +48,7 @@ class DeleteQueue:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Claim records below `end`, the log's acknowledged end. Answer: Taken."""
+    """Claim up to `count` records below `end`, the log's acknowledged end. Answer: Taken."""
 
     log: str
     queue: str
@@ -58,20 +58,20 @@ class Take:
     end: int
     count: int
     keys: tuple[tuple[int, int], ...] = ()
-    """With the order `key`: offsets, each with a number of its key, or 0 for a record without."""
+    """With the order `key`: offsets, each with the number of its key; 0: the record has no key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The records of a new claim, by how often they were given. Without records: why."""
+    """The records of a new claim, grouped by how often they were given."""
 
     token: int
     records: tuple[tuple[int, Offsets], ...]
     lease_ms: int
     limit: str = ""
-    """The bound that keeps the queue from giving further records."""
+    """The bound because of which the queue gives no further records; empty: none."""
     wait_ms: int = -1
-    """When the next lease or delay ends; -1: there is none."""
+    """Milliseconds until the first lease or delay ends; -1: none, or records were given."""
     order: str = Order.NONE
     floor: int = 0
     acked: Offsets = NONE
@@ -79,45 +79,45 @@ class Taken:
 
 
 class Settlement(StrEnum):
-    """What becomes of claimed records."""
+    """The ways to settle claimed records."""
 
     ACK = "ack"
     NAK = "nak"
     EXTEND = "extend"
     UNREAD = "unread"
-    """Given back by a gateway that could not send them: the attempt does not count."""
+    """A gateway gives back records that it could not send. The attempt does not count."""
     LOST = "lost"
-    """The records can't be read any more."""
+    """The records can no longer be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Settle records of claims. Answer: Settled."""
+    """Settle claimed records, as `kind` says. Answer: Settled."""
 
     log: str
     queue: str
     kind: str
     items: tuple[tuple[int, Offsets], ...]
-    """Tokens, each with offsets of its claim; no offsets: all that the claim still has."""
+    """Tokens, each with offsets of its claim. No offsets mean all that the claim still has."""
     delay_ms: int = 0
-    """When records that are given back may be given again."""
+    """Milliseconds until records that are given back may be given again."""
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Records that a token does not settle, and why."""
+    """Records that a token does not settle, and the reason."""
 
     token: int
     offsets: Offsets
     reason: str
-    """`acknowledged`: they are done. `claim-ended`: the lease ended or the records were given back,
-    and another worker may have them."""
+    """`acknowledged`: the records are done. `claim-ended`: the lease ended or the records were
+    given back, and another worker may have them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """How many records were settled, and those that were not."""
+    """How many records were settled, and which records were refused."""
 
     done: int
     refused: tuple[Refused, ...] = ()
@@ -125,12 +125,12 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """Send dead letters back: `offsets` of the dead-letter log, all of this queue from `redriven`
-    to `end`. Changes nothing unless `seen` is the queue's `redriven` and `dead_created`, or with too
-    many moves. Answer: the queue.
+    """Send dead letters back: `offsets` in the dead-letter log, all of this queue from `redriven`
+    to `end`. Changes nothing if the queue's `redriven` and `dead_created` differ from `seen`, or if
+    the queue has too many moves. Answer: the queue.
 
-    `created`: of the queue's log. `dead_created`: of the dead-letter log, which may be another one
-    than in `seen`.
+    `created`: the creation time of the queue's log. `dead_created`: that of the present dead-letter
+    log, which may differ from that in `seen`.
     """
 
     log: str
@@ -144,10 +144,10 @@ class Redrive:
 
 @dataclass(frozen=True, slots=True)
 class BeginMove:
-    """Allow the append of a move, unless its `since` and `created` are not those of `seen` any
-    more. Answer: the queue.
+    """Allow the append of a move. Changes nothing if the move's `since` and `created` differ from
+    `seen`. Answer: the queue.
 
-    `offsets`: what the append will have; the rest becomes another move. `created`: as a move's.
+    `offsets`: the records of the append; the rest becomes another move. `created`: see `Move`.
     """
 
     log: str
@@ -161,7 +161,7 @@ class BeginMove:
 
 @dataclass(frozen=True, slots=True)
 class EndMove:
-    """Note that a move's append is done, without records that were `lost`. Answer: the queue."""
+    """Note that a move's append is done. `lost`: number of records not sent. Answer: the queue."""
 
     log: str
     queue: str
@@ -171,8 +171,8 @@ class EndMove:
 
 @dataclass(frozen=True, slots=True)
 class FailMove:
-    """Note why records can't be sent to the dead-letter log, by the code of the error. Answer: the
-    queue.
+    """Note the code of the error because of which records can't be sent to the dead-letter log.
+    Answer: the queue.
     """
 
     log: str
@@ -181,12 +181,12 @@ class FailMove:
 
 
 OfQueue = LookQueue | DeleteQueue | Take | Settle | Redrive | BeginMove | EndMove | FailMove
-"""Requests about a queue that exists."""
+"""Requests that fail if the queue does not exist."""
 QueueRequest = PutQueue | List | FreeLog | OfQueue
 
 
 def is_counted_once(request: QueueRequest) -> bool:
-    """Whether a request needs a `Stamp`. A claim does not: a copy takes further records, which are
-    given again after a lease. The others change nothing twice: they name a token, or a move.
+    """Whether a request needs a `Stamp`. A claim needs none: a copy claims further records, which
+    are given again after a lease. Copies of settlements, moves and redrives change nothing.
     """
     return isinstance(request, PutQueue | DeleteQueue)

@@ -1,5 +1,5 @@
-"""The state of a work queue (ADR 55): a floor, below which all records are done; the done records above
-it; claims, each of which gives some records to one worker; and moves of dead letters.
+"""The state of a work queue (ADR 55): a floor, below which all records are done; the done records
+above the floor; claims, each of which gives some records to one worker; and moves of dead letters.
 """
 
 from dataclasses import dataclass, replace
@@ -10,12 +10,12 @@ from quorumlog.protocol.rows import Key
 
 
 class Order(StrEnum):
-    """In which order a queue gives records."""
+    """The order in which a queue gives records."""
 
     NONE = "none"
-    """Any order; about the log's."""
+    """Approximately the log's order, without a guarantee."""
     KEY = "key"
-    """In the log's order for each key, one record of a key at a time."""
+    """The log's order for each key; workers hold at most one record of a key at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class QueueSettings:
     dead_letter_log: str = ""
     order: str = Order.NONE
     max_in_flight: int = 1000
-    """The most records that were given and are not done."""
+    """Maximum number of records that were given and are not done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +38,26 @@ class Claim:
     token: int
     offsets: Offsets
     hold_ms: int
-    """The lease, or the delay of records that were given back."""
+    """Duration of the lease, or of the delay of records that were given back."""
     is_valid: bool = True
-    """False: the records were given back, and wait; no token settles them."""
+    """False: the records were given back and wait for the end of a delay. No token settles them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Records on their way to another log, by one append with the producer id `id`."""
+    """Records that one append, with the producer id `id`, adds to another log."""
 
     id: int
     offsets: Offsets
-    """Of the queue's log; of the dead-letter log if `is_back`."""
+    """Offsets of records in the queue's log; in the dead-letter log if `is_back`."""
     is_back: bool = False
     """Whether dead letters go back to the queue's log."""
     since: int = -1
-    """The end of the other log before the first append was sent; -1: none was."""
+    """The target log's end before the first append was sent; -1 if no append was sent."""
     reason: str = ""
     created: str = ""
-    """The creation time of the log that the append is sent to; if `is_back`, of the dead-letter
-    log that the records are read from."""
+    """The creation time of the dead-letter log, to which the append is sent; if `is_back`, of the
+    dead-letter log from which the records are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class Queue:
     version: int
     settings: QueueSettings
     floor: int
-    """All records below are done."""
+    """All records below this offset are done."""
     next: int
-    """No record from here on was ever given."""
+    """No record at or above this offset was ever given."""
     acked: Offsets = NONE
     """The done records above the floor."""
     claims: tuple[Claim, ...] = ()
@@ -81,20 +81,20 @@ class Queue:
     """The records that were given and are not done, by how often they were given."""
     moves: tuple[Move, ...] = ()
     redriven: int = 0
-    """The offset in the dead-letter log below which dead letters were sent back, or are not this
-    queue's."""
+    """An offset in the dead-letter log: this queue's dead letters below the offset were sent back
+    already."""
     dead_created: str = ""
-    """The creation time of the dead-letter log that `redriven` is about."""
+    """The creation time of the dead-letter log to which `redriven` refers."""
     redelivered: int = 0
     """How often records were given again."""
     dead: int = 0
-    """How many records went to the dead-letter log."""
+    """How many records were moved to the dead-letter log."""
     lost: int = 0
-    """How many records were gone before they were done: by truncation, retention or a loss."""
+    """How many records truncation, retention or a loss removed before they were done."""
     failed: str = ""
-    """The code of the error for which records can't be sent to the dead-letter log now."""
+    """The code of the error that keeps records from the dead-letter log now; empty: none."""
     settings_version: int = 0
-    """The version of the change that created the queue, or was the last one of its settings."""
+    """The version of the last change of the settings, or of the queue's creation."""
 
     @property
     def key(self) -> Key:
@@ -108,25 +108,25 @@ class Queue:
 
     @property
     def moving(self) -> Offsets:
-        """The records above the floor on their way to the dead-letter log."""
+        """The records above the floor that moves send to the dead-letter log."""
         moving = (move.offsets for move in self.moves if not move.is_back)
         return Offsets.union(each - each.below(self.floor) for each in moving)
 
     @property
     def in_flight(self) -> int:
-        """How many records workers have."""
+        """How many records are in claims of workers."""
         return sum(len(claim.offsets) for claim in self.claims if claim.is_valid)
 
     def depth(self, end: int) -> int:
-        """How many records are not done, of a log that ends at `end`."""
+        """How many records are not done if the log ends at `end`."""
         return max(end, self.next) - self.floor - len(self.acked)
 
     @property
     def size(self) -> int:
-        """About the most characters of the row."""
+        """A rough upper bound of the row's characters."""
         sets = [offsets.packed_size for _, offsets in self.attempts]
         sets += [64 + claim.offsets.packed_size for claim in self.claims]
-        # JSON takes up to six bytes for a character of a reason.
+        # JSON needs up to six bytes for a character of a reason.
         sets += [64 + 6 * len(move.reason) + move.offsets.packed_size for move in self.moves]
         return 1000 + self.acked.packed_size + sum(sets)
 
@@ -136,7 +136,7 @@ class Queue:
         return replace(self, acked=NONE, claims=(), attempts=(), moves=())
 
     def without(self, offsets: Offsets) -> "Queue":
-        """The queue without these records in any claim."""
+        """The queue after these records were removed from all claims."""
         if not offsets:
             return self
         begin, end = offsets.first, offsets.end
@@ -163,13 +163,13 @@ class Queue:
         return replace(self, attempts=tuple(left))
 
     def acknowledged(self, offsets: Offsets) -> "Queue":
-        """The queue with these records done; the floor moves up to the first one that is not."""
+        """The queue with these records done, and the floor raised to the first that is not done."""
         offsets -= offsets.below(self.floor)
         attempts = tuple((count, left) for count, each in self.attempts if (left := each - offsets))
         return replace(self, acked=self.acked | offsets, attempts=attempts).raised(self.floor)
 
     def raised(self, floor: int) -> "Queue":
-        """The queue with the floor raised, and above the done records that follow it."""
+        """The queue with the floor raised to an offset, or to the end of the done records there."""
         acked = self.acked - self.acked.below(floor)
         if acked and acked.first == floor:
             floor = acked.run_end
@@ -177,7 +177,7 @@ class Queue:
         return replace(self, floor=floor, acked=acked)
 
     def trimmed(self, first_offset: int) -> "Queue":
-        """The queue without records that the log has dropped. Those that were not done are lost."""
+        """The queue without records that the log dropped. Counts records not done as lost."""
         if first_offset <= self.floor:
             return self
         done = len(self.acked.below(first_offset)) + len(self.moving.below(first_offset))
@@ -197,7 +197,7 @@ class Queue:
         return kept.raised(first_offset)
 
     def moved(self, number: int, lost: int) -> "Queue":
-        """The queue after the append of a move, without records that were `lost`."""
+        """The queue after a move was appended. `lost`: how many records could not be appended."""
         move = next((each for each in self.moves if each.id == number), None)
         if move is None:
             return self

@@ -1,14 +1,15 @@
-"""Work queues: which records of a log workers hold, and how requests change that (ADR 55).
+"""Work queues: which records of a log each worker holds, and how requests change a queue (ADR 55).
 
 A queue is a row of the log of queues (`rows.py`): a floor, below which all records are done; the
-acknowledged records above it; and claims, each of which gives some records to one worker. A claim's
-token is the version of the change that granted it. A decision counts once it is in the log.
+acknowledged records above the floor; and claims, each of which gives some records to one worker. A
+claim's token is the version of the change that granted the claim. A decision counts once it is in
+the log.
 
 Invariants (checked by the simulation in tests/model/queues):
   - a record that was acknowledged is never given again;
   - a record is in one claim at most, and only that claim's token settles the record;
-  - a record is given again only after its claim was given back, or after a whole lease of time
-    awake without an extension;
+  - a record is given again only after its worker gave it back, or after the owner was awake for a
+    whole lease without an extension of the claim;
   - with the order `key`, a record is given only if all earlier records of its key are done;
   - a record leaves the queue only by an acknowledgement, an append to the dead-letter log, or the
     loss of the record itself, which is counted.
@@ -30,37 +31,37 @@ QUEUES_MAX: Final = 10_000
 LOG_QUEUES_MAX: Final = 100
 """Maximum queues of one log, so that it leaves room for others. Chosen by judgement."""
 WINDOW: Final = 100_000
-"""A queue gives no record at or beyond its floor plus this. So it keeps at most this many
-acknowledged records above the floor."""
+"""A queue gives only records at less than this distance above its floor. So a queue's set of
+acknowledged records above the floor has at most this many offsets."""
 IN_FLIGHT_MAX: Final = 10_000
-"""Maximum of `max_in_flight`: a row, which each change writes, stays below a megabyte."""
+"""Maximum of `max_in_flight`. Keeps a queue's row, which each change writes, below a megabyte."""
 MOVES_MAX: Final = 100
-"""Moves of a queue. With so many, further dead letters join one that was not sent yet, and get its
-reason. Chosen by judgement."""
+"""Maximum moves of a queue. Further dead letters join a move that was not sent yet, and get that
+move's reason. Chosen by judgement."""
 KEYS_MAX: Final = 2000
-"""With the order `key`, how many records that are not done a claim may look at."""
+"""How many records that are not done a claim looks at, at most, with the order `key`."""
 _BATCH_CHARS: Final = 2 << 20
-"""Characters of changed rows after which a batch takes no more requests: an entry has room for
-them, for one more row, and for the old rows that are written again."""
+"""A batch accepts no more requests once its changed rows have this many characters. An entry has
+room for these rows, for one more, and for the old rows that are written again."""
 _BATCH_CLAIMS: Final = 20_000
-"""Claims looked at after which a batch takes no more requests, so that the event loop does not
-stand still: some 0.1 s. Chosen by judgement."""
+"""A batch accepts no more requests once it has looked at this many claims, so that a batch blocks
+the event loop for some 0.1 s at most. Chosen by judgement."""
 
 
 class Queues(Rows[Queue]):
-    """All queues by the log, and how long their claims are held."""
+    """All queues that the log of queues contains, and when the leases of their claims end."""
 
     noun, absent = "queue", NoSuchQueue
 
     def draft(
         self, *, end: int, now_s: float, wall_ms: int, database_ms: int = 0, expiry_ms: int = 0
     ) -> "QueueDraft":
-        """A draft of the batch for the offset `end`. Only time awake counts."""
+        """Begin a draft of the batch for the offset `end`. Uses only `now_s`, the time awake."""
         del wall_ms, database_ms, expiry_ms
         return QueueDraft(self, end=end, now_s=now_s)
 
     def hold(self, held_until: Any) -> None:
-        """Note the ends of leases and delays that began or were extended here, by token."""
+        """Note, by token, the ends of leases and delays that this gateway started or extended."""
         for key, ends in held_until.items():
             if (row := self.rows.get(key)) is not None:
                 known = {**self._held_until.get(key, {}), **ends}
@@ -75,39 +76,39 @@ class Queues(Rows[Queue]):
         return end
 
     def size_of(self, row: Queue) -> int:
-        """An upper bound of a row's characters, roughly."""
+        """A rough upper bound of a row's characters."""
         return row.size
 
     def remembered(self, row: Queue) -> Queue:
-        """The result of a change as it is remembered: short."""
+        """The short form in which the result of a change is remembered."""
         return row.outline
 
 
 class QueueDraft(RowDraft[Queue]):
-    """The queues with the changes of some requests, which count once they are in the log."""
+    """The queues after the changes of a batch, which count once the batch is in the log."""
 
     def __init__(self, state: Queues, *, end: int, now_s: float) -> None:
-        """The batch is for the offset `end`."""
+        """Begin a batch for the offset `end`."""
         super().__init__(state, end=end, now_s=now_s)
         self._state = state
         self._size = 0
-        """Characters of changed rows."""
+        """Characters of all changed rows."""
         self._sizes: dict[Key, int] = {}
         """Characters of each changed row."""
         self._work = 0
-        """Claims of changed rows, and of rows whose held records were collected."""
+        """Number of claims in changed rows, and in rows whose held records were collected."""
         self._held_by: dict[Key, tuple[Queue, Offsets, float]] = {}
-        """By key a row, its held records, and when the first of their leases or delays ends."""
+        """For each key: the row, its held records, and when the first lease or delay ends."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the batch takes no more requests."""
+        """Whether the batch accepts no more requests."""
         is_large = self._size > _BATCH_CHARS or self._work >= _BATCH_CLAIMS
         return super().is_full or is_large
 
     def decide(self, request: Any, stamp: Stamp | None = None) -> Any:
-        """Decide a request; the answer counts once the batch is in the log (`RowDraft.decide`). A
-        copy of a decided change gets the queue as it is now, if it still exists.
+        """Decide a request. The answer counts once the batch is in the log (`RowDraft.decide`). A
+        copy of a change that was decided before gets the queue's current state, if there is one.
         """
         answer = super().decide(request, stamp)
         is_change = stamp is not None and isinstance(answer, Queue)
@@ -152,7 +153,7 @@ class QueueDraft(RowDraft[Queue]):
                 raise self._conflict(known, known.settings_version)
             return self._with_settings(known, request)
         if request.created < known.created:
-            # The request may be late, and the queue in use by the later log.
+            # The request may be a late copy, and workers of the later log may use the queue.
             raise LogReplaced(
                 f"the queue is of another log {request.log}: delete the queue first",
                 log=request.log,
@@ -186,7 +187,7 @@ class QueueDraft(RowDraft[Queue]):
                 queue=row.queue,
             )
         if wanted.dead_letter_log != settings.dead_letter_log:
-            # What was sent may be in that log, so no other log may get it.
+            # The present dead-letter log may have records that a move sent: no other may get them.
             is_sent = any(move.since >= 0 or move.is_back for move in row.moves)
             if is_sent or (row.moves and not wanted.dead_letter_log):
                 raise QueueExists(
@@ -213,7 +214,7 @@ class QueueDraft(RowDraft[Queue]):
                 raise TooManyQueues(f"{whose} {bound} queues: delete some", log=log)
 
     def _put(self, row: Queue, before: Queue | None = None) -> Queue:
-        """Write a row, unless it is as `before`."""
+        """Write a row, unless it equals `before`."""
         if row == before:
             return row
         row = replace(row, version=self._version)
@@ -236,12 +237,12 @@ class QueueDraft(RowDraft[Queue]):
         self.held_until.setdefault(row.key, {})[token] = self._now_s + hold_ms / 1000
 
     def _held(self, row: Queue) -> Offsets:
-        """The records that are not to be given now: their lease or delay has not ended."""
+        """The records that can't be given now, because their lease or delay has not ended."""
         return self._holds(row)[0]
 
     def _holds(self, row: Queue) -> tuple[Offsets, float]:
-        """The held records, and when the first of their leases or delays ends. Collected once for
-        each state of a row.
+        """The held records, and when the first of their leases or delays ends. The result is cached
+        until the row changes.
         """
         known = self._held_by.get(row.key)
         if known is None or known[0] is not row:
@@ -284,7 +285,7 @@ class QueueDraft(RowDraft[Queue]):
         )
 
     def _granted(self, row: Queue, chosen: Offsets) -> Queue:
-        """The queue with a new claim of these records, which leave their ended claims."""
+        """The queue with a new claim of these records, which are removed from ended claims."""
         if not chosen:
             return row
         again, lease_ms = row.given & chosen, row.settings.lease_ms
@@ -302,7 +303,7 @@ class QueueDraft(RowDraft[Queue]):
         return max(1, ceil((first - self._now_s) * 1000)) if first < inf else -1
 
     def _exhausted(self, row: Queue) -> Queue:
-        """The queue with records that were given too often on their way to the dead-letter log."""
+        """The queue after its records that were given too often were added to a move."""
         most = row.settings.max_attempts
         if not most:
             return row
@@ -373,7 +374,7 @@ class QueueDraft(RowDraft[Queue]):
             if move.id != request.id or (move.since, move.created) != request.seen:
                 moves.append(move)
                 continue
-            # What was sent once stays as it is: a copy may be in the other log.
+            # The records of a move that was sent stay the same: the other log may have a copy.
             kept = move.offsets & request.offsets if move.since < 0 else move.offsets
             begun = replace(move, offsets=kept, since=request.since, created=request.created)
             moves.append(begun)
@@ -393,7 +394,7 @@ class QueueDraft(RowDraft[Queue]):
 
 
 def _bound(row: Queue, request: asks.Take) -> str:
-    """The bound that keeps a queue from giving further records."""
+    """The name of the bound because of which a queue gives no further records; empty: none."""
     if len(row.given) >= row.settings.max_in_flight:
         return "max-in-flight"
     if row.next >= row.floor + WINDOW:
@@ -402,8 +403,8 @@ def _bound(row: Queue, request: asks.Take) -> str:
 
 
 def _in_order(row: Queue, request: asks.Take, busy: Offsets, limit: int, room: int) -> Offsets:
-    """The records to give with the order `key`: none whose key has an earlier record that is not
-    done. Ends at the first record whose key is unknown.
+    """The records to give with the order `key`. Each is the first of its key that is not done. The
+    search ends at the first record whose key is unknown.
     """
     keys, waiting, chosen = dict(request.keys), set[int](), list[int]()
     held, given = set(busy), set(row.given)
@@ -421,7 +422,7 @@ def _in_order(row: Queue, request: asks.Take, busy: Offsets, limit: int, room: i
 
 
 def _refused(row: Queue, token: int, offsets: Offsets) -> list[asks.Refused]:
-    """The reasons why a token does not settle these records; none: of its claim."""
+    """The reasons why a token does not settle these records; none: all that its claim still has."""
     done = offsets.below(row.floor) | (offsets & row.acked)
     ended = offsets - done
     refused = [asks.Refused(token, done, "acknowledged")] if done else []

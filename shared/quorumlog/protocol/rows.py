@@ -1,9 +1,9 @@
 """Rows in one of the cluster's own logs: the state that records define, and how requests change it.
 
-The state is a fold over the log, where the last row of a key counts. A request is decided on a
-draft; its changes count once the draft's batch is in the log (`offset_store.py`). A version is made
-of its change's offset in the log, so it always grows, even over a deletion. `positions.py` has the
-rows of consumers, and `queues.py` those of work queues.
+The state is a fold over the log: the last row that was written for a key counts. A request is
+decided on a draft. The changes count once the draft's batch is in the log (`offset_store.py`). A
+version contains the change's offset in the log, so versions always grow, even after a deletion.
+`positions.py` defines the rows of consumers, and `queues.py` the rows of work queues.
 """
 
 from abc import abstractmethod
@@ -52,10 +52,10 @@ R = TypeVar("R", bound=Row)
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """List rows by name. Answer: a tuple of at most `limit` rows."""
+    """List a log's rows, sorted by name. Answer: a tuple of at most `limit` rows."""
 
     log: str
-    """The log; for consumers empty for all logs, and then `after` is `log/consumer`."""
+    """The log. Empty: the consumers of all logs; `after` is then `log/consumer`."""
     after: str
     limit: int
 
@@ -73,17 +73,17 @@ class Stamp:
     """Identifies all copies of one change, so that at most one copy is ever performed (rule 32)."""
 
     token: str
-    """A random token, made by the first sender of the change."""
+    """A random token that the first sender of the change created."""
     content: str = ""
-    """A digest of the request: the same token with another content is an error of the sender."""
+    """A digest of the request. Two requests with one token and different content are an error."""
     seen: int = 0
-    """A version that the sender knew before it sent any copy; 0: it knew none."""
+    """A version that the sender knew before it sent the first copy; 0: the sender knew none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decided(Generic[R]):
-    """The decision about the change with a token: its result (`Rows.remembered`), or the code of a
-    refusal.
+    """The decision about the change with a token: the change's result (`Rows.remembered`), or the
+    code of the error by which the change was refused.
     """
 
     token: str
@@ -93,7 +93,7 @@ class Decided(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[R]):
-    """One record of the log: changed rows, keys of deleted ones (`gone`), and decided changes."""
+    """One record of the log: changed rows, keys of deleted rows (`gone`), and decided changes."""
 
     rows: tuple[R, ...] = ()
     gone: tuple[Key, ...] = ()
@@ -106,20 +106,20 @@ class _Place:
 
     offset: int
     written: int
-    """How many rows and records were before it."""
+    """How many rows and records the log had before the row."""
     chars: int
-    """How many characters were before it."""
+    """How many characters the log had before the row."""
     size: int
-    """Its characters."""
+    """The row's number of characters."""
 
 
 class Rows(Generic[R]):
-    """All rows according to the log, and when the leases that they grant end."""
+    """All rows that the log contains, and when the leases that they grant end."""
 
     noun: ClassVar[str]
-    """What a row is: the name of its field in requests and errors."""
+    """The kind of row, `consumer` or `queue`: also the name of a field of requests and errors."""
     absent: ClassVar[type[QuorumLogError]]
-    """The error of a request about a row that does not exist."""
+    """The error for a request about a row that does not exist."""
 
     def __init__(self) -> None:
         self.rows: OrderedDict[Key, R] = OrderedDict()
@@ -127,34 +127,34 @@ class Rows(Generic[R]):
         self._logs: dict[str, dict[str, R]] = {}
         self._places: dict[Key, _Place] = {}
         self._held_until: dict[Key, Any] = {}
-        """By key, what `hold` was given since `since_s`."""
+        """For each key, the value that `hold` received since `since_s`."""
         self.since_s = 0.0
-        """When records that another gateway may have written were last read."""
+        """The last time when records that another gateway may have written were read."""
         self._written = 0
         self.chars = 0
-        """Characters of all rows that were written."""
+        """Characters of all rows that were ever written to the log."""
         self._chars_now = 0
-        """Characters of the rows."""
+        """Characters of the current rows."""
         self._sized: deque[tuple[int, int]] = deque()
-        """Records with characters, oldest first: the offset, and the characters before it."""
+        """For each record with large rows, oldest first: its offset, and `chars` before it."""
         self._kept_from = 0
         self._next = 0
         self._decided: dict[str, Decided[R]] = {}
         self._tokens: deque[tuple[int, str]] = deque()
         """Tokens with the offsets of their records, oldest first."""
         self.known_from = 0
-        """The offset from which on the tokens of all records are remembered."""
+        """The tokens of all records at or above this offset are remembered."""
 
     @abstractmethod
     def draft(
         self, *, end: int, now_s: float, wall_ms: int, database_ms: int = 0, expiry_ms: int = 0
     ) -> "RowDraft[R]":
-        """A draft of the batch for the offset `end`. `database_ms`: 0 if the database's time is
-        unknown or in doubt. `expiry_ms`: the time without use after which a row expires; 0: never.
+        """Begin a draft of the batch for the offset `end`. `database_ms`: 0 if the database's time
+        is unknown or in doubt. `expiry_ms`: how long a row lasts without use; 0: without limit.
         """
 
     def reach(self, offset: int) -> None:
-        """Continue at this offset. Tokens of skipped records are unknown."""
+        """Continue at this offset. The tokens of skipped records are unknown."""
         if offset != self._next:
             self._next = self.known_from = offset
 
@@ -193,12 +193,12 @@ class Rows(Generic[R]):
             self._sized.append((offset, before))
 
     def learned(self, now_s: float) -> None:
-        """Note that records were read: another gateway may have granted whole leases until now."""
+        """Note that records were read. Another gateway may have granted whole leases until now."""
         self._held_until.clear()
         self.since_s = now_s
 
     def hold(self, held_until: Mapping[Key, Any]) -> None:
-        """Note the ends of leases that were granted or renewed here."""
+        """Note when leases end that this gateway granted or renewed."""
         self._held_until.update((key, end) for key, end in held_until.items() if key in self.rows)
 
     def _add(self, row: R) -> None:
@@ -222,9 +222,9 @@ class Rows(Generic[R]):
         return self._logs.get(log, {})
 
     def oldest(self, count: int, *, slack: int, slack_chars: int) -> Iterable[R]:
-        """The oldest rows that must be written again, because since then the log has grown by over
-        four times the number of rows, plus `slack`, or by over four times their characters, plus
-        `slack_chars`.
+        """The oldest rows that must be written again. Since such a row was written, the log has
+        grown by more than four times the number of rows plus `slack`, or by more than four times
+        the characters of all rows plus `slack_chars`.
         """
         size = 0
         written = self._written - 4 * len(self.rows) - slack
@@ -241,42 +241,42 @@ class Rows(Generic[R]):
         return 0
 
     def remembered(self, row: R) -> R:
-        """The result of a change as it is remembered: short."""
+        """The short form in which the result of a change is remembered."""
         return row
 
     def begin(self, end: int) -> int:
-        """The offset below which no record of the log is needed. The log ends at `end`."""
+        """The offset below which no record of the log is needed. `end`: the log's end."""
         for key in self.rows:
             return self._places[key].offset
         return end
 
     def kept_from(self, chars: int) -> int:
-        """The lowest offset from which all records have at most `chars` characters together."""
+        """The lowest offset from which on all records together have at most `chars` characters."""
         while self._sized and self.chars - self._sized[0][1] > chars:
             self._kept_from = self._sized.popleft()[0] + 1
         return self._kept_from
 
 
 class RowDraft(Generic[R]):
-    """The state with the changes of some requests, which count once they are in the log."""
+    """The state after the changes of a batch, which count once the batch is in the log."""
 
     def __init__(self, state: Rows[R], *, end: int, now_s: float) -> None:
-        """The batch is for the offset `end`."""
+        """Begin a batch for the offset `end`."""
         self._rows, self._end, self._now_s = state, end, now_s
         self._changed: dict[Key, R | None] = {}
         self._decided: dict[str, Decided[R]] = {}
         self._asked = 0
         self.held_until: dict[Key, Any] = {}
-        """What `Rows.hold` gets once the batch is in the log."""
+        """The argument of `Rows.hold` once the batch is in the log."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the batch takes no more requests."""
+        """Whether the batch accepts no more requests."""
         return self._asked >= CHANGES_MAX
 
     @property
     def batch(self) -> Batch[R]:
-        """The changes of the requests."""
+        """The changes that the decided requests make."""
         return Batch(
             tuple(row for row in self._changed.values() if row is not None),
             tuple(key for key, row in self._changed.items() if row is None),
@@ -300,8 +300,8 @@ class RowDraft(Generic[R]):
         return self._end * CHANGES_MAX + self._asked
 
     def decide(self, request: Any, stamp: Stamp | None = None) -> Any:
-        """Decide a request; the answer counts once the batch is in the log. A copy of a decided
-        change gets the first answer, or is rejected if that answer may be forgotten (rule 32).
+        """Decide a request. The answer counts once the batch is in the log. A copy of a decided
+        change gets the first answer, or is rejected if the first answer may be forgotten (rule 32).
         """
         assert self._asked < CHANGES_MAX, "versions are unique"
         self._asked += 1
@@ -320,7 +320,7 @@ class RowDraft(Generic[R]):
         return answer
 
     def _answer(self, request: Any) -> Any:
-        """Decide a request by the rows. Returns errors."""
+        """Decide a request without regard to its stamp. Returns errors instead of raising them."""
         try:
             match request:
                 case List(log, after, limit):
@@ -335,7 +335,7 @@ class RowDraft(Generic[R]):
 
     @abstractmethod
     def _perform(self, request: Any) -> Any:
-        """Decide a request about one row. Raises: the reason of a refusal."""
+        """Decide a request about one row. Raises: the error by which the request is refused."""
 
     def _list(self, log: str, after: str, limit: int) -> tuple[R, ...]:
         known = self._of_log(log)
@@ -351,7 +351,7 @@ class RowDraft(Generic[R]):
         self._changed[row.key] = None
 
     def _found(self, request: Any) -> R:
-        """The row that a request is about. Raises: `Rows.absent`."""
+        """The row that a request names. Raises: `Rows.absent`."""
         row = self._row((request.log, getattr(request, self._rows.noun)))
         if row is None:
             raise self._missing(request)
@@ -370,8 +370,8 @@ class RowDraft(Generic[R]):
         return VersionConflict(detail, **of_row, current={**current, "version": version})
 
     def _is_remembered(self, stamp: Stamp) -> bool:
-        """Whether a decision about another copy would be remembered: it would be in a record after
-        the version that the first sender knew.
+        """Whether a decision about another copy would be remembered. Such a decision would be in a
+        record after the version that the first sender knew.
         """
         earliest = (stamp.seen - 1) // CHANGES_MAX + 1
         return stamp.seen > 0 and self._rows.known_from <= earliest <= self._end
@@ -390,7 +390,7 @@ def _again(first: Decided[R], stamp: Stamp) -> R | QuorumLogError:
 
 
 def _outdated(stamp: Stamp, end: int) -> RequestOutdated:
-    """The rejection of a change of which a copy may have been decided. If `seen` is 0, none was."""
+    """The rejection of a change whose copy may have been decided. If `seen` is 0, no copy was."""
     version = end * CHANGES_MAX + 1
     if not stamp.seen:
         detail = (

@@ -1,7 +1,7 @@
 """Pruning: which logs, ranges and keys a plan may leave out because of a query's filters.
 
-Bounds of offsets (and of entry ids of plain ledgers) and names of logs are applied exactly; Spark
-applies all other filters itself, even those that prune.
+The plan applies bounds of offsets (and of entry ids of plain ledgers) and names of logs exactly.
+Spark applies all other filters itself, even filters that prune.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,9 +30,9 @@ _US: Final = timedelta(microseconds=1)
 
 
 def pruning_of(filters: Sequence[Filter], *, of_logs: bool) -> tuple[Pruning, list[Filter]]:
-    """The pruning that follows from all filters, and the filters that Spark still has to apply.
+    """What a plan keeps because of all filters, and the filters that Spark still has to apply.
 
-    `of_logs`: the read is of logs; for plain ledgers, `offset` is the entry's id and `topic` is null.
+    `of_logs`: the query reads logs. For plain ledgers, `offset` is the entry id, and `topic` null.
     """
     found, left = Pruning(), []
     never_null = [("offset",), ("entry",), ("ledger",), *([("topic",)] if of_logs else [])]

@@ -1,6 +1,6 @@
-"""The options of the format `quorumlog`, with the names of Kafka's format, parsed once.
+"""The options of the format `quorumlog`, named like those of Kafka's format, and their parser.
 
-Invalid options are refused at the driver, before any task runs.
+The driver rejects invalid options before any task runs.
 """
 
 import difflib
@@ -26,12 +26,12 @@ EARLIEST, LATEST = -2, -1
 """Offsets that mean a log's beginning and end in JSON; Kafka has the same numbers."""
 
 OffsetChoice = Literal["earliest", "latest"] | Mapping[str, int]
-"""An end of each log, or an offset for each named log."""
+"""The beginning or the end of each log, or an offset for each named log."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStart:
-    """Begin each log at a consumer's position, or at `otherwise` if the consumer has none there."""
+    """Begin each log at a consumer's committed offset, or at `otherwise` if there is none."""
 
     consumer: str
     otherwise: Literal["earliest", "latest"]
@@ -51,7 +51,7 @@ COLUMNS: Final = {
     "ledger": "long",
     "entry": "long",
 }
-"""The columns of a read, with their types: Kafka's, then the ledger and entry of a record."""
+"""The columns of a read, with their types: Kafka's columns, and the record's ledger and entry."""
 
 _TOKENS: Final = ("token", "token.file", "token.function")
 _TLS: Final = ("tls.ca", "tls.certificate", "tls.key")
@@ -77,7 +77,7 @@ WRITE_OPTIONS: Final = (
     *("maxLedgersPerCommit", "rowsPerRequest", "bytesPerRequest"),
 )
 _SPARKS: Final = ("checkpointLocation", "queryName")
-"""Options that Spark itself adds to those of a source."""
+"""Options that Spark adds to the options of a source."""
 
 _URL: Final = re.compile(r"https?://[^/\s,]+/?", re.ASCII)
 _TOKEN: Final = re.compile(r"[!-~]+")
@@ -86,7 +86,7 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|h|d)", re.ASCII)
 
 LEDGERS_PER_COMMIT_MAX: Final = 128
-"""Maximum number of ledgers per commit; each costs a create and a close. Chosen by judgement."""
+"""Maximum ledgers per commit, because each costs a create and a close. Chosen by judgement."""
 
 
 class BadOption(ValueError):
@@ -105,11 +105,11 @@ class ClusterAccess:
     token_function: str | None = None
     """`module:function`, which returns the current token, on the driver and in tasks."""
     tls: tuple[str | None, str | None, str | None] = (None, None, None)
-    """PEM files: the authorities, the client's certificate, and its key if that is another file."""
+    """PEM files: the authorities, the client's certificate, and its key if in another file."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
-        """Parse the connection's options; the environment has the defaults. Raises: BadOption."""
+        """Parse the connection's options. Defaults come from the environment. Raises: BadOption."""
         known = config.connection()
         given = [name for name in _TOKENS if name in options]
         if len(given) > 1:
@@ -243,7 +243,7 @@ class ReadOptions:
     columns: tuple[str, ...]
     pushes_filters: bool
     timestamps_ascend: bool
-    """Whether filters on timestamps may prune: no record has an earlier one than those before."""
+    """Whether filters on timestamps may prune, because the timestamps of records ascend."""
     rows_per_trigger_max: int | None
     bytes_per_trigger_max: int | None
     rows_per_trigger_min: int | None
@@ -292,7 +292,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The options of writes."""
+    """The options of batch and streaming writes."""
 
     connection: ClusterAccess
     log: str | None
@@ -327,7 +327,7 @@ class WriteOptions:
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns of a read: the option `columns`, else all, with headers if `includeHeaders`."""
+    """The columns of a read: the option `columns`; by default all, but `headers` by option."""
     text = options.get("columns")
     if text is None:
         has_headers = _flag(options, "includeHeaders", default=False)
@@ -363,7 +363,7 @@ def _check_names(
 def _check_places(
     options: Mapping[str, str], subject: ReadSubject, places: Mapping[str, StartChoice | None]
 ) -> None:
-    """Raise BadOption for offsets of logs that are not read, and starts or ends of ledgers."""
+    """Raise BadOption for offsets of logs that are not read, and for starts or ends of ledgers."""
     for option in (*places, "startingTimestamp", "endingTimestamp"):
         if subject.ledgers and option in options:
             raise BadOption(f"{option} is for logs; ledgers are read whole, or by a filter")
@@ -426,8 +426,8 @@ def _object(text: str, option: str) -> dict[str, Any]:
 
 
 def _start(options: Mapping[str, str]) -> StartChoice | None:
-    """Parse `startingOffsets`, which may name a consumer: `{"consumer":"billing"}`. The name is
-    text, unlike the offset of a log that is named `consumer`.
+    """Parse `startingOffsets`, which may name a consumer: `{"consumer":"billing"}`. A name is text,
+    so it can't be mistaken for the offsets of a log called `consumer`.
     """
     text = options.get("startingOffsets")
     if text is None or text.strip().lower() in ("earliest", "latest"):
@@ -447,7 +447,7 @@ def _start(options: Mapping[str, str]) -> StartChoice | None:
 
 
 def _place(options: Mapping[str, str], option: str, end: int) -> OffsetChoice | None:
-    """Parse where to begin (`end` is EARLIEST) or to end (`end` is LATEST)."""
+    """Parse the option for the start (`end` is EARLIEST) or the end (`end` is LATEST) of a read."""
     text = options.get(option)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Plans of reads, made once at the driver: ranges of logs and ledgers that never change.
+"""Plans of reads: ranges of logs and ledgers, which never change. The driver makes a plan once.
 
 A plan ends at the last record that was confirmed when the plan was made. Entries up to that record
 never change, so a task that runs twice, or a batch that a restarted query repeats, reads the same
@@ -57,11 +57,11 @@ class TaskRange(InputPartition):
     is_sealed: bool = True
     """Whether the whole range is certainly in this ledger."""
     created_at: str | None = None
-    """Creation time of the log that the plan is for; another log of the same name is not read."""
+    """Creation time of the planned log. Another log of the same name is not read."""
     records: Offsets | None = None
-    """The records to return; None: all of the range."""
+    """The records of the range to return; None: all."""
     filters: tuple[tuple[str, str], ...] = ()
-    """Parameters of the read, by which the gateway returns only records that the query may need."""
+    """Query parameters of the read, which make the gateway leave out records."""
 
     @property
     def rows(self) -> int:
@@ -111,15 +111,15 @@ class Pruning:
     """The only key; None for all."""
     key_low: bytes = b""
     key_high: bytes | None = None
-    """Keys are not below `key_low`, and below `key_high`."""
+    """Keys are at or above `key_low`, and below `key_high`; None: no upper bound."""
     from_us: int = 0
     to_us: int = OFFSET_MAX
     """Bounds of timestamps in microseconds; inclusive."""
 
     @property
     def filters(self) -> tuple[tuple[str, str], ...]:
-        """The parameters of a read of a log that has only keys that the query may need. They are
-        text, so a key that is not UTF-8 is selected by its beginning.
+        """The parameters of a read that returns only records with keys that the query may need. The
+        parameters are text, so a key that is not UTF-8 is selected by its valid prefix.
         """
         name, value = "key", self.key
         if value is None:
@@ -141,7 +141,7 @@ class Pruning:
         )
 
     def of(self, parts: Iterable[TaskRange]) -> Iterator[TaskRange]:
-        """The parts of the ranges that the query may need."""
+        """Cut the ranges to the parts that the query may need."""
         for part in parts:
             low, high = max(part.first, self.first), min(part.end, self.last + 1)
             # An open ledger's range may end in a later ledger: see `LogExtent.ranges`.
@@ -153,13 +153,13 @@ EVERYTHING: Final = Pruning()
 
 
 def _prefix(low: bytes, high: bytes | None) -> bytes:
-    """The longest beginning of all keys from `low` on that are below `high`."""
+    """The longest common prefix of all keys at or above `low` and below `high`."""
     if high is None:
         return b""
     differ = (at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b)
     size = next(differ, min(len(low), len(high)))
     is_next = high[size:] and low[size : size + 1] == bytes([max(high[size] - 1, 0)])
-    # Below b"ac" and not below b"ab" are only keys that begin with b"ab".
+    # For example, all keys at or above b"ab" and below b"ac" begin with b"ab".
     return low[: size + 1] if is_next and len(high) == size + 1 else low[:size]
 
 
@@ -201,10 +201,10 @@ def offset_at(place: OffsetChoice, found: LogExtent, default: int) -> int:
 def start_of(
     options: ReadOptions, gateways: Gateways, found: LogExtent, default: OffsetChoice
 ) -> int:
-    """The first offset of a read of a log, as the options say, or else `default`.
+    """The first offset of a read of a log according to the options; by default, `default`.
 
-    Raises: BadOption if no record is as late as `startingTimestamp`, unless the options allow to
-    begin at the end; DataLoss if the consumer's position is from another log of this name.
+    Raises: BadOption if no record is as late as `startingTimestamp`, unless the options allow the
+    end as the start; DataLoss if the consumer's offset is of an earlier log of this name.
     """
     if options.starting_ms is None:
         if isinstance(options.starting, ConsumerStart):
@@ -250,7 +250,7 @@ def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | No
         page = gateways.get(f"/v1/logs/{found.name}/records", {"from": middle, "limit": 1})
         if page["next"] == middle:
             raise OffsetTruncated(f"there is nothing at {middle}", log=found.name)
-        if not page["records"]:  # compaction has removed all records from there on
+        if not page["records"]:  # compaction has removed all records from `middle` on
             high = middle
             continue
         at = datetime.fromisoformat(page["records"][0]["timestamp"])
@@ -264,7 +264,7 @@ def offset_of_time(gateways: Gateways, found: LogExtent, at_ms: int) -> int | No
 def batch_plan(
     options: ReadOptions, gateways: Gateways, pruning: Pruning = EVERYTHING
 ) -> list[TaskRange]:
-    """The ranges of a batch read, except ranges without rows of the query."""
+    """The ranges of a batch read, without ranges that have no rows for the query."""
     if options.subject.ledgers:
         found = [part for id_ in options.subject.ledgers for part in _ledger(gateways, id_)]
         return cut(list(pruning.of(found)), options)
@@ -289,7 +289,7 @@ def batch_plan(
 def _within_times(
     gateways: Gateways, whole: LogExtent, asked: tuple[int, int], pruning: Pruning
 ) -> tuple[int, int]:
-    """Cut a range to the query's bounds of timestamps. Those of records are whole milliseconds."""
+    """Cut a range to the query's bounds of timestamps. Records have whole milliseconds."""
     first, end = asked
     if pruning.from_us > 0:
         found = offset_of_time(gateways, whole, -(-pruning.from_us // 1000))
@@ -301,8 +301,8 @@ def _within_times(
 
 
 def _joined(parts: Iterable[TaskRange], filters: tuple[tuple[str, str], ...]) -> list[TaskRange]:
-    """Join a log's adjacent ranges: a filtered page looks at records beyond the end of a range, so
-    short ranges would make gateways read the same records again.
+    """Join a log's adjacent ranges. A filtered page may look at records beyond the end of a range,
+    so with short ranges gateways would read the same records several times.
     """
     found: list[TaskRange] = []
     for part in parts:
@@ -326,8 +326,9 @@ def by_fragment(
 ) -> Iterator[TaskRange]:
     """Cut ranges of a log at the boundaries of fragments, so that a task reads from one ensemble.
 
-    The cut takes one request per thousand ledgers, and two per ensemble change: the first entry of
-    a fragment shows how many records precede it. Streams are not cut: their batches begin often.
+    The cut needs one request per thousand ledgers, and two per ensemble change: the first entry of
+    a fragment shows how many records precede the fragment. The ranges of streams are not cut,
+    because their batches begin often.
     """
     if not parts:
         return
@@ -359,7 +360,7 @@ def _records_before(gateways: Gateways, ledger_id: int, entry_id: int) -> int | 
 
 
 def checked(whole: LogExtent, first: int, end: int, *, fails: bool) -> tuple[int, int]:
-    """Cut a range to the records that the log has. If `fails`, raises DataLoss for a loss."""
+    """Cut a range to the records that the log has. Raises: DataLoss for a loss, if `fails`."""
     if fails and (first > whole.end or (first < end and (first < whole.first or end > whole.end))):
         raise DataLoss(
             f"offsets {first} to {max(first, end - 1)} of {whole.name} were asked for, and it has "
@@ -371,7 +372,7 @@ def checked(whole: LogExtent, first: int, end: int, *, fails: bool) -> tuple[int
 def stream_plan(
     options: ReadOptions, gateways: Gateways, start: Offset, end: Offset
 ) -> list[TaskRange]:
-    """The ranges of one batch of a stream; a repeated batch has the same. Raises: DataLoss."""
+    """The ranges of one batch of a stream; the same for a repeated batch. Raises: DataLoss."""
     ranges: list[TaskRange] = []
     fails = options.fails_on_loss
     if fails and (gone := sorted(start.keys() - end.keys())):

@@ -1,9 +1,10 @@
-"""Streaming reads of work queues: a batch is what a query claims, and its commit acknowledges it.
+"""Streaming reads of work queues: a batch has the records that a query claims, and the batch's
+commit acknowledges these records.
 
 An offset is `{"mails":{"0":number,"created_at":…,"claims":[[token,[…]],…]}}`: the batch's number,
-and the records that it claims, in the form of `Offsets.packed`. Spark stores an offset before it
-runs the batch. So a restarted query repeats the batch that was not committed, without the records
-that another worker may have got meanwhile.
+and its claimed records in the form of `Offsets.packed`. Spark stores an offset before it runs the
+batch. So a restarted query repeats the batch that was not committed, without the records that
+another worker may have got meanwhile.
 
 Invariants:
 - a batch is acknowledged only after Spark has committed it, and before the next one is claimed;
@@ -32,19 +33,19 @@ from quorumlog.spark.versions import ReadLimit, SupportsTriggerAvailableNow
 log = logging.getLogger(__name__)
 
 ENDED: Final = "ended"
-"""Key in a query's progress, next to "0": how many records another worker may have got, too."""
+"""Key in a query's progress, next to "0": how many records another worker may also have got."""
 CLAIMS: Final = "claims"
 """Key in an offset, next to "0": the tokens of a batch's claims, each with its records."""
 
 _ROWS: Final = 1000
-"""Records of a batch without `maxOffsetsPerTrigger`, and the most of one claim."""
+"""Maximum records of one claim, and of a batch without `maxOffsetsPerTrigger`."""
 _CLAIMS_MAX: Final = 100
-"""Claims of one batch, each of up to 8 MiB. Chosen by judgement."""
+"""Maximum claims of one batch, each of up to 8 MiB. Chosen by judgement."""
 _CLAIM_BYTES: Final = 8 << 20
 _WAIT_MS: Final = 500
-"""How long one request waits for records. Other sources of the query wait as long."""
+"""How long one request waits for records. Delays the other sources of the query, too."""
 _GAP_MAX: Final = 1000
-"""A task reads over at most this many records between two of its own. Chosen by judgement."""
+"""Maximum records that a task skips between two of its own. Chosen by judgement."""
 _DEADLINE_S: Final = 10.0
 """Deadline of an extension with its retries; chosen by judgement."""
 
@@ -53,15 +54,15 @@ Claims = Mapping[int, Offsets]
 
 
 def _settle(gateways: Gateways, path: str, how: str, claims: Claims) -> dict[int, Offsets]:
-    """Settle claims (`ack` or `extend`). Returns the refused records whose claims ended, by token;
-    of extensions also the acknowledged ones.
+    """Settle claims (`ack` or `extend`). Returns by token the refused records whose claims ended,
+    and for extensions also refused records that were acknowledged.
     """
     given = [{"claim": token, "offsets": list(each)} for token, each in claims.items() if each]
     if not given:
         return {}
     refused: dict[int, Offsets] = {}
     for one in gateways.post(f"{path}/{how}", {"claims": given})["refused"]:
-        # An acknowledgement may have been retried: "acknowledged" may be about its first copy.
+        # If the request was retried, its first copy may have acknowledged these records.
         if how != "ack" or one["reason"] != "acknowledged":
             token = int(one["claim"])
             refused[token] = refused.get(token, NONE) | Offsets.of(map(int, one["offsets"]))
@@ -69,7 +70,7 @@ def _settle(gateways: Gateways, path: str, how: str, claims: Claims) -> dict[int
 
 
 class _HeldClaims:
-    """The claims of a running batch. A thread extends them, because Spark calls nothing meanwhile."""
+    """The claims of a running batch. A thread extends them while Spark runs the batch."""
 
     def __init__(self, access: ClusterAccess, path: str) -> None:
         """`path`: the queue's path in the API."""
@@ -80,7 +81,7 @@ class _HeldClaims:
         self._changed = threading.Event()
         self._thread: threading.Thread | None = None
         self.ended = 0
-        """How many records another worker may have got while this run had them."""
+        """How many records another worker may have got while this run held them."""
 
     def hold(self, claims: Claims, lease_ms: int) -> None:
         """Extend these claims, and no others, from now on."""
@@ -93,7 +94,7 @@ class _HeldClaims:
             self._thread.start()
 
     def release(self) -> Claims:
-        """Extend no claims any more. Returns those that had not ended."""
+        """Stop extending claims. Returns the claims that had not ended."""
         with self._lock:
             held, self._held = self._held, {}
         return held
@@ -111,7 +112,7 @@ class _HeldClaims:
                     continue
                 try:
                     refused = _settle(gateways, self._path, "extend", self._held)
-                except QuorumLogError as error:  # the next round tries again
+                except QuorumLogError as error:  # the next round retries
                     log.warning("quorumlog: claims were not extended: %s", error)
                     continue
                 self._drop(refused)
@@ -139,7 +140,7 @@ class _HeldClaims:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A batch of this run."""
+    """A batch that this run has claimed or repeated."""
 
     offset: Offset
     number: int
@@ -148,7 +149,7 @@ class _Batch:
 
 
 class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read of a queue. Lives at the driver during the query; `read` runs in tasks."""
+    """A streaming read of a queue. Lives in the driver during the query; `read` runs in tasks."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         """Parse the options. Raises: BadOption."""
@@ -169,7 +170,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._options.connection.connect()
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's
-        """Where a query without a checkpoint begins: it has no batch yet."""
+        """The offset at which a query without a checkpoint begins, before its first batch."""
         return self._offset(0, self._gateways.get(self._path)["log_created_at"], {})
 
     def _offset(self, number: int, created_at: str, claims: Claims) -> Offset:
@@ -177,7 +178,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {self._log: {"0": number, CREATED: created_at, CLAIMS: packed}}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        """Limit this run to as many records as the queue has now."""
+        """Limit this run to the number of records that the queue has now."""
         self._left = int(self._gateways.get(self._path)["depth"])
 
     def latestOffset(  # noqa: N802 - Spark's
@@ -186,7 +187,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limit: ReadLimit,  # noqa: ARG002 - the options have it
     ) -> Offset:
         """Acknowledge the batch that ends at `start`, which Spark has committed, and claim another
-        one; `start` if there are no records. Raises: DataLoss.
+        batch. Returns `start` if there are no records. Raises: DataLoss.
         """
         batch, place = self._batch, start[self._log]
         if batch is not None and batch.number > place["0"]:
@@ -225,7 +226,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lease_ms, begun_s = 0, time.monotonic()
         while missing > 0 and len(claims) < _CLAIMS_MAX:
             if claims and time.monotonic() - begun_s > lease_ms / 3000:
-                break  # the first claim must be extended soon
+                break  # the first claim needs an extension soon
             wait_ms = 0 if claims or self._left is not None else _WAIT_MS
             wanted = {"max": min(missing, _ROWS), "wait_ms": wait_ms}
             path = f"{self._path}/claim"
@@ -247,7 +248,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset
 
     def _repeat(self, offset: Offset) -> None:
-        """Begin a batch that an earlier run has claimed."""
+        """Begin a batch that an earlier run of the query has claimed."""
         claims = _claims_of(offset[self._log])
         ended = _settle(self._gateways, self._path, "extend", claims)
         kept = {token: each - ended.get(token, NONE) for token, each in claims.items()}
@@ -271,12 +272,12 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Called in a task: the rows of a range as Arrow batches."""
+        """Read the rows of a range as Arrow batches. Spark calls this method in a task."""
         return read_range(self._options, partition)
 
     def reportLatestOffset(self) -> dict[str, dict[str, Any]]:  # noqa: N802 - Spark's
-        """How many records of the queue are not done, and how many claims of this run ended, for
-        Spark's progress report.
+        """For Spark's progress report: how many records of the queue are not done, and how many
+        records of this run another worker may have got.
         """
         number = 0 if self._batch is None else self._batch.number
         depth = self._gateways.get(self._path)["depth"]
@@ -289,7 +290,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._gateways.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the options only, which are all that tasks need."""
+        """Pickle only the options, because tasks need nothing else."""
         return {"_options": self._options}
 
 
@@ -298,7 +299,7 @@ def _claims_of(place: Mapping[str, Any]) -> dict[int, Offsets]:
 
 
 def _parts(records: Offsets, most: int) -> Iterator[list[int]]:
-    """Cut records into parts of at most `most`, without large gaps."""
+    """Cut records into parts of at most `most` records, without large gaps between them."""
     part: list[int] = []
     for offset in records:
         if part and (len(part) == most or offset - part[-1] > _GAP_MAX):

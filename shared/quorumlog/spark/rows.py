@@ -20,7 +20,7 @@ from quorumlog.wire.columns import ENTRIES, HEADERS, MEDIA, RECORDS, TIME
 
 _PAGE_ROWS: Final = 10_000
 _PAGE_BYTES: Final = 8 << 20
-"""Limits of one request: the API's maximum, and a size that keeps an executor's memory small."""
+"""Limits of one request: the API's maximum, and a size that saves an executor's memory."""
 
 _LOST: Final = (
     errors.OffsetTruncated,
@@ -29,7 +29,7 @@ _LOST: Final = (
     errors.LogReplaced,
     errors.NoSuchLog,
 )
-"""The records are gone: truncated, lost, or of a log that was deleted (and created again)."""
+"""Errors if records are gone: truncated, lost, or of a log that was deleted (and created again)."""
 
 _HEADER_LIST: Final = pa.list_(
     pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -71,7 +71,7 @@ _WANTED: Final = (
 
 
 def read_range(options: ReadOptions, partition: object) -> Iterator[Any]:
-    """The rows of one range; no rows for the empty partition that Spark makes of an empty plan."""
+    """The rows of one range. None for the empty partition that Spark creates for an empty plan."""
     if not isinstance(partition, TaskRange):
         return
     with options.connection.connect() as gateways:
@@ -105,9 +105,9 @@ def rows(
             at = max(at + 1, _following(error, part))
             continue
         if following <= at:
-            # The whole range was confirmed when the plan was made.
+            # All records of the range were confirmed before the plan was made.
             raise errors.EntryUnavailable(f"nothing was read at {at} of {path}", log=part.log)
-        if is_log and following > part.end:  # filtered or compacted: it looked for as many records
+        if is_log and following > part.end:  # a filtered or compacted page
             page = page.filter(pc.field("offset") < part.end)
         if part.records is not None:
             page = page.filter(pc.is_in(page.column("offset"), pa.array(part.records, pa.int64())))
@@ -117,7 +117,7 @@ def rows(
 
 
 def _following(error: errors.QuorumLogError, part: TaskRange) -> int:
-    """Where a range continues after a loss, according to the error; by default the range's end."""
+    """The offset after lost records, according to the error; by default the range's end."""
     found = None
     if isinstance(error, errors.OffsetTruncated):
         found = error.members.get("first_offset")
@@ -128,7 +128,7 @@ def _following(error: errors.QuorumLogError, part: TaskRange) -> int:
 
 def page_sizes(gateways: Gateways, log: str, first: int, bytes_max: int) -> tuple[int, int]:
     """The number of rows in a page that begins at `first`, and their bytes, as a sample of record
-    sizes. Zeros if the records are gone: the read itself handles such a loss.
+    sizes. Returns zeros if the records are gone, because the read itself handles a loss.
     """
     path, end = f"/v1/logs/{log}", first + _PAGE_ROWS
     try:
@@ -149,7 +149,7 @@ def _page(
     created_at: str | None = None,
     filters: Iterable[tuple[str, str]] = (),
 ) -> tuple[Any, int]:
-    """Rows from `first` on, below `end`, and where to continue."""
+    """Rows from `first` on, below `end`, and the offset at which to continue."""
     noun = "records" if is_log else "entries"
     params: dict[str, str | int] = {"from": first, "limit": min(_PAGE_ROWS, end - first)}
     params |= filters
@@ -170,7 +170,7 @@ def _page(
 
 
 def _table_of(items: Sequence[Mapping[str, Any]], *, is_log: bool) -> Any:
-    """A page of JSON as the table that Arrow would have given."""
+    """Convert a page of JSON to the table that an Arrow response has."""
     rows = [
         {**item, "value": None if item["data"] is None else base64.b64decode(item["data"])}
         for item in items
@@ -207,13 +207,13 @@ def _shown(page: Any, part: TaskRange, columns: tuple[str, ...]) -> Any:
 
 
 def _whole(column: Any) -> Any:
-    """A column as one chunk, as a record batch needs it."""
+    """A column as one chunk, which a record batch requires."""
     found = column.combine_chunks()
     return found.chunk(0) if isinstance(found, pa.ChunkedArray) else found
 
 
 def _headers(found: Any) -> Any:
-    """A map of strings as Kafka's list of pairs; null if a record has no headers."""
+    """Convert maps of headers to Kafka's lists of pairs; null if a record has no headers."""
     if found.null_count == len(found):
         return pa.nulls(len(found), _HEADER_LIST)
     pairs = [
@@ -305,7 +305,7 @@ def sizes(table: Any) -> Any:
 
 
 def _header_sizes(headers: Any) -> Any:
-    """The bytes of each row of a map array, whose offsets say where a row's pairs end."""
+    """The bytes of each row of an array of maps. Its offsets show where a row's pairs end."""
     pairs = pc.add(pc.binary_length(headers.keys), pc.binary_length(headers.items))
     ends = np.concatenate([[0], np.cumsum(pairs.to_numpy())]).astype(np.int64)
     offsets = headers.offsets.to_numpy()
