@@ -56,8 +56,8 @@ GAP_MAX: Final = 1 << 31
 
 
 def unfit(ledger: LedgerMetadata) -> str | None:
-    """Why a ledger's records can't be copied to another ledger, or None if they can. A ledger with
-    lost entries must stay, so that readers learn of the loss.
+    """Why a ledger's records can't be copied to another ledger, or None if they can. A ledger that
+    may lack entries must stay, so that readers learn of a loss.
     """
     if ledger.state is not State.CLOSED or ledger.last_entry is None:
         return "the ledger is not CLOSED"
