@@ -23,7 +23,7 @@ from services.gateway.logs.filters import Filter
 from services.gateway.logs.manager import LogManager
 
 _KEYS_BYTES_MAX: Final = 1 << 20
-"""Bytes of records of which one page lists the keys (chosen by judgement)."""
+"""The most bytes of records whose keys one page lists (chosen by judgement)."""
 
 KEY: Final = Parameter(
     "key", "path", utf8, {"type": "string", "minLength": 1}, "The key (UTF-8).", b"", example="k-7"
@@ -66,12 +66,12 @@ class KeyRoutes(op.Handlers, tag="Records"):
     async def newest_record(self, request: web.Request, given: Given) -> web.Response:
         """Read the newest record of a key.
 
-        Of all records with this key that were acknowledged before the request, the response is the
-        last one that has not expired. 404 `no-such-key`: there is none before the offset
-        `next_offset`, or the last one is a tombstone. Large sealed ledgers have an index of their
-        keys. Other ledgers are read, from the newest record on. If that is more than 16 MiB, the
-        response is 503 `key-scan-limit` with an offset: no record from there on has the key. Send
-        the offset as `before` to go on.
+        The response is the last unexpired record with this key among all records acknowledged
+        before the request. 404 `no-such-key`: no record before the offset `next_offset` has the
+        key, or the last one is a tombstone. Large sealed ledgers have an index of their keys. The
+        gateway reads other ledgers backward from the newest record. After 16 MiB, it responds with
+        503 `key-scan-limit` and an offset: no record at or after this offset has the key. To
+        continue, send the offset as `before`.
         """
         self._room.answers.check(PEER.get(), 1)  # refuse a request early, before reading
         name, key = given[op.NAME], given[KEY]
@@ -112,11 +112,11 @@ class KeyRoutes(op.Handlers, tag="Records"):
     async def list_keys(self, _request: web.Request, given: Given) -> web.Response:
         """List keys.
 
-        A page looks at records from an offset on, and has each of their keys once, with the offset
-        of its last record in the page, unless that record is a tombstone. A later page may have the
-        same key again, with a later offset, or delete it. `limit` is the number of records with a
-        key that a page looks at; it looks at 16 MiB of records at most, so a page may be empty
-        before the log's end: read on from `next`, until it is the `from` of the request.
+        A page covers records from an offset on. It has each key of these records once, with the
+        offset of the key's last record in the page, unless that record is a tombstone. A later page
+        may have the same key with a later offset, or delete it. `limit` is the maximum number of
+        records with a key that a page covers. A page covers at most 16 MiB of records, so it may be
+        empty before the log's end. Continue from `next`, until `next` equals the request's `from`.
         """
         self._room.answers.check(PEER.get(), 1)
         pages = LogPages(

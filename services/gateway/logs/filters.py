@@ -1,6 +1,6 @@
 """Selects the records of a read by their keys and headers.
 
-A filter never changes where a read ends: the records that it skips are read, but not returned.
+A filter doesn't change where a read ends: records that do not match are read, but not returned.
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from services.gateway.logs.values import RECORD_COST, LogBatches
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """The records to return: those that meet all conditions that are given."""
+    """The conditions of a read. It returns the records that meet all given conditions."""
 
     key: bytes | None = None
     key_prefix: bytes | None = None
     headers: tuple[tuple[str, str], ...] = ()
-    """Names and values. A record must have each of these headers."""
+    """Pairs of name and value. A record matches if it has all of these headers."""
 
     def page(self, page: LogBatches, limit: int, max_bytes: int) -> LogBatches:
-        """The matching records of a page. The page ends behind the record that reaches `limit` or
+        """The matching records of a page. The result ends after the record that reaches `limit` or
         `max_bytes`.
         """
         batches: list[StoredBatch] = []
@@ -43,7 +43,7 @@ class Filter:
         return replace(page, batches=tuple(batches))
 
     def matching(self, found: StoredBatch) -> Iterator[StoredBatch]:
-        """The matching records of a batch, each part with consecutive offsets."""
+        """The matching records of a batch, in parts with consecutive offsets."""
         indexes = list(self._indexes(found.columns))
         if len(indexes) == found.count:
             yield found

@@ -1,8 +1,9 @@
 """Finds the records of a key by the indexes of a log's sealed ledgers (rule 27e).
 
-An index is only used if it proves that it belongs to its ledger. Otherwise the ledger's batches are
-read, and the log drops the index, which is then built anew. To find the newest record of a key, a
-ledger without an index is read from its end on; the hashes of its keys stay in memory.
+A reader uses an index only after it has verified that the index belongs to the ledger. Otherwise
+it reads the ledger's batches, and the log drops the index, which is then built anew. To find the
+newest record of a key in a ledger without an index, a gateway reads the ledger backward and
+remembers the hashes of its keys.
 """
 
 import asyncio
@@ -31,29 +32,29 @@ from services.gateway.logs.values import LogBatches, Page
 log = logging.getLogger(__name__)
 
 SCANNED_BYTES_MAX: Final = 16 << 20
-"""What one request for a key's newest record may decode (see `Work`), and what lookups cost."""
+"""The budget of one request for a key's newest record, for decoding and lookups (see `Work`)."""
 
 BUCKET_BYTES_MAX: Final = 32 << 20
-"""Bytes of buckets of indexes that are cached: chosen by judgement."""
+"""The most bytes of index buckets that this gateway caches: chosen by judgement."""
 
 _SCAN_BYTES: Final = 256 << 10
-"""Bytes that are read from bookies at once."""
+"""The most bytes of one read from bookies."""
 
 _READ_ENTRIES: Final = 10_000
-"""Entries that are read from bookies at once."""
+"""The most entries of one read from bookies."""
 
 _LOOKUP_COST: Final = 16 << 10
-"""What a use of an index costs: about the bytes of a bucket."""
+"""The cost of one lookup in an index: about the bytes of a bucket."""
 
 _PIECE_COST: Final = 64
-"""What the use of a piece in memory costs."""
+"""The cost of one lookup in a `Piece` in memory."""
 
 _AT_ONCE: Final = 8
-"""Ledgers whose indexes are asked concurrently (chosen by judgement)."""
+"""The number of indexes that are read concurrently (chosen by judgement)."""
 
 _LOOKUPS_MAX: Final = 16
-"""Ledgers that one page passes: their lookups read about as much as a page. A read goes on to the
-next page."""
+"""The most ledgers that one page covers: their lookups read about as many bytes as a page. The read
+continues with the next page."""
 
 Change = Callable[[str, Callable[[LogMetadata], Awaitable[LogMetadata]]], Awaitable[object]]
 """Changes a log's metadata by compare-and-swap."""
@@ -61,21 +62,21 @@ Change = Callable[[str, Callable[[LogMetadata], Awaitable[LogMetadata]]], Awaita
 
 @dataclass(slots=True)
 class _Search:
-    """A search for the newest record of a key below an offset, by one version of metadata."""
+    """A search for a key's newest record below an offset, by one version of the log's metadata."""
 
     row: LogMetadata
     key: bytes
     log_end: int
     end: int
-    """Only records below this offset count."""
+    """The search considers only records below this offset."""
     looked: int
-    """No record from this offset to `end` has the key."""
+    """The search has found that no record from this offset to `end` has the key."""
     work: Work
     now_ms: int
-    """The time by which records expire (rule 27f)."""
+    """The time that decides which records have expired (rule 27f)."""
 
     def check(self) -> None:
-        """Raise KeyScanLimit if the request has done what it may."""
+        """Raise KeyScanLimit if the request's budget is used up."""
         if self.work.left <= 0:
             at = self.looked
             raise errors.KeyScanLimit(
@@ -86,17 +87,17 @@ class _Search:
             )
 
     def stop(self, item: LogItem) -> int:
-        """The offset after the last record of a ledger that counts."""
+        """The offset after the last record of a ledger that the search considers."""
         last = item.last_offset
         return min(self.end, self.log_end if last is None else last + 1)
 
     def seen(self, item: LogItem, place: int) -> None:
-        """Note that no record of a ledger has the key, except the first `place` ones."""
+        """Note that no record of a ledger has the key, except perhaps the first `place` records."""
         self.looked = min(self.looked, (item.first_offset or 0) + place)
 
 
 class KeyReader:
-    """Reads by key at this gateway."""
+    """Serves reads by key at this gateway."""
 
     def __init__(
         self, engine: Engine, reader: LogReader, ownership: Ownership, change: Change
@@ -105,10 +106,10 @@ class KeyReader:
         self._reads, self._reader, self._ownership = engine.reads, reader, ownership
         self._change = change
         self.lookups = self.skipped_bytes = self.damaged = 0
-        """Uses of indexes, bytes of ledgers that these made it unnecessary to read, and indexes
-        that could not be used."""
+        """Counts of lookups in indexes, of the bytes of ledgers that lookups made unnecessary to
+        read, and of indexes that could not be used."""
         self._buckets: OrderedDict[tuple[int, int, int], Bucket] = OrderedDict()
-        """By index, number and the ledger about which the bucket is."""
+        """Cached buckets by the index's ledger id, bucket number and indexed ledger."""
         self._bucket_bytes = 0
         self._scans = Scans()
 
@@ -122,12 +123,12 @@ class KeyReader:
         limit: int,
         max_bytes: int,
     ) -> LogBatches | None:
-        """The batches from an offset on that may have records of a key, as far as indexes tell.
+        """The batches from an offset on that may have records of a key, by the ledgers' indexes.
         None if the next record must be read without an index.
 
         Raises: NoSuchLog, LogReplaced.
         """
-        # A read that names no log asks each time which one has the name (rule 27b).
+        # Without `created_at`, each read asks which log has the name now (rule 27b).
         recent = None if created_at is None else self._reader.rows.recent(name)
         row = recent or await self._reader.fresh(name, created_at)
         row.check_created(created_at)
@@ -136,15 +137,15 @@ class KeyReader:
             return None
         page = Page(row, limit, max_bytes, at=at, now_ms=self._reader.now_ms)
         with contextlib.suppress(errors.EntryLost, errors.EntryUnavailable, errors.NoSuchLedger):
-            # A read without the index finds out what to answer.
+            # The read without an index reports these errors.
             await self._fill(page, key)
         if page.at == at:
             return None
         return _part(row, page.batches, at, page.at)
 
     async def _fill(self, page: Page, key: bytes) -> None:
-        """Gather the batches that may have records of a key, until the page is full or a ledger
-        has no usable index.
+        """Add the batches that may have records of a key, until the page is full or a ledger has
+        no usable index.
         """
         first = page.row.item_at(page.at)
         begin = page.row.items.index(first) if first is not None else len(page.row.items)
@@ -159,8 +160,8 @@ class KeyReader:
                     return
 
     async def _gather(self, page: Page, item: LogItem, entries: Sequence[int]) -> bool:
-        """Gather the batches of the entries of a sealed ledger that may hold a key. Returns whether
-        the page has passed the ledger.
+        """Add the batches of those entries of a sealed ledger that may hold a key. Returns whether
+        the page now covers the rest of the ledger.
         """
         assert item.last_offset is not None, "only sealed ledgers have indexes"
         page.stop = item.last_offset + 1
@@ -177,7 +178,7 @@ class KeyReader:
                 while entry_id <= last:
                     entry_id = await self._take(page, item, entry_id, last, view)
                     if page.is_large or page.is_full:
-                        return False  # perhaps within a batch
+                        return False  # the page may end within a batch
         page.at = page.stop
         if is_whole:
             self.skipped_bytes += max(item.bytes - (page.stored - before), 0)
@@ -186,8 +187,8 @@ class KeyReader:
     async def _last_entry(
         self, row: LogMetadata, item: LogItem, stop: int, view: LedgerView
     ) -> int:
-        """The last entry with records of this log below an offset. A shared ledger may go on with
-        records of other logs (rule 27a).
+        """The last entry with records of this log below an offset. Later entries of a shared ledger
+        may belong to other logs (rule 27a).
         """
         end = None if item.last_offset is None else item.last_offset + 1
         if stop == end and not row.is_shared(item):
@@ -198,7 +199,7 @@ class KeyReader:
     async def _take(
         self, page: Page, item: LogItem, first: int, last: int, view: LedgerView
     ) -> int:
-        """Add the batches of adjacent entries to a page. Returns the next entry."""
+        """Add the batches of consecutive entries to a page. Returns the next entry to read."""
         found = await self._reads.read(
             item.ledger_id,
             first,
@@ -224,8 +225,8 @@ class KeyReader:
     async def newest(
         self, name: str, key: bytes, *, before: int | None = None, created_at: str | None = None
     ) -> LogBatches:
-        """The newest record of a key below the offset `before` (None: below the log's end), or no
-        record; the page ends at that offset.
+        """A page with the newest record of a key below the offset `before` (None: below the log's
+        end), or without a record if there is none. The page ends at that offset.
 
         Raises: KeyScanLimit, with the `before` of the next request, if the indexes and the ledgers
         without an index are too large for one request; the errors of `LogReader.read`.
@@ -243,7 +244,7 @@ class KeyReader:
     async def _newest(
         self, row: LogMetadata, key: bytes, before: int | None, work: Work
     ) -> LogBatches | None:
-        """The newest record by this metadata; None if the metadata is out of date."""
+        """The newest record of a key, by the metadata `row`; None if `row` is out of date."""
         page = Page(row, 1, 1, is_fresh=True)
         ended = await self._reader.ended_at(row, page)
         if ended is None:
@@ -273,10 +274,12 @@ class KeyReader:
     async def _newest_in(
         self, search: _Search, item: LogItem, view: LedgerView, entries: Sequence[int] | None
     ) -> StoredBatch | None:
-        """The newest record in a ledger, of which an index names `entries`. Raises: KeyScanLimit."""
+        """The newest record with the key in a ledger. `entries`: the entries that the ledger's
+        index names for the key; None without an index. Raises: KeyScanLimit.
+        """
         stop = search.stop(item)
         if item.last_offset is None and stop == search.log_end:
-            last = view.last_add_confirmed  # `_looked` leaves out later records
+            last = view.last_add_confirmed  # `_looked` skips records beyond `stop`
         else:
             last = await self._last_entry(search.row, item, stop, view)
         if entries is None:
@@ -294,8 +297,8 @@ class KeyReader:
     async def _scanned(
         self, search: _Search, item: LogItem, view: LedgerView, after: int
     ) -> StoredBatch | None:
-        """The newest record in the entries below `after`, which are read backward. Pieces in memory
-        tell where the key is not. Raises: KeyScanLimit.
+        """The newest record with the key below the entry `after`. Reads entries backward, and skips
+        those whose hashes in memory lack the key. Raises: KeyScanLimit.
         """
         hashed, count, lock = hash_of(search.key), 1, self._scans.lock(item.ledger_id)
         while after > 0:
@@ -313,7 +316,7 @@ class KeyReader:
                 first = max(after - count, floor)
                 payloads = await self._read(item, view, first, after)
                 size = sum(len(payload) for _, payload in payloads)
-                if len(payloads) < after - first:  # others than the last ones: read fewer at once
+                if len(payloads) < after - first:  # the last ones are missing: read fewer at once
                     await search.work.charge(size)
                     count = len(payloads)
                     continue
@@ -327,7 +330,7 @@ class KeyReader:
     async def _read(
         self, item: LogItem, view: LedgerView, first: int, after: int
     ) -> list[tuple[int, memoryview]]:
-        """Read entries from `first` on, as far as one read of a bookie returns them."""
+        """Read entries from `first` to below `after`, or fewer if one read returns fewer."""
         found = await self._reads.read(
             item.ledger_id,
             first,
@@ -348,8 +351,8 @@ class KeyReader:
         payloads: Sequence[tuple[int, memoryview]],
         after: int,
     ) -> tuple[StoredBatch | None, int]:
-        """Look for the newest record in the entries before `after`, and remember their keys. Returns
-        also the entry that was decoded last. Raises: KeyScanLimit.
+        """Look for the newest record in the entries before `after`, and remember the hashes of
+        their keys. Returns the record, and the lowest decoded entry. Raises: KeyScanLimit.
         """
         found, first, place, left = None, after, 0, search.work.left
         hashes: set[int] = set()
@@ -372,7 +375,7 @@ class KeyReader:
         return found, first
 
     async def _indexed(self, row: LogMetadata, item: LogItem, key: bytes) -> Sequence[int] | None:
-        """The entries of a ledger that may hold a key, by its index; None without a usable one."""
+        """The entries of a ledger that may hold a key; None if no index can be used."""
         if item.index is None or item.last_offset is None:
             return None
         self.lookups += 1
@@ -384,11 +387,11 @@ class KeyReader:
         except (BadIndex, errors.EntryLost, errors.NoSuchLedger) as error:
             _ = self._ownership.task(self._drop(row, item, error))
         except errors.QuorumLogError:
-            pass  # it may be readable later
+            pass  # the index may be readable later
         return None
 
     async def _look_up(self, item: LogItem, index: int, key: bytes) -> Sequence[int]:
-        """Ask an index. Raises: BadIndex if it is not what its log takes it for."""
+        """Look a key up in an index. Raises: BadIndex if `index` is no index of `item`."""
         view = await self._reads.ended(index, is_fresh=False)
         buckets = view.last_add_confirmed + 1
         number = bucket_of(key, buckets)
@@ -414,8 +417,8 @@ class KeyReader:
         return bucket.entries_of(key)
 
     async def _drop(self, row: LogMetadata, item: LogItem, why: Exception) -> None:
-        """Let the log name no index of a ledger, so that the owner builds a new one. If the log no
-        longer names this index, another one has replaced it, or the ledger.
+        """Remove a ledger's index from the log's metadata, so that the owner builds a new one. Does
+        nothing if the log no longer names this index for the ledger.
         """
 
         async def dropped(now: LogMetadata) -> LogMetadata:
@@ -433,7 +436,7 @@ class KeyReader:
 def _part(
     row: LogMetadata, batches: Sequence[StoredBatch], first: int, following: int
 ) -> LogBatches:
-    """Some batches of a part of a log, of which the next page tells whether the log ends there."""
+    """A page of batches that never says that the log ends: the next page finds that out."""
     return LogBatches(
         tuple(batches),
         first=first,
@@ -447,8 +450,8 @@ def _part(
 def _looked(
     search: _Search, item: LogItem, entry_id: int, data: Stored
 ) -> tuple[int, set[int], StoredBatch | None]:
-    """How many of the ledger's offsets are before an entry, the hashes of the entry's keys, and its
-    newest record with the key that has not expired. Raises: BadBatch.
+    """How many of the ledger's offsets precede an entry, the hashes of the entry's keys, and the
+    entry's newest unexpired record with the search's key. Raises: BadBatch.
     """
     found = batch.opened(packed.unpack(data))
     time_ms = item.published_ms or found.head.append_time_ms  # rule 26b
@@ -474,7 +477,7 @@ def _missing(item: LogItem, entry_id: int) -> errors.EntryUnavailable:
 
 
 def _ranges(entries: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The ranges of adjacent ids, each with its first and its last one."""
+    """Cut entry ids to ranges of consecutive ids. Yields the first and last id of each range."""
     begin = 0
     for at, entry_id in enumerate(entries):
         if at + 1 == len(entries) or entries[at + 1] != entry_id + 1:

@@ -1,5 +1,5 @@
-"""Rewrites of logs at one gateway: merges small sealed ledgers into larger ones (rule 27c), and
-compacts logs by key (rule 27d), and indexes the keys of ledgers that stay (rule 27e).
+"""Rewrites of logs at one gateway: merges of small sealed ledgers into larger ones (rule 27c),
+compaction of logs by key (rule 27d), and indexes of the keys of large ledgers (rule 27e).
 """
 
 import asyncio
@@ -35,54 +35,54 @@ from services.gateway.logs.store import LogRows, Orphans
 log = logging.getLogger(__name__)
 
 BYTES_PER_S: Final = 16 << 20
-"""Bytes that a gateway's rewrites write per second: chosen by judgement, so that they take a small
-part of a disk's bandwidth. So many bytes per second are read for indexes, too."""
+"""Bytes per second that a gateway's rewrites write, and that its indexings read: chosen by
+judgement, so that they take a small part of a disk's bandwidth."""
 
 READ_BYTES_PER_S: Final = 64 << 20
-"""Bytes that a compaction reads per second, when it learns keys or looks for records that go:
+"""Bytes per second that a compaction reads while it learns keys or looks for records to remove:
 chosen by judgement, a quarter of a core."""
 
 _READ_BYTES: Final = 256 << 10
-"""Bytes that are read at once."""
+"""The most bytes of one read of a ledger."""
 
 _STEP_COST: Final = 256 << 10
-"""What is decoded at once, see `steps`: more would delay other requests. 20 ms for records without
-values (measured), but one batch of 10,000 such records takes up to 100 ms."""
+"""The most cost that is decoded at once (see `steps`), so that other requests wait little: 20 ms
+for records without values (measured). A batch of 10,000 such records takes up to 100 ms."""
 
 _SPOILED_MAX: Final = 1000
-"""Logs of which ledgers that can't be rewritten are remembered."""
+"""The most logs in `_spoiled`; then it is cleared."""
 
 
 class Rewrites:
-    """Rewrites ledgers of logs, and counts the rewrites."""
+    """Rewrites and indexes ledgers of logs in the background, and counts this work."""
 
     def __init__(
         self, ownership: Ownership, orphans: Orphans, rows: LogRows, now_ms: Callable[[], int]
     ) -> None:
-        """Starts without a rewrite. `now_ms`: the database's time; 0 if it is in doubt."""
+        """`now_ms` returns the database's time, or 0 if the time is in doubt."""
         self.ownership, self.orphans, self.rows = ownership, orphans, rows
         self.now_ms = now_ms
         self.done = 0
-        """Rewrites that took the place of ledgers."""
+        """Rewrites whose new ledger replaced old ledgers."""
         self.bytes = 0
-        """Bytes of the ledgers that they wrote."""
+        """Bytes of the new ledgers of these rewrites."""
         self.removed_bytes = 0
-        """Bytes by which compacted ledgers were smaller than those that they replaced."""
+        """Bytes that rewrites saved: old ledgers' bytes minus new ledgers' bytes."""
         self.indexed = 0
-        """Ledgers whose keys were indexed."""
+        """Ledgers whose keys this gateway has indexed."""
         self.failed = 0
-        """Rewrites, indexes and reads of keys that failed. The next sweep tries most of them again."""
+        """Rewrites, indexings and reads of keys that failed. The next sweep retries most."""
         self._wanted: dict[str, None] = {}
         """Names of logs with ledgers to rewrite or to index, in the order of their turns."""
         self._spoiled: dict[str, set[int]] = {}
-        """Ledgers for which no rewrite can succeed, by log."""
+        """By log, the ledgers that can never be rewritten."""
         self._pass: PassState | None = None
-        """The compaction that is under way: one at a time, because its keys take memory."""
+        """The compaction in progress. Only one runs at a time, because its keys take memory."""
         self._merging: asyncio.Task[None] | None = None
 
     def want(self, row: LogMetadata) -> None:
-        """Merge, compact or index ledgers of a log in the background, if that is due. This process
-        must be the log's owner, unless no ledger of the log is open.
+        """Start to merge, compact or index a log's ledgers in the background, if work is due. Does
+        nothing if the log has an open ledger and another process owns the log.
         """
         if self._next(row) is None:
             return
@@ -91,8 +91,8 @@ class Rewrites:
             self._merging = self.ownership.task(self._merge())
 
     def _next(self, row: LogMetadata) -> Rewrite | PassState | Indexing | None:
-        """The next work on a log, if this process may do it. A pass lets merges of later ledgers go
-        first. While the database's clock is in doubt, nothing is compacted.
+        """The next work on a log, if this process may do it. Merges of ledgers beyond a pass come
+        before the pass. While the database's clock is in doubt, nothing is compacted.
         """
         owner = self.ownership.owner(row.name)
         if row.unsealed and (owner is None or not owner.is_mine(row)):
@@ -111,8 +111,8 @@ class Rewrites:
         return None if item is None else Indexing(row, item)
 
     async def _merge(self) -> None:
-        """Do the work on the wanted logs in turn, one ledger or one rewrite at a time, until there
-        is none. The next sweep retries failures.
+        """Work on the wanted logs in turn, one ledger or one rewrite at a time, until no work
+        remains. The next sweep retries failures.
         """
         while self._wanted:
             name = next(iter(self._wanted))
@@ -127,12 +127,12 @@ class Rewrites:
         self._pass = None
 
     def _leave(self, name: str) -> None:
-        """End the pass over a log, if one is under way."""
+        """End the compaction pass over a log, if one is in progress."""
         if self._pass is not None and self._pass.name == name:
             self._pass = None
 
     async def _do(self, row: LogMetadata, work: Rewrite | PassState | Indexing | None) -> None:
-        """Do some work on a log, and want what remains."""
+        """Do one piece of work on a log, and queue the log again if more work may remain."""
         if isinstance(work, PassState):
             self._pass = work
             done = await self.step(work, row)
@@ -151,8 +151,8 @@ class Rewrites:
             self._wanted[row.name] = None
 
     async def _is_chosen(self, row: LogMetadata) -> bool:
-        """Whether this process merges the ledgers of a log. If no ledger of the log is open, one
-        gateway that is known to live merges them: of several, all but one would work in vain.
+        """Whether this process rewrites a log's ledgers. If no ledger of the log is open, the log's
+        name chooses one live gateway: of several, all but one would work in vain.
         """
         if row.unsealed:
             return True
@@ -169,7 +169,7 @@ class Rewrites:
         self._note_spoiled(row, done.spoiled)
 
     def _note_spoiled(self, row: LogMetadata, ledger_id: int | None) -> None:
-        """Note a ledger for which no rewrite can succeed."""
+        """Note a ledger that can never be rewritten."""
         if ledger_id is None:
             return
         if len(self._spoiled) >= _SPOILED_MAX:
@@ -179,9 +179,9 @@ class Rewrites:
 
     async def step(self, state: PassState, row: LogMetadata) -> messages.RewriteDone | None:
         """Take one step of a pass over the log `row`: learn the keys of a dirty ledger, or rewrite
-        some ledgers. Returns the end of the rewrite.
+        some ledgers. Returns the result of the rewrite, or None.
 
-        Raises: as the engine.
+        Raises: the errors of the engine.
         """
         if state.to_learn is not None:
             await self._learn(state, row, state.to_learn)
@@ -195,8 +195,8 @@ class Rewrites:
         return done
 
     async def _learn(self, state: PassState, row: LogMetadata, item: LogItem) -> None:
-        """Note the keys of a dirty ledger. A pass ends before a ledger that can't be read, and
-        takes the earlier ones (rule 27d, clause 5).
+        """Note the keys of a dirty ledger. If the ledger can't be read, the pass covers only the
+        earlier ledgers (rule 27d, clause 5).
         """
         error: Exception | None = None
         try:
@@ -212,8 +212,8 @@ class Rewrites:
         state.learned(is_readable=error is None)
 
     async def _read_keys(self, state: PassState, item: LogItem) -> None:
-        """Read a ledger at the pace of rewrites, as far as its keys fit. Raises: BadBatch if it is
-        not whole, and as the engine.
+        """Read a ledger's keys at READ_BYTES_PER_S, until the pass accepts no more keys. Raises:
+        BadBatch if the ledger is not whole, and the errors of the engine.
         """
         engine = self.ownership.ports.engine
         ledger, entry_id = await engine.get(item.ledger_id), 0
@@ -237,7 +237,7 @@ class Rewrites:
         self, row: LogMetadata, items: Sequence[LogItem], compaction: Compaction | None = None
     ) -> messages.RewriteDone:
         """Replace adjacent sealed ledgers of a log, as `row` names them, by one ledger. Without a
-        compaction, only expired records are left out.
+        compaction, the rewrite leaves out only expired records.
         """
         compaction = compaction or Compaction(now_ms=self.now_ms())
         return await self._run(row, Rewrite(row, items, compaction))
@@ -252,7 +252,7 @@ class Rewrites:
             return done
         if isinstance(machine, Indexing):
             self.indexed += 1
-        elif done.size:  # else no record went, and no ledger was written
+        elif done.size:  # otherwise no record was removed, and no ledger was written
             self.done += 1
             self.bytes += done.size
             self.removed_bytes += max(machine.size_before - done.size, 0)
@@ -262,8 +262,8 @@ class Rewrites:
 
 
 def steps(entries: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    """Cut entries to parts that are decoded at once. Compressed batches may be a thousand times
-    larger than their entries.
+    """Cut entries to parts of about _STEP_COST, each of which is decoded at once. A compressed
+    batch may unpack to a thousand times its size.
     """
     part, cost = list[tuple[int, bytes]](), 0
     for entry_id, data in entries:
@@ -278,16 +278,16 @@ def steps(entries: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, byte
 
 
 class _RewriteDriver(LogDriver):
-    """The driver of a rewrite or an indexing."""
+    """The driver of one rewrite or one indexing."""
 
     def __init__(self, rewrites: Rewrites, machine: Rewrite | Indexing, name: str) -> None:
         self._rewrites, self._is_index = rewrites, isinstance(machine, Indexing)
         self._ahead = deque[list[tuple[int, bytes]]]()
-        """Entries that were read, but not decoded yet, by steps."""
+        """Entries that were read but not decoded yet, in the parts of `steps`."""
         self._place = -1, -1
-        """Their ledger, and the first of them."""
+        """The ledger of the entries in `_ahead`, and the first entry there."""
         self._creates = False
-        """Whether the new ledger was asked for."""
+        """Whether the creation of the new ledger was requested."""
         self._done: asyncio.Future[messages.RewriteDone] = (
             asyncio.get_running_loop().create_future()
         )
@@ -302,7 +302,7 @@ class _RewriteDriver(LogDriver):
             self.post(messages.Stopped())
 
     def _reported(self, outcome: LogOutcome) -> None:
-        """Note the end."""
+        """Pass the machine's result or error to `run`."""
         if self._done.done():
             return
         if isinstance(outcome, messages.RewriteDone):
@@ -317,7 +317,7 @@ class _RewriteDriver(LogDriver):
                 options = options_of(row)
                 tag = INDEX_TAG if self._is_index else REWRITE_TAG
                 tags = (*options.tags, (tag, "true"))
-                # The old ledgers, which have all their copies, are deleted (rule 29).
+                # The old ledgers, which have all copies, will be deleted (rule 29).
                 return await self._ports.engine.create(
                     replace(options, tags=tags, allow_degraded=False)
                 )
@@ -333,8 +333,8 @@ class _RewriteDriver(LogDriver):
                 return await super()._ask(question)
 
     async def _read(self, asked: messages.ReadBatches) -> messages.BatchesRead:
-        """Read the entries that the machine's next step decodes, at the pace of rewrites unless it
-        writes them.
+        """Read the entries that the machine's next step decodes. Reads are paced until the new
+        ledger is created; then writes are.
         """
         if self._place != (asked.ledger_id, asked.first):
             self._ahead.clear()
@@ -351,7 +351,7 @@ class _RewriteDriver(LogDriver):
         return messages.BatchesRead(entries, entries[-1][0] + 1)
 
     async def _write(self, asked: messages.WriteBatches) -> None:
-        """Append entries, at the pace of rewrites. Raises: the errors of appends."""
+        """Append entries at BYTES_PER_S. Raises: the errors of appends."""
         handle, first = self._ports.engine.handles.get(asked.ledger_id), asked.first
         for payloads in cut(asked.payloads, SUBMIT_BYTES):
             done = await handle.append(payloads, first)
@@ -361,8 +361,8 @@ class _RewriteDriver(LogDriver):
             await asyncio.sleep(sum(map(len, payloads)) / BYTES_PER_S)
 
     async def _swap(self, row: LogMetadata) -> LogMetadata | messages.RowChanged:
-        """Change the metadata. The last ledger's writer keeps the place that it has: copies of one
-        version must not differ (rule 18f).
+        """Change the log's metadata. The last ledger's writer keeps the place that it has, because
+        copies of one version must not differ (rule 18f).
         """
         rewrites = self._rewrites
         try:

@@ -1,7 +1,7 @@
-"""Scans of ledgers without an index of keys: what decoding costs, and the hashes kept in memory.
+"""Scans of ledgers without an index of keys: the cost of decoding, and the hashes kept in memory.
 
-A batch of some hundred bytes may unpack to megabytes. Therefore unpacked bytes and records are
-charged, other tasks run in between, and a thread decodes large batches.
+A batch of some hundred bytes may unpack to megabytes. Therefore a request is charged for unpacked
+bytes and records, lets other tasks run in between, and decodes large batches in a thread.
 """
 
 import asyncio
@@ -20,40 +20,40 @@ from services.gateway.logs.values import RECORD_COST
 T = TypeVar("T")
 
 SCANNED_KEYS_BYTES_MAX: Final = 48 << 20
-"""Bytes of hashes of ledgers without an index that stay in memory: chosen by judgement."""
+"""The most memory for hashes of keys of ledgers without an index: chosen by judgement."""
 
 _PAUSE_COST: Final = 64 << 10
-"""Cost of work after which other tasks run: some milliseconds."""
+"""After work of this cost, some milliseconds, a request lets other tasks run."""
 
 _LARGE_COST: Final = 1 << 20
-"""Cost of a batch that a thread decodes."""
+"""Batches of at least this cost are decoded in a thread."""
 
 PIECE_COST: Final = 256 << 10
-"""Cost of the entries of a piece, about: a read of a key that is in a piece decodes them again."""
+"""The most cost of a joined piece: to read a key in a piece, its entries are decoded again."""
 
 _PIECE_BYTES: Final = 512
-"""Memory of a piece besides its hashes."""
+"""Bytes of memory of a piece besides its hashes."""
 
 
 def cost_of(data: Stored) -> int:
-    """What decoding a batch costs: its unpacked bytes, and RECORD_COST for each record."""
+    """The cost of decoding a batch: its unpacked bytes, and RECORD_COST for each record."""
     size = batch.plain_size(data)
     try:
         count = batch.decode_head(data).count
     except batch.BadBatch:
         return size
-    return size + RECORD_COST * min(count, size // 4)  # a record has four bytes; a gap has none
+    return size + RECORD_COST * min(count, size // 4)  # each record takes at least four bytes
 
 
 class Work:
-    """The decoding that one request may still do: `left` is its budget."""
+    """The budget of one request for decoding: `left` is what remains of it."""
 
     def __init__(self, budget: int) -> None:
-        """`budget`: unpacked bytes, with RECORD_COST for each record."""
+        """`budget`: unpacked bytes, plus RECORD_COST for each record."""
         self.left = self._paused_at = budget
 
     async def charge(self, cost: int) -> None:
-        """Charge work, and let other tasks run now and then."""
+        """Charge the budget, and let other tasks run after each _PAUSE_COST."""
         self.left -= cost
         if self._paused_at - self.left >= _PAUSE_COST:
             self._paused_at = self.left
@@ -73,11 +73,11 @@ class Piece:
     first: int
     after: int
     place: int
-    """How many of the ledger's records are before the entry `first`."""
+    """How many of the ledger's offsets precede the entry `first`."""
     cost: int
-    """What decoding the entries costs."""
+    """The cost of decoding the entries."""
     hashes: "array[int]"
-    """Ascending."""
+    """The keys' hashes, ascending."""
 
     @classmethod
     def of(cls, first: int, after: int, place: int, cost: int, hashes: Iterable[int]) -> "Piece":
@@ -86,7 +86,7 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Bytes of memory."""
+        """The bytes of memory that the piece takes."""
         return _PIECE_BYTES + 8 * len(self.hashes)
 
     def has(self, hashed: int) -> bool:
@@ -95,29 +95,29 @@ class Piece:
         return at < len(self.hashes) and self.hashes[at] == hashed
 
     def joined(self, later: "Piece") -> "Piece":
-        """This piece with the one that begins where this piece ends."""
+        """This piece joined with `later`, which begins where this piece ends."""
         cost, hashes = self.cost + later.cost, (*self.hashes, *later.hashes)
         return Piece.of(self.first, later.after, self.place, cost, hashes)
 
 
 class Scans:
-    """Pieces of ledgers, within SCANNED_KEYS_BYTES_MAX. The ledgers that were used longest ago lose
-    their pieces first.
+    """The pieces of all scanned ledgers, of at most SCANNED_KEYS_BYTES_MAX. Evicts pieces of the
+    least recently used ledgers first.
     """
 
     def __init__(self) -> None:
         """Starts empty."""
         self._ledgers: OrderedDict[int, list[Piece]] = OrderedDict()
-        """Pieces that do not overlap, ascending."""
+        """Pieces by ledger: they do not overlap, and ascend."""
         self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         self.size = 0
 
     def lock(self, ledger_id: int) -> asyncio.Lock:
-        """Lets one request at a time read a ledger, so that the next one finds its piece."""
+        """A lock with which one request at a time scans a ledger: the next one finds its piece."""
         return self._locks.setdefault(ledger_id, asyncio.Lock())
 
     def below(self, ledger_id: int, entry_id: int) -> Piece | None:
-        """The last piece that begins below an entry; it may end above it."""
+        """The last piece of a ledger that begins below an entry. It may end above the entry."""
         pieces = self._ledgers.get(ledger_id)
         if pieces is None:
             return None
@@ -126,7 +126,7 @@ class Scans:
         return pieces[at - 1] if at else None
 
     def add(self, ledger_id: int, piece: Piece) -> None:
-        """Remember a piece, unless a piece has some of its entries."""
+        """Remember a piece, unless it overlaps a remembered piece."""
         pieces = self._ledgers.setdefault(ledger_id, [])
         self._ledgers.move_to_end(ledger_id)
         at = _place(pieces, piece.after)
@@ -143,11 +143,11 @@ class Scans:
                 del self._ledgers[oldest]
 
     def drop(self, ledger_id: int) -> None:
-        """Forget a ledger, which has an index."""
+        """Forget a ledger's pieces, because the ledger has an index."""
         self.size -= sum(piece.size for piece in self._ledgers.pop(ledger_id, ()))
 
     def _join(self, pieces: list[Piece], at: int) -> None:
-        """Join a piece with the next one if they are adjacent and small."""
+        """Join the pieces `at` and `at` + 1 if they are adjacent and together below PIECE_COST."""
         both = pieces[at : at + 2] if at >= 0 else []
         if len(both) < 2 or both[0].after < both[1].first:
             return
@@ -157,5 +157,5 @@ class Scans:
 
 
 def _place(pieces: list[Piece], entry_id: int) -> int:
-    """How many pieces begin below an entry."""
+    """The number of pieces that begin below an entry."""
     return bisect_left(pieces, entry_id, key=lambda piece: piece.first)

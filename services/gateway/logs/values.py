@@ -1,4 +1,4 @@
-"""Values that reads and appends of logs use, and the page that a read fills with stored batches."""
+"""Types for reads and appends of logs, and the page that a read fills with stored batches."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,24 +14,24 @@ from quorumlog.protocol.log import LogItem, LogMetadata, LogState
 from services.gateway.interface import LedgerView
 
 CREATED_AT: Final = r"[0-9a-fT:.Z-]{1,40}"
-"""Pattern of a log's `created_at`, by which a request identifies the log of a name (rule 27b)."""
+"""Pattern of `created_at`, which tells a log from others of the same name (rule 27b)."""
 
 STREAM_PREFIX: Final = "durable-stream."
 """Reserved prefix of the logs that back streams; clients can't create other logs with it."""
 _ESCAPED: Final = re.compile(rb"[^A-Za-z0-9.-]")
 
 _REST: Final = 8
-"""A page ends after a read of bookies if less than 1/8 of its bytes are left (by judgement)."""
+"""A page ends after a read from bookies if less than 1/8 of its bytes is left (by judgement)."""
 
 RECORD_COST: Final = 64
-"""Bytes charged for each record besides its own, so that a page of empty records ends."""
+"""Bytes charged for each record besides its own bytes, to bound a page of empty records."""
 
 _EXPIRED_BYTES_MAX: Final = 16 << 20
 """A page ends after this many bytes of batches with expired records: chosen by judgement."""
 
 _SHRINKS: Final = 4
-"""Expected compression ratio of batches before the first one was read. If the ratio is too low, a
-page takes another read of bookies. If the ratio is too high, a read returns too much."""
+"""Expected compression ratio of batches until the first batch is read. If this is too low, a page
+needs another read from bookies. If it is too high, a read returns too much."""
 
 
 def stream_name(path: str) -> str:
@@ -77,8 +77,8 @@ class ReadRecord:
 
 @dataclass(frozen=True, slots=True)
 class LogBatches:
-    """A page of records in order, possibly empty, with the offsets `first` to `next` - 1; with a
-    filter, those of them that match.
+    """A page of records in order, possibly empty: the records at the offsets `first` to `next` - 1
+    that exist and match the read's filter.
 
     `next` is where to continue, in the log that was created at `created_at` and begins at
     `first_offset`. `closed`: the log is closed and ends at `next`. `is_at_end`: `next` was the
@@ -97,12 +97,12 @@ class LogBatches:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the page covers no offsets. A page of a filter may cover some, without records."""
+        """Whether the page covers no offsets. A filtered page may cover offsets without records."""
         return self.first == self.next
 
     def below(self, end: int) -> "LogBatches":
-        """The part of the page below an offset. A page of a compacted log may go beyond the first
-        record's offset plus its limit.
+        """The part of the page below an offset. In a compacted log, a page of n records may cover
+        more than n offsets.
         """
         if self.next <= end:
             return self
@@ -137,11 +137,11 @@ class LogBatches:
 
 
 class Page:
-    """The records that a read has gathered: `count` records below the offset `at`. `row` is the log
+    """The page that a read fills: so far `count` records below the offset `at`. `row` is the log
     metadata that the read uses.
 
-    Metadata is fresh if it was fetched after this read began. Older metadata is used only for facts
-    that never change: where the records of a closed ledger are. Only fresh metadata proves that the
+    Metadata is fresh if it was fetched after this read began. Older metadata is used only for a
+    fact that never changes: which records a closed ledger has. Only fresh metadata proves that the
     log ends.
     """
 
@@ -159,16 +159,16 @@ class Page:
     ) -> None:
         """`created_at` identifies the log to read (None: the current log of the name, rule 27b).
         With `is_recent`, the page ends where fresh metadata is needed. A page may still use the
-        open ledger that `row` names, because records acknowledged there stay in the log. `now_ms`:
-        the time by which records expire (rule 27f).
+        open ledger that `row` names, because records acknowledged there stay in the log. `now_ms`
+        decides which records have expired (rule 27f).
         """
         self.row, self.is_fresh, self.is_recent = row, is_fresh, is_recent
         self.created_at = created_at
         self.asked_s = float("-inf")
         """When this read requested the metadata; -inf if it uses older metadata."""
         self.first = self.at = at
-        """The offset at which the page begins, and the next one to read. Not each offset in between
-        has a record (rule 27d)."""
+        """The offset at which the page begins, and the next offset to read. Offsets of removed
+        records lie in between (rule 27d)."""
         self.limit, self.bytes_left, self.count = limit, max_bytes, 0
         self._now_ms, self._expired_bytes = now_ms, 0
         self.batches: list[StoredBatch] = []
@@ -179,8 +179,8 @@ class Page:
         """Whether the page ends early, before a record that this read will not fetch."""
         self.stored = 1
         self.plain = 1 if row.settings.batch_compression == "none" else _SHRINKS
-        """Bytes of the batches so far, stored and uncompressed. The next read of bookies requests
-        as many stored bytes as are expected to fill the page."""
+        """Bytes of the batches so far, stored and uncompressed. From their ratio, the next read
+        from bookies estimates how many stored bytes fill the page."""
         self.is_over = False
         """Whether the page's last batch ends the log (rule 25b)."""
         self.stop: int | None = None
@@ -201,7 +201,7 @@ class Page:
 
     @property
     def is_large(self) -> bool:
-        """Whether the page is full enough not to need another read of bookies."""
+        """Whether the page is full enough to need no other read from bookies."""
         return self.count >= self.limit or (self.count > 0 and self.bytes_left < self._rest)
 
     @property
@@ -237,13 +237,13 @@ class Page:
         if first <= self.at < first + head.count and not self.is_through:
             self._add(found, first, item, entry_id)
         if self.at == first + head.count:
-            # A mark in a shared ledger ends the source, and not the fork (rule 27a).
+            # An end mark in a shared ledger ends the source, and not the fork (rule 27a).
             self.is_over = head.is_end and not self.row.is_shared(item)
         return found
 
     def _add(self, found: Columns, first: int, item: LogItem, entry_id: int) -> None:
-        """Add the records of a batch that begins at the offset `first`, in parts with consecutive
-        offsets.
+        """Add a batch's unexpired records, in parts with consecutive offsets. `first`: the batch's
+        first offset.
         """
         time_ms = item.published_ms or found.head.append_time_ms  # rule 26b
         if self.row.settings.compacts:
@@ -275,7 +275,7 @@ class Page:
         self.is_cut |= self._expired_bytes > _EXPIRED_BYTES_MAX
 
     def done(self) -> LogBatches:
-        """The page as the reader gets it."""
+        """The finished page, as the reader gets it."""
         return LogBatches(
             tuple(self.batches),
             first=self.first,

@@ -1,4 +1,4 @@
-"""A log as a table: the newest record of each key, in memory."""
+"""A log as a table: the newest record of each key, kept in memory."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -11,11 +11,11 @@ from quorumlog.errors import LogReplaced, OffsetTruncated
 
 class Table:
     """The newest record of each key of a log, for `with` or `async with`. The table follows the
-    log; `caught_up` waits until it has all records that were confirmed before the call.
+    log. `caught_up` waits until the table has all records that were confirmed before the call.
 
-    Records without a key are not in the table, nor keys whose newest record is a tombstone, nor
-    records that the log has released since. A record that expires stays. Every method raises the
-    error, such as LogReplaced, that has ended the following.
+    The table has no records without a key, no keys whose newest record is a tombstone, and no
+    records that the log has released. A record stays in the table after it expires. If an error,
+    such as LogReplaced, stops the table from following the log, every method raises it.
     """
 
     def __init__(
@@ -24,13 +24,13 @@ class Table:
         end: Callable[[], Awaitable[tuple[int, str]]],
         wait_ms: int,
     ) -> None:
-        """Use `Log.table`."""
+        """Use `Log.table` to create a table."""
         self._read, self._end, self._wait_ms = read, end, wait_ms
         self._records: dict[bytes, LogRecord] = {}
         self._first = self._next = 0
         self._created_at: str | None = None
         self._moved = asyncio.Event()
-        """Set, and replaced, after each page."""
+        """Set after each page, and then replaced by a new event."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -47,7 +47,7 @@ class Table:
 
     async def _follow(self) -> None:
         start: Start = "earliest"
-        wait_ms = 0  # else `caught_up` waits for a record in a log that has none
+        wait_ms = 0  # otherwise `caught_up` would wait for a first record in an empty log
         while True:
             try:
                 page = await self._read(start, wait_ms=wait_ms, created_at=self._created_at)
@@ -76,7 +76,7 @@ class Table:
     async def caught_up(self) -> None:
         """Wait until the table has all records that were confirmed before this call.
 
-        Raises: LogReplaced if the name has another log than the one that the table follows;
+        Raises: LogReplaced if the log's name now belongs to another log than the table follows;
         ValueError outside `with` or `async with`.
         """
         _ = self._following()
@@ -96,27 +96,27 @@ class Table:
         return self._task
 
     def snapshot(self) -> Mapping[bytes, LogRecord]:
-        """A copy of the table."""
+        """A copy of the table's records by key."""
         return dict(self._checked())
 
     def get(self, key: str | bytes) -> LogRecord | None:
-        """The newest record of a key; None if there is none."""
+        """The newest record of a key; None if the table lacks the key."""
         return self._checked().get(_key(key))
 
     def __getitem__(self, key: str | bytes) -> LogRecord:
-        """The newest record of a key. Raises: KeyError."""
+        """The newest record of a key. Raises: KeyError if the table lacks the key."""
         return self._checked()[_key(key)]
 
     def __contains__(self, key: str | bytes) -> bool:
-        """Whether a record has this key."""
+        """Whether the table has this key."""
         return _key(key) in self._checked()
 
     def __iter__(self) -> Iterator[bytes]:
-        """The keys that the table has now."""
+        """Iterates over the keys that the table has now."""
         return iter(list(self._checked()))
 
     def __len__(self) -> int:
-        """The number of keys."""
+        """The number of keys in the table."""
         return len(self._checked())
 
     def _checked(self) -> dict[bytes, LogRecord]:

@@ -1,8 +1,8 @@
 """Record batches: the entries of a log's ledgers. One append request is one atomic batch (rule 25).
 
-A batch contains the count of earlier offsets in its ledger. So a record's offset is the ledger's
-`first_offset` plus that count plus the record's index in the batch, and a takeover reads only the
-last entries.
+A batch contains the count of earlier offsets in its ledger. A record's offset is the ledger's
+`first_offset` plus this count plus the record's index in the batch. Because of the count, a
+takeover needs to read only a ledger's last entries.
 
 Layout, big-endian, columns first:
     version u8 (1) | flags u8 | marks u16 | count u32 | append time ms i64 | records before i64
@@ -12,21 +12,21 @@ Layout, big-endian, columns first:
     headers sizes u32[count] with flag 8 | value sizes i32[count] (-1: null, a tombstone)
     keys, headers, values: each column's bytes one after another
 Headers of one record: (name size u16 | name | value size u16 | value) repeated, UTF-8.
-Flag 16: a producer's batch precedes this one in its ledger. If the last batch has neither flag 16
-nor flag 1, the ledger has no producers that a takeover must replay.
+Flag 16: a producer's batch precedes this batch in the ledger. If the ledger's last batch has
+neither flag 16 nor flag 1, a takeover need not replay producers from the ledger.
 Flag 32: the columns (from the timestamps on) are packed, that is, replaced by
     their size u32 | with flag 1: the first 16 bytes of the digest from `content` | a frame of zstd
 `packed.py` packs and unpacks columns. The entry's digest covers the stored bytes.
-Mark 1: the log's last stream sequence, of this batch or an earlier one (rule 25a).
-Mark 2: the log ends with this batch (rule 25b), which alone may have no records.
-Mark 4: a retry is recognized by the producer's numbers alone, whatever its records are.
+Mark 1: the batch has the log's last stream sequence, its own or an earlier batch's (rule 25a).
+Mark 2: the log ends with this batch (rule 25b). Only a batch with mark 2 or 8 may have no records.
+Mark 4: equal producer numbers alone make a request a retry, even if its records differ.
 Mark 8: records were removed (rule 27d). `count` is the number of offsets. Before the timestamps are
     records left u32 | their indexes u32[records left], ascending
-and each column has an element for each record that is left. The batch covers the offsets of the
+and each column has one element for each record left. The batch still covers the offsets of the
 removed records, so the batches of a ledger have no gaps between them.
-Mark 16: times to live in seconds u32[records] (0: for ever) come before the timestamps, behind the
-    indexes. A record expires so long after the append time (rule 27f).
-Releases without marks, or without one of them, reject a batch that has it.
+Mark 16: times to live in seconds u32[records] (0: for ever) are between the indexes and the
+    timestamps. A record expires this long after its append time (rule 27f).
+A release that does not know a mark rejects batches with the mark.
 """
 
 import hashlib
@@ -44,24 +44,24 @@ _SIZE: Final = struct.Struct(">I")
 _DIGEST_BYTES: Final = 16
 _HAS_SEQ, _ENDS, _BY_NUMBERS, _HAS_GAPS, _HAS_TTLS = 1, 2, 4, 8, 16
 NO_TIME: Final = -(2**63)
-"""A value in the column of times: the record has the batch's append time."""
+"""The value in the timestamps column for a record without its own timestamp."""
 
 RECORDS_MAX: Final = 10_000
 """The maximum number of records in one batch (docs/reference/http.md, Bounds)."""
 
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-"""The maximum size of one batch, which is one entry of a ledger (docs/reference/http.md, Bounds)."""
+"""The maximum size of one batch, which is one ledger entry (docs/reference/http.md, Bounds)."""
 
 
 TTL_S_MAX: Final = 36_500 * 86_400
-"""The longest time to live of a record. A column of u32 stores it."""
+"""The longest time to live of a record in seconds, which batches store as u32."""
 
 STREAM_SEQ_BYTES_MAX: Final = 255
-"""The maximum size of a stream sequence in bytes: batches store its size in one byte."""
+"""The maximum size of a stream sequence in bytes: a batch stores this size in one byte."""
 
 
 Stored = bytes | memoryview
-"""A batch as an entry's payload: a copy, or a view of the memory into which it was received."""
+"""A batch as an entry's payload: a copy, or a view of the receive buffer."""
 
 
 class BadBatch(ValueError):
@@ -70,14 +70,14 @@ class BadBatch(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of a log. `timestamp_ms` is set by the client, or None: the append time counts."""
+    """One record of a log. `timestamp_ms` is the client's timestamp; None: the append time."""
 
     value: bytes
     key: bytes | None = None
     headers: tuple[tuple[str, str], ...] = ()
     timestamp_ms: int | None = None
     is_tombstone: bool = False
-    """Whether the value is null: the record deletes its key (rule 27d). `value` is empty then."""
+    """Whether the value is null, which deletes the key (rule 27d). Then `value` is empty."""
     ttl_s: int = 0
     """How many seconds after its append the record expires (rule 27f); 0: never."""
 
@@ -92,8 +92,8 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecords:
-    """The columns of `count` records as a batch stores them, joined; `flags` and `marks` name the
-    columns.
+    """The joined columns of `count` records, as a batch stores them. `flags` and `marks` say which
+    columns there are.
     """
 
     count: int
@@ -102,7 +102,7 @@ class EncodedRecords:
     marks: int = 0
 
     def with_ttl(self, ttl_s: int) -> "EncodedRecords":
-        """The records, which had no times to live, with this one."""
+        """A copy in which each record has this time to live. The records must not have any yet."""
         assert not self.marks, "they have times to live"
         ttls = struct.pack(">I", ttl_s) * self.count
         return replace(self, columns=ttls + self.columns, marks=_HAS_TTLS)
@@ -114,7 +114,7 @@ class EncodedRecords:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSeq:
-    """A batch's producer and request number: `seq` counts the producer's requests in an epoch."""
+    """A batch's producer and request number. `seq` counts the producer's requests in an epoch."""
 
     id: str
     epoch: int
@@ -126,17 +126,17 @@ class BatchHead:
     """A batch's fields without its records."""
 
     count: int
-    """The number of offsets, which is that of the records unless `has_gaps`."""
+    """The number of offsets. It equals the number of records, unless `has_gaps`."""
     append_time_ms: int
     records_before: int
     producer: ProducerSeq | None
     after_producer: bool = False
     seq: str | None = None
-    """The last stream sequence up to and including this batch."""
+    """The log's last stream sequence up to and including this batch; None if there is none."""
     is_end: bool = False
     """Whether the log ends with this batch."""
     is_by_numbers: bool = False
-    """Whether equal producer numbers alone make a request a retry, whatever its records are."""
+    """Whether equal producer numbers alone make a request a retry, even if records differ."""
     has_gaps: bool = False
     """Whether some of the batch's offsets have no record (rule 27d)."""
     has_ttls: bool = False
@@ -144,16 +144,16 @@ class BatchHead:
 
     @property
     def records_after(self) -> int:
-        """The number of the ledger's records up to and including this batch."""
+        """The number of the ledger's offsets up to and including this batch."""
         return self.records_before + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A plain batch whose columns were located and checked. Keys and values are decoded on demand.
+    """A plain batch with located, checked columns. Keys and values are decoded on demand.
 
-    Byte offsets are None, and sizes empty, for a column that the batch lacks. A key size of -1
-    means that the record has no key.
+    For a column that the batch lacks, the byte offset is None and the sizes are empty. A key size
+    of -1 means that the record has no key.
     """
 
     data: memoryview
@@ -164,17 +164,17 @@ class Columns:
     header_sizes_at: int | None
     value_sizes_at: int
     columns_at: int
-    """The start of the keys, which are followed by headers and values."""
+    """The byte offset of the keys. Headers and values follow the keys."""
     key_sizes: Sequence[int]
     header_sizes: Sequence[int]
     value_sizes: Sequence[int]
     headers: Sequence[tuple[tuple[str, str], ...]]
     indexes: Sequence[int]
-    """For each record, how many offsets of the batch precede it."""
+    """For each record, how many of the batch's offsets precede the record."""
     tombstones: frozenset[int]
-    """The records with the value null, by their numbers. Their value size counts as 0."""
+    """The numbers of the records with the value null. `value_sizes` has 0 for these records."""
     _places: list[Sequence[int]] = field(default_factory=list, repr=False, compare=False)
-    """See `places`."""
+    """The cached result of `places`."""
 
     @property
     def count(self) -> int:
@@ -188,8 +188,8 @@ class Columns:
 
     @property
     def places(self) -> Sequence[Sequence[int]]:
-        """Where each record's key, headers and value begin, and where the last one ends; empty for
-        a column that the batch lacks. Computed once: parts of a batch need it again and again.
+        """For keys, headers and values: the byte offset of each record's element, and the column's
+        end. Empty for a column that the batch lacks. Cached, because each part of a batch needs it.
         """
         if not self._places:
             at = self.columns_at
@@ -202,12 +202,12 @@ class Columns:
 
     @property
     def joined_values(self) -> memoryview:
-        """The values, one after another."""
+        """The bytes of all values, one value after another."""
         return self.data[len(self.data) - sum(self.value_sizes) :]
 
     @property
     def values(self) -> Iterator[memoryview]:
-        """The values, without a copy."""
+        """The value of each record, as views without a copy."""
         return _cut(self.joined_values, self.value_sizes)
 
     @property
@@ -244,8 +244,8 @@ class Columns:
 
     def fitting(self, skip: int, count: int, bytes_max: int, each: int) -> tuple[int, int]:
         """How many of `count` records after the first `skip` fit into `bytes_max`, and their bytes.
-        The record that crosses the bound is included, so the result is at least one. `each`: bytes
-        to count for a record beside its own.
+        The record that reaches the bound is included, so at least one record fits. `each`: bytes to
+        add for each record.
         """
         whole = self.size + each * self.count
         if count == self.count and whole <= bytes_max:
@@ -267,7 +267,7 @@ class Columns:
         return struct.unpack_from(f">{self.count}I", self.data, self.ttls_at)
 
     def lasting(self, time_ms: int, now_ms: int) -> Sequence[int]:
-        """The records that have not expired at `now_ms`, by their numbers. `time_ms`: the batch's
+        """The numbers of the records that have not expired at `now_ms`. `time_ms`: the batch's
         append time.
         """
         if self.ttls_at is None:
@@ -276,8 +276,8 @@ class Columns:
         return [n for n, ttl_s in enumerate(self.ttls) if not ttl_s or age_ms < 1000 * ttl_s]
 
     def buried(self, time_ms: int, now_ms: int) -> "Columns":
-        """The batch of a log that is compacted: a record with a key that has expired at `now_ms` is
-        a tombstone (rule 27f). `time_ms`: the batch's append time.
+        """The batch with tombstones in place of the records with a key that have expired at
+        `now_ms`, as compaction needs it (rule 27f). `time_ms`: the batch's append time.
         """
         lasting = frozenset(self.lasting(time_ms, now_ms))
         if len(lasting) == self.count:
@@ -294,15 +294,15 @@ class Columns:
         return opened(_with_gaps(head, made.flags, self.indexes, (made.columns,)))
 
     def runs(self, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Cut these records to runs with consecutive offsets: begin and end of each, as numbers."""
+        """Cut the records `numbers` to runs with consecutive offsets. Yields each begin and end."""
         indexes = self.indexes
         if len(numbers) < self.count:
             indexes = [indexes[number] for number in numbers]
         return ((numbers[begin], numbers[end - 1] + 1) for begin, end in _runs(indexes))
 
     def part(self, skip: int, count: int) -> "Columns":
-        """Copy `count` records after the first `skip`, which have consecutive offsets, to a batch
-        without producer and stream sequence.
+        """Copy `count` records after the first `skip` to a batch without producer and stream
+        sequence. The copied records must have consecutive offsets.
         """
         flags, parts = self._copied(((skip, skip + count),))
         before = self.head.records_before + self.indexes[skip]
@@ -311,9 +311,9 @@ class Columns:
         return opened(b"".join((start, *parts)))
 
     def thinned(self, head: BatchHead, kept: Sequence[int], gap: int) -> bytes:
-        """The batch with only the records `kept`, by their numbers, as another ledger stores it
-        with `head` (rule 27d). The batch also covers the `gap` offsets before it, and has no
-        producer: its records are not all that the producer sent.
+        """Encode the batch with only the records of the numbers `kept`, for another ledger, with
+        the fields of `head` (rule 27d). The result also covers the `gap` offsets before the batch.
+        It has no producer, because records that the producer sent are missing.
         """
         flags, parts = self._copied([*self.runs(kept)])
         indexes = [gap + self.indexes[number] for number in kept]
@@ -326,8 +326,8 @@ class Columns:
         return _with_gaps(whole, flags, indexes, parts)
 
     def _copied(self, runs: Sequence[tuple[int, int]]) -> tuple[int, list[bytes | memoryview]]:
-        """The columns of runs of records, given by the numbers of begin and end, and the flags that
-        name these columns.
+        """The flags and the columns of some runs of records. A run is given by the numbers of its
+        begin and end.
         """
         flags, data = 0, self.data
         parts: list[bytes | memoryview] = []
@@ -348,9 +348,9 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """Undecoded records of one entry, from the offset `first_offset` on.
+    """Undecoded records of one entry. The first one has the offset `first_offset`.
 
-    `time_ms` is the append time, and the timestamp of records that have none of their own.
+    `time_ms` is the append time. It is also the timestamp of records without a timestamp.
     """
 
     first_offset: int
@@ -365,7 +365,7 @@ class StoredBatch:
         return self.columns.count
 
     def since(self, offset: int) -> "StoredBatch":
-        """The records from `offset` on. One of the records has this offset."""
+        """The records from `offset` on, which must be the offset of one of the records."""
         skip = offset - self.first_offset
         return replace(
             self, first_offset=offset, columns=self.columns.part(skip, self.count - skip)
@@ -380,8 +380,8 @@ def encode(
     is_end: bool = False,
     is_by_numbers: bool = False,
 ) -> bytes:
-    """Encode a request's batch, with at least one record unless it ends the log. `placed` sets the
-    append time and the number of records before it.
+    """Encode a request's batch. It needs a record, unless it ends the log. `placed` later sets the
+    append time and the number of records before the batch.
     """
     assert records or is_end, "a batch has at least one record"
     encoded = records if isinstance(records, EncodedRecords) else _encoded(records)
@@ -436,8 +436,8 @@ def placed(
     after_producer: bool = False,
     seq: str | None = None,
 ) -> bytes:
-    """The ledger entry for a request's batch, made by copying the records unread. `seq`: the log's
-    last stream sequence, which the entry carries if the batch has none of its own.
+    """The ledger entry for a request's batch. The records are copied without decoding. `seq`: the
+    log's last stream sequence, which the entry gets if the batch has no stream sequence.
     """
     version, flags, marks, count, _, _ = _HEAD.unpack_from(data)
     flags = flags & ~_AFTER_PRODUCER | (_AFTER_PRODUCER if after_producer else 0)
@@ -455,8 +455,8 @@ def placed(
 def moved(
     data: bytes, *, records_before: int, append_time_ms: int, after_producer: bool = False
 ) -> bytes:
-    """A stored batch, packed or plain, for another place in another ledger (rule 27c).
-    `after_producer`: whether a producer's batch precedes it there.
+    """A copy of a stored batch, packed or plain, for another ledger (rule 27c). `after_producer`:
+    whether a producer's batch precedes it in that ledger.
     """
     version, flags, marks, count, _, _ = _HEAD.unpack_from(data)
     flags = flags & ~_AFTER_PRODUCER | (_AFTER_PRODUCER if after_producer else 0)
@@ -465,8 +465,8 @@ def moved(
 
 
 def emptied(head: BatchHead, count: int) -> bytes:
-    """A batch without records that covers the last `count` offsets of a ledger up to the end of the
-    batch of `head`, whose time and stream sequence it has (rule 27d).
+    """A batch without records that covers `count` offsets, up to the end of the batch of `head`. It
+    has the append time and stream sequence of `head` (rule 27d).
     """
     before = head.records_after - count
     wanted = replace(head, count=count, records_before=before, has_ttls=False)
@@ -476,7 +476,7 @@ def emptied(head: BatchHead, count: int) -> bytes:
 def _with_gaps(
     head: BatchHead, flags: int, indexes: Sequence[int], columns: Iterable[bytes | memoryview]
 ) -> bytes:
-    """A batch that has records at some of its offsets, and no producer."""
+    """Encode a batch without producer that has records only at the offsets `indexes`."""
     flags |= _AFTER_PRODUCER if head.after_producer else 0
     marks = _HAS_GAPS | (_ENDS if head.is_end else 0) | (_HAS_TTLS if head.has_ttls else 0)
     seq = b""
@@ -488,7 +488,7 @@ def _with_gaps(
 
 
 def is_marked(data: bytes) -> bool:
-    """Whether a request's batch has a mark; most batches have none."""
+    """Whether a request's batch has any mark. Most batches have none."""
     return data[2:4] != b"\0\0"
 
 
@@ -502,13 +502,13 @@ def has_keys(data: bytes) -> bool:
 
 
 def decode_head(data: Stored) -> BatchHead:
-    """Decode the head of a batch, without its records. Raises BadBatch."""
+    """Decode the head of a batch, but not its records. Raises BadBatch."""
     return _parse_head(data)[0]
 
 
 def content(data: bytes) -> str:
-    """A digest of a batch's records, independent of append time and place: equal requests of one
-    producer have equal digests. Raises BadBatch.
+    """A digest of a batch's records. It does not depend on the append time and offset: equal
+    requests of one producer have equal digests. Raises BadBatch.
     """
     head, flags, at = _parse_head(data)
     if flags & _PACKED:
@@ -530,19 +530,19 @@ def is_packed(data: Stored) -> bool:
 
 
 def columns_begin(data: Stored) -> int:
-    """The offset where a batch's columns begin, packed or plain. Raises BadBatch."""
+    """The byte offset at which a batch's columns, packed or plain, begin. Raises BadBatch."""
     return _parse_head(data)[2]
 
 
 def with_packed(data: bytes, at: int, frame: bytes) -> bytes:
-    """Replace a plain batch's columns, which begin at `at`, by a compressed frame."""
+    """Replace a plain batch's columns, which begin at `at`, with a compressed frame."""
     digest = bytes.fromhex(content(data)) if data[1] & _HAS_PRODUCER else b""
     parts = (data[:1], bytes([data[1] | _PACKED]), data[2:at], _SIZE.pack(len(data) - at))
     return b"".join((*parts, digest, frame))
 
 
 def plain_size(data: Stored) -> int:
-    """About how many bytes a batch has uncompressed, by its head. Bytes that are no batch count."""
+    """The approximate uncompressed size of a batch. For invalid bytes, their own length."""
     try:
         return _SIZE.unpack_from(data, columns_begin(data))[0] if is_packed(data) else len(data)
     except (BadBatch, struct.error):
@@ -550,14 +550,14 @@ def plain_size(data: Stored) -> int:
 
 
 def packed_columns(data: Stored) -> tuple[int, memoryview]:
-    """The unpacked size of a packed batch's columns, and their frame. Raises BadBatch."""
+    """The unpacked size of a packed batch's columns, and the frame. Raises BadBatch."""
     _, flags, at = _parse_head(data)
     (size,) = _SIZE.unpack_from(data, at)
     return size, memoryview(data)[at + _SIZE.size + _digest_bytes(flags) :]
 
 
 def with_plain(data: Stored, columns: bytes) -> bytes:
-    """Replace a packed batch's frame by its unpacked columns."""
+    """Replace a packed batch's frame with the unpacked columns."""
     at = columns_begin(data)
     return b"".join((data[:1], bytes([data[1] & ~_PACKED]), data[2:at], columns))
 
@@ -618,7 +618,9 @@ def opened(data: Stored) -> Columns:
 
 
 def _parse_indexes(data: Stored, at: int, count: int) -> tuple[Sequence[int], int]:
-    """The indexes of a batch's records below `count`, and where they end. Raises: BadBatch."""
+    """Parse the indexes column at `at`. Returns the indexes, which must ascend below `count`, and
+    the byte offset of the column's end. Raises: BadBatch.
+    """
     try:
         (size,) = _SIZE.unpack_from(data, at)
         if 4 * size > len(data) - at:
@@ -632,19 +634,19 @@ def _parse_indexes(data: Stored, at: int, count: int) -> tuple[Sequence[int], in
 
 
 def decode(data: Stored) -> tuple[BatchHead, list[Record]]:
-    """Decode a plain batch: its head and records. Raises BadBatch."""
+    """Decode the head and the records of a plain batch. Raises BadBatch."""
     found = opened(data)
     return found.head, found.records
 
 
 def _cut(data: memoryview, sizes: Sequence[int]) -> Iterator[memoryview]:
-    """Cut consecutive pieces of these sizes."""
+    """Cut `data` to consecutive pieces of these sizes."""
     ends = accumulate(sizes)
     return (data[end - size : end] for end, size in zip(ends, sizes, strict=True))
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Cut ascending numbers to runs of consecutive ones: the positions of begin and end of each."""
+    """Cut ascending numbers to runs of consecutive numbers: begin and end index of each run."""
     if numbers and numbers[-1] - numbers[0] == len(numbers) - 1:
         return iter(((0, len(numbers)),))
     cuts = [n for n, (a, b) in enumerate(pairwise(numbers), 1) if b != a + 1]
@@ -652,7 +654,7 @@ def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _bytes_of(sizes: Sequence[int]) -> int:
-    """The total bytes of a column, given its sizes; -1 means that there is no key."""
+    """The total bytes of a column, given the sizes of its elements; -1 counts as 0."""
     return sum(size for size in sizes if size > 0) if -1 in sizes else sum(sizes)
 
 
@@ -684,7 +686,7 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
                 data
             ) <= at + _SIZE.size + _digest_bytes(flags):
                 raise BadBatch("a packed record batch is cut short, or too large")
-        # Each record has a value size of four bytes. With gaps, `opened` counts the records.
+        # Each record has a value size of four bytes. With gaps, `opened` checks the count.
         if 4 * count > size and not marks & _HAS_GAPS:
             raise BadBatch(f"a record batch claims {count} records in {size} bytes")
     except (struct.error, IndexError, UnicodeDecodeError) as error:

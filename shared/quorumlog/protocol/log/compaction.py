@@ -1,14 +1,14 @@
-"""Which ledgers of a log are compacted next, and which of their records stay (rule 27d).
+"""Decides which ledgers of a log are compacted next, and which of their records stay (rule 27d).
 
-A pass reads the keys of the *dirty* ledgers, those behind the last pass, and notes the newest
-offset of each key. Then it rewrites all earlier and all dirty ledgers, the oldest first, without the
-records that have a newer one. After a pass, no key has two records in the ledgers that it wrote,
-which are *clean*.
+A pass reads the keys of the *dirty* ledgers, which are newer than the last pass, and notes the
+newest offset of each key. Then it rewrites the clean and the dirty ledgers, the oldest first, and
+removes each record whose key has a newer record. After a pass, the ledgers that it covered are
+*clean*: no key has two records in them.
 
-Tombstones stay for `delete_retention_s` after the pass that made their ledger clean, for readers
-that have read an older record of the key. No older record of the key is left then, unless the log
-has earlier ledgers that no pass may rewrite. So `compacted_ms` of a clean ledger never changes with
-a later pass. A ledger that loses no record is not written again.
+Tombstones stay for `delete_retention_s` after their ledger became clean, because readers may know
+an older record of the key. After that pass, no older record of the key is left, except in ledgers
+that no pass may rewrite. So a later pass does not change `compacted_ms` of a clean ledger. A ledger
+that loses no record is not written again.
 """
 
 from collections import deque
@@ -23,47 +23,47 @@ from quorumlog.protocol.log.row import LogItem, LogMetadata, LogSettings
 from quorumlog.protocol.metadata import REPLACED_MAX
 
 KEYS_MAX: Final = 500_000
-"""The most keys that a pass remembers, about 90 MB: chosen by judgement. A pass over ledgers with
-more keys ends with the ledgers whose keys fit. If one ledger has more, several passes share them.
-"""
+"""The most keys that a pass remembers, about 90 MB: chosen by judgement. If the dirty ledgers have
+more keys, the pass covers only the first ledgers. If one ledger has more, it is rewritten several
+times, each time for a part of its keys."""
 
 GROUP_BYTES_MAX: Final = 256 << 20
-"""The most bytes of old ledgers that become one ledger: the default of `roll_bytes`."""
+"""The most bytes of old ledgers that one new ledger replaces: the default of `roll_bytes`."""
 
 DIRTY_BYTES_MIN: Final = 1 << 20
-"""A pass begins with at least so many dirty bytes, or with MERGED_MIN dirty ledgers, unless it is
-the log's first one: chosen by judgement, because each pass may add one to what ledgers replaced."""
+"""The minimum of dirty bytes for a pass, unless it is the log's first pass or has MERGED_MIN dirty
+ledgers: chosen by judgement, because each pass may use up one of a ledger's REPLACED_MAX."""
 
 _DECIDE: Final = ("cleanup_policy", "min_compaction_lag_s", "delete_retention_s")
-"""The settings that decide what a pass may remove. A change ends the pass."""
+"""The settings that decide what a pass may remove. If one changes, the pass ends."""
 
 _DIGEST_BYTES: Final = 16
 
 
 def digest(key: bytes) -> bytes:
-    """A short name of a key: the key itself if it is shorter than 16 bytes, which a digest has."""
+    """At most 16 bytes that stand for a key: a short key itself, or the digest of a longer one."""
     if len(key) < _DIGEST_BYTES:
         return key
     return blake2b(key, digest_size=_DIGEST_BYTES).digest()
 
 
 class NewestOffsets:
-    """The newest offset of each key in the dirty ledgers of a pass. With `parts` > 1, it has one of
-    as many parts of the keys.
+    """The newest offset of each key in the dirty ledgers of a pass. If `parts` > 1, only for the
+    keys of one part.
     """
 
     def __init__(self, part: int = 0, parts: int = 1, keys_max: int | None = None) -> None:
-        """Has no key yet. `keys_max`: by default KEYS_MAX."""
+        """Starts without keys. `keys_max`: by default KEYS_MAX."""
         self.offsets: dict[bytes, int] = {}
         self._part, self._parts, self._keys_max = part, parts, keys_max or KEYS_MAX
 
     @property
     def is_full(self) -> bool:
-        """Whether there are more keys than fit. What was noted before is right nevertheless."""
+        """Whether there are more than `keys_max` keys. The offsets noted so far stay correct."""
         return len(self.offsets) > self._keys_max
 
     def learn(self, first: int, columns: Columns) -> None:
-        """Note the keys of a batch that begins at the offset `first`, after all earlier ones."""
+        """Note the keys of a batch that begins at the offset `first`. Batches come in order."""
         named = zip(columns.keys, columns.indexes, strict=True)
         found = {digest(key): first + index for key, index in named if key is not None}
         if self._parts > 1:
@@ -74,33 +74,33 @@ class NewestOffsets:
 
 
 def hash_of(name: bytes) -> int:
-    """A number by which keys are shared among the parts of a pass, equal in all processes."""
+    """A hash that assigns a key's digest to a part of a pass. It is the same in all processes."""
     return int.from_bytes(blake2b(name, digest_size=4).digest())
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What a rewrite removes from ledgers: a merge only expired records (rule 27f)."""
+    """Decides which records a rewrite removes. A merge removes only expired records (rule 27f)."""
 
     newest: Mapping[bytes, int] = field(default_factory=dict, repr=False)
-    """By `digest`, the newest offset of a key in the dirty ledgers."""
+    """The newest offset of each key in the dirty ledgers, by the key's `digest`."""
     expired: Collection[int] = ()
-    """The ledgers whose tombstones have been kept long enough."""
+    """The ids of ledgers whose tombstones have been kept long enough."""
     makes_clean: bool = False
-    """Whether dirty ledgers become clean: not by a merge, nor if more parts of the keys follow."""
+    """Whether dirty ledgers become clean: not in a merge, and only with the last part of keys."""
     now_ms: int = 0
     """The database's time; 0 if it is in doubt."""
     settings: LogSettings | None = None
-    """The log's settings when its pass began; None for a merge."""
+    """The log's settings when the pass began; None for a merge."""
     sources: Collection[int] = ()
-    """Later ledgers with newer records. The log must still name them when records go (clause 1)."""
+    """Later ledgers with newer records, which the log must still name at the swap (clause 1)."""
 
     def may_remove(self, head: BatchHead) -> bool:
-        """Whether records of a batch may go, so that it must be decoded."""
+        """Whether some of a batch's records may be removed, so that the batch must be decoded."""
         return bool(self.newest or self.expired) or head.has_ttls
 
     def is_wanted(self, log: LogMetadata) -> bool:
-        """Whether the log, as it is now, still wants its records removed."""
+        """Whether `log`, the current metadata, still allows this compaction to remove records."""
         if self.settings is None:
             return True
         now = log.settings.limits
@@ -108,8 +108,8 @@ class Compaction:
         return is_same and all(log.item_of(source) is not None for source in self.sources)
 
     def survivors(self, item: LogItem, first: int, columns: Columns) -> Sequence[int] | None:
-        """The records of a batch of a ledger that stay, by their numbers; None if all stay. `first`
-        is the batch's first offset.
+        """The numbers of the records of a batch that stay; None if all stay. `item` is the batch's
+        ledger, `first` the batch's first offset.
         """
         kept = self._newest(item, first, columns)
         if columns.head.has_ttls:
@@ -131,7 +131,7 @@ class Compaction:
         ]
 
     def compacted(self, items: Sequence[LogItem], now_ms: int) -> int:
-        """`compacted_ms` of the ledger that replaces these, by the time at which it does."""
+        """The `compacted_ms` of the ledger that replaces `items` at the time `now_ms`."""
         known = [item.compacted_ms for item in items]
         if 0 in known:
             return now_ms if self.makes_clean else 0
@@ -140,7 +140,7 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The ledgers of one pass, in order. `is_whole`: no earlier ledger of the log stays as it is."""
+    """The ledgers of one pass, in order. `is_whole`: it skips no ledger before its last one."""
 
     row: LogMetadata
     now_ms: int
@@ -150,8 +150,8 @@ class Pass:
 
     @property
     def is_due(self) -> bool:
-        """Whether the share of dirty bytes has reached `max_dirty_percent`, and a pass is worth its
-        effort: each one may rewrite all clean ledgers.
+        """Whether the share of dirty bytes has reached `max_dirty_percent`, and there are enough
+        dirty ledgers or bytes: a pass may rewrite all clean ledgers.
         """
         dirty = sum(item.bytes for item in self.dirty)
         whole = dirty + sum(item.bytes for item in self.clean)
@@ -164,15 +164,15 @@ class Pass:
 
     @property
     def expired(self) -> frozenset[int]:
-        """The clean ledgers whose tombstones have been kept long enough."""
+        """The ids of the clean ledgers whose tombstones have been kept long enough."""
         latest = self.now_ms - 1000 * self.row.settings.delete_retention_s
         found = (item.ledger_id for item in self.clean if item.compacted_ms <= latest)
         return frozenset(found) if self.is_whole else frozenset()
 
     @property
     def groups(self) -> Iterator[tuple[LogItem, ...]]:
-        """The ledgers to rewrite, each group to one ledger, the oldest group first. Each clean
-        ledger is a group, since most lose no record, and stay.
+        """Groups of ledgers, the oldest first. Each group is rewritten to one ledger. Each clean
+        ledger is its own group, because most clean ledgers lose no record and stay.
         """
         for item in self.clean:
             yield (item,)
@@ -183,9 +183,9 @@ class Pass:
 def next_pass(
     row: LogMetadata, now_ms: int, spoiled: Collection[int] = (), end: int | None = None
 ) -> Pass | None:
-    """The next pass over a log, or None if none may be. `now_ms`: the database's time. `spoiled`:
-    ledgers for which no rewrite succeeds. `end`: the pass takes the ledgers below this offset,
-    which an earlier pass took.
+    """The next pass over a log, or None if no ledger is ready. `now_ms`: the database's time.
+    `spoiled`: ledgers that can never be rewritten. `end`: if not None, the pass covers the ledgers
+    below this offset, which an earlier pass covered.
     """
     settings = row.settings
     if not settings.compacts:
@@ -195,12 +195,12 @@ def next_pass(
     for item in row.items:
         last = item.last_offset
         if last is None or item is row.base or item.ledger_id in spoiled:
-            break  # a later pass may take it, so no ledger behind it may become clean
+            break  # a later pass may cover it, so no ledger after it may become clean
         if end is not None and last >= end:
             break
         is_fixed = item.replaced >= REPLACED_MAX or item.bytes > MERGE_BYTES_MAX
         if is_fixed or row.is_shared(item):
-            is_whole = False  # no pass will ever take it
+            is_whole = False  # no pass will ever cover it
         elif not dirty and item.compacted_ms:
             clean.append(item)
         elif item.sealed_ms <= latest or end is not None:
@@ -212,25 +212,25 @@ def next_pass(
 
 
 class PassState:
-    """A pass that is carried out: what must be read or rewritten next, and what a rewrite may do.
+    """A pass in progress: which ledger to read or rewrite next, and what a rewrite may remove.
 
-    It learns the keys of the dirty ledgers, one after the other, then has the groups rewritten. If
-    the keys don't fit, the pass ends with the ledgers whose keys do. If those of one ledger don't
-    fit, the pass does both several times, each time for one part of the keys.
+    A pass learns the keys of the dirty ledgers one after the other, then rewrites the groups. If
+    there are too many keys, the pass covers only the first ledgers. If the first ledger alone has
+    too many, the pass learns and rewrites several times, each time for one part of the keys.
     """
 
     def __init__(self, due: Pass) -> None:
-        """Begins with the first dirty ledger."""
+        """The pass begins with the first dirty ledger."""
         self.name = due.row.name
         self.end = _end(due.dirty)
-        """The pass takes ledgers below this offset."""
+        """The pass covers ledgers below this offset."""
         self.is_over = False
         self._due = due
         self._part, self._parts = 0, 1
         self._begin()
 
     def _begin(self) -> None:
-        """Begin to learn a part of the keys."""
+        """Begin to learn the next part of the keys."""
         self._newest = NewestOffsets(self._part, self._parts)
         self._learned: list[LogItem] = []
         self._groups: deque[tuple[int, ...]] | None = None
@@ -238,19 +238,19 @@ class PassState:
 
     @property
     def to_learn(self) -> LogItem | None:
-        """The dirty ledger whose keys are read next; None if it is time to rewrite."""
+        """The dirty ledger whose keys are read next; None once the groups are rewritten."""
         return None if self._groups is not None else self._due.dirty[len(self._learned)]
 
     def learn(self, first: int, columns: Columns) -> bool:
-        """Note the keys of the next batch of `to_learn`, which begins at the offset `first`. Returns
-        whether further keys may be noted.
+        """Note the keys of the next batch of `to_learn`. `first` is the batch's first offset.
+        Returns whether there is room for more keys.
         """
         self._newest.learn(first, columns)
         return not self._newest.is_full
 
     def learned(self, *, is_readable: bool = True) -> None:
-        """The ledger `to_learn` was read, as far as its keys fit and it is readable. What was noted
-        of it is right in any case.
+        """Handle the end of the reading of the ledger `to_learn`, which may have had too many keys
+        or, without `is_readable`, failed. The offsets noted of it are correct in any case.
         """
         item = self.to_learn
         assert item is not None
@@ -275,8 +275,8 @@ class PassState:
         self._groups = deque(tuple(item.ledger_id for item in group) for group in groups)
 
     def group(self, row: LogMetadata) -> tuple[tuple[LogItem, ...], Compaction] | None:
-        """The next ledgers to rewrite, as the log's present metadata `row` names them, and what
-        goes. None if the log changed, which ends the pass.
+        """The next ledgers to rewrite, as the log's current metadata `row` names them, and the
+        compaction that decides which records go. None ends the pass, because the log changed.
         """
         assert self._groups is not None
         due, ids = self._due, self._groups[0]
@@ -295,8 +295,8 @@ class PassState:
         return None if self.is_over else (items, compaction)
 
     def rewritten(self, row: LogMetadata | None) -> None:
-        """The next group was rewritten, and `row` is the log after it. None ends the pass: a ledger
-        is clean only if all earlier ones are (clause 3).
+        """Note that the next group was rewritten, and `row` is the log's new metadata. None means
+        failure and ends the pass: a ledger is clean only if all earlier ones are (clause 3).
         """
         assert self._groups is not None
         self._groups.popleft()

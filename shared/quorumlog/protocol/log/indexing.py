@@ -1,10 +1,10 @@
-"""Indexing: writes the index of the keys of one sealed ledger of a log into a new ledger, which the
-log then names beside it (rule 27e).
+"""Indexing: writes an index of the keys of one sealed ledger to a new ledger, and adds the index to
+the log's metadata (rule 27e).
 
     IDLE -> CHECKING -> READING -> CREATING -> WRITING -> CLOSING -> SWAPPING -> DONE
 
-An index is never needed for safety: until the swap no log names the new ledger, so the sweep of
-orphans deletes it if the process ends (rule 22), and a log without the index is read in full.
+An index is never needed for safety: a ledger without an index is read in full. Until the swap no
+log names the new ledger, so the sweep of orphans deletes it if the process ends (rule 22).
 """
 
 from collections.abc import Collection
@@ -41,29 +41,30 @@ from quorumlog.protocol.log.takeover import ending
 from quorumlog.protocol.metadata import LedgerMetadata
 
 INDEXED_BYTES_MIN: Final = 64 << 10
-"""Smaller ledgers are not indexed, as a read of such a ledger costs little more than a lookup."""
+"""Smaller ledgers are not indexed: a read of the ledger costs little more than a lookup."""
 
 PAIRS_MAX: Final = 1 << 22
-"""The most pairs of an index, about 48 MiB of memory while it is written. A ledger with more pairs
-of a key and an entry gets no index: chosen by judgement."""
+"""The most pairs of a key and an entry in an index: chosen by judgement. They take about 48 MiB of
+memory while the index is written. A ledger with more pairs gets no index."""
 
 BUCKET_PAIRS_MAX: Final = 64 * BUCKET_PAIRS
-"""The most pairs of a bucket, 1 MiB. A ledger gets no index if its keys were chosen so that more of
-their hashes begin alike: chosen by judgement."""
+"""The most pairs of a bucket, 1 MiB: chosen by judgement. A ledger with a larger bucket gets no
+index: a client may have chosen keys whose hashes begin alike."""
 
 _BUCKETS_AT_ONCE: Final = 8
-"""Buckets that one step makes: sorting more would delay other work of the process."""
+"""Buckets that one step encodes: sorting more would delay other work of the process."""
 
 
 def next_index(row: LogMetadata, spoiled: Collection[int] = ()) -> LogItem | None:
-    """The newest ledger that has no index yet, and is not small for a merge; None if there is none.
-    `spoiled`: ledgers for which no index can be made.
+    """The newest ledger that needs an index, or None. Ledgers that a merge may soon replace need
+    none. `spoiled`: ledgers that can't be indexed.
     """
     return next((item for item in reversed(row.items) if _is_due(row, item, spoiled)), None)
 
 
 def _is_due(row: LogMetadata, item: LogItem, spoiled: Collection[int]) -> bool:
-    # Seven ledgers may wait for a merge for ever. A merge discards the index of a smaller one.
+    # A small ledger that was merged before is indexed too: up to seven ledgers may never be merged
+    # again. Other small ledgers wait, because a merge would discard their indexes.
     is_lasting = GROWTH * item.bytes >= row.settings.merge_below_bytes or item.replaced > 0
     return (
         item.index is None
@@ -80,22 +81,22 @@ class IndexStage(Enum):
 
     IDLE = "idle"
     CHECKING = "checking"
-    """The metadata of the ledger is read: only a whole CLOSED ledger is indexed."""
+    """Reads the ledger's metadata: only a CLOSED ledger that lacks no entries is indexed."""
     READING = "reading"
     CREATING = "creating"
     WRITING = "writing"
     CLOSING = "closing"
     SWAPPING = "swapping"
     DISCARDING = "discarding"
-    """The new ledger is deleted, because the indexing failed or the log changed."""
+    """Deletes the new ledger, because the indexing failed or the log changed."""
     DONE = "done"
 
 
 class Indexing:
-    """Indexes one ledger of one log, once; see the module. Ends with RewriteDone."""
+    """The state machine that indexes one ledger of a log. Its last effect is RewriteDone."""
 
     def __init__(self, log: LogMetadata, item: LogItem) -> None:
-        """`log`: the metadata as last read, which must name the sealed `item` as its own."""
+        """`log`: the metadata as last read. `item`: one of the log's own sealed ledgers."""
         assert item.last_offset is not None, "rule 27e: the ledger is sealed"
         assert not log.is_shared(item), "rule 27e: the ledger is the log's own"
         self.stage = IndexStage.IDLE
@@ -108,14 +109,14 @@ class Indexing:
         self._keys = KeyEntries()
         self._new: int | None = None
         self._written = 0
-        """Buckets that were written."""
+        """The number of buckets that were sent to the new ledger."""
         self._size = 0
         self._result: LogMetadata | QuorumLogError | None = None
         self._spoiled: int | None = None
         self._out: list[Effect] = []
 
     def step(self, event: Event, now: Now) -> list[Effect]:
-        """Take an event and return the effects."""
+        """Process an event and return the effects."""
         del now
         if self.stage is IndexStage.DONE:
             return []
@@ -139,7 +140,7 @@ class Indexing:
     def _answered(self, value: Any) -> None:
         match self.stage:
             case IndexStage.DISCARDING:
-                self._done(self._result)  # the sweep deletes a ledger for which this failed
+                self._done(self._result)  # if the deletion failed, the sweep repeats it
             case IndexStage.CHECKING if isinstance(value, NoSuchLedger):
                 self._spoil(value.detail)
             case _ if isinstance(value, QuorumLogError):
@@ -163,13 +164,13 @@ class Indexing:
                 raise AssertionError(f"nothing was asked in {self.stage}")
 
     def _spoil(self, detail: str) -> None:
-        """Give up, as each indexing of this ledger would."""
+        """Give up, and report that the ledger can never be indexed."""
         ledger_id = self._spoiled = self._item.ledger_id
         self._give_up(EntryUnavailable(detail, ledger_id=ledger_id, log=self._log.name))
 
     def _give_up(self, result: QuorumLogError | None) -> None:
-        """End without success, and delete the new ledger, unless the log names it: the outcome of
-        the swap may be unknown.
+        """End without success, and have the new ledger deleted. The deletion keeps a ledger that
+        the log names, because the swap may have succeeded.
         """
         self._result = result
         if self._new is None:
@@ -191,7 +192,7 @@ class Indexing:
             self._read_next()
 
     def _read_next(self) -> None:
-        """Read the next batches, or write the index after the last one."""
+        """Read the next batches. After the last one, begin to write the index."""
         if self._entry <= self._last_entry:
             asked = ReadBatches(self._item.ledger_id, self._entry, self._last_entry)
             self._ask(IndexStage.READING, asked)
@@ -219,7 +220,7 @@ class Indexing:
             self._read_next()
 
     def _write_next(self) -> None:
-        """Write the next buckets, or close the index after the last one."""
+        """Write the next buckets. After the last one, close the new ledger."""
         assert self._new is not None
         first, count = self._written, 1 << self._keys.bits
         if first == count:
@@ -241,7 +242,7 @@ class Indexing:
             self._swap(self._log)
 
     def _swap(self, log: LogMetadata) -> None:
-        """Name the index, if the log still names the ledger without one."""
+        """Add the index to the log's metadata, if the ledger is still there without an index."""
         self._tries += 1
         index = NO_KEYS if self._new is None else self._new
         row = log.indexed(self._item.ledger_id, index)

@@ -1,15 +1,15 @@
-"""The index of the keys of one CLOSED ledger of a log: which entries hold a key (rule 27e).
+"""The index of the keys of one CLOSED ledger of a log: it names the entries of a key (rule 27e).
 
 An index is a ledger of its own, whose entry i is bucket i of 2^n. The high n bits of a key's hash
 choose the bucket, so a lookup reads one entry. Layout of a bucket, big-endian:
     version u8 (1) | n u8 | bucket u16 | count u32 | ledger id i64 | last entry of that ledger i64
     digest of everything else, 16 bytes
     hashes u64[count], ascending | entry ids u32[count], ascending for equal hashes
-Each bucket proves by itself which ledger it is about, so a lookup needs no other entry.
+Each bucket proves by itself which ledger it indexes, so a lookup needs no other entry.
 
-Two keys may have one hash. An index may therefore name an entry that lacks the key, but it names
-all entries that have the key. Of a key with KEY_ENTRIES_MAX entries or more, it names the last ones
-only: earlier entries may have the key, too.
+Two keys may have the same hash. So an index may name an entry that lacks the key, but it names all
+entries that have the key. Exception: for a key with KEY_ENTRIES_MAX entries or more, an index names
+only the last ones, and earlier entries may have the key, too.
 """
 
 import hashlib
@@ -25,48 +25,48 @@ from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import Stored
 
 BUCKET_PAIRS: Final = 1365
-"""About how many pairs a bucket has: 16 KiB, which a read of a bookie returns at once."""
+"""About how many pairs a bucket has: 16 KiB, which one read from a bookie returns."""
 
 KEY_ENTRIES_MAX: Final = 1024
-"""The entries of a key that an index certainly names, the last ones. Otherwise a key that is in
-each entry would make a bucket of megabytes: chosen by judgement."""
+"""An index names at least this many of a key's last entries, and may omit earlier ones. Without
+this limit, a key in every entry would fill a bucket with megabytes: chosen by judgement."""
 
 ENTRIES_MAX: Final = 1 << 32
-"""A ledger with more entries gets no index, which stores entry ids in four bytes."""
+"""A ledger with more entries gets no index, because an index stores entry ids in four bytes."""
 
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHIqq")
 _DIGEST_BYTES: Final = 16
 _PAIR_BYTES: Final = 12
 _PART_BITS: Final = 12
-"""The pairs in memory are kept in 2^12 parts, by the high bits of their hashes; an index has at
-most as many buckets."""
+"""Pairs in memory are kept in 2^12 parts, by the high bits of their hashes. An index has at most
+2^12 buckets."""
 
 
 class BadIndex(ValueError):
-    """The bytes are not this bucket of an index of this ledger."""
+    """The bytes are not the expected bucket of the expected ledger's index."""
 
 
 def hash_of(key: bytes) -> int:
-    """The 64-bit hash of a key. It is the same in each process and release."""
+    """The 64-bit hash of a key, which is the same in every process and release."""
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())
 
 
 def keys_of(data: Stored) -> set[bytes]:
-    """The keys of a batch's records. Raises: BadBatch."""
+    """The distinct keys of a batch's records. Raises: BadBatch."""
     found = batch.opened(packed.unpack(data))
     return {key for key in found.keys if key is not None}
 
 
 def names_all(entries: Sequence[int]) -> bool:
-    """Whether these entries of a key, by an index, are all entries that may have it. Otherwise
-    earlier ones may have it, too.
+    """Whether `entries`, which an index names for a key, are all entries that may have the key.
+    Otherwise earlier entries may have the key, too.
     """
     return len(entries) < KEY_ENTRIES_MAX
 
 
 class _Part:
-    """The pairs of some hashes, in the order in which they were added."""
+    """Pairs of hash and entry whose hashes have the same high bits, in the order of `add`."""
 
     __slots__ = ("entries", "hashes", "pairs_max")
 
@@ -75,7 +75,7 @@ class _Part:
         self.pairs_max = 4 * KEY_ENTRIES_MAX
 
     def add(self, hashed: int, entry_id: int) -> int:
-        """Add a pair. Returns how many pairs the part has more."""
+        """Add a pair. Returns the change in the number of pairs, negative after a shrink."""
         before = len(self.hashes)
         self.hashes.append(hashed)
         self.entries.append(entry_id)
@@ -98,24 +98,24 @@ class _Part:
 
 
 class KeyEntries:
-    """Pairs of a key's hash and an entry that holds the key, in about 12 bytes each."""
+    """Pairs of a key's hash and an entry that has the key. A pair takes about 12 bytes."""
 
     def __init__(self) -> None:
         self.pairs = 0
         self._parts: defaultdict[int, _Part] = defaultdict(_Part)
 
     def add(self, entry_id: int, keys: Iterable[bytes]) -> None:
-        """Add the keys, without duplicates, of an entry. Entries are added in ascending order."""
+        """Add an entry's distinct keys. Entries must be added in ascending order."""
         for hashed in map(hash_of, keys):
             self.pairs += self._parts[hashed >> 64 - _PART_BITS].add(hashed, entry_id)
 
     @property
     def bits(self) -> int:
-        """The logarithm of the number of buckets."""
+        """The base-2 logarithm of the number of buckets."""
         return min((self.pairs // BUCKET_PAIRS).bit_length(), _PART_BITS)
 
     def bucket(self, number: int, ledger_id: int, last_entry: int) -> bytes:
-        """One of the 2^bits buckets of the index of the ledger to which these entries belong."""
+        """Encode one of the 2^bits buckets of the index of the ledger `ledger_id`."""
         pairs: list[tuple[int, int]] = []
         for part in self._parts_of(number):
             pairs += sorted(zip(part.hashes, part.entries, strict=True))
@@ -126,21 +126,21 @@ class KeyEntries:
 
     @property
     def largest(self) -> int:
-        """The number of pairs of the largest bucket."""
+        """The number of pairs in the largest bucket."""
         return max(
             sum(len(part.hashes) for part in self._parts_of(number))
             for number in range(1 << self.bits)
         )
 
     def _parts_of(self, number: int) -> list[_Part]:
-        """The parts of a bucket, ascending by their hashes."""
+        """The parts whose pairs belong to a bucket, ascending by their hashes."""
         width = 1 << _PART_BITS - self.bits
         places = range(number * width, (number + 1) * width)
         return [self._parts[at] for at in places if at in self._parts]
 
 
 def bucket_of(key: bytes, buckets: int) -> int:
-    """The bucket of a key in an index of so many buckets. Raises: BadIndex if none has so many."""
+    """The bucket of a key in an index. Raises: BadIndex if no index has `buckets` buckets."""
     bits = buckets.bit_length() - 1
     if buckets != 1 << max(bits, 0) or bits > _PART_BITS:
         raise BadIndex(f"an index of {buckets} buckets")
@@ -151,8 +151,8 @@ class Bucket:
     """One verified bucket of an index."""
 
     def __init__(self, data: bytes, *, buckets: int, ledger_id: int, last_entry: int) -> None:
-        """`data` must be a bucket of an index of so many `buckets`, of the ledger that ends at
-        `last_entry`. Raises: BadIndex.
+        """Verifies that `data` is a bucket of an index with `buckets` buckets, of the ledger
+        `ledger_id`, which ends at `last_entry`. Raises: BadIndex.
         """
         at = _HEAD.size + _DIGEST_BYTES
         if len(data) < at:
@@ -173,7 +173,7 @@ class Bucket:
             self._entries.byteswap()
 
     def entries_of(self, key: bytes) -> Sequence[int]:
-        """The entries, ascending, that may hold a key, which must be one of this bucket's."""
+        """The entries, ascending, that may have a key whose hash belongs to this bucket."""
         hashed = hash_of(key)
         begin = bisect_left(self._hashes, hashed)
         return self._entries[begin : bisect_right(self._hashes, hashed)]

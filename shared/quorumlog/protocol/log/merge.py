@@ -1,14 +1,14 @@
-"""Which ledgers of a log are merged next, so that each byte is rewritten a few times only.
+"""Decides which ledgers of a log are merged next, so that each byte is rewritten only a few times.
 
-A merge takes at least MERGED_MIN adjacent ledgers of less than a size, a power of GROWTH. Either
+A merge covers at least MERGED_MIN adjacent ledgers that are smaller than a power of GROWTH. Either
 
-- together they have at least GROWTH times the bytes of the largest one: each such rewrite of a byte
-  multiplies the size of its ledger by GROWTH or more; or
-- they are a gap, with larger ledgers on both sides, so no ledger will join them. A gap of less than
-  one size is merged once. Every second power of GROWTH counts.
+- together they have at least GROWTH times the bytes of the largest one: each such merge of a byte
+  multiplies the size of the byte's ledger by GROWTH or more; or
+- they are a gap: larger ledgers are on both sides, so no ledger will join them. The ledgers of a
+  gap are merged once for each second power of GROWTH.
 
-So a byte in a ledger of n bytes was rewritten at most 1.5 * log(n) / log(GROWTH) times, and of the
-ledgers below a size, fewer than MERGED_MIN stay between two larger ones.
+So a byte in a ledger of n bytes was rewritten at most 1.5 * log(n) / log(GROWTH) times, and fewer
+than MERGED_MIN adjacent ledgers below a size stay between two larger ones.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -19,20 +19,20 @@ from quorumlog.protocol.log.row import LogItem, LogMetadata
 from quorumlog.protocol.metadata import REPLACED_MAX
 
 MERGED_MIN: Final = 8
-"""The least number of ledgers that a merge takes: chosen by judgement."""
+"""The minimum number of ledgers in a merge: chosen by judgement."""
 
 GROWTH: Final = 4
-"""How many times larger than its largest ledger a merge is at least: chosen by judgement."""
+"""A merge has at least this many times the bytes of its largest ledger: chosen by judgement."""
 
 MERGE_BYTES_MAX: Final = 1 << 30
-"""The most bytes of one merge, which must end before its ledger counts as an orphan."""
+"""The most bytes of one merge. The merge must end before the sweep deletes its new ledger."""
 
 _PART: Final = 8
-"""A ledger holds at most this part of what the retention keeps, as it is released as a whole."""
+"""A merged ledger has at most 1/8 of the retention's bytes or age: ledgers are released whole."""
 
 
 def next_merge(row: LogMetadata, spoiled: Collection[int] = ()) -> tuple[LogItem, ...]:
-    """The adjacent ledgers to merge next, or (). `spoiled`: ledgers for which no rewrite succeeds."""
+    """The adjacent ledgers to merge next, or (). `spoiled`: ledgers that can't be rewritten."""
     below = row.settings.merge_below_bytes
     if not below or len(row.items) <= MERGED_MIN:
         return ()
@@ -49,7 +49,7 @@ def next_merge(row: LogMetadata, spoiled: Collection[int] = ()) -> tuple[LogItem
     largest, takes_gaps = GROWTH, False
     while largest < GROWTH * below:
         for begin, end in _runs(row.items, small, largest):
-            # Ledgers can still join the last run, which ends at what a takeover replays.
+            # The last run is no gap: ledgers can still join it. It ends before the base.
             is_gap = end < last and (takes_gaps or largest >= below)
             bytes_max = min(2 * below, MERGE_BYTES_MAX)
             for items in cut(row, row.items[begin:end], bytes_max):
@@ -60,7 +60,7 @@ def next_merge(row: LogMetadata, spoiled: Collection[int] = ()) -> tuple[LogItem
 
 
 def _grow(items: Sequence[LogItem]) -> bool:
-    """Whether a merge multiplies the size of the largest ledger by GROWTH."""
+    """Whether a merge has at least GROWTH times the bytes of the largest ledger."""
     total = sum(item.bytes for item in items)
     return total >= GROWTH * max(item.bytes for item in items)
 
@@ -68,7 +68,7 @@ def _grow(items: Sequence[LogItem]) -> bool:
 def _runs(
     items: Sequence[LogItem], small: Sequence[bool], largest: int
 ) -> Iterator[tuple[int, int]]:
-    """Begin and end of the longest runs of adjacent small ledgers of less than `largest` bytes."""
+    """Begin and end of each maximal run of small ledgers of less than `largest` bytes."""
     begin = 0
     for at, item in enumerate(items):
         if not small[at] or item.bytes >= largest:
@@ -80,7 +80,7 @@ def _runs(
 
 
 def adjacent(items: Sequence[LogItem]) -> Iterator[tuple[LogItem, ...]]:
-    """Cut items where a ledger is missing between two of them."""
+    """Cut `items` wherever a ledger of the log is missing between two of them."""
     begin = 0
     for at, (one, other) in enumerate(pairwise(items), 1):
         if (one.last_offset or 0) + 1 != other.first_offset:
@@ -90,7 +90,7 @@ def adjacent(items: Sequence[LogItem]) -> Iterator[tuple[LogItem, ...]]:
 
 
 def cut(row: LogMetadata, run: Sequence[LogItem], bytes_max: int) -> Iterator[tuple[LogItem, ...]]:
-    """Cut a run of adjacent ledgers to parts of at most `bytes_max` that one ledger may replace."""
+    """Cut adjacent ledgers to parts of at most `bytes_max`; one ledger may replace each part."""
     settings = row.settings
     # A ledger that replaced too many others can't be compacted.
     replaced_max = REPLACED_MAX // _PART if settings.compacts else REPLACED_MAX
@@ -116,8 +116,8 @@ def cut(row: LogMetadata, run: Sequence[LogItem], bytes_max: int) -> Iterator[tu
 
 
 def _would_keep_tombstones(row: LogMetadata, one: LogItem, other: LogItem) -> bool:
-    """Whether tombstones would stay much longer in a ledger that replaces both: it is as dirty as
-    one of them, or clean since the later time (rule 27d).
+    """Whether tombstones would stay much longer in a ledger that replaces both. That ledger is
+    dirty if one of them is, and otherwise clean since the later time (rule 27d).
     """
     if not row.settings.compacts:
         return False

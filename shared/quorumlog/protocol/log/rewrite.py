@@ -1,13 +1,13 @@
-"""A rewrite: copies the records of adjacent sealed ledgers of a log, at the same offsets, into a
-new ledger, which then replaces them in the log's metadata (rule 27c). A compaction leaves out
-records (rule 27d). It first looks for a record that goes; if there is none, it writes no ledger.
+"""A rewrite copies the records of adjacent sealed ledgers of a log, at the same offsets, to a new
+ledger, which replaces the old ledgers in the log's metadata (rule 27c). A compaction leaves out
+records (rule 27d). It writes no ledger if a first scan finds no record to leave out.
 
     IDLE -> CHECKING (-> SCANNING) -> CREATING -> READING <-> WRITING -> CLOSING -> SWAPPING
          -> RELEASING -> DONE
 
 Until the swap, no log names the new ledger, so the sweep of orphans deletes it if the process ends
-(rule 22). After the swap, the sweep deletes the old ledgers. A rewrite may run in any process: the
-compare-and-swap decides, and the log's owner learns of the change as of a truncation.
+(rule 22). After the swap, the sweep deletes the old ledgers. A rewrite may run in any process: a
+compare-and-swap makes the change, and the log's owner learns of it as it does of a truncation.
 """
 
 from collections.abc import Sequence
@@ -44,20 +44,20 @@ from quorumlog.protocol.log.takeover import ending
 from quorumlog.protocol.metadata import LedgerMetadata, State
 
 CONFLICTS_MAX: Final = 20
-"""How often one rewrite tries to change the metadata, which others change meanwhile."""
+"""The most attempts of one rewrite to change the log's metadata, after conflicting changes."""
 
 
 SECONDS_MAX: Final = 240.0
-"""The longest time from the new ledger's creation to its last record. Soon after, the sweep takes
-the ledger for an orphan (`ORPHAN_AGE_S`)."""
+"""The longest time from the new ledger's creation to its last read. Soon after, the sweep would
+delete the new ledger as an orphan (`ORPHAN_AGE_S`)."""
 
 GAP_MAX: Final = 1 << 31
-"""The most offsets that one batch covers with those before it: 32 bits count them."""
+"""The most offsets that one batch covers, with those of removed records: 32 bits count them."""
 
 
 def unfit(ledger: LedgerMetadata) -> str | None:
-    """Why the records of a ledger can't be moved to another one, or None. Readers must go on to
-    learn that entries are or may be lost.
+    """Why a ledger's records can't be copied to another ledger, or None if they can. A ledger that
+    may lack entries must stay, so that readers learn of a loss.
     """
     if ledger.state is not State.CLOSED or ledger.last_entry is None:
         return "the ledger is not CLOSED"
@@ -70,26 +70,26 @@ class RewriteStage(Enum):
 
     IDLE = "idle"
     CHECKING = "checking"
-    """The metadata of each old ledger is read: only a whole CLOSED ledger is rewritten."""
+    """Reads each old ledger's metadata: only CLOSED ledgers that lack no entries are rewritten."""
     SCANNING = "scanning"
-    """A compaction reads the old ledgers up to the first record that goes."""
+    """A compaction reads the old ledgers until it finds a record to remove."""
     CREATING = "creating"
     READING = "reading"
     WRITING = "writing"
     CLOSING = "closing"
     SWAPPING = "swapping"
     RELEASING = "releasing"
-    """The old ledgers are deleted, unless a fork names them."""
+    """Deletes the old ledgers, except those that a fork names."""
     DISCARDING = "discarding"
-    """The new ledger is deleted, because the rewrite failed or the log changed."""
+    """Deletes the new ledger, because the rewrite failed or the log changed."""
     DONE = "done"
 
 
 class Rewrite:
-    """Rewrites some ledgers of one log, once. Ends with RewriteDone."""
+    """The state machine that rewrites some ledgers of a log. Its last effect is RewriteDone."""
 
     def __init__(self, log: LogMetadata, items: Sequence[LogItem], compaction: Compaction) -> None:
-        """`log`: the metadata as last read, which must name `items` as adjacent and sealed.
+        """`log`: the metadata as last read. `items`: adjacent sealed ledgers that it names.
         `compaction` decides which records stay.
         """
         assert log.names_sealed(items), "rule 27c"
@@ -102,31 +102,31 @@ class Rewrite:
         self._now = Now(0, None)
         self._created_s = 0.0
         self._last_entries: list[int] = []
-        """The last entries of the old ledgers that were checked."""
+        """The last entry of each old ledger that was checked so far."""
         self._index = 0
-        """The item that is read."""
+        """The index in `items` of the ledger that is being read."""
         self._entry = 0
-        """The next entry of its ledger."""
+        """The next entry to read in that ledger."""
         self._offset = items[0].first_offset or 0
-        """The offset of the next record."""
+        """The first offset of the next batch to read."""
         self._new: int | None = None
         self._written = 0
-        """Entries of the new ledger."""
+        """The number of entries of the new ledger."""
         self._size = 0
         self._has_producers = False
-        """Whether a producer's batch was copied. A takeover that would replay the new ledger learns
-        from its last entry whether it has any."""
+        """Whether the new ledger has a producer's batch so far. Each entry stores this flag, so
+        that a takeover that replays the new ledger learns it from the last entry."""
         self._gap = 0
-        """How many offsets before the next batch no batch of the new ledger covers yet."""
+        """How many offsets before the next batch no batch of the new ledger covers so far."""
         self._last: batch.BatchHead | None = None
-        """The last batch whose records were all removed, as the new ledger would have stored it."""
+        """The last batch that lost all its records: its head as the new ledger would store it."""
         self._result: LogMetadata | QuorumLogError | None = None
         self._spoiled: int | None = None
-        """The old ledger for which no rewrite can succeed."""
+        """The old ledger that can never be rewritten, if any."""
         self._out: list[Effect] = []
 
     def step(self, event: Event, now: Now) -> list[Effect]:
-        """Take an event and return the effects."""
+        """Process an event and return the effects."""
         self._now = now
         if self.stage is RewriteStage.DONE:
             return []
@@ -163,9 +163,9 @@ class Rewrite:
     def _answered(self, value: Any) -> None:
         match self.stage:
             case RewriteStage.RELEASING | RewriteStage.DISCARDING:
-                self._done(self._result)  # the sweep deletes ledgers for which this failed
+                self._done(self._result)  # if the deletion failed, the sweep repeats it
             case RewriteStage.CHECKING if isinstance(value, NoSuchLedger):
-                # The log changed, or a rebuild has not found the ledger (rule 18f).
+                # The log has changed, or a rebuild has not found the ledger (rule 18f).
                 self._spoil(self._items[len(self._last_entries)].ledger_id, value.detail)
             case _ if isinstance(value, QuorumLogError):
                 self._give_up(value)
@@ -186,13 +186,13 @@ class Rewrite:
                 raise AssertionError(f"nothing was asked in {self.stage}")
 
     def _spoil(self, ledger_id: int, detail: str) -> None:
-        """Give up, as each rewrite of this ledger would."""
+        """Give up, and report that the ledger can never be rewritten."""
         self._spoiled = ledger_id
         self._give_up(EntryUnavailable(detail, ledger_id=ledger_id, log=self._log.name))
 
     def _give_up(self, result: QuorumLogError | None) -> None:
-        """End without success, and delete the new ledger, unless the log names it: the outcome of
-        the swap may be unknown.
+        """End without success, and have the new ledger deleted. The deletion keeps a ledger that
+        the log names, because the swap may have succeeded.
         """
         self._result = result
         if self._new is None:
@@ -223,14 +223,14 @@ class Rewrite:
             self._check_next()
 
     def _create(self) -> None:
-        """Begin to copy, from the first record on."""
+        """Create the new ledger, and begin to copy at the first record."""
         self._index = self._entry = self._gap = 0
         self._offset, self._last = self._items[0].first_offset or 0, None
         self._has_producers = False
         self._ask(RewriteStage.CREATING, CreateLedger(self._log))
 
     def _read_next(self) -> None:
-        """Read the next batches of the old ledgers, or finish after the last one."""
+        """Read the next batches of the old ledgers. After the last batch, finish."""
         while self._entry > self._last_entries[self._index]:
             if self._offset != (self._item.last_offset or 0) + 1:
                 self._spoil(self._item.ledger_id, f"the records end at {self._offset}")
@@ -247,8 +247,8 @@ class Rewrite:
         self._ask(stage, ReadBatches(self._item.ledger_id, self._entry, last))
 
     def _finish(self) -> None:
-        """Cover the last offsets, then close the new ledger. Without a new ledger, no record goes:
-        the old ones become clean as they are.
+        """Cover the last offsets, then close the new ledger. If there is no new ledger, no record
+        was removed, and the old ledgers become clean unchanged.
         """
         if self._new is None:
             self._swap(self._log)
@@ -288,8 +288,8 @@ class Rewrite:
         self._ask(RewriteStage.WRITING, WriteBatches(self._new, first, tuple(payloads)))
 
     def _next(self, item: LogItem, entry_id: int, head: batch.BatchHead) -> int:
-        """Go on to the next batch. Returns its first offset. Raises: BadBatch if it does not
-        continue the log.
+        """Note that a batch was read. Returns its first offset. Raises: BadBatch if the batch does
+        not continue the log.
         """
         first = (item.first_offset or 0) + head.records_before
         if entry_id != self._entry or first != self._offset or head.is_end:
@@ -306,7 +306,7 @@ class Rewrite:
         data: bytes,
         kept: tuple[batch.Columns, Sequence[int]] | None,
     ) -> list[bytes]:
-        """A batch, of which the records `kept` stay, as the new ledger stores it."""
+        """The new ledger's entries for a batch. `kept`: the records that stay (None: all)."""
         after_producer = self._has_producers or head.after_producer
         self._has_producers |= head.producer is not None or head.after_producer
         before = first - (self._items[0].first_offset or 0)
@@ -340,7 +340,10 @@ class Rewrite:
     def _kept(
         self, item: LogItem, first: int, head: batch.BatchHead, data: bytes
     ) -> tuple[batch.Columns, Sequence[int]] | None:
-        """A batch and the numbers of its records that stay; None if all stay. Raises: BadBatch."""
+        """The decoded batch and the numbers of the records that stay; None if all stay unchanged.
+
+        Raises: BadBatch.
+        """
         if not self._compaction.may_remove(head):
             return None
         stored = columns = batch.opened(packed.unpack(data))
@@ -349,11 +352,11 @@ class Rewrite:
             columns = stored.buried(time_ms, self._compaction.now_ms)
         numbers = self._compaction.survivors(item, first, columns)
         if numbers is None and (columns is not stored or not columns.count):
-            numbers = range(columns.count)  # an earlier compaction may have removed all
+            numbers = range(columns.count)  # perhaps emptied by an earlier compaction
         return None if numbers is None else (columns, numbers)
 
     def _bridged(self) -> list[bytes]:
-        """The batch that covers the offsets before the next batch, if they have no records."""
+        """A batch without records that covers the offsets of `_gap`; nothing if `_gap` is 0."""
         if self._last is None or not self._gap:
             return []
         gap, self._gap = self._gap, 0
@@ -370,8 +373,8 @@ class Rewrite:
         self._swap(self._log)
 
     def _swap(self, log: LogMetadata) -> None:
-        """Replace the items, if the log still names them unchanged, and wants their records removed.
-        Without a new ledger, only mark them as clean.
+        """Replace the old ledgers in the log's metadata, if the log still names them unchanged and
+        the compaction may still remove records. Without a new ledger, only mark them as clean.
         """
         self._tries += 1
         is_same = log.created_at == self._log.created_at and log.names_sealed(self._items)
@@ -394,8 +397,8 @@ class Rewrite:
         if isinstance(value, RowChanged):
             self._swap(value.current)
             return
-        # `value` may be later metadata, which has dropped the new ledger again. No metadata names
-        # the old ledgers any longer.
+        # `value` may be later metadata that no longer names the new ledger. In any case, the log
+        # no longer names the old ledgers.
         self._result = value
         if self._new is None:
             self._done(value)
