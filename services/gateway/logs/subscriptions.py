@@ -51,7 +51,7 @@ _SLOW_S: Final = 1.0
 _OWNER_S: Final = 1.0
 """How often a gateway checks that the log of subscriptions has an owner. By judgement."""
 _ALL_S: Final = 300.0
-"""How often the owner lists all streams, in case a notification about a stream was lost."""
+"""How often the owner lists all streams, as the sweep does, in case a notification was lost."""
 _FOLLOW_S: Final = 60.0
 _RETRY_S: Final = 1.0
 _GATHER_S: Final = 0.05
@@ -98,7 +98,7 @@ class SubscriptionService(RowService[Subscription]):
         self._drivers: dict[Key, asyncio.Task[None]] = {}
         self._pokes: dict[Key, asyncio.Event] = {}
         self._linking: dict[str, set[Key]] = {}
-        """The subscriptions that link a stream, by its name. The stream may not exist."""
+        """By name of a stream, the subscriptions that link it, even if it does not exist."""
         self._users: dict[_StreamKey, set[Key]] = {}
         self._followers: dict[_StreamKey, asyncio.Task[None]] = {}
         self._changes: dict[str, set[asyncio.Event]] = {}
@@ -147,7 +147,7 @@ class SubscriptionService(RowService[Subscription]):
         asked = subscriptions.PutSubscription(name, settings, secret, origin, tuple(links.values()))
         row: Subscription = await self.ask(asked, _quorum_of_streams())
         is_new = row.secret == secret
-        return row if row.links else await self.look(name), is_new  # a retry's answer has no links
+        return row if row.links else await self.look(name), is_new  # a copy's answer has no links
 
     async def signing_key(self, *, creates: bool = True) -> str:
         """The secret from which all gateways derive the key that signs deliveries. If there is no
@@ -369,7 +369,7 @@ class SubscriptionService(RowService[Subscription]):
             self._track(key)
 
     def _track(self, key: Key) -> None:
-        """Update what this owner follows to a subscription's current row, and wake its driver."""
+        """Follow the streams of a subscription's current row, and resume its driver."""
         old, new = self._known.get(key), self.kept.get(key)
         if not key[1] or (new is old and (new is None or key in self._drivers)):
             return
@@ -604,7 +604,7 @@ class SubscriptionService(RowService[Subscription]):
 
     @property
     def count(self) -> int:
-        """The number of subscriptions; 0 if this process does not own their log."""
+        """The number of subscriptions, if this process owns their log."""
         return len(self._known)
 
     @property
@@ -615,7 +615,7 @@ class SubscriptionService(RowService[Subscription]):
 
     @property
     def oldest_ms(self) -> int:
-        """The age of the oldest undelivered wake; 0 if this process does not own the log."""
+        """The age of the oldest undelivered wake, if this process owns the log; 0 without one."""
         due = [row.woken_ms for row in self._known.values() if row.phase == Phase.DUE]
         return max(0, self._wall_ms() - min(due)) if due else 0
 

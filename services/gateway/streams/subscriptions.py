@@ -99,7 +99,7 @@ class SubscriptionPut(_Body):
     ) = None
     """A glob for paths of streams: `*` is one segment, `**` any number of segments."""
     streams: _Paths | None = None
-    """The paths of further streams."""
+    """The paths of further streams to follow."""
     webhook: WebhookTarget | None = None
     wake_stream: _Path | None = None
     """The stream that announces the wakes of a `pull-wake` subscription."""
@@ -151,14 +151,14 @@ class WakeClaim(_Body):
 
 
 class OneAck(_Body):
-    """All records of a stream below an offset are processed."""
+    """Acknowledges all records of a stream below an offset."""
 
     stream: _Path
     offset: Annotated[str, StringConstraints(max_length=100)]
 
 
 class WakeAck(_Body):
-    """The current wake, and the processed offsets. Without `done` the lease is extended."""
+    """Acknowledges offsets of the current wake. Without `done` the lease is extended."""
 
     wake_id: Annotated[str, StringConstraints(max_length=100)]
     generation: int
@@ -286,7 +286,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def list_subscriptions(self, request: web.Request, given: Given) -> web.Response:
         """List subscriptions.
 
-        Sorted by id. Has only subscriptions whose streams the caller may manage, so a page may have
+        Returns the subscriptions whose streams the caller may manage, sorted by id. A page may have
         fewer than `limit`.
         """
         limit = given[LIMIT]
@@ -331,8 +331,9 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def put_subscription(self, request: web.Request, given: Given) -> web.Response:
         """Create a subscription, or confirm its configuration.
 
-        It gets wakes for records that are appended from now on. A token needs `manage` on each
-        stream and on all that the pattern may match, and `append` on the wake stream.
+        The subscription gets wakes for records that are appended from now on. A token needs
+        `manage` on each stream and on all that the pattern may match, and `append` on the wake
+        stream.
         """
         wanted = (await body.read_model(request, self._room, SubscriptionPut)).settings
         _check(request, Scope.MANAGE, wanted.streams, wanted.pattern)
@@ -507,7 +508,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     # --- what the handlers share -----------------------------------------------------------------
 
     async def _keys(self, *, creates: bool = True) -> Keys:
-        """The keys, cached for `_KEYS_S`: they change when an operator gives up their lost log."""
+        """The keys, cached for `_KEYS_S`, because an accepted loss of their log changes them."""
         if self._known_keys is None or monotonic() > self._keys_until_s:
             secret = await self._subscriptions.signing_key(creates=creates)
             self._known_keys = Keys(secret.encode())

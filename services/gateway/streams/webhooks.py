@@ -209,7 +209,7 @@ class Keys:
         return f"t={at_s},kid={self.jwk['kid']},ed25519={_base64(signed)}"
 
     def token(self, name: str, uid: str, generation: int) -> str:
-        """Make the token of a wake. `uid` identifies the creation of the subscription `name`."""
+        """Make a wake's token. `uid` is the secret of the creation of the subscription `name`."""
         head = f"{generation}.{uid[:_UID_CHARS]}"
         return f"{head}.{self._mac(name, head)}"
 

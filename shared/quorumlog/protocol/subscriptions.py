@@ -118,7 +118,7 @@ class Subscription:
     version: int
     settings: SubscriptionSettings
     secret: str
-    """Random text that identifies this creation. Tokens of its wakes contain its beginning."""
+    """Random text that identifies this creation. Its first characters are in its wakes' tokens."""
     origin: str = ""
     """The gateways' URL, as the client that created the subscription addressed them."""
     created_ms: int = 0
@@ -369,7 +369,7 @@ class Subscriptions(Rows[Subscription]):
         return self.since_s + row.settings.lease_ms / 1000
 
     def remembered(self, row: Subscription) -> Subscription:
-        """The answer that copies of a change get. It has no links, because there may be many."""
+        """The answer to copies of a change: the subscription without links, which may be many."""
         return replace(row, links=())
 
     def size_of(self, row: Subscription) -> int:
