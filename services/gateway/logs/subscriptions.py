@@ -1,8 +1,8 @@
-"""Subscriptions of streams at one gateway: requests about them, and the wakes (ADR 58).
+"""Subscriptions of streams at one gateway: requests about them, and their wakes (ADR 58).
 
 The owner of the log of subscriptions (`keeper.py`) follows the ends of all linked streams, makes
-wakes, and has them sent by `Send`. All that it decides is in the rows, so another gateway continues
-when the owner dies: each gateway looks once a second that the log has an owner.
+wakes and sends them through `Send`. The owner's decisions are stored in the rows, so another
+gateway continues when the owner dies. Each gateway checks once a second that the log has an owner.
 """
 
 import asyncio
@@ -41,42 +41,42 @@ from services.gateway.logs.values import STREAM_PREFIX, stream_name, stream_path
 log = logging.getLogger(__name__)
 
 DELIVERIES_MAX: Final = 64
-"""Deliveries of this gateway under way. Each takes a connection. By judgement."""
+"""Maximum concurrent deliveries of this gateway. Each has a connection. Chosen by judgement."""
 SLOW_DELIVERIES_MAX: Final = 64
-"""Deliveries under way, besides these, to receivers whose last one was slow or failed: they can't
-keep the others waiting. By judgement.
+"""Maximum concurrent deliveries to receivers whose last delivery was slow or failed. The bound is
+separate, so that slow receivers can't keep the others waiting. Chosen by judgement.
 """
 _SLOW_S: Final = 1.0
-"""A delivery that takes longer is slow. By judgement."""
+"""A delivery that takes longer counts as slow. Chosen by judgement."""
 _OWNER_S: Final = 1.0
-"""How often a gateway looks that the log of subscriptions has an owner. By judgement."""
+"""How often a gateway checks that the log of subscriptions has an owner. By judgement."""
 _ALL_S: Final = 300.0
-"""How often the owner lists the streams, as the sweep does, in case it did not hear of one."""
+"""How often the owner lists all streams, as the sweep does, in case a notification was lost."""
 _FOLLOW_S: Final = 60.0
 _RETRY_S: Final = 1.0
 _GATHER_S: Final = 0.05
-"""The pause after a stream has grown, so that a busy stream is not asked for each record."""
+"""The pause after a stream has grown, so that a busy stream is not read for each record."""
 _PER_LINK_S: Final = 0.0005
-"""The pause before a wake, for each stream of the subscription. By judgement."""
+"""The pause before a wake, times the subscription's number of streams. Chosen by judgement."""
 _PAGE: Final = 1000
 _AT_ONCE: Final = 16
 _MATCHES_AT_ONCE: Final = 1000
-"""Patterns and names that are compared before other work has its turn. By judgement."""
+"""Comparisons of a name with a pattern before other tasks get a turn. Chosen by judgement."""
 
 _StreamKey = tuple[str, str]
-"""A stream's log, and its creation time."""
+"""A stream's log, and the log's creation time."""
 
 
 class DeliveryFailed(Exception):
-    """A wake was not delivered; the message says why."""
+    """A wake was not delivered. The message gives the reason."""
 
 
 Send = Callable[[Subscription], Awaitable[bool]]
-"""Sends a wake. Returns whether the receiver has done all that it showed. Raises: DeliveryFailed."""
+"""Sends a wake. Returns whether the receiver has finished its work. Raises: DeliveryFailed."""
 
 
 class SubscriptionService(RowService[Subscription]):
-    """Serves this gateway's requests for subscriptions, and makes their wakes as the owner."""
+    """Serves this gateway's requests about subscriptions, and makes wakes as the owner."""
 
     def __init__(
         self, logs: Any, reader: LogReader, consumers: Consumers, list_logs: Any, **ports: Any
@@ -88,21 +88,21 @@ class SubscriptionService(RowService[Subscription]):
         self._reader, self._consumers, self._list_logs = reader, consumers, list_logs
         self._send: Send | None = None
         self.deliveries = self.failures = 0
-        """Attempts of this gateway that succeeded, and that failed."""
+        """This gateway's delivery attempts that succeeded, and those that failed."""
         self._room = asyncio.Semaphore(DELIVERIES_MAX)
         self._slow_room = asyncio.Semaphore(SLOW_DELIVERIES_MAX)
         self._slow: set[str] = set()
-        """Secrets of subscriptions whose last delivery was slow."""
+        """The secrets of subscriptions whose last delivery was slow."""
         self._known: dict[Key, Subscription] = {}
-        """The rows as they were when this owner last looked."""
+        """The rows as they were when this owner last compared them (`_track`)."""
         self._drivers: dict[Key, asyncio.Task[None]] = {}
         self._pokes: dict[Key, asyncio.Event] = {}
         self._linking: dict[str, set[Key]] = {}
-        """The subscriptions that link a stream of a name, whether it exists or not."""
+        """By name of a stream, the subscriptions that link it, even if it does not exist."""
         self._users: dict[_StreamKey, set[Key]] = {}
         self._followers: dict[_StreamKey, asyncio.Task[None]] = {}
         self._changes: dict[str, set[asyncio.Event]] = {}
-        """What to set when the row of a stream that is followed changes."""
+        """By log, the events to set when the metadata of a followed stream changes."""
         self._ends: dict[_StreamKey, int] = {}
         self._is_owner = False
         self._discovery = Discovery()
@@ -122,7 +122,7 @@ class SubscriptionService(RowService[Subscription]):
         return errors.NoSuchSubscription("there are no subscriptions") if is_own else error
 
     def log_deleted(self, name: str, created: str) -> None:
-        """Do nothing: the owner notices by itself that a stream is gone."""
+        """Do nothing: the owner of the subscriptions itself notices that a stream was deleted."""
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class SubscriptionService(RowService[Subscription]):
         self, name: str, settings: SubscriptionSettings, origin: str
     ) -> tuple[Subscription, bool]:
         """Create a subscription that begins at the ends of its streams, or confirm its settings.
-        Returns whether it is new. Raises: SubscriptionExists, TooManySubscriptions.
+        Returns it, and whether it is new. Raises: SubscriptionExists, TooManySubscriptions.
         """
         with contextlib.suppress(errors.NoSuchSubscription):
             known = await self.look(name)
@@ -150,21 +150,21 @@ class SubscriptionService(RowService[Subscription]):
         return row if row.links else await self.look(name), is_new  # a copy's answer has no links
 
     async def signing_key(self, *, creates: bool = True) -> str:
-        """The secret of which all gateways make the key that signs deliveries. Without `creates`,
-        raises NoSuchSubscription if there was no subscription yet.
+        """The secret from which all gateways derive the key that signs deliveries. If there is no
+        secret yet, `creates` makes one. Raises: NoSuchSubscription without `creates`.
         """
         asked = subscriptions.SigningKey(uuid4().hex + uuid4().hex if creates else "")
         row: Subscription = await self.ask(asked, _quorum_of_streams() if creates else None)
         return row.secret
 
     async def look(self, name: str) -> Subscription:
-        """One subscription. Raises: NoSuchSubscription."""
+        """Read one subscription. Raises: NoSuchSubscription."""
         row: Subscription = await self.ask(subscriptions.LookSubscription(name))
         return row
 
     async def link(self, row: Subscription, streams: Sequence[str]) -> None:
-        """Add explicit streams, which begin at their ends; one that the pattern matches begins where
-        it would without this request. Raises: TooManySubscriptions.
+        """Add explicit streams, which begin at their ends. A stream that the pattern also matches
+        begins where the pattern links it. Raises: TooManySubscriptions.
         """
         links = (
             replace(each, acked=0, is_glob=True) if is_matching(row.settings, each.log) else each
@@ -180,9 +180,9 @@ class SubscriptionService(RowService[Subscription]):
         *,
         is_known: bool = False,
     ) -> Subscription:
-        """Decide a request that `make` makes from the ends of a subscription's streams; those of
-        `acked` must be known. `is_known`: whether the ends in the row probably suffice. Raises:
-        AlreadyClaimed, NoPendingWork, WakeFenced, InvalidOffset, and the errors of reads.
+        """Decide the request that `make` makes from the ends of a subscription's streams. The ends
+        of the `acked` streams must be readable. `is_known`: try first with the ends in the row.
+        Raises: AlreadyClaimed, NoPendingWork, WakeFenced, InvalidOffset, and the errors of reads.
         """
         decided: Subscription
         needed = frozenset(acked)
@@ -192,15 +192,15 @@ class SubscriptionService(RowService[Subscription]):
                 return decided
         try:
             decided = await self.ask(make(await self._read_ends(row, needed, is_fresh=False)))
-        except (errors.NoPendingWork, errors.InvalidOffset):  # by cached metadata
+        except (errors.NoPendingWork, errors.InvalidOffset):  # cached metadata may be stale
             decided = await self.ask(make(await self._read_ends(row, needed, is_fresh=True)))
         return decided
 
     async def _read_ends(
         self, row: Subscription, needed: frozenset[str], *, is_fresh: bool
     ) -> Ends:
-        """The acknowledged ends of a subscription's streams, as far as they can be read, and are
-        not in the row. Raises: the errors of reads of `needed` streams.
+        """Read the ends of a subscription's streams, without those that the row already has.
+        Streams that can't be read are left out. Raises: the errors of reads of `needed` streams.
         """
         room = asyncio.Semaphore(_AT_ONCE)
 
@@ -222,7 +222,7 @@ class SubscriptionService(RowService[Subscription]):
         return tuple(each for each in found if each is not None)
 
     async def _links(self, names: Iterable[str]) -> list[Link]:
-        """Explicit links of streams at their ends; from the beginning for those that don't exist."""
+        """Explicit links that begin at the streams' ends, or at 0 if a stream does not exist."""
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def link(name: str) -> Link:
@@ -235,7 +235,7 @@ class SubscriptionService(RowService[Subscription]):
         return list(await asyncio.gather(*map(link, names)))
 
     async def _matching(self, settings: SubscriptionSettings) -> list[str]:
-        """The names of the existing streams that a pattern matches, as many as may be linked."""
+        """The existing streams that a pattern matches, at most as many as may be linked."""
         found: list[str] = []
         async with contextlib.aclosing(self._streams(literal(settings.pattern))) as pages:
             async for rows in pages:
@@ -245,7 +245,7 @@ class SubscriptionService(RowService[Subscription]):
         return found[:STREAMS_MAX]
 
     async def _streams(self, path: str = "") -> AsyncGenerator[Sequence[LogMetadata]]:
-        """All streams whose paths begin so, a few at a time, between which other work has a turn."""
+        """Yield the streams whose paths begin with `path`. Other tasks run between chunks."""
         after: str | None = None
         while True:
             rows, after = await self._list_logs(
@@ -269,7 +269,7 @@ class SubscriptionService(RowService[Subscription]):
         for event in self._changes.get(name, ()):
             event.set()
         if name == SUBSCRIPTIONS_LOG:
-            self._is_owner = False  # there may have been another one: look again
+            self._is_owner = False  # another gateway may have been the owner: check again
         if name == SUBSCRIPTIONS_LOG or (self.is_here and name.startswith(STREAM_PREFIX)):
             self._discovery.heard(name)
             self._has_heard.set()
@@ -284,7 +284,7 @@ class SubscriptionService(RowService[Subscription]):
         self._has_heard.set()
 
     async def run(self) -> None:
-        """Look for ever whether this process owns the log of subscriptions, and be its owner."""
+        """Check regularly whether this process owns the log, and act as its owner while it does."""
         exists, all_s = False, 0.0
         try:
             while True:
@@ -308,16 +308,16 @@ class SubscriptionService(RowService[Subscription]):
             self._end()
 
     async def _look_around(self, heard: set[str], *, is_all: bool) -> None:
-        """Follow the rows, and link what may be new."""
+        """Follow the subscriptions, and link the streams that may be new."""
         self._track_all()
         if is_all and (self._lister is None or self._lister.done()):
             self._lister = self._start(self._list_streams())
         elif is_all:
-            self._discovery.gap()  # once this list has ended
+            self._discovery.gap()  # list again once this list has ended
         await self._discover_all(heard - {SUBSCRIPTIONS_LOG})
 
     async def _discover_all(self, names: Iterable[str]) -> None:
-        """Look at streams, many at a time, whose links the store appends together."""
+        """Update links to streams, many at a time, so that the store appends them together."""
         wanted = []
         for number, name in enumerate(names):
             if number % self._names_at_once() == 0:
@@ -328,17 +328,17 @@ class SubscriptionService(RowService[Subscription]):
             await asyncio.gather(*map(self._discover, wanted[at : at + _PAGE]))
 
     def _names_at_once(self) -> int:
-        """How many names may be matched with all patterns before other work has its turn."""
+        """The number of names to compare with all patterns before other tasks get a turn."""
         return max(1, _MATCHES_AT_ONCE // max(1, len(self._known)))
 
     async def _own(self) -> bool:
-        """Let the log of subscriptions have an owner. Returns whether the log exists."""
+        """Make sure that the log of subscriptions has an owner. Returns whether the log exists."""
         try:
             empty = Consult(SUBSCRIPTION_BODIES.encode_requests(()))
             found = await self._logs.consult(SUBSCRIPTIONS_LOG, empty, is_forwarded=False)
             if found is HERE and not self._is_owner:
                 self._is_owner = True
-                self._discovery.gap()  # what changed meanwhile was not noted
+                self._discovery.gap()  # changes before the takeover were not noted
                 await self.page("", after="", limit=1)  # reads the rows
             self._is_owner = self._is_owner and found is HERE
         except errors.NoSuchLog:
@@ -349,7 +349,7 @@ class SubscriptionService(RowService[Subscription]):
         return True
 
     def _end(self) -> None:
-        """End what only the owner does."""
+        """Stop the owner's tasks, and forget their state."""
         tasks = [*self._drivers.values(), *self._followers.values()]
         for task in tasks if self._lister is None else [*tasks, self._lister]:
             task.cancel()
@@ -369,7 +369,7 @@ class SubscriptionService(RowService[Subscription]):
             self._track(key)
 
     def _track(self, key: Key) -> None:
-        """Follow the streams of a row as it is now, and let its driver see it."""
+        """Follow the streams of a subscription's current row, and resume its driver."""
         old, new = self._known.get(key), self.kept.get(key)
         if not key[1] or (new is old and (new is None or key in self._drivers)):
             return
@@ -396,7 +396,7 @@ class SubscriptionService(RowService[Subscription]):
             self._slow.discard(old.secret)
             del self._known[key], self._pokes[key]
             if key in self._drivers:
-                self._drivers.pop(key).cancel()  # also a delivery that is under way
+                self._drivers.pop(key).cancel()  # this also cancels a delivery
         if new is None:
             return
         self._known[key] = new
@@ -414,14 +414,14 @@ class SubscriptionService(RowService[Subscription]):
 
     def _driven(self, key: Key, task: asyncio.Task[None]) -> None:
         if self._drivers.get(key) is task:
-            del self._drivers[key]  # if it broke, the next look begins anew
+            del self._drivers[key]  # after an error, the next `_track_all` starts a new driver
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("subscription-broke", exc_info=error, extra={"subscription": key[1]})
 
     # --- streams ---------------------------------------------------------------------------------
 
     async def _follow(self, stream: _StreamKey) -> None:
-        """Learn the end of a stream whenever it grows, until the stream is gone."""
+        """Keep the known end of a stream current, until the task is cancelled."""
         changed = asyncio.Event()
         self._changes.setdefault(stream[0], set()).add(changed)
         try:
@@ -441,7 +441,7 @@ class SubscriptionService(RowService[Subscription]):
                 del self._changes[stream[0]]
 
     async def _followed(self, stream: _StreamKey, changed: asyncio.Event) -> float:
-        """Learn a stream's end, and wait until there may be a later one. Returns a pause."""
+        """Read a stream's end, and wait until it may have grown. Returns a pause in seconds."""
         name, created = stream
         try:
             async with self._rows_room:
@@ -452,7 +452,7 @@ class SubscriptionService(RowService[Subscription]):
                 for key in self._users.get(stream, ()):
                     self._poke(key)
             if is_closed or not _is_written(row):
-                # It can't grow before its row changes, and a gap in the changes is told too.
+                # It grows only after a change of its metadata. `gap` sets the event too.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_ALL_S * random.uniform(0.5, 1.0)):  # noqa: S311
                         await changed.wait()
@@ -461,7 +461,7 @@ class SubscriptionService(RowService[Subscription]):
                 name, end, limit=1, max_bytes=1, wait_s=_FOLLOW_S, created_at=created, row=row
             )
         except (errors.NoSuchLog, errors.LogReplaced):
-            self._discovery.heard(name)  # there may be another one by now
+            self._discovery.heard(name)  # another stream may have the name by now
             self._has_heard.set()
             return _RETRY_S
         except errors.OffsetTruncated:
@@ -469,7 +469,7 @@ class SubscriptionService(RowService[Subscription]):
         return _GATHER_S if page.next > end else 0.0
 
     async def _list_streams(self) -> None:
-        """Link all streams that subscriptions want, and unlink those that are gone."""
+        """Link all streams that subscriptions want, and unlink deleted streams."""
         found = set[str]()
         wanted = set[str]()
         try:
@@ -488,7 +488,7 @@ class SubscriptionService(RowService[Subscription]):
             self._discovery.gap()
 
     def _wanting(self, name: str) -> Iterable[Subscription]:
-        """The subscriptions that have a stream, or have room for it and match it."""
+        """The subscriptions that link a stream, or whose pattern matches it and which have room."""
         linking = self._linking.get(name, ())
         yield from (self._known[key] for key in linking)
         if self.links < LINKS_MAX:
@@ -498,7 +498,7 @@ class SubscriptionService(RowService[Subscription]):
                     yield row
 
     async def _discover(self, name: str) -> None:
-        """Let the subscriptions that want a stream know its present creation."""
+        """Update the links of all subscriptions that want a stream to its present creation."""
         try:
             async with self._rows_room:
                 created = (await self._reader.rows.row(name)).created_at
@@ -514,7 +514,7 @@ class SubscriptionService(RowService[Subscription]):
                 await self._linked(name, request)
 
     async def _linked(self, name: str, request: Any) -> None:
-        """Decide a request that links or unlinks a stream; if it fails, the next look repeats it."""
+        """Decide a request that links or unlinks a stream. A failure is retried later."""
         answer: Any
         try:
             answer = await self.ask(request)
@@ -526,7 +526,7 @@ class SubscriptionService(RowService[Subscription]):
     # --- wakes -----------------------------------------------------------------------------------
 
     async def _drive(self, key: Key, poke: asyncio.Event) -> None:
-        """Bring the wakes of a subscription forward while there is one and this is the owner."""
+        """Advance a subscription's wakes while it exists and this process owns the log."""
         while self.is_here and (row := self.kept.get(key)) is not None:
             poke.clear()
             wait_s = await self._step(row)
@@ -535,11 +535,11 @@ class SubscriptionService(RowService[Subscription]):
                     await poke.wait()
 
     async def _step(self, row: Subscription) -> float | None:
-        """Do what is due. Returns how long to wait at most for a change."""
+        """Do the next due step. Returns the seconds to wait for a change; None for no limit."""
         wait_s = row.wait_ms(self._wall_ms()) / 1000
         match row.phase:
             case Phase.IDLE if not wait_s and row.pending(self._ends_of(row)):
-                # The larger a row is, the seldomer it is written.
+                # Larger rows are written less often.
                 await asyncio.sleep(len(row.links) * _PER_LINK_S)
                 wake = subscriptions.Wake(row.id, row.secret, new_wake(), self._ends_of(row))
                 return await self._asked(wake)
@@ -566,14 +566,14 @@ class SubscriptionService(RowService[Subscription]):
         )
 
     def _room_of(self, row: Subscription) -> contextlib.AbstractAsyncContextManager[Any]:
-        """What a delivery waits for. An announcement is an append, which waits for nothing."""
+        """The semaphore that bounds a delivery. An announcement is an append, and has no bound."""
         if row.settings.kind == Kind.PULL:
             return contextlib.nullcontext()
         return self._slow_room if row.attempts or row.secret in self._slow else self._room
 
     async def _delivered(self, row: Subscription) -> Any:
-        """Send a wake. Returns the request that notes what became of it; None if there is another
-        wake by now.
+        """Send a wake. Returns the request that records the result; None without a delivery if the
+        row has changed since.
         """
         assert self._send is not None
         async with self._room_of(row):
@@ -594,7 +594,7 @@ class SubscriptionService(RowService[Subscription]):
         return subscriptions.Delivered(row.id, row.secret, row.generation, is_done)
 
     async def _asked(self, request: Any) -> float:
-        """Decide a request of the owner. Returns when to look again."""
+        """Decide a request of the owner. Returns the seconds to wait before the next step."""
         try:
             await self.ask(request)
         except errors.QuorumLogError as error:
@@ -604,38 +604,38 @@ class SubscriptionService(RowService[Subscription]):
 
     @property
     def count(self) -> int:
-        """How many subscriptions there are, if this process owns the log."""
+        """The number of subscriptions, if this process owns their log."""
         return len(self._known)
 
     @property
     def links(self) -> int:
-        """How many streams all subscriptions link, if this process owns the log."""
+        """The number of links of all subscriptions, if this process owns their log."""
         state: Any = self._keeper.state
         return int(state.links)
 
     @property
     def oldest_ms(self) -> int:
-        """The age of the oldest wake that was not delivered, if this process owns the log."""
+        """The age of the oldest undelivered wake, if this process owns the log; 0 without one."""
         due = [row.woken_ms for row in self._known.values() if row.phase == Phase.DUE]
         return max(0, self._wall_ms() - min(due)) if due else 0
 
 
 def new_wake() -> str:
-    """An id for a wake."""
+    """Make a random id for a wake."""
     return f"w_{uuid4().hex}"
 
 
 def literal(pattern: str) -> str:
-    """The beginning that all paths have which a pattern matches."""
+    """The common prefix of all paths that a pattern matches."""
     head, star, rest = pattern.partition("*")
     if not star:
         return head
-    is_any_number = head.endswith("/") and rest.partition("/")[0] == "*"  # also none
+    is_any_number = head.endswith("/") and rest.partition("/")[0] == "*"  # also zero
     return head[: head.rfind("/") + (not is_any_number)]
 
 
 def is_matching(settings: SubscriptionSettings, name: str) -> bool:
-    """Whether a pattern matches a stream's path: `*` is one segment, `**` any number of segments."""
+    """Whether a pattern matches a stream's path. `*` is one segment, `**` any number of them."""
     if not settings.pattern or name == settings.wake_log:
         return False
     prefix, runs = _compiled(settings.pattern)
@@ -649,7 +649,7 @@ def is_matching(settings: SubscriptionSettings, name: str) -> bool:
     if len(first) > end or not (_is_run(first, segments, 0) and _is_run(last, segments, end)):
         return False
     at, between = len(first), segments[:end]
-    for run in runs[1:-1]:  # the earliest place of each leaves the most for the others
+    for run in runs[1:-1]:  # the earliest match of each run leaves the most segments for the others
         while not _is_run(run, between, at):
             at += 1
             if at + len(run) > end:
@@ -660,8 +660,8 @@ def is_matching(settings: SubscriptionSettings, name: str) -> bool:
 
 @lru_cache(maxsize=2 * subscriptions.SUBSCRIPTIONS_MAX)
 def _compiled(pattern: str) -> tuple[str, tuple[tuple[str, ...], ...]]:
-    """How the names of all logs begin that a pattern matches, and its runs of segments, between
-    which there may be any.
+    """The common prefix of the logs that a pattern matches, and the pattern's runs of segments.
+    Between two runs there may be any segments.
     """
     runs: list[list[str]] = [[]]
     for part in pattern.split("/"):
@@ -675,7 +675,7 @@ def _compiled(pattern: str) -> tuple[str, tuple[tuple[str, ...], ...]]:
 
 
 def _is_run(run: Sequence[str], segments: Sequence[str], at: int) -> bool:
-    """Whether segments from a place on are those of a run."""
+    """Whether the segments from index `at` match a run."""
     found = segments[at : at + len(run)]
     return len(found) == len(run) and all(
         part in ("*", segment) for part, segment in zip(run, found, strict=True)
@@ -683,27 +683,27 @@ def _is_run(run: Sequence[str], segments: Sequence[str], at: int) -> bool:
 
 
 def _is_written(row: LogMetadata) -> bool:
-    """Whether a log has an open ledger, so that it may grow without a change of its metadata."""
+    """Whether a log has an open ledger, and so may grow without a change of its metadata."""
     item = row.last_item
     return row.state is not LogState.CLOSED and item is not None and item.last_offset is None
 
 
 def _asks(row: Subscription, log: LogMetadata) -> bool:
-    """Whether a subscription that wants a stream does not know its present creation."""
+    """Whether a subscription that wants a stream has no link to its present creation."""
     is_match = is_matching(row.settings, log.name)
     found = subscriptions.discovered(row, log.name, log.created_at, is_match=is_match)
     return found is not None
 
 
 def _streams_of(row: Subscription | None) -> set[_StreamKey]:
-    """The existing streams of a subscription."""
+    """The streams that a subscription links and that exist."""
     return (
         set() if row is None else {(each.log, each.created) for each in row.links if each.created}
     )
 
 
 def _names_of(row: Subscription | None) -> set[str]:
-    """The streams of a subscription by name, also those that don't exist."""
+    """The names of all streams that a subscription links, even if they don't exist."""
     return set() if row is None else {each.log for each in row.links}
 
 

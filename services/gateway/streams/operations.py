@@ -25,7 +25,7 @@ from services.gateway.streams import config
 
 PREFIX: Final = "/v1/stream/"
 RESERVED: Final = "__ds"
-"""The first segment of the paths that are not streams (section 6)."""
+"""The first segment of reserved paths, which are not streams (section 6)."""
 
 
 def log_of(path: str) -> str:
@@ -62,7 +62,7 @@ class Place:
 
     at: int
     created_at: str
-    """Creation time of the stream's log. Later streams of the name reject the offset (rule 27b)."""
+    """Creation time of the stream's log. A re-created stream rejects the offset (rule 27b)."""
 
 
 Position = Place | Literal["earliest", "latest"]
@@ -81,7 +81,7 @@ _FIRST_OFFSET: Final = re.compile(r"0{16}_0{16}", re.ASCII)
 
 
 def offset_text(offset: int, created_at: str) -> str:
-    """A log's offset as clients see it (section 8). Offsets of one stream sort as text."""
+    """Format a log's offset for clients (section 8). Offsets of one stream sort as text."""
     return f"{offset:0{_OFFSET_DIGITS}d}_{token_of(created_at)}"
 
 
@@ -98,7 +98,7 @@ def offset_of(text: str, pointer: str) -> Position:
 
 
 def _fork_offset(text: str, pointer: str) -> Place | Literal[0]:
-    """Parse a fork's offset. Clients may write 0 as the protocol's reference server does."""
+    """Parse a fork's offset. Clients may write 0 in the format of the reference server."""
     if _FIRST_OFFSET.fullmatch(text):
         return 0
     found = offset_of(text, pointer)

@@ -51,10 +51,10 @@ from services.gateway.streams.operations import (
 from services.gateway.streams.webhooks import URL_CHARS_MAX, Keys, Networks, Webhooks
 
 PAGE_MAX: Final = 100
-"""Maximum subscriptions of a page."""
+"""Maximum number of subscriptions in a page."""
 LEASE_MS_MIN: Final = 1000
 LEASE_MS_MAX: Final = 600_000
-"""Bounds of a lease (section 6.2)."""
+"""Bounds of a lease's length (section 6.2)."""
 DESCRIPTION_CHARS_MAX: Final = 1000
 PATTERN_CHARS_MAX: Final = 1000
 WORKER_CHARS_MAX: Final = 200
@@ -71,35 +71,35 @@ LIMIT: Final = parameters.query_integer("limit", 1, PAGE_MAX, "Maximum of a page
 AFTER: Final = parameters.query_text("after", "[!-.0-~]{1,200}", "List those after this id.")
 
 _KEYS_S: Final = 60.0
-"""How long a gateway takes the keys for granted. By judgement."""
+"""How long a gateway caches the keys. Chosen by judgement."""
 _PLAIN: Final = r"^[^\x00-\x1f\x7f]*$"
-"""Text without control characters, which JSON makes six times as long."""
+"""Text without control characters, because JSON escapes make them six times as long."""
 _Path = Annotated[str, StringConstraints(min_length=1, max_length=600)]
 _Paths = Annotated[list[_Path], Field(max_length=STREAMS_MAX)]
 
 
 class _Body(BaseModel):
-    """A body of the open protocol, whose later versions may have further members."""
+    """A request body of the protocol. Unknown members are ignored: later versions may add some."""
 
     model_config = ConfigDict(frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 class WebhookTarget(_Body):
-    """Where wakes are sent to."""
+    """The URL to which wakes are sent."""
 
     url: Annotated[str, StringConstraints(min_length=1, max_length=URL_CHARS_MAX, pattern=_PLAIN)]
 
 
 class SubscriptionPut(_Body):
-    """The configuration of a subscription, which can't be changed."""
+    """The configuration of a subscription. It can't be changed later."""
 
     type: Literal["webhook", "pull-wake"]
     pattern: (
         Annotated[str, StringConstraints(max_length=PATTERN_CHARS_MAX, pattern=_PLAIN)] | None
     ) = None
-    """A glob over paths of streams: `*` is one segment, `**` any number of segments."""
+    """A glob for paths of streams: `*` is one segment, `**` any number of segments."""
     streams: _Paths | None = None
-    """Further streams, by their paths."""
+    """The paths of further streams to follow."""
     webhook: WebhookTarget | None = None
     wake_stream: _Path | None = None
     """The stream that announces the wakes of a `pull-wake` subscription."""
@@ -143,7 +143,7 @@ class StreamsAdded(_Body):
 
 
 class WakeClaim(_Body):
-    """Who claims a subscription."""
+    """The worker that claims a subscription."""
 
     worker: Annotated[
         str, StringConstraints(min_length=1, max_length=WORKER_CHARS_MAX, pattern=_PLAIN)
@@ -151,14 +151,14 @@ class WakeClaim(_Body):
 
 
 class OneAck(_Body):
-    """All of a stream below an offset was processed."""
+    """Acknowledges all records of a stream below an offset."""
 
     stream: _Path
     offset: Annotated[str, StringConstraints(max_length=100)]
 
 
 class WakeAck(_Body):
-    """The wake, and what was processed. Without `done` the lease is extended."""
+    """Acknowledges offsets of the current wake. Without `done` the lease is extended."""
 
     wake_id: Annotated[str, StringConstraints(max_length=100)]
     generation: int
@@ -179,7 +179,7 @@ _SPOKEN: Final[dict[type[errors.QuorumLogError], str]] = {
     errors.NoPendingWork: "NO_PENDING_WORK",
     errors.InvalidOffset: "INVALID_OFFSET",
 }
-"""The protocol's codes, which the member `error` of a problem has."""
+"""The protocol's error codes, for the member `error` of a problem."""
 _STREAM: Final = {"path": "events/a", "link_type": "glob", "acked_offset": "-1"}
 _TAIL: Final = {"tail_offset": "0000000000000000001_00000000000000", "has_pending": True}
 _EXAMPLE: Final[dict[str, Any]] = {
@@ -218,7 +218,7 @@ _KEPT: Final = (
     errors.WriterLost,
     errors.NoSuchSubscription,
 )
-"""Errors of the log that stores subscriptions, which this gateway may have to take over."""
+"""Errors of a request to the log of subscriptions, which this gateway may have to take over."""
 _BY_WAKE: Final = (
     *_KEPT,
     errors.MetadataUnavailable,
@@ -230,10 +230,10 @@ _MANAGE: Final = on(Named.SOME, Scope.MANAGE)
 
 
 class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
-    """HTTP handlers for subscriptions of streams, and the sender of their wakes."""
+    """HTTP handlers for subscriptions of streams, which also send the subscriptions' wakes."""
 
     def __init__(self, logs: LogManager, room: Room, networks: Networks) -> None:
-        """`networks`: private networks to which webhooks may be sent."""
+        """`networks`: the private networks to which webhooks may be sent."""
         self._logs, self._room = logs, room
         self._subscriptions = logs.subscriptions
         self._webhooks = Webhooks(networks)
@@ -246,7 +246,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         await self._webhooks.close()
 
     def routes(self) -> list[Route]:
-        """The operations with their handlers, whose problems also have the protocol's codes."""
+        """The operations and their handlers, whose problems have the protocol's codes too."""
         return [replace(route, handler=_speaking(route.handler)) for route in super().routes()]
 
     @op.operation(
@@ -262,7 +262,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def get_webhook_keys(self, _request: web.Request, _given: Given) -> web.Response:
         """Get the keys that sign webhooks.
 
-        The public keys (Ed25519) by which receivers verify the header `Webhook-Signature`.
+        Receivers verify the header `Webhook-Signature` with these public keys (Ed25519).
         """
         try:
             keys = [(await self._keys(creates=False)).jwk]
@@ -286,7 +286,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def list_subscriptions(self, request: web.Request, given: Given) -> web.Response:
         """List subscriptions.
 
-        Sorted by id: those whose streams the caller may manage. A page may have fewer than `limit`.
+        Returns the subscriptions whose streams the caller may manage, sorted by id. A page may have
+        fewer than `limit`.
         """
         limit = given[LIMIT]
         found = await self._subscriptions.page("", after=given[AFTER] or "", limit=limit + 1)
@@ -328,10 +329,11 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         is_audited=True,
     )
     async def put_subscription(self, request: web.Request, given: Given) -> web.Response:
-        """Create a subscription, or confirm it.
+        """Create a subscription, or confirm its configuration.
 
-        It is told of records that its streams get from now on. A token needs `manage` on each
-        stream and on all that the pattern may match, and `append` on the wake stream.
+        The subscription gets wakes for records that are appended from now on. A token needs
+        `manage` on each stream and on all that the pattern may match, and `append` on the wake
+        stream.
         """
         wanted = (await body.read_model(request, self._room, SubscriptionPut)).settings
         _check(request, Scope.MANAGE, wanted.streams, wanted.pattern)
@@ -341,7 +343,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
             self._webhooks.check(wanted.url)
         origin = str(request.url.origin())
         row, is_new = await self._subscriptions.put(given[ID], wanted, origin)
-        if not _may(request, Scope.MANAGE, row):  # others have added their streams
+        if not _may(request, Scope.MANAGE, row):  # another client has added streams
             raise errors.SubscriptionExists("the subscription exists with other streams")
         return json_value(await self._shown(row), status=201 if is_new else 200)
 
@@ -367,7 +369,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def delete_subscription(self, request: web.Request, given: Given) -> web.Response:
         """Delete a subscription.
 
-        Its wakes end, and acknowledge nothing any more. Idempotent.
+        Its current wake ends, and can no longer acknowledge offsets. Idempotent.
         """
         try:
             row = await self._look(request, given, Scope.MANAGE)
@@ -389,8 +391,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def add_subscription_streams(self, request: web.Request, given: Given) -> web.Response:
         """Add streams to a subscription.
 
-        New ones begin at their ends. Idempotent. A token also needs `manage` on each of them, and
-        `append` on the wake stream.
+        Added streams begin at their ends. Idempotent. A token also needs `manage` on each added
+        stream, and `append` on the wake stream.
         """
         wanted = await body.read_model(request, self._room, StreamsAdded)
         row = await self._look(request, given, Scope.MANAGE)
@@ -415,7 +417,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def remove_subscription_stream(self, request: web.Request, given: Given) -> web.Response:
         """Remove a stream from a subscription.
 
-        It stays if the pattern matches it. Idempotent.
+        The stream stays linked if the pattern matches it. Idempotent.
         """
         row = await self._look(request, given, Scope.MANAGE)
         asked = subscriptions.UnlinkStream(row.id, row.secret, given[STREAM])
@@ -434,8 +436,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def claim_subscription(self, request: web.Request, given: Given) -> web.Response:
         """Claim a pull-wake subscription.
 
-        The worker has its pending work for `lease_ttl_ms`, or longer if it acknowledges without
-        `done`. A token needs `work` on the streams, as for a subscription's creation.
+        The worker gets the pending work for `lease_ttl_ms`. Acknowledgements without `done` extend
+        the lease. A token needs `work` on all streams and on all that the pattern may match.
         """
         wanted = await body.read_model(request, self._room, WakeClaim)
         row = await self._look(request, given, Scope.WORK)
@@ -464,7 +466,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def call_back(self, request: web.Request, given: Given) -> web.Response:
         """Acknowledge a webhook's wake.
 
-        By the token of the wake, as `Authorization: Bearer …`. Without `done` the lease is extended.
+        Requires the wake's token, as `Authorization: Bearer …`. Without `done` the lease is
+        extended.
         """
         return await self._acknowledged(request, given, Kind.WEBHOOK)
 
@@ -480,7 +483,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def ack_subscription(self, request: web.Request, given: Given) -> web.Response:
         """Acknowledge a claimed wake.
 
-        By the token of the claim, as `Authorization: Bearer …`. Without `done` the lease is
+        Requires the claim's token, as `Authorization: Bearer …`. Without `done` the lease is
         extended.
         """
         return await self._acknowledged(request, given, Kind.PULL)
@@ -497,7 +500,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     async def release_subscription(self, request: web.Request, given: Given) -> web.Response:
         """Release a claimed wake.
 
-        By the token of the claim, as `Authorization: Bearer …`. Nothing is acknowledged.
+        Requires the claim's token, as `Authorization: Bearer …`. Acknowledges nothing.
         """
         await self._acknowledged(request, given, Kind.PULL, is_release=True)
         return no_content()
@@ -505,7 +508,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
     # --- what the handlers share -----------------------------------------------------------------
 
     async def _keys(self, *, creates: bool = True) -> Keys:
-        """The keys, read again at times: an accepted loss of their log makes new ones."""
+        """The keys, cached for `_KEYS_S`, because an accepted loss of their log changes them."""
         if self._known_keys is None or monotonic() > self._keys_until_s:
             secret = await self._subscriptions.signing_key(creates=creates)
             self._known_keys = Keys(secret.encode())
@@ -513,8 +516,8 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         return self._known_keys
 
     async def _look(self, request: web.Request, given: Given, scope: Scope) -> Subscription:
-        """The subscription that a request names. A caller that has no scope on some of its streams
-        must not learn that it exists. Raises: NoSuchSubscription, Forbidden.
+        """The subscription that a request names. If the caller has no scope at all on one of its
+        streams, the error hides the subscription. Raises: NoSuchSubscription, Forbidden.
         """
         row = await self._subscriptions.look(given[ID])
         if not _may(request, scope, row):
@@ -560,7 +563,7 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
         return json_value({"ok": True, "next_wake": row.generation != wanted.generation})
 
     async def _shown(self, row: Subscription) -> dict[str, Any]:
-        """A subscription as clients see it."""
+        """The JSON of a subscription for clients."""
         settings = row.settings
         webhook = None
         if settings.kind == Kind.WEBHOOK:
@@ -622,12 +625,12 @@ class SubscriptionRoutes(op.Handlers, tag="Durable Streams"):
 
 
 def _path(text: str) -> str:
-    """A stream's path, relative to the root of streams."""
+    """A stream's path without slashes at its ends."""
     return text.strip("/")
 
 
 def _ack_of(ack: OneAck) -> tuple[str, str, int]:
-    """Raises: BadRequest, InvalidOffset."""
+    """The stream's log, its creation time and the offset. Raises: BadRequest, InvalidOffset."""
     place = offset_of(ack.offset, "/acks")
     if not isinstance(place, Place):
         raise errors.InvalidOffset("only a stream's offset can be acknowledged")
@@ -652,22 +655,22 @@ def _links_json(row: Subscription, *, has_tails: bool = False) -> list[dict[str,
 
 
 def _all_of(pattern: str) -> Sequence[str]:
-    """What a grant must cover to cover all that a pattern may match. No log's name has a star, so
-    only grants for a prefix cover this one.
+    """The name that a grant must cover to cover all that a pattern may match; none for no pattern.
+    No log's name contains a star, so only grants for a prefix cover this name.
     """
     return (f"{STREAM_PREFIX}{stream_name(literal(pattern))}*",) if pattern else ()
 
 
 def _names(row: Subscription) -> Iterable[str]:
-    """What a grant must cover to cover a subscription: also what it was created for, because its
-    links end with their streams.
+    """The names that a grant must cover to cover a subscription. They include the configured
+    streams and pattern, because links end when their streams are deleted.
     """
     settings = row.settings
     return chain(settings.streams, _all_of(settings.pattern), (each.log for each in row.links))
 
 
 def _check(request: web.Request, scope: Scope, names: Iterable[str], pattern: str = "") -> None:
-    """Check a scope on streams, and on all that a pattern may match. Raises: Forbidden."""
+    """Require a scope on streams and on all that a pattern may match. Raises: Forbidden."""
     for name in chain(names, _all_of(pattern)):
         scopes.caller_of(request).check(scope, scopes.Kind.LOGS, name)
 
@@ -681,7 +684,7 @@ def _may(request: web.Request, scope: Scope, row: Subscription) -> bool:
 
 
 def _speaking(handler: Handler) -> Handler:
-    """A handler whose problems also have the member `error`, as the protocol's errors."""
+    """Wrap a handler: its problems also have the member `error`, as the protocol requires."""
 
     async def handle(request: web.Request, given: Given) -> web.StreamResponse:
         try:
@@ -690,9 +693,7 @@ def _speaking(handler: Handler) -> Handler:
             code = _SPOKEN.get(type(error))
             if code is None:
                 raise
-            if isinstance(
-                error, errors.InvalidRequest
-            ):  # the protocol's malformed requests get 400
+            if isinstance(error, errors.InvalidRequest):  # the protocol requires 400
                 error = errors.BadRequest(error.detail, **error.members)
             named = {"code": code, "message": error.detail}
             for member in ("current_holder", "generation"):

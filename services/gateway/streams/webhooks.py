@@ -1,9 +1,9 @@
 """Webhooks: which URLs are allowed, and how wakes are signed and sent (sections 7.1 and 12.8 to
 12.10).
 
-A webhook's URL is a client's, so the gateway must not become that client's way into the network of
-the cluster. A URL is checked when a subscription is created and before each delivery. A host's name
-is resolved once for a connection, which goes to one of the addresses that were checked.
+A client chooses a webhook's URL, so the gateway must not give the client access to the cluster's
+network. A URL is checked when a subscription is created and before each delivery. A host's name is
+resolved once for a connection, which goes to one of the addresses that were checked.
 """
 
 import asyncio
@@ -33,19 +33,19 @@ from services.gateway.logs.subscriptions import (
 
 URL_CHARS_MAX: Final = 2048
 ANSWER_BYTES_MAX: Final = 64 << 10
-"""Of a webhook's response, what is read. A longer one counts as one without `done`. By judgement."""
+"""Maximum length of a webhook's response; a longer one counts as without `done`. By judgement."""
 DELIVERY_S: Final = 10.0
-"""The timeout of one delivery. By judgement."""
+"""The timeout of one delivery. Chosen by judgement."""
 RESOLVERS_MAX: Final = 16
-"""Threads that resolve names, which must not keep other work waiting. By judgement."""
+"""Threads that resolve names, so that the event loop does not wait. Chosen by judgement."""
 SLOW_RESOLVERS_MAX: Final = 4
-"""Threads for names whose last lookup was slow: `getaddrinfo` can't be interrupted, so such names
-would take all the others. By judgement.
+"""Threads for names whose last lookup was slow. `getaddrinfo` can't be interrupted, so slow names
+could otherwise block all threads. Chosen by judgement.
 """
 SLOW_HOSTS_MAX: Final = 10_000
-"""Names that are remembered as slow; then all are forgotten. By judgement."""
+"""Maximum names remembered as slow; beyond it all are forgotten. Chosen by judgement."""
 _SLOW_S: Final = 2.0
-"""A lookup that takes longer is slow. By judgement."""
+"""A lookup that takes longer counts as slow. Chosen by judgement."""
 _UID_CHARS: Final = 16
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 
@@ -54,8 +54,8 @@ Networks = Sequence[IPv4Network | IPv6Network]
 
 
 def is_allowed(address: Address, networks: Networks, *, is_public: bool) -> bool:
-    """Whether a delivery may go to an address: one of `networks`, or with `is_public` one of the
-    public internet. An IPv6 address that stands for an IPv4 address counts as that one.
+    """Whether a delivery may go to an address: an address of `networks`, or with `is_public` also a
+    public address. An IPv6 address that embeds an IPv4 address is judged by the IPv4 address.
     """
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
@@ -71,7 +71,7 @@ def is_allowed(address: Address, networks: Networks, *, is_public: bool) -> bool
 
 
 def check_url(text: str, networks: Networks) -> URL:
-    """A webhook's URL, unless its scheme or host is not allowed. Raises: WebhookUrlRejected."""
+    """Parse a webhook's URL and check its scheme and host. Raises: WebhookUrlRejected."""
     try:
         url = URL(text)
         host, port = url.host, url.port
@@ -95,8 +95,8 @@ def check_url(text: str, networks: Networks) -> URL:
 
 
 def _literal(host: str) -> Address | None:
-    """The address that a host is, in any form that resolvers take; None for a name. Raises:
-    WebhookUrlRejected for a number that is no address.
+    """The address that a host denotes, in any form that resolvers accept; None for a name. Raises:
+    WebhookUrlRejected for a number that is not an address.
     """
     name = host.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
@@ -108,7 +108,7 @@ def _literal(host: str) -> Address | None:
     try:
         return IPv4Address(socket.inet_aton(name))
     except (OSError, UnicodeError) as error:
-        if name.rpartition(".")[2].isdigit():  # no name ends so (RFC 3696)
+        if name.rpartition(".")[2].isdigit():  # no name ends in a number (RFC 3696)
             raise WebhookUrlRejected("webhook.url has a number as its host") from error
         return None
 
@@ -118,7 +118,7 @@ _Lookup = tuple[str, int, socket.AddressFamily]
 
 
 class _Resolver(AbstractResolver):
-    """Resolves names to allowed addresses only."""
+    """Resolves host names, and returns only allowed addresses."""
 
     def __init__(self, networks: Networks, *, is_public: bool) -> None:
         self._networks, self._is_public = networks, is_public
@@ -126,12 +126,12 @@ class _Resolver(AbstractResolver):
         self._slow_threads = ThreadPoolExecutor(SLOW_RESOLVERS_MAX, "webhook-slow-names")
         self._slow: set[str] = set()
         self._lookups: dict[_Lookup, asyncio.Future[Any]] = {}
-        """Lookups under way, also those for which no delivery waits any more."""
+        """Running lookups, including those for which no delivery waits any longer."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """The allowed addresses of a name. Raises: OSError."""
+        """Return the allowed addresses of a name. Raises: OSError if there is none."""
         wanted = host, port, family
         if wanted not in self._lookups:
             self._lookups[wanted] = self._look_up(wanted)
@@ -158,7 +158,7 @@ class _Resolver(AbstractResolver):
         host, began_s = wanted[0], loop.time()
         is_slow = host in self._slow
         threads = self._slow_threads if is_slow else self._threads
-        # The timeout of a delivery ends neither the lookup nor what is noted of it.
+        # A delivery's timeout does not end the lookup, whose duration is still recorded.
         future = loop.run_in_executor(threads, socket.getaddrinfo, *wanted, socket.SOCK_STREAM)
         late = loop.call_later(_SLOW_S, self._is_late, host)
 
@@ -178,14 +178,14 @@ class _Resolver(AbstractResolver):
         self._slow.add(host)
 
     async def close(self) -> None:
-        """Let the threads end."""
+        """Shut down the threads without waiting for running lookups."""
         for threads in (self._threads, self._slow_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What all gateways derive from the cluster's secret: the signing key and the wakes' tokens."""
+    """The signing key and the wakes' tokens, which all gateways derive from one secret."""
 
     secret: bytes
 
@@ -204,17 +204,17 @@ class Keys:
         return {"kty": "OKP", "crv": "Ed25519", "x": x, **more}
 
     def signature(self, body: bytes, at_s: int) -> str:
-        """The value of `Webhook-Signature`."""
+        """Sign a body. Returns the value of the header `Webhook-Signature`."""
         signed = self._signing.sign(b"%d.%b" % (at_s, body))
         return f"t={at_s},kid={self.jwk['kid']},ed25519={_base64(signed)}"
 
     def token(self, name: str, uid: str, generation: int) -> str:
-        """The token of a wake of one creation of a subscription."""
+        """Make a wake's token. `uid` is the secret of the creation of the subscription `name`."""
         head = f"{generation}.{uid[:_UID_CHARS]}"
         return f"{head}.{self._mac(name, head)}"
 
     def generation_of(self, name: str, token: str) -> tuple[int, str]:
-        """The generation that a token is of, and its creation. Raises: WakeTokenInvalid."""
+        """A token's generation, and the beginning of its `uid`. Raises: WakeTokenInvalid."""
         head, _, mac = token.rpartition(".")
         if not token.isascii() or not hmac.compare_digest(mac, self._mac(name, head)):
             raise WakeTokenInvalid
@@ -230,7 +230,7 @@ class Webhooks:
     """Sends signed wakes to webhooks."""
 
     def __init__(self, networks: Networks) -> None:
-        """`networks`: private networks to which deliveries may go, by http too."""
+        """`networks`: the private networks to which deliveries may go, also by http."""
         self._networks = networks
         self._sessions: dict[str, aiohttp.ClientSession] = {}
 
@@ -239,7 +239,7 @@ class Webhooks:
         check_url(url, self._networks)
 
     async def send(self, url: str, document: Any, keys: Keys) -> bool:
-        """Send a wake. Returns whether the response says that it is done. Raises: DeliveryFailed."""
+        """Send a wake. Returns whether the response contains `done`. Raises: DeliveryFailed."""
         body = orjson.dumps(document)
         headers = {
             "Content-Type": "application/json",
@@ -290,7 +290,7 @@ class Webhooks:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """A response's body; nothing of a longer one than is read."""
+    """A response's body; empty if it is longer than `ANSWER_BYTES_MAX`."""
     found = bytearray()
     async for part in response.content.iter_any():
         found += part

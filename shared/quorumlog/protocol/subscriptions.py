@@ -1,20 +1,20 @@
-"""Subscriptions of streams: which streams have unread records, and who was told so (ADR 58).
+"""Subscriptions of streams: which streams have pending work, and who holds the wake (ADR 58).
 
-A subscription is a row of the log of subscriptions (`rows.py`). It links streams, each with the
-offset up to which it is acknowledged. While a linked stream is longer, the subscription has pending
-work: it gets a *wake*, with a `generation` that only grows. A webhook's wake is delivered until the
-receiver accepts it. A pull-wake's is announced in a stream until a worker claims it. Then the
-holder has the wake for a lease. The names are those of the Durable Streams protocol, sections 6
-and 7.
+A subscription is a row of the log of subscriptions (`rows.py`). It links streams, each with an
+acknowledged offset. While a linked stream ends beyond its acknowledged offset, the subscription has
+pending work and gets a *wake*, with a `generation` that only grows. A webhook's wake is delivered
+until the receiver accepts it; a pull-wake is announced in a stream until a worker claims it. The
+receiver or worker then holds the wake for a lease. The names are those of the Durable Streams
+protocol, sections 6 and 7.
 
 Invariants (checked by the simulation in tests/model/subscriptions):
-  - acknowledged offsets never go back, and only the current wake moves them;
-  - a wake has one holder: another one gets the work only after a whole lease of time awake without
-    an acknowledgement, and never with the same generation;
+  - acknowledged offsets never decrease, and only requests of the current wake advance them;
+  - a wake has one holder: another receiver or worker gets the work only after a whole lease of time
+    awake without an acknowledgement, and never with the same generation;
   - a subscription without a wake has no pending work, or gets a wake;
-  - a wake that no receiver accepted stays, whatever gateways die;
-  - a request changes only the creation of a subscription that it was made for;
-  - a stream that a subscription wants is linked, in its present creation.
+  - a wake that no receiver accepted stays, even if gateways die;
+  - a request changes only the creation of a subscription for which the request was made;
+  - a stream that a subscription wants is linked, in the stream's present creation.
 """
 
 from collections.abc import Iterable
@@ -37,48 +37,48 @@ from quorumlog.errors import (
 from quorumlog.protocol.rows import Key, List, RowDraft, Rows, Stamp
 
 SUBSCRIPTIONS_MAX: Final = 1000
-"""Maximum subscriptions, which the owner of their log holds in memory. Chosen by judgement."""
+"""Maximum subscriptions. The owner of their log holds them in memory. Chosen by judgement."""
 STREAMS_MAX: Final = 1000
-"""Maximum streams of a subscription: its row, which each change writes, stays below 300 KB."""
+"""Maximum streams of a subscription. Each change writes its row, which stays below 300 KB."""
 LINKS_MAX: Final = 5000
-"""Maximum streams of all subscriptions: the owner waits for records of each. By judgement."""
+"""Maximum links of all subscriptions. The owner follows each stream. Chosen by judgement."""
 RETRY_MS_MAX: Final = 60_000
-"""The longest pause between two attempts, without its jitter (section 7.1). An announced wake that
-no worker has claimed is announced again after it.
+"""The longest pause between two attempts, without its jitter (section 7.1). A wake that no worker
+has claimed is announced again after this pause.
 """
 JITTER_PERMILLE: Final = 200
-"""How much longer or shorter a pause may be."""
+"""The jitter of a pause, which may be this much longer or shorter."""
 _RETRY_MS: Final = 1000
 _DOUBLINGS_MAX: Final = 6
 _BATCH_CHARS: Final = 2 << 20
-"""Characters of changed rows after which a batch takes no more requests, as for queues."""
+"""Characters of changed rows after which a batch accepts no more requests, as for queues."""
 HEARD_MAX: Final = 10_000
-"""Names of streams that may be new; beyond it all streams are listed. Chosen by judgement."""
+"""Maximum noted names of streams; beyond it all streams are listed. Chosen by judgement."""
 
 
 class Kind(StrEnum):
-    """How a subscription is told of pending work."""
+    """How a subscription announces pending work."""
 
     WEBHOOK = "webhook"
     PULL = "pull-wake"
 
 
 class Phase(StrEnum):
-    """What happens to the current wake."""
+    """The state of a subscription's current wake."""
 
     IDLE = "idle"
-    """There is none."""
+    """There is no current wake."""
     DUE = "due"
-    """It is to be delivered to the webhook, or announced in the wake stream."""
+    """The wake is to be delivered to the webhook, or announced in the wake stream."""
     OPEN = "open"
-    """It was announced, and waits for a worker."""
+    """The wake was announced, and no worker has claimed it yet."""
     HELD = "held"
-    """The receiver has accepted it, or a worker has claimed it: a lease runs."""
+    """The receiver has accepted the wake, or a worker has claimed it: a lease runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSettings:
-    """The configuration, normalized. Streams are named by their logs."""
+    """A subscription's configuration, normalized. Streams are named by their logs."""
 
     kind: str
     pattern: str
@@ -95,32 +95,32 @@ class Link:
 
     log: str
     created: str = ""
-    """The log's creation time; empty while there is no such stream."""
+    """The log's creation time; empty while the stream does not exist."""
     acked: int = 0
-    """All records below are acknowledged."""
+    """All records below this offset are acknowledged."""
     is_explicit: bool = False
     is_glob: bool = False
-    """Whether the pattern matches."""
+    """Whether the subscription's pattern matches the stream."""
     tail: int = 0
     """The stream's end when the last wake was made or claimed."""
 
 
 Ends = tuple[tuple[str, str, int], ...]
-"""The acknowledged ends of streams: (log, creation time, offset). Those that the row has may be left
-out."""
+"""The ends of streams, below which all records are durable: (log, creation time, offset). An end
+that the row already has may be left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A subscription's whole state. The one without an id has the cluster's signing key."""
+    """A subscription's whole state. The row with an empty id has the cluster's signing key."""
 
     id: str
     version: int
     settings: SubscriptionSettings
     secret: str
-    """Random: it identifies this creation, and keys the tokens of its wakes."""
+    """Random text that identifies this creation. Its first characters are in its wakes' tokens."""
     origin: str = ""
-    """The URL of the gateways, as the client of the creation wrote it."""
+    """The gateways' URL, as the client that created the subscription addressed them."""
     created_ms: int = 0
     links: tuple[Link, ...] = ()
     generation: int = 0
@@ -131,15 +131,15 @@ class Subscription:
     woken_ms: int = 0
     """When the current wake was made."""
     attempts: int = 0
-    """Failed attempts since the last one that was accepted."""
+    """Failed attempts since the last attempt that succeeded."""
     next_ms: int = 0
-    """When the next attempt is due, by the owner's clock; 0: at once."""
+    """When the next attempt is due, by the owner's clock; 0 means at once."""
     last: str = ""
-    """The last claim or acknowledgement, by the id that it gave: a copy of it changes nothing."""
+    """The id of the last claim or final acknowledgement; a copy of that request changes nothing."""
 
     @property
     def key(self) -> Key:
-        """All subscriptions are in one space of names."""
+        """The key of the row. All subscriptions share one namespace."""
         return "", self.id
 
     @property
@@ -149,35 +149,37 @@ class Subscription:
 
     @property
     def size(self) -> int:
-        """About the most characters of the row."""
+        """An upper estimate of the row's characters."""
         named = sum(3 + len(each) for each in self.settings.streams)
         return 12_000 + named + sum(120 + len(each.log) for each in self.links)
 
     def wait_ms(self, wall_ms: int) -> int:
-        """How long the next attempt has to wait. A clock that was set doesn't make it longer."""
+        """Milliseconds until the next attempt. A wait beyond the longest pause, as after the clock
+        was set back, counts as 0.
+        """
         longest = RETRY_MS_MAX * (1000 + JITTER_PERMILLE) // 1000
         return max(0, self.next_ms - wall_ms) if self.next_ms - wall_ms <= longest else 0
 
     def sends_in_ms(self, wall_ms: int) -> int | None:
-        """When the current wake is to be delivered, or announced (again); None if it is not."""
+        """Milliseconds until the wake is to be delivered or announced; None if it is not to be."""
         return self.wait_ms(wall_ms) if self.phase in (Phase.DUE, Phase.OPEN) else None
 
     def pending(self, ends: Ends) -> tuple[Link, ...]:
-        """The links whose streams have unacknowledged records, by the streams' ends."""
+        """The links with unacknowledged records, given the streams' ends."""
         return tuple(each for each in _reached(self.links, ends) if each.tail > each.acked)
 
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """A request about all subscriptions, or about one."""
+    """A request about one subscription or all of them."""
 
     log: ClassVar[str] = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _OfCreation(_Named):
-    """A request about one creation of a subscription, which its `secret` identifies: another one
-    that has the same id since is not changed.
+    """A request about one creation of a subscription, which its `secret` identifies. A later
+    subscription with the same id is not changed.
     """
 
     id: str
@@ -186,8 +188,8 @@ class _OfCreation(_Named):
 
 @dataclass(frozen=True, slots=True)
 class PutSubscription(_Named):
-    """Create a subscription, or confirm that it has these settings. Answer: it; new if it has the
-    request's `secret`.
+    """Create a subscription, or confirm that it has these settings. Answer: the subscription, which
+    is new if it has the request's `secret`.
     """
 
     id: str
@@ -206,8 +208,8 @@ class LookSubscription(_Named):
 
 @dataclass(frozen=True, slots=True)
 class SigningKey(_Named):
-    """Return the row with the signing key, made of `secret` if there is none; with an empty secret
-    none is made.
+    """Return the row with the signing key. If there is no key yet, a non-empty `secret` becomes the
+    key, and an empty one is refused with NoSuchSubscription.
     """
 
     secret: str
@@ -220,21 +222,21 @@ class DeleteSubscription(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class LinkStreams(_OfCreation):
-    """Add links. A stream that was created again begins anew. Answer: the subscription."""
+    """Add links. A re-created stream is linked from its beginning. Answer: the subscription."""
 
     links: tuple[Link, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UnlinkStream(_OfCreation):
-    """Remove an explicit link; the pattern's stays. Answer: the subscription."""
+    """Remove an explicit stream, unless the pattern matches it too. Answer: the subscription."""
 
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
 class StreamGone(_OfCreation):
-    """Remove the link of a deleted stream; an explicit one waits for the next stream of the name.
+    """Remove the link of a deleted stream. An explicit link waits for the next stream of the name.
     Answer: the subscription.
     """
 
@@ -254,8 +256,9 @@ class Wake(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Delivered(_OfCreation):
-    """A wake was accepted by its receiver, or announced. With `is_done`, all that the wake showed is
-    acknowledged. Changes nothing if the wake has moved on. Answer: the subscription.
+    """Note that a wake was announced, or accepted by its receiver. With `is_done`, all records that
+    the wake showed are acknowledged. Changes nothing if the wake has since ended, or was claimed.
+    Answer: the subscription.
     """
 
     generation: int
@@ -264,20 +267,20 @@ class Delivered(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Failed(_OfCreation):
-    """An attempt to deliver a wake failed. Answer: the subscription, with the next attempt."""
+    """Note that a delivery failed. Answer: the subscription, with the time of the next attempt."""
 
     generation: int
     jitter: int
-    """From -JITTER_PERMILLE to JITTER_PERMILLE."""
+    """In permille of the pause, from -JITTER_PERMILLE to JITTER_PERMILLE."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expire(_OfCreation):
-    """End a wake whose lease has ended. Answer: the subscription."""
+    """End a wake whose lease has ended; pending work gets a new wake. Answer: the subscription."""
 
     generation: int
     wake_id: str
-    """Of the next wake."""
+    """The id of the next wake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,23 +289,23 @@ class ClaimWake(_OfCreation):
 
     worker: str
     wake_id: str
-    """Of this request, and of a new wake if one is made."""
+    """The id of this request, and of the new wake if the claim makes a wake."""
     ends: Ends
 
 
 @dataclass(frozen=True, slots=True)
 class AckWake(_OfCreation):
-    """Acknowledge offsets by the current wake, and extend its lease, or end it if `is_done`. Answer:
-    the subscription.
+    """Acknowledge offsets of the current wake. Extends its lease, or ends the wake if `is_done`.
+    Answer: the subscription.
     """
 
     generation: int
     wake_id: str
     acks: tuple[tuple[str, str, int], ...]
-    """(log, creation time, offset)"""
+    """The acknowledged offsets: (log, creation time, offset)."""
     is_done: bool
     next_id: str
-    """Of this request, and of the next wake if work is pending."""
+    """The id of this request, and of the next wake if work is pending."""
     ends: Ends
 
 
@@ -324,23 +327,23 @@ SubscriptionAnswer = Subscription | tuple[Subscription, ...] | QuorumLogError
 
 
 def is_counted_once(request: SubscriptionRequest) -> bool:
-    """Whether a request needs a `Stamp`. Requests about wakes have ids of their own."""
+    """Whether a request needs a `Stamp`. Requests about wakes carry their own ids."""
     if isinstance(request, LinkStreams):
         return any(each.is_explicit for each in request.links)
     return isinstance(request, PutSubscription | DeleteSubscription | UnlinkStream)
 
 
 class Subscriptions(Rows[Subscription]):
-    """All subscriptions by the log, and how long their wakes are held."""
+    """All subscriptions as their log has them, and when the leases of their wakes end."""
 
     noun = "subscription"
     absent = NoSuchSubscription
 
     def __init__(self) -> None:
-        """No subscriptions."""
+        """Start without subscriptions."""
         super().__init__()
         self.links = 0
-        """How many streams all subscriptions link."""
+        """Number of links of all subscriptions."""
 
     def _add(self, row: Subscription) -> None:
         super()._add(row)
@@ -354,7 +357,7 @@ class Subscriptions(Rows[Subscription]):
     def draft(
         self, *, end: int, now_s: float, wall_ms: int, database_ms: int = 0, expiry_ms: int = 0
     ) -> "SubscriptionDraft":
-        """A draft of the batch for the offset `end`."""
+        """Return a draft of the batch for the offset `end`."""
         del database_ms, expiry_ms
         return SubscriptionDraft(self, end=end, now_s=now_s, wall_ms=wall_ms)
 
@@ -366,16 +369,16 @@ class Subscriptions(Rows[Subscription]):
         return self.since_s + row.settings.lease_ms / 1000
 
     def remembered(self, row: Subscription) -> Subscription:
-        """The result of a change as it is remembered: without its links, which may be many."""
+        """The answer to copies of a change: the subscription without links, which may be many."""
         return replace(row, links=())
 
     def size_of(self, row: Subscription) -> int:
-        """About the most characters of a row."""
+        """An upper estimate of a row's characters."""
         return row.size
 
 
 class SubscriptionDraft(RowDraft[Subscription]):
-    """The subscriptions with the changes of some requests."""
+    """A batch of requests that are decided, but not yet in the log."""
 
     def __init__(self, state: Subscriptions, *, end: int, now_s: float, wall_ms: int) -> None:
         """The batch is for the offset `end`."""
@@ -385,12 +388,12 @@ class SubscriptionDraft(RowDraft[Subscription]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the batch takes no more requests."""
+        """Whether the batch accepts no more requests."""
         return super().is_full or self._size > _BATCH_CHARS
 
     def decide(self, request: Any, stamp: Stamp | None = None) -> Any:
         """Decide a request; the answer counts once the batch is in the log (`RowDraft.decide`). A
-        copy of a change gets it without the links, as many large answers are remembered.
+        copy of a change gets the answer without links, because many answers are remembered.
         """
         answer = super().decide(request, stamp)
         if stamp is not None and isinstance(answer, Subscription):
@@ -449,7 +452,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
                 return self._acknowledged(row, request)
 
     def _put(self, row: Subscription, before: Subscription | None = None) -> Subscription:
-        """Write a row, unless it is as `before`."""
+        """Add a row to the batch, unless it equals `before`. Returns the row."""
         if row == before:
             return row
         row = replace(row, version=self._version)
@@ -479,8 +482,8 @@ class SubscriptionDraft(RowDraft[Subscription]):
         return self._put(self._linked(new, request.links))
 
     def _linked(self, row: Subscription, links: Iterable[Link]) -> Subscription:
-        """The subscription with further links. If there is no room, an explicit one is rejected, and
-        one that only the pattern has is left out.
+        """The subscription with further links. Beyond the bounds, an explicit link is rejected and
+        a link that only the pattern wants is left out. Raises: TooManySubscriptions.
         """
         known = {each.log: each for each in row.links}
         room = min(STREAMS_MAX - len(known), LINKS_MAX - self._links)
@@ -514,7 +517,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
         )
 
     def _hold(self, row: Subscription) -> Subscription:
-        """The subscription whose wake is held, for a whole lease from now on."""
+        """The subscription with its wake held for a whole lease from now on."""
         until_s = self._now_s + row.settings.lease_ms / 1000
         self.held_until[row.key] = row.generation, until_s
         return replace(row, phase=Phase.HELD, attempts=0, next_ms=0)
@@ -591,12 +594,12 @@ class SubscriptionDraft(RowDraft[Subscription]):
 
 @dataclass(slots=True)
 class Discovery:
-    """What the owner still has to look at, to link the streams that its subscriptions want."""
+    """The streams that the owner still has to check, to link those that subscriptions want."""
 
     names: set[str] = field(default_factory=set)
-    """Streams that may be new, or gone."""
+    """Streams that may be new or deleted."""
     is_all: bool = True
-    """Whether any stream may be so."""
+    """Whether any stream may be new or deleted."""
 
     def heard(self, name: str) -> None:
         """Note that a stream may have been created, changed or deleted."""
@@ -610,14 +613,14 @@ class Discovery:
         self.is_all = True
 
     def take(self) -> tuple[set[str], bool]:
-        """Return what is to be looked at now, and forget it."""
+        """Return `names` and `is_all`, and clear them."""
         taken = self.names, self.is_all
         self.names, self.is_all = set(), False
         return taken
 
     def answered(self, name: str, answer: object) -> None:
-        """Note the answer to a request that linked or unlinked a stream. A failed one, whose outcome
-        may be unknown, is decided anew.
+        """Note the answer to a request that links or unlinks a stream. After a failure, whose
+        outcome may be unknown, the stream is checked again.
         """
         is_failed = isinstance(answer, QuorumLogError)
         if is_failed and not isinstance(answer, NoSuchSubscription):
@@ -627,8 +630,9 @@ class Discovery:
 def discovered(
     row: Subscription, stream: str, created: str, *, is_match: bool
 ) -> LinkStreams | StreamGone | None:
-    """The request that lets a subscription know the present creation of a stream; None if it needs
-    none. `created`: empty if there is no such stream. `is_match`: whether the pattern matches it.
+    """The request that updates a subscription's link to the present creation of a stream; None if
+    the link is up to date. `created` is empty if the stream does not exist. `is_match`: whether the
+    pattern matches the stream.
     """
     link = next((each for each in row.links if each.log == stream), None)
     is_new = link is None or link.created < created or (is_match and not link.is_glob)
@@ -640,12 +644,12 @@ def discovered(
 
 
 def _is_meant(row: Subscription, request: _OfOne) -> bool:
-    """Whether a request is about this creation of the subscription."""
+    """Whether a request applies to this creation of the subscription."""
     return isinstance(request, LookSubscription) or request.secret == row.secret
 
 
 def _reached(links: tuple[Link, ...], ends: Ends) -> tuple[Link, ...]:
-    """The links with their streams' ends, as far as those are known."""
+    """The links, with their tails advanced to the given ends of their streams."""
     known = {(log, created): end for log, created, end in ends}
 
     def tail(link: Link) -> int:
@@ -655,7 +659,7 @@ def _reached(links: tuple[Link, ...], ends: Ends) -> tuple[Link, ...]:
 
 
 def _acked(row: Subscription, request: AckWake) -> tuple[Link, ...]:
-    """The links with what a request acknowledges. Raises: InvalidOffset."""
+    """The links after the acknowledgements of a request. Raises: InvalidOffset."""
     ends = {each.log: each.tail for each in _reached(row.links, request.ends)}
     links = {each.log: each for each in row.links}
     for log, created, offset in request.acks:
@@ -671,7 +675,7 @@ def _acked(row: Subscription, request: AckWake) -> tuple[Link, ...]:
 
 
 def _again(old: Link, new: Link) -> Link:
-    """A link that is made again; from its beginning if the stream is another one."""
+    """Merge two links to one name; a re-created stream is linked from its beginning."""
     link = replace(
         old, is_explicit=old.is_explicit or new.is_explicit, is_glob=old.is_glob or new.is_glob
     )
