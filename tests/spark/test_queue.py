@@ -110,7 +110,7 @@ def test_a_query_works_a_queue_off_in_batches_and_acknowledges_each(
 def test_a_query_that_failed_gets_its_batch_again(
     spark: SparkSession, cluster: SparkCluster, tmp_path: Path
 ) -> None:
-    path = made(cluster, "failed", 5)
+    path = made(cluster, "retried", 5)
     seen: list[list[int]] = []
 
     def work(frame: DataFrame, _number: int) -> None:
@@ -119,9 +119,9 @@ def test_a_query_that_failed_gets_its_batch_again(
             raise ZeroDivisionError("the first batch")
 
     with pytest.raises(StreamingQueryException, match="the first batch"):
-        query(spark, cluster, "failed", tmp_path, work)
+        query(spark, cluster, "retried", tmp_path, work)
     assert shown(cluster, path) == (5, 5)
-    query(spark, cluster, "failed", tmp_path, work)
+    query(spark, cluster, "retried", tmp_path, work)
 
     assert len(seen) > 1
     assert all(each == [*range(5)] for each in seen)
@@ -167,18 +167,18 @@ def test_claims_are_extended_while_a_batch_runs(cluster: SparkCluster, started: 
 def test_records_of_ended_claims_are_left_out_of_a_repeated_batch_and_reported(
     cluster: SparkCluster, started: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = made(cluster, "ended", 3, lease_ms=1000)
-    first = started("ended")
+    path = made(cluster, "overdue", 3, lease_ms=1000)
+    first = started("overdue")
     start = first.initialOffset()
     end = first.latestOffset(start, ANY)
     first.stop()  # as if its process had died
     assert claimed(cluster, path, wait_ms=30_000, most=1) == [0]
 
-    second = started("ended")
+    second = started("overdue")
     assert read(cluster, second.partitions(start, end)) == [1, 2]
     assert "1 records" in caplog.text
     assert second.latestOffset(end, ANY) == end
-    assert second.reportLatestOffset()["ended"]["ended"] == 1
+    assert second.reportLatestOffset()["overdue"]["ended"] == 1
     assert cluster.http.get(path)["floor"] == 0  # the other worker has not acknowledged it
 
 

@@ -398,6 +398,7 @@ REBUILT_OF_ITEM = {
     "published_ms": "",
     "replaced": "",
     "index": "",  # built anew (rule 27e)
+    "compacted_ms": "",  # a ledger counts as dirty, and is compacted again (rule 27d)
 }
 
 

@@ -12,7 +12,7 @@ ALL = sorted(errors.codes().items())
 
 API_TABLE = {
     400: "bad-request webhook-url-rejected",
-    422: "invalid",
+    422: "invalid key-required",
     401: "unauthenticated wake-token-invalid",
     403: "forbidden caller-refused wrong-password stale-producer",
     404: "not-found no-such-ledger no-such-entry not-yet-confirmed no-such-log no-such-transaction "
