@@ -41,7 +41,7 @@ class Given:
 
 @dataclass(slots=True)
 class Journal:
-    """What all workers of one queue have written."""
+    """The claims and settlements that all workers of one queue have reported."""
 
     given: dict[int, list[Given]] = field(default_factory=lambda: defaultdict(list))
     """For each offset, the claims of the record."""

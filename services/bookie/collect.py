@@ -43,7 +43,7 @@ its index all the time. Chosen by judgement."""
 
 
 class Disposal(Enum):
-    """What this bookie may do with its entries of a ledger, by the ledger's metadata."""
+    """How this bookie may dispose of a ledger's entries, according to the ledger's metadata."""
 
     KEEP = auto()
     DROP = auto()

@@ -498,7 +498,7 @@ class TooManySubscriptions(Superseded, title="There are too many subscriptions")
 
 class WakeFenced(Superseded, title="The wake is no longer the current one"):
     """The lease of this wake ended, or it was acknowledged. Another worker may have the work.
-    Nothing was acknowledged. `generation` is the current one.
+    Nothing was acknowledged. `generation` is the generation of the current wake.
     """
 
 

@@ -314,7 +314,9 @@ class QueueService(QueueMoves):
         return taken
 
     def _saw_keys(self, key: Key, row: LogMetadata, taken: asks.Taken) -> bool:
-        """Note the done records of a queue with the order `key`. Returns whether they changed."""
+        """Note the done records of a queue with the order `key`. Returns whether these records
+        changed.
+        """
         seen = self._seen_keys.get(key)
         if seen is None or seen.created != row.created_at:
             seen = self._seen_keys[key] = _Seen(row.created_at)

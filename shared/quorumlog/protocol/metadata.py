@@ -128,7 +128,7 @@ class Lineage:
     """The token of the log's change that placed the ledger, or of a later change (rule 18f). Empty
     in an open ledger's own metadata, and if the store has no tokens."""
     forked_at: Number | None = None
-    """Of a fork: the first offset of its own records. Lower offsets are in other logs' ledgers."""
+    """A fork's first own offset. Records with lower offsets are in ledgers of other logs."""
     shared: tuple[tuple[LedgerId, EntryId], ...] = ()
     """Of a fork: the nearest ledgers that it shares with other logs, in the form of `before`."""
     writer_token: Number = 0

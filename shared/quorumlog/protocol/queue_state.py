@@ -177,7 +177,9 @@ class Queue:
         return replace(self, floor=floor, acked=acked)
 
     def trimmed(self, first_offset: int) -> "Queue":
-        """The queue without records that the log dropped. Counts records not done as lost."""
+        """The queue without records that the log dropped. The dropped records
+        that were not done count as lost.
+        """
         if first_offset <= self.floor:
             return self
         done = len(self.acked.below(first_offset)) + len(self.moving.below(first_offset))

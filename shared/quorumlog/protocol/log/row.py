@@ -55,7 +55,7 @@ its last answer, which has its sequence number."""
 
 
 NO_KEYS: Final = -1
-"""What a log names instead of an index if a ledger has no keys (rule 27e)."""
+"""The value of `LogItem.index` for a ledger without keys, which needs no index (rule 27e)."""
 
 
 class LogState(StrEnum):
