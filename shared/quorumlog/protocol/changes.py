@@ -93,9 +93,7 @@ def check_ledger(old: LedgerMetadata, new: LedgerMetadata) -> None:
     if new.state not in _NEXT[old.state]:
         problems.append(("/row/state", f"can't change from {old.state} to {new.state} (I21)"))
     if not set(old.declared_lost) <= set(new.declared_lost):
-        problems.append(
-            ("/row/declared_lost", "a member that was declared lost can't be removed")
-        )
+        problems.append(("/row/declared_lost", "a member that was declared lost can't be removed"))
     if old.may_lack_entries and not new.may_lack_entries:
         problems.append(("/row/may_lack_entries", "can't be changed from true to false"))
     problems += _given_up(old, new)

@@ -73,8 +73,7 @@ class Registered:
 
     incarnation: int
     born_at: str = ""
-    """The registration time of the directory, as `created_at`; "" if only its bookie reported it.
-    """
+    """The directory's registration time, as `created_at`; "" if only its bookie reported it."""
 
 
 @dataclass(frozen=True, slots=True)

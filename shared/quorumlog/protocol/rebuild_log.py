@@ -158,7 +158,10 @@ def decide_log(
     unplaced = _unplaced(ledgers, named | {item.ledger_id for item in items})
     if known is None and not fresh:
         return LogDecision(
-            Action.WAIT, None, "no copy of the log's ledgers has a first offset in the log", unplaced
+            Action.WAIT,
+            None,
+            "no copy of the log's ledgers has a first offset in the log",
+            unplaced,
         )
     if hidden:
         return LogDecision(Action.WAIT, None, hidden, unplaced)
@@ -170,7 +173,9 @@ def decide_log(
         )
         return LogDecision(Action.WAIT, None, why, unplaced)
     if before and not items:
-        problem = "all known ledgers are deleted: the log was deleted too, or later ledgers are unknown"
+        problem = (
+            "all known ledgers are deleted: the log was deleted too, or later ledgers are unknown"
+        )
     else:
         problem = (
             found.unexplained(before, deleted, items)
@@ -178,7 +183,7 @@ def decide_log(
             or found.misplaced(items)
             or found.gap(items)
         )
-    # A rewritten ledger has records of the log, and never replaces the log's last ledger (rule 27c).
+    # A rewritten ledger has records of the log, and never replaces the last ledger (rule 27c).
     later = [item for item in fresh if not item.replaced or item.ledger_id == items[-1].ledger_id]
     if known is not None and known.state is LogState.CLOSED and later:
         problem = f"the log is CLOSED, and ledger {later[0].ledger_id} was written later"
@@ -310,7 +315,7 @@ class _Found:
 
     @property
     def missing(self) -> list[LogItem]:
-        """Ledgers that no bookie holds, from `start` on, with places from later ledgers' metadata."""
+        """Ledgers that no bookie holds, from `start` on, with places from later ledgers."""
         return [
             LogItem(ledger_id, first)
             for ledger_id, first in self.reported.items()
@@ -441,7 +446,9 @@ class _Found:
                 continue
             first, ledger = after.first_offset, self.ledgers.get(before.ledger_id)
             if before.first_offset == first and not before.is_empty:
-                return f"ledgers {before.ledger_id} and {after.ledger_id} both begin at offset {first}"
+                return (
+                    f"ledgers {before.ledger_id} and {after.ledger_id} both begin at offset {first}"
+                )
             least = before.first_offset if ledger is None else ledger.least_end
             ends = least if before.last_offset is None else before.last_offset + 1
             if (before.last_offset is not None and ends != first) or (least or 0) > first:

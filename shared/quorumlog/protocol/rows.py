@@ -24,8 +24,7 @@ from quorumlog.errors import (
 )
 
 CHANGES_MAX: Final = 1024
-"""Maximum requests of one batch. A version is the batch's offset times this bound, plus an index.
-"""
+"""Maximum requests of one batch. A version is the batch's offset times this, plus an index."""
 REMEMBERED_MAX: Final = 20_000
 """Maximum remembered tokens of changes (rule 32), which take some megabytes. By judgement."""
 

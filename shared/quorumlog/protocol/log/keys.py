@@ -1,15 +1,15 @@
-"""The index of the keys of one CLOSED ledger of a log: it names the entries of a key (rule 27e).
+"""The format of key indexes: an index lists the entries of each key of a CLOSED ledger (rule 27e).
 
 An index is a ledger of its own, whose entry i is bucket i of 2^n. The high n bits of a key's hash
-choose the bucket, so a lookup reads one entry. Layout of a bucket, big-endian:
+determine the bucket, so a lookup reads one entry. Layout of a bucket, big-endian:
     version u8 (1) | n u8 | bucket u16 | count u32 | ledger id i64 | last entry of that ledger i64
-    digest of everything else, 16 bytes
+    digest of all other fields, 16 bytes
     hashes u64[count], ascending | entry ids u32[count], ascending for equal hashes
 Each bucket proves by itself which ledger it indexes, so a lookup needs no other entry.
 
 Two keys may have the same hash. So an index may name an entry that lacks the key, but it names all
-entries that have the key. Exception: for a key with KEY_ENTRIES_MAX entries or more, an index names
-only the last ones, and earlier entries may have the key, too.
+entries that have the key. For a key with KEY_ENTRIES_MAX entries or more, however, an index names
+only the last entries, and earlier entries may have the key too.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ from quorumlog.protocol import batch, packed
 from quorumlog.protocol.batch import Stored
 
 BUCKET_PAIRS: Final = 1365
-"""About how many pairs a bucket has: 16 KiB, which one read from a bookie returns."""
+"""The approximate number of pairs in a bucket of 16 KiB, which one read from a bookie returns."""
 
 KEY_ENTRIES_MAX: Final = 1024
 """An index names at least this many of a key's last entries, and may omit earlier ones. Without
-this limit, a key in every entry would fill a bucket with megabytes: chosen by judgement."""
+this limit, a key in every entry would fill a bucket with megabytes. Chosen by judgement."""
 
 ENTRIES_MAX: Final = 1 << 32
 """A ledger with more entries gets no index, because an index stores entry ids in four bytes."""
@@ -59,14 +59,14 @@ def keys_of(data: Stored) -> set[bytes]:
 
 
 def names_all(entries: Sequence[int]) -> bool:
-    """Whether `entries`, which an index names for a key, are all entries that may have the key.
-    Otherwise earlier entries may have the key, too.
+    """Whether `entries`, which an index names for a key, are all entries that may have the key. If
+    not, earlier entries may have the key too.
     """
     return len(entries) < KEY_ENTRIES_MAX
 
 
 class _Part:
-    """Pairs of hash and entry whose hashes have the same high bits, in the order of `add`."""
+    """Pairs of hash and entry, whose hashes have the same high bits, in the order of `add`."""
 
     __slots__ = ("entries", "hashes", "pairs_max")
 
@@ -140,10 +140,13 @@ class KeyEntries:
 
 
 def bucket_of(key: bytes, buckets: int) -> int:
-    """The bucket of a key in an index. Raises: BadIndex if no index has `buckets` buckets."""
+    """The bucket of a key in an index. Raises: BadIndex if no index can have `buckets` buckets."""
     bits = buckets.bit_length() - 1
     if buckets != 1 << max(bits, 0) or bits > _PART_BITS:
-        raise BadIndex(f"an index of {buckets} buckets")
+        raise BadIndex(
+            f"an index must have a power of two of buckets, at most {1 << _PART_BITS} (got"
+            f" {buckets})"
+        )
     return hash_of(key) >> 64 - bits
 
 
@@ -151,18 +154,21 @@ class Bucket:
     """One verified bucket of an index."""
 
     def __init__(self, data: bytes, *, buckets: int, ledger_id: int, last_entry: int) -> None:
-        """Verifies that `data` is a bucket of an index with `buckets` buckets, of the ledger
+        """Verify that `data` is a bucket of an index with `buckets` buckets, of the ledger
         `ledger_id`, which ends at `last_entry`. Raises: BadIndex.
         """
         at = _HEAD.size + _DIGEST_BYTES
         if len(data) < at:
-            raise BadIndex(f"a bucket of {len(data)} bytes")
+            raise BadIndex(f"the bucket is truncated: it has {len(data)} bytes, but needs {at}")
         head, columns = data[: _HEAD.size], data[at:]
         version, bits, self.number, count, about, last = _HEAD.unpack(head)
         if (version, 1 << bits, about, last) != (_VERSION, buckets, ledger_id, last_entry):
-            raise BadIndex(f"a bucket of {1 << bits} of an index of ledger {about} to {last}")
+            raise BadIndex(
+                f"the bucket is of another index: ledger {about} up to entry {last}, {1 << bits}"
+                f" buckets, version {version}"
+            )
         if len(columns) != count * _PAIR_BYTES or data[_HEAD.size : at] != _digest(head, columns):
-            raise BadIndex(f"bucket {self.number} is damaged")
+            raise BadIndex(f"bucket {self.number} is damaged: its size or digest is wrong")
         self.size = len(data)
         self._hashes, self._entries = (
             array("Q", columns[: 8 * count]),
