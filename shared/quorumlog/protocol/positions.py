@@ -408,7 +408,7 @@ class Draft(RowDraft[Position]):
         if row.holder and self._now_s < until_s:
             left_ms = max(1, round((until_s - self._now_s) * 1000))
             raise LeaseHeld(
-                f"{row.holder} has the lease for {left_ms} ms, unless renewed: retry later",
+                f"{row.holder} holds the lease for {left_ms} ms, unless renewed: retry later",
                 log=row.log,
                 consumer=row.consumer,
                 holder=row.holder,

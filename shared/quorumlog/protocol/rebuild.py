@@ -298,8 +298,8 @@ def _fork(
     """
     if unknown[0].version <= known.version:
         return (
-            f"the database has version {known.version} of the metadata, but lacks an earlier version"
-            f" {unknown[0].version} that bookies hold"
+            f"the database has version {known.version} of the metadata, but bookies hold a version"
+            f" {unknown[0].version} that the database lacks"
         )
     is_base = not known.attempt or any(row.attempt == known.attempt for row in rows)
     # An end is final in each history, because no append and no recovery changes it.
