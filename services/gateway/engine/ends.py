@@ -42,7 +42,7 @@ class Ends:
     copies were stored, so it sends copies itself before it first reports the end.
 
     Invariants: an end counts as kept only if the database still had the end after an ack quorum of
-    bookies confirmed copies; at most one recovery of a ledger runs. An end with fewer copies is
+    bookies confirmed copies. At most one recovery of a ledger runs. An end with fewer copies is
     reported too, because bookies may stay down; its copies are sent again for the next reader.
     """
 
@@ -157,8 +157,7 @@ class Ends:
                 )
             if last > row.last_entry:
                 raise errors.InvalidRequest(
-                    f"`last` must be at most the ledger's last entry {row.last_entry} (got {last})",
-                    ledger_id=row.ledger_id,
+                    f"`last` must be at most {row.last_entry} (got {last})", ledger_id=row.ledger_id
                 )
             kept = row.kept(first, last)
             if not kept:
@@ -167,8 +166,7 @@ class Ends:
             changed = row.given_up(first, last, declared)
             if len(changed.lost_entries) > LOST_RANGES_MAX:
                 raise errors.InvalidRequest(
-                    f"the ledger would have {len(changed.lost_entries)} ranges of lost entries, but"
-                    f" at most {LOST_RANGES_MAX} are allowed",
+                    f"the ledger would have more than {LOST_RANGES_MAX} ranges of lost entries",
                     ledger_id=row.ledger_id,
                 )
             # The proof holds for this version of the metadata only: after a repair or another

@@ -132,7 +132,7 @@ class Engine:
     async def create(self, options: LedgerOptions) -> LedgerMetadata:
         """Creates a ledger whose only writer is this process.
 
-        Raises: ShuttingDown, and what `Creations.create` raises.
+        Raises: ShuttingDown, and the errors of `Creations.create`.
         """
         if self._is_draining:
             raise errors.ShuttingDown(_DRAINS)
@@ -157,7 +157,7 @@ class Engine:
         Raises: LedgerClosed, LedgerFenced, WriterLost, OwnedByLog, WrongPassword.
         """
         row = await self.rows.fresh(ledger_id)
-        check_not_of_log(row, "close the log")
+        check_not_of_log(row, "close")
         self._gatekeeper.check(row, password)
         if row.writer is None or row.writer.id == self.writer.id:
             return await self._ends.kept(*await self.handles.close(row))
@@ -305,7 +305,7 @@ class Engine:
         end = end_after(row, sum(kept), await self.rows.fresh(ledger_id))
         if row.first_offset is None or end is not End.KEPT or not all(kept):
             raise errors.EntryUnavailable(
-                f"{sum(kept)} of {len(kept)} bookies confirmed the ledger's first offset: retry",
+                f"{sum(kept)} of {len(kept)} bookies stored the ledger's first offset: retry",
                 ledger_id=ledger_id,
             )
 

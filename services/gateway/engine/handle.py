@@ -102,8 +102,8 @@ class WriteHandle:
         """Called once for each ledger, by the process that created the ledger (rule 11)."""
         self.ledger_id = row.ledger_id
         self.access_row = row
-        """The newest metadata that this process has read. The machine's may be older, if another
-        gateway has changed the password."""
+        """The newest metadata that this process has read. The machine's metadata may be older, if
+        another gateway has changed the password."""
         self.machine = LedgerWriter(
             row, Codec(row.digest, row.mac_key), delays_change=delays_change
         )
@@ -148,7 +148,7 @@ class WriteHandle:
 
     @property
     def failure_code(self) -> str | None:
-        """Why the handle failed; None if it did not."""
+        """The code of the handle's failure; None if the handle has not failed."""
         return None if self._failure is None else self._failure.code
 
     @property
@@ -231,7 +231,7 @@ class WriteHandle:
             self._driver.post(messages.ReplaceRequested(member))
 
     def place_in_log(self, first_offset: int, lineage: Lineage | None) -> None:
-        """Adds the ledger's place in its log to the copies of its metadata (rule 18f)."""
+        """Adds the ledger's first offset and lineage to the copies of its metadata (rule 18f)."""
         self._driver.post(messages.PlacedInLog(first_offset, lineage))
 
     def closed_by_other(self, row: LedgerMetadata) -> None:
@@ -384,7 +384,7 @@ class WriteHandle:
             self._owner.handle_failed(self)
 
     def _drop_waiters(self, failed: messages.Failed) -> None:
-        """Fails all waiting appends: outcome unknown if an entry was sent, otherwise not done."""
+        """Fails all waiting appends. The outcome is unknown if an entry was sent, else not-done."""
         while self._waiters:
             waiter = self._waiters.popleft()
             self._release(waiter)

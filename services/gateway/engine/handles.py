@@ -36,7 +36,7 @@ class Handles:
     """The write handles of the ledgers that this process writes.
 
     Invariants: each ledger gets at most one handle, in the process that created the ledger (rule
-    11); each handle counts against the budget `places` until the handle has closed or failed.
+    11). Each handle counts against the budget `places` until the handle has closed or failed.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Handles:
                 return await handle.close(), handle.copies
         except TimeoutError as error:
             raise errors.MetadataUnavailable(
-                "the close takes too long: retry", ledger_id=ledger_id, outcome=errors.UNKNOWN
+                "the close is still in progress: retry", ledger_id=ledger_id, outcome=errors.UNKNOWN
             ) from error
 
     async def drain(self) -> None:
@@ -246,7 +246,7 @@ class Handles:
             self.places.give(peer)
 
     def _queue_missed(self, handle: WriteHandle) -> None:
-        """Queues repairs of entries that bookies missed. Only this writer has the list of them."""
+        """Queues repairs of entries that bookies missed. No other process has a list of these."""
         missed = handle.machine.missed
         if missed:
             self.ports.tasks.start(queue_missed(self._repairs, handle.ledger_id, missed))
@@ -292,9 +292,9 @@ async def queue_missed(
     metadata service is available.
 
     Normally a writer queues these ranges with its own changes of the metadata. After another
-    process's recovery, the writer can't change the metadata. The recovery finds no entries below
-    its LAC that reached only an ack quorum, so only this function or the daily check of all copies
-    does. A range that is queued twice, or repaired already, costs only a check.
+    process's recovery, the writer can't change the metadata. The recovery doesn't find copies that
+    are missing below its LAC; only this function or the daily check of all copies does. A range
+    that is queued twice, or repaired already, costs only a check.
     """
     items = repairs_of(ledger_id, ((gap.member, gap.first, gap.last) for gap in missed))
     while True:

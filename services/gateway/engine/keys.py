@@ -45,7 +45,7 @@ class LedgerKeys:
 
 
 def new_keys(password: str | None, digest: DigestKind) -> LedgerKeys:
-    """Generates keys for a new ledger. Each call returns other keys, even for the same password."""
+    """Generates new keys for a ledger. Each call returns new keys, even for the same password."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     access_key = mac_key = b""
     if password is not None:
@@ -85,8 +85,7 @@ class Gatekeeper:
             return row
         try:
             if password is None:
-                detail = f"{LEDGER_PASSWORD} is required: send the ledger's password"
-                raise WrongPassword(detail, ledger_id=row.ledger_id)
+                raise WrongPassword(f"{LEDGER_PASSWORD} is required", ledger_id=row.ledger_id)
             self._verify(self._newest(row), password)
         except WrongPassword as error:
             _note(row, error.status, error.code)
@@ -113,8 +112,7 @@ class Gatekeeper:
         salt, _ = salt_and_digest(row.access_key)
         derived = salt + _derive(password, salt, _ACCESS_KEY)
         if not is_same(derived, row.access_key):
-            detail = f"{LEDGER_PASSWORD} does not have the ledger's password"
-            raise WrongPassword(detail, ledger_id=row.ledger_id)
+            raise WrongPassword(f"{LEDGER_PASSWORD} is wrong", ledger_id=row.ledger_id)
         self._verified[mark] = None
         if len(self._verified) > _VERIFIED_MAX:
             self._verified.popitem(last=False)

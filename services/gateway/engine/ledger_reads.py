@@ -233,7 +233,7 @@ class LedgerReads:
         return view, view.row.version
 
     async def _view(self, ledger_id: int, *, is_strict: bool = False) -> LedgerView:
-        """Returns the LAC and metadata at least as new; if `is_strict`, the primary's (rule 5)."""
+        """Returns the LAC and metadata at least as new. `is_strict`: from the primary (rule 5)."""
         handle = self._handles.by_ledger.get(ledger_id)
         if handle is not None and self._rows.cached(ledger_id) is None:
             self._rows.put(handle.row)  # so that a read needs no request to the metadata service

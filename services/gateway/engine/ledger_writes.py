@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 1.0
 _PLACINGS: Final = 3
-"""Maximum tries of a creation to choose an ensemble whose bookies don't register again."""
+"""Maximum attempts to choose an ensemble, if chosen bookies register again meanwhile."""
 LARGE_BYTES: Final = 512 << 10
 """Batches of this size or more are compressed in a thread. The compression takes about 1 ms
 (docs/internals/performance.md), and the thread adds about 0.1 ms."""
@@ -81,7 +81,7 @@ class Placing:
     def too_few(self, needed: int) -> errors.NotEnoughBookies:
         """The error for a creation that found too few bookies."""
         return errors.NotEnoughBookies(
-            f"the ledger needs {needed} bookies that accept entries, but {self.directory.census()}"
+            f"the ledger needs {needed} bookies that accept entries: {self.directory.census()}"
         )
 
     def _is_narrow(self, quorum: Quorum, members: tuple[str, ...]) -> bool:
@@ -144,7 +144,7 @@ class Creations:
                 else:
                     return row
             raise errors.NotEnoughBookies(
-                f"chosen bookies registered again during each of {_PLACINGS} tries, retry: {stale}"
+                f"chosen bookies registered again in each of {_PLACINGS} attempts: retry ({stale})"
             ) from stale
         finally:
             if not is_kept:
@@ -223,12 +223,12 @@ def transaction_of(row: LedgerMetadata) -> str | None:
     return dict(row.extra).get(TRANSACTION_TAG) if row.extra else None
 
 
-def check_not_of_log(row: LedgerMetadata, instead: str) -> None:
+def check_not_of_log(row: LedgerMetadata, verb: str) -> None:
     """Raises OwnedByLog if only a log may append to the ledger and close it (rule 27). Clients may
     append to a transaction's ledger and close it, although the ledger names a log.
     """
     if row.log is not None and transaction_of(row) is None:
-        detail = f"the ledger belongs to the log {row.log}: {instead} instead"
+        detail = f"the ledger belongs to the log {row.log}: {verb} the log instead"
         raise errors.OwnedByLog(detail, ledger_id=row.ledger_id, log=row.log)
 
 
@@ -287,7 +287,7 @@ class Appends:
     ) -> bytes:
         """Forwards a client's append to the ledger's writer; returns the JSON of the response."""
         row = await self._row(ledger_id)
-        check_not_of_log(row, "append to the log")
+        check_not_of_log(row, "append to")
         self._gatekeeper.check(row, password)
         writer, peers = self._handles.writer_of(row), self._peers
         query = "" if expect is None else f"?expect={expect}"
@@ -304,9 +304,9 @@ class Appends:
     def at_hand(
         self, ledger_id: int
     ) -> Callable[[Sequence[bytes]], asyncio.Future[EntriesAppended]] | None:
-        """Returns a function that starts an append without waiting (`WriteHandle.append`), or None
-        unless this process writes the ledger, and the ledger has no password, log or transaction.
-        If the function raises, nothing is appended.
+        """Returns a function that starts an append without waiting (`WriteHandle.append`). Returns
+        None unless this process writes the ledger, and the ledger has no password, log or
+        transaction. If the function raises, nothing is appended.
         """
         handle = self._handles.by_ledger.get(ledger_id)
         if handle is None or not handle.takes_appends:
@@ -330,12 +330,10 @@ class Appends:
             if (PACKED_TAG, "true") in handle.access_row.extra:
                 data = await packed_batch(data)
             if len(data) > batch.BATCH_BYTES_MAX:
-                limit = batch.BATCH_BYTES_MAX
-                raise errors.TooLarge(f"a record batch may have {limit} bytes (got {len(data)})")
+                raise errors.TooLarge(f"a batch may have at most {batch.BATCH_BYTES_MAX} bytes")
             now_ms, count = int(datetime.now(UTC).timestamp() * 1000), handle.records
             entry = batch.placed(data, append_time_ms=now_ms, records_before=count)
-            # Between this point and the read of `records` there is no `await`, so records are
-            # counted in the order of entry ids.
+            # No `await` follows the read of `records`, so the count has the order of entry ids.
             submitted = handle.append((entry,), expect)
             handle.records += batch.decode_head(data).count
         except (errors.LedgerClosed, errors.LedgerFenced, errors.WriterLost) as error:

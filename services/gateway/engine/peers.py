@@ -30,7 +30,7 @@ _HUNG_S: Final = 2.0
 """Readers send no request to a writer for this long after a timeout (chosen by judgement)."""
 _CONNECT_S: Final = 2.0
 _GONE_MAX: Final = 10_000
-"""Maximum number of remembered replaced instances. A forgotten one costs one failed request."""
+"""Maximum number of remembered replaced instances. A forgotten instance costs one request."""
 _WRITER: Final = ExpectedServer(Role.GATEWAY)
 SILENT_WRITER: Final = "the ledger's writer did not answer in time"
 
@@ -50,7 +50,7 @@ class Peers:
     async def last_add_confirmed(
         self, writer: Writer, ledger_id: int, *, after: int | None = None, wait_s: float = 0.0
     ) -> tuple[int, bool, int]:
-        """Asks the writer for the LAC, whether the ledger is CLOSED, and the metadata's version.
+        """Requests the writer's LAC, whether the ledger is CLOSED, and the metadata's version.
 
         Raises: WriterLost, also after a timeout.
         """

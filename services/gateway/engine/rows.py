@@ -32,7 +32,7 @@ with sys.getsizeof), so the cache takes at most 100 MB, plus custom metadata."""
 _TEXT_BYTES_MAX: Final = 16 << 20
 """Limit of cached custom metadata, because 100,000 ledgers may have 1.6 GB (by judgement)."""
 _FRESH_S: Final = 0.5
-"""How long a read waits before it uses cached metadata instead (chosen by judgement)."""
+"""Maximum wait of a read before it uses cached metadata instead (chosen by judgement)."""
 _REQUESTS_MAX: Final = 32
 """Limit of the machines' concurrent requests, to protect Postgres (chosen by judgement)."""
 _AWAY_PAUSE_S: Final = 1.0
@@ -180,7 +180,7 @@ class LedgerRows:
         return row
 
     async def fresh_closed(self, ledger_id: int) -> LedgerMetadata:
-        """Reads the metadata of a ledger that was just closed from the primary. If the metadata is
+        """Reads from the primary the metadata of a ledger that was just closed. If the metadata is
         missing or not CLOSED, the database went back, and can't prove the outcome (rule 18a).
 
         Raises: NoSuchLedger if the ledger was deleted since, MetadataUnavailable, DatabaseWentBack.
@@ -198,8 +198,8 @@ class LedgerRows:
         raise went_back(ledger_id, "closed", known)
 
     async def require_deleted(self, ledger_id: int) -> None:
-        """Checks that the database still has a deletion, after bookies got copies and before the
-        client gets a response, because the database may have been lost in between (rule 18e).
+        """Checks that the database still has a deletion, before the client gets a response. The
+        database may have been lost while bookies got copies of the deletion (rule 18e).
 
         Raises: MetadataUnavailable, DatabaseWentBack; both with the outcome unknown.
         """
@@ -253,11 +253,11 @@ class Rereads(Generic[Head]):
     _requests: int = 0
     _is_due: asyncio.Event = field(default_factory=asyncio.Event)
     gaps: int = 0
-    """How many gaps the stream of changes has had so far."""
+    """The number of gaps in the stream of changes so far."""
 
     @property
     def waiting(self) -> int:
-        """How many ledgers wait for their reread."""
+        """The number of ledgers that wait for their reread."""
         return len(self._wanted)
 
     def gap(self) -> None:

@@ -37,7 +37,7 @@ _ENTRY_COST: Final = 40
 """Memory overhead of each entry in bytes: an offset that the run stores (measured)."""
 
 POLL_S: Final = 10.0
-"""Maximum time for which the writer holds one poll until its LAC rises."""
+"""Maximum time for which one poll waits at the writer for a higher LAC."""
 _PAUSE_S: Final = 1.0
 """Pause between polls while the writer can't be reached (chosen by judgement)."""
 
@@ -53,11 +53,11 @@ class LacWaiters:
 
     _waiting: dict[asyncio.Future[None], int] = field(default_factory=dict)
     known: int = NO_ENTRY
-    """The highest LAC that `Tails` has learned."""
+    """The highest LAC that `Tails` has received."""
 
     @property
     def lowest(self) -> int | None:
-        """The lowest LAC that any waiter received last; None without waiters."""
+        """The lowest of the waiters' last LACs; None without waiters."""
         return min(self._waiting.values(), default=None)
 
     async def wait(self, after: int, wait_s: float) -> bool:
@@ -144,7 +144,7 @@ class RecentRuns:
     """A cache of the newest confirmed runs of this process; evicts in the order of confirmation.
 
     Invariants: a ledger's runs are in the order of their entry ids, with gaps where a run was too
-    large; `_order` has a ledger's id once for each of its runs, oldest first.
+    large. `_order` has a ledger's id once for each of its runs, oldest first.
     """
 
     _bytes_max: int = RECENT_BYTES_MAX
@@ -153,7 +153,7 @@ class RecentRuns:
     _order: deque[int] = field(default_factory=deque)
     bytes_kept: int = 0
     reads: int = 0
-    """How many reads were answered from this cache."""
+    """The number of reads that were answered from this cache."""
 
     def keep(self, runs: Iterable[Run]) -> None:
         """Caches runs of one ledger that were just confirmed, in order."""
@@ -195,7 +195,7 @@ class RecentRuns:
         return found
 
     def _from(self, ledger_id: int, first: int) -> Iterable[Run]:
-        """Returns a ledger's runs from the one with `first`, searched backwards from the newest."""
+        """Returns a ledger's runs from the run with `first` on, searched from the newest run."""
         kept = self._runs.get(ledger_id)
         if kept is None or not kept[0].first <= first <= kept[-1].last:
             return ()

@@ -327,7 +327,7 @@ class Consumers:
             known.row = await self._reader.rows.row(name)
             known.end = await self.end(known.row)
         if offset > known.end:
-            raise _out_of(known.row, "/offset", f"must be at most the log's end {known.end}")
+            raise _out_of(known.row, "/offset", f"offset must be at most the log's end {known.end}")
         return known.row
 
     async def end(self, row: LogMetadata) -> int:
@@ -347,7 +347,7 @@ class Consumers:
         if not isinstance(start, int):
             return (await self._reader.begin(row.name, start, row))[0]
         if start > end:
-            raise _out_of(row, "/to", f"must be at most the log's end {end}")
+            raise _out_of(row, "/to", f"offset must be at most the log's end {end} (got {start})")
         return start
 
     # --- the lag ---------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class Consumers:
         return ConsumerView(position, state, replace(lag, bytes=size, ms=ms))
 
     async def appended_ms(self, row: LogMetadata, at: int) -> int | None:
-        """When the record at an offset was appended, or None if no ledger has the record."""
+        """The append time of the record at an offset, or None if no ledger has the record."""
         found = await self._entry(row, at)
         return None if found is None else await self._came_ms(*found)
 
@@ -381,7 +381,7 @@ class Consumers:
         return None if entry_id is None else (item, view, entry_id)
 
     async def _came_ms(self, item: LogItem, view: LedgerView, entry_id: int) -> int:
-        """When an entry was appended, or when its ledger was published (rule 26b)."""
+        """The time at which an entry was appended, or its ledger was published (rule 26b)."""
         if item.published_ms:
             return item.published_ms
         return (await read_head(self._engine, item.ledger_id, entry_id, view)).append_time_ms
@@ -434,7 +434,7 @@ async def _resolved(asked: Awaitable[Position], answer: asyncio.Future[Position]
 def check_within(row: LogMetadata, offset: int, pointer: str) -> None:
     """Raise InvalidRequest if the offset is below the log's beginning."""
     if offset < row.first_offset:
-        raise _out_of(row, pointer, f"must be at least the log's first offset {row.first_offset}")
+        raise _out_of(row, pointer, f"offset must be at least {row.first_offset} (got {offset})")
 
 
 def _out_of(row: LogMetadata, pointer: str, detail: str) -> errors.InvalidRequest:

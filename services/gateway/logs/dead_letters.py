@@ -123,8 +123,7 @@ class QueueMoves(RowService[Queue]):
             lost |= keyless
         elif keyless and move.since < 0:
             # After the move has begun, the dead-letter log can no longer be changed.
-            detail = "the dead-letter log requires keys, but records to move have none"
-            raise errors.KeyRequired(detail, log=target)
+            raise errors.KeyRequired("records without keys can't be moved to this log", log=target)
         if move.since < 0:
             return await self._begun(row, move, target, Offsets.of(records) | lost)
         producer = ProducerSeq(f"quorumlog.queue.{move.id}", 0, 0)
@@ -274,8 +273,7 @@ class QueueMoves(RowService[Queue]):
         row: Queue = await self.ask(asks.LookQueue(name, queue))
         dead = row.settings.dead_letter_log
         if not dead:
-            detail = f"the queue {queue} has no dead-letter log: set `dead_letter_log` first"
-            raise errors.InvalidRequest(detail, log=name)
+            raise errors.InvalidRequest(f"the queue {queue} has no dead_letter_log", log=name)
         dead_row = await self._reader.rows.row(dead)
         end = await self._reader.end(dead, dead_row)
         begin = row.redriven if row.dead_created == dead_row.created_at else 0

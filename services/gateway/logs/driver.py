@@ -88,8 +88,8 @@ class LogDriver:
     - `step` is never reentered.
     - Each question gets one answer, or the machine gets `Stopped`.
     - A machine that raised an exception gets no more events.
-    - The owner acknowledges a ledger's entries only if the log's metadata still names the ledger in
-      a read that begins once the first entry is on disk (rule 18f).
+    - The owner acknowledges a ledger's entries only after a read of the log's metadata that names
+      the ledger. This read begins once the ledger's first entry is on disk (rule 18f).
     """
 
     def __init__(
@@ -191,9 +191,8 @@ class LogDriver:
             failed = errors.WriterLost(f"the append to the log's ledger failed: {error!r}")
             self.post(messages.SubmitFailed(ledger_id, failed))
         elif done.result().first != first:
-            found = done.result().first
-            wrong = errors.WriterLost(f"entry {first} of the log's ledger got the id {found}")
-            self.post(messages.SubmitFailed(ledger_id, wrong))
+            detail = f"the log's ledger stored entry {first} as entry {done.result().first}"
+            self.post(messages.SubmitFailed(ledger_id, errors.WriterLost(detail)))
         else:
             self.post(messages.EntriesDurable(ledger_id, last))
 

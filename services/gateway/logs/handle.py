@@ -73,7 +73,7 @@ class LogHandle:
     waiting for a future calls `abandon`.
 
     Invariant: `_pending` maps each returned future to the number of bytes that it appends, until
-    the future is answered or abandoned. So requests that a defective machine loses are answered.
+    the future is answered or abandoned. If a defective machine loses requests, these are answered.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class LogHandle:
         is_forwarded: bool,
     ) -> asyncio.Future[Any]:
         """Ask the log's owner to publish a transaction (rule 28), to answer a Consult, or to roll
-        if `call` is None (rule 23). An empty ledger is not rolled. `sizes` has the sizes of the
+        if `call` is None (rule 23). An empty ledger is not rolled. `sizes` lists the sizes of the
         transaction's ledgers. If the transaction has ended, the first answer is returned again.
         """
         return self._ask(lambda future: messages.LogRequest(future, call, sizes, is_forwarded))

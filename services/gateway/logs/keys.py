@@ -244,7 +244,7 @@ class KeyReader:
     async def _newest(
         self, row: LogMetadata, key: bytes, before: int | None, work: Work
     ) -> LogBatches | None:
-        """The newest record of a key, by the metadata `row`; None if `row` is out of date."""
+        """The newest record of a key, according to `row`; None if `row` is out of date."""
         page = Page(row, 1, 1, is_fresh=True)
         ended = await self._reader.ended_at(row, page)
         if ended is None:
@@ -436,7 +436,7 @@ class KeyReader:
 def _part(
     row: LogMetadata, batches: Sequence[StoredBatch], first: int, following: int
 ) -> LogBatches:
-    """A page of batches that never reports the log's end, which the next page may do."""
+    """A page of batches that never reports the log's end. The next page may report the end."""
     return LogBatches(
         tuple(batches),
         first=first,
@@ -471,7 +471,7 @@ def _looked(
 
 def _missing(item: LogItem, entry_id: int) -> errors.EntryUnavailable:
     """The error for an entry that a read did not return."""
-    detail = "a read from bookies lacks a confirmed entry: retry"
+    detail = f"bookies did not return the confirmed entry {entry_id}: retry"
     return errors.EntryUnavailable(detail, ledger_id=item.ledger_id, entry_id=entry_id)
 
 

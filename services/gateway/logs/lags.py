@@ -112,11 +112,11 @@ class Lags:
         self._ends: dict[str, tuple[str, int]] = {}
         """Each log's creation time and last known end, used while its owner does not answer."""
         self._came_ms: dict[Key, tuple[str, int, int]] = {}
-        """Each shown consumer's log creation time, next offset, and that record's append time."""
+        """The log's creation time, the next offset and its append time, for each shown consumer."""
         self._logs: dict[str, _Seen | None] = {}
         """The logs that have consumers, as read by the sweeps. None: the log does not exist."""
         self._is_sealed = False
-        """Whether the log of committed offsets has only sealed ledgers, and so maybe no owner."""
+        """Whether the log of committed offsets has only sealed ledgers, so it may have no owner."""
         self._task: asyncio.Task[None] | None = None
 
     @property

@@ -204,7 +204,7 @@ class LogManager:
         for _ in range(_FORK_TRIES):
             if at < source.first_offset:
                 raise errors.OffsetTruncated(
-                    f"the fork's source has no records below {source.first_offset} (got {at})",
+                    f"the fork's source begins at offset {source.first_offset} (got {at})",
                     log=source.name,
                     first_offset=source.first_offset,
                 )

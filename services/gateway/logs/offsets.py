@@ -315,9 +315,8 @@ async def read_sized_head(
                 return batch.decode_head(entry.payload), entry.length
             except batch.BadBatch as error:
                 raise damaged(error, ledger_id, entry_id) from error
-    raise EntryUnavailable(
-        "a read from bookies lacks a confirmed entry: retry", ledger_id=ledger_id, entry_id=entry_id
-    )
+    detail = f"bookies did not return the confirmed entry {entry_id}: retry"
+    raise EntryUnavailable(detail, ledger_id=ledger_id, entry_id=entry_id)
 
 
 def damaged(error: batch.BadBatch, ledger_id: int, entry_id: int) -> EntryUnavailable:

@@ -160,8 +160,8 @@ class Ownership:
         return await self._peers.is_alive(writer)
 
     async def drain(self) -> None:
-        """Accept no new work, settle requests in flight, and seal the last ledgers of the logs that
-        this process owns, so that another gateway can own the logs at once.
+        """Accept no new work, settle requests in flight, and seal the last ledgers of this
+        process's logs, so that another gateway can own these logs at once.
         """
         self._is_draining = True
         self._sealing = {name: handle.drain() for name, handle in self._handles.items()}

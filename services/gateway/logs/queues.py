@@ -35,7 +35,7 @@ _KEY_BYTES: Final = 8 << 20
 _QUEUES_MAX: Final = 1000
 """Maximum queues with the order `key` whose records' keys are cached. Chosen by judgement."""
 _GAPS_S: Final = 5.0
-"""How long a claim skips offsets without records, in addition to its own waiting time."""
+"""Time for which a claim skips offsets without records, in addition to its own waiting time."""
 _TRIES: Final = 3
 """Maximum requests of one claim with the order `key`. Each request has the keys of the records that
 are not done according to the previous answer."""
@@ -382,7 +382,7 @@ class QueueService(QueueMoves):
         return replace(claimed, pages=pages)
 
     async def _settled_anyway(self, request: asks.Settle) -> None:
-        """Settle records, and ignore errors, after which the lease ends and records return."""
+        """Settle records. If this fails, the queue gives these records again after the lease."""
         with contextlib.suppress(errors.QuorumLogError):
             await self.ask(request)
             self._wake_here((request.log, request.queue))

@@ -30,7 +30,7 @@ _ROW_POLL_S: Final = 0.2
 """Interval at which a read at the tail polls the metadata of a log without an open ledger."""
 
 TRIES_MAX: Final = 5
-"""How often a read retries when the metadata names a deleted ledger. Races need fewer retries."""
+"""Maximum retries of a read if the metadata names a deleted ledger. Races need fewer retries."""
 
 _ASK_S: Final = 5.0
 """Time for which a reader repeats its request for the LAC of an owner that is alive."""
@@ -399,11 +399,8 @@ class LogReader:
             max_bytes=page.stored_bytes_left,
         )
         if found.next <= entry_id:
-            raise errors.EntryUnavailable(
-                "a read from bookies lacks a confirmed entry: retry",
-                ledger_id=item.ledger_id,
-                entry_id=entry_id,
-            )
+            detail = f"bookies did not return the confirmed entry {entry_id}: retry"
+            raise errors.EntryUnavailable(detail, ledger_id=item.ledger_id, entry_id=entry_id)
         records = entries = 0
         for run in found.runs:
             for at, payload in zip(run.ids, run.payloads(), strict=True):
@@ -459,7 +456,7 @@ class LogReader:
                 return None
             # The writer is alive: the request was lost, or the writer is recovering the ledger.
             if loop.time() > end:
-                raise errors.EntryUnavailable("the log's owner did not report its LAC", log=name)
+                raise errors.EntryUnavailable("the log's owner reports no LAC: retry", log=name)
             await _pause(end - loop.time())
 
     async def _wait(self, page: Page, left_s: float) -> None:
@@ -475,7 +472,7 @@ class LogReader:
             item.ledger_id, after=after, wait_s=left_s, view=view
         )
         if news.closed or news.last_add_confirmed <= after:
-            # The ledger is closed and the metadata doesn't name the next, or the writer is gone.
+            # The ledger is closed and the metadata names no next ledger, or the writer is gone.
             await _pause(left_s)
         elif news.lac_source == "writer":
             page.news = news

@@ -285,7 +285,7 @@ class _RewriteDriver(LogDriver):
         self._ahead = deque[list[tuple[int, bytes]]]()
         """Entries that were read but not decoded yet, in parts made by `steps`."""
         self._place = -1, -1
-        """The ledger id of the entries in `_ahead`, and the id of the first of these entries."""
+        """The ledger id and the first entry id of `_ahead`."""
         self._creates = False
         """Whether the creation of the new ledger was requested."""
         self._done: asyncio.Future[messages.RewriteDone] = (
@@ -356,7 +356,7 @@ class _RewriteDriver(LogDriver):
         for payloads in cut(asked.payloads, SUBMIT_BYTES):
             done = await handle.append(payloads, first)
             if done.first != first:
-                raise WriterLost(f"entry {first} of the new ledger got the id {done.first}")
+                raise WriterLost(f"the new ledger stored entry {first} as entry {done.first}")
             first += len(payloads)
             await asyncio.sleep(sum(map(len, payloads)) / BYTES_PER_S)
 

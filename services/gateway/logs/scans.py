@@ -1,4 +1,4 @@
-"""Support for scans of ledgers without an index of keys: a budget for decoding, cached hashes.
+"""Scans of ledgers without an index of keys: a budget for decoding, and a cache of key hashes.
 
 A batch of some hundred bytes may unpack to megabytes. Therefore a request is charged for unpacked
 bytes and records, lets other tasks run in between, and decodes large batches in a thread.
@@ -73,7 +73,7 @@ class Piece:
     first: int
     after: int
     place: int
-    """How many of the ledger's offsets precede the entry `first`."""
+    """The number of the ledger's offsets before the entry `first`."""
     cost: int
     """The cost of decoding the entries."""
     hashes: "array[int]"
@@ -113,7 +113,7 @@ class Scans:
         self.size = 0
 
     def lock(self, ledger_id: int) -> asyncio.Lock:
-        """A lock, so that one request at a time scans a ledger, and the next one finds its piece."""
+        """Return the lock of a ledger's scan. The next request then finds the scanned piece."""
         return self._locks.setdefault(ledger_id, asyncio.Lock())
 
     def below(self, ledger_id: int, entry_id: int) -> Piece | None:

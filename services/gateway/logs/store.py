@@ -34,11 +34,11 @@ _ROWS_MAX: Final = 2000
 """Logs whose metadata is cached for reads within sealed ledgers."""
 
 HEARD_MAX: Final = 10_000
-"""Maximum number of announced logs between two sweeps; beyond it the next sweep reads all logs."""
+"""Maximum announced logs between two sweeps. If there are more, the next sweep reads all logs."""
 RECENT_S: Final = 0.2
-"""How long an answer of the metadata service is reused for further pages of a read, which may be a
-hundred or more. Another gateway's deletion or truncation may stay invisible for this long (chosen
-by judgement, ADR 45 and 48)."""
+"""Time for which an answer of the metadata service is reused for further pages of a read. Another
+gateway's deletion or truncation may stay invisible for this long (chosen by judgement, ADR 45 and
+48)."""
 
 ORPHANS_PER_ROUND_MAX: Final = 100
 """Orphans deleted per round, chosen by judgement. A deletion may take as long as a timeout."""
@@ -109,7 +109,7 @@ class MetadataLogs:
             raise error.with_outcome(UNKNOWN) from error
         if not has(row):
             raise DatabaseWentBack(
-                "the database has lost an acknowledged change of the log",
+                "the database lost an acknowledged change of the log: rebuild the metadata",
                 log=name,
                 outcome=UNKNOWN,
             )
@@ -132,7 +132,7 @@ class MetadataLogs:
         """End a transaction and publish these ledgers, by compare-and-swap of the log's metadata.
 
         Without `log`, or if the transaction ended before, changes no log and returns the first
-        answer. Raises: the reason why the commit is rejected.
+        answer. Raises: the error that rejects the commit.
         """
         done, row = await self._transactions.commit(transaction_id, ledgers, log)
         if done is None:
@@ -271,9 +271,9 @@ class Orphans:
     async def _delete(
         self, ledger: LedgerMetadata, row: LogMetadata | None, unkept: set[int]
     ) -> None:
-        """Delete a ledger. If it belonged to a log, the caller read the ledger's metadata, then the
-        log's, then the names of forks, so no log or fork can name the ledger again. `unkept`
-        collects ledgers whose first offsets bookies could not store.
+        """Delete a ledger. If it belonged to a log, the caller has read the ledger's metadata, then
+        the log's, and then the names of forks. So no log or fork can name the ledger again.
+        `unkept` collects ledgers whose first offsets bookies could not store.
         """
         ledger_id = ledger.ledger_id
         await self._keep_place(ledger, row, unkept)
@@ -290,9 +290,8 @@ class Orphans:
     async def _keep_place(
         self, ledger: LedgerMetadata, row: LogMetadata | None, unkept: set[int]
     ) -> None:
-        """Have bookies store the first offset of the ledger that has replaced `ledger`. If the
-        database is lost, only the replacement has the records (rule 27c). Raises: EntryUnavailable,
-        OwnedByLog.
+        """Have bookies store the first offset of the ledger that has replaced `ledger`, and alone
+        has the records (rule 27c). Raises: EntryUnavailable, OwnedByLog.
         """
         if row is None or ledger.first_offset is None:
             return

@@ -49,9 +49,9 @@ separate, so that slow receivers can't keep the others waiting. Chosen by judgem
 _SLOW_S: Final = 1.0
 """A delivery that takes longer counts as slow. Chosen by judgement."""
 _OWNER_S: Final = 1.0
-"""How often a gateway checks that the log of subscriptions has an owner. By judgement."""
+"""Interval at which a gateway checks that the log of subscriptions has an owner. By judgement."""
 _ALL_S: Final = 300.0
-"""How often the owner lists all streams, as the sweep does, in case a notification was lost."""
+"""Interval at which the owner lists all streams, in case a notification was lost."""
 _FOLLOW_S: Final = 60.0
 _RETRY_S: Final = 1.0
 _GATHER_S: Final = 0.05
@@ -98,7 +98,7 @@ class SubscriptionService(RowService[Subscription]):
         self._drivers: dict[Key, asyncio.Task[None]] = {}
         self._pokes: dict[Key, asyncio.Event] = {}
         self._linking: dict[str, set[Key]] = {}
-        """The subscriptions that link each stream, by its name, even if it does not exist."""
+        """The subscriptions that link each stream, by the stream's name. It may not exist."""
         self._users: dict[_StreamKey, set[Key]] = {}
         self._followers: dict[_StreamKey, asyncio.Task[None]] = {}
         self._changes: dict[str, set[asyncio.Event]] = {}
@@ -119,7 +119,7 @@ class SubscriptionService(RowService[Subscription]):
     def _shown(self, request: Any, error: errors.NoSuchLog) -> errors.QuorumLogError:
         del request
         is_own = error.log == SUBSCRIPTIONS_LOG
-        return errors.NoSuchSubscription("no subscription was created yet") if is_own else error
+        return errors.NoSuchSubscription("the cluster has no subscription") if is_own else error
 
     def log_deleted(self, name: str, created: str) -> None:
         """Do nothing, because the owner of the subscriptions itself notices deleted streams."""
@@ -129,9 +129,8 @@ class SubscriptionService(RowService[Subscription]):
     async def put(
         self, name: str, settings: SubscriptionSettings, origin: str
     ) -> tuple[Subscription, bool]:
-        """Create a subscription that begins at the ends of its streams, or confirm its settings.
-        Returns the subscription, and whether it is new. Raises: SubscriptionExists,
-        TooManySubscriptions.
+        """Create a subscription that begins at its streams' ends, or confirm its settings. Returns
+        the row, and whether it is new. Raises: SubscriptionExists, TooManySubscriptions.
         """
         with contextlib.suppress(errors.NoSuchSubscription):
             known = await self.look(name)
@@ -165,8 +164,8 @@ class SubscriptionService(RowService[Subscription]):
         return row
 
     async def link(self, row: Subscription, streams: Sequence[str]) -> None:
-        """Add explicit streams, which begin at their ends. A stream that the pattern also matches
-        begins where the pattern links it. Raises: TooManySubscriptions.
+        """Add explicit streams, which begin at their ends. A stream that also matches the pattern
+        begins at the offset of the pattern's link. Raises: TooManySubscriptions.
         """
         links = (
             replace(each, acked=0, is_glob=True) if is_matching(row.settings, each.log) else each
@@ -443,7 +442,7 @@ class SubscriptionService(RowService[Subscription]):
                 del self._changes[stream[0]]
 
     async def _followed(self, stream: _StreamKey, changed: asyncio.Event) -> float:
-        """Read a stream's end, and wait until the stream may have grown. Returns a pause in s."""
+        """Read a stream's end, and wait until the stream may have grown. Returns a pause (in s)."""
         name, created = stream
         try:
             async with self._rows_room:

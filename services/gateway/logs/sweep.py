@@ -86,7 +86,7 @@ class Sweep:
                 *await self._due(),
             }
             is_late = asyncio.get_running_loop().time() >= self._all_at_s
-            # A read of a single log costs about as much as ten logs of a list.
+            # A read of a single log costs about as much as a list of ten logs.
             if heard is None or is_late or 10 * len(wanted) > len(self._watched):
                 await self._sweep_all()
             elif not wanted:
@@ -218,11 +218,11 @@ class _Watch:
     """The writer of the ledger `ledger_id`."""
     expiry: Expiry | None = None
     release_ms: float = math.inf
-    """When retention by age releases the oldest ledger, by the database's clock."""
+    """The time at which retention by age releases the oldest ledger, by the database's clock."""
 
 
 def _release_ms(row: LogMetadata) -> float:
-    """When retention by age next releases a ledger."""
+    """The time at which retention by age next releases a ledger."""
     age_s = row.settings.retention_seconds
     if not age_s or retained_from(row, now_ms=sys.maxsize) == row.first_offset:
         return math.inf

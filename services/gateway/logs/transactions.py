@@ -72,7 +72,7 @@ class Transactions:
         custom: tuple[tuple[str, str], ...] = (),
         once: Once | None = None,
     ) -> LedgerMetadata:
-        """Create a ledger with the log's settings, whose only writer is this process.
+        """Create a ledger with the log's settings. This process is the ledger's only writer.
 
         Raises: NoSuchTransaction, TransactionAborted, TransactionCommitted, NoSuchLog,
         NotEnoughBookies.

@@ -61,7 +61,7 @@ class Last:
 
 
 Start = int | Literal["earliest", "latest"] | Since | Last
-"""Where a read of a log begins. A number is an offset."""
+"""The start of a read of a log. A number is an offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Page:
         self.row, self.is_fresh, self.is_recent = row, is_fresh, is_recent
         self.created_at = created_at
         self.asked_s = float("-inf")
-        """When this read requested the metadata; -inf if it uses older metadata."""
+        """The time at which this read requested the metadata; -inf if it uses older metadata."""
         self.first = self.at = at
         """The offset at which the page begins, and the next offset to read. Offsets of removed
         records lie in between (rule 27d)."""
@@ -209,7 +209,7 @@ class Page:
         return self.own(1) <= 0
 
     def own(self, count: int) -> int:
-        """How many of the current ledger's next `count` records belong to the log (rule 27a)."""
+        """The number of the ledger's next `count` records that belong to the log (rule 27a)."""
         return count if self.stop is None else min(count, self.stop - self.at)
 
     @property

@@ -29,7 +29,7 @@ _MEDIA: Final = re.compile(rf"{_TOKEN}/{_TOKEN}[ \t]*(?:;[\t\x20-\x7e]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """How a fork was created: its source's log, and the offsets of the request as numbers."""
+    """The origin of a fork: its source's log, and the offsets of the request as numbers."""
 
     source: str
     offset: int
@@ -64,7 +64,7 @@ class StreamConfig:
 
     @property
     def expires_ms(self) -> int | None:
-        """When the stream expires, in milliseconds since 1970."""
+        """The time at which the stream expires, in milliseconds since 1970."""
         return None if self.expires_at is None else time_ms(self.expires_at)
 
     def equals(self, other: "StreamConfig") -> bool:

@@ -92,7 +92,7 @@ CHUNK_BYTES: Final = 1 << 20
 LONG_POLL_S: Final = 20.0
 """Maximum wait of a long poll, which is the default that the protocol's clients expect."""
 EVENTS_S: Final = 60.0
-"""How long a response sends events. Clients then reconnect, so that caches can collapse their
+"""Time for which a response sends events. Clients then reconnect, so that caches can collapse their
 requests (section 10.2)."""
 _CURSOR_S: Final = 20
 _CURSOR_EPOCH_S: Final = 1_728_432_000
@@ -282,7 +282,7 @@ class StreamReads:
         if not found.config.is_text:
             headers["Stream-Sse-Data-Encoding"] = "base64"
         cursor = given[op.CURSOR]
-        # The first page is read before the head is sent, so that its errors become a status.
+        # The first page is read before the response's head is sent, so that errors get a status.
         try:
             page = await stream.page(bytes_max=CHUNK_BYTES)
         except OffsetBeyondEnd as error:

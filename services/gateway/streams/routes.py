@@ -194,7 +194,7 @@ class StreamRoutes:
         return (await self._logs.reader.tail(row.name, row))[0] == start
 
     async def _exists(self, row: LogMetadata, *, is_access: bool = False) -> bool:
-        """Whether a stream has not expired, by metadata that was just read. Deletes expired streams.
+        """Whether a stream has not expired. `row` was just read. Deletes an expired stream.
 
         The database's clock, which is the same for all gateways, decides `Stream-Expires-At`,
         unless the clock is in doubt. A protected stream does not expire.

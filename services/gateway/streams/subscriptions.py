@@ -71,7 +71,7 @@ LIMIT: Final = parameters.query_integer("limit", 1, PAGE_MAX, "Maximum of a page
 AFTER: Final = parameters.query_text("after", "[!-.0-~]{1,200}", "List those after this id.")
 
 _KEYS_S: Final = 60.0
-"""How long a gateway caches the keys. Chosen by judgement."""
+"""Time for which a gateway caches the keys. Chosen by judgement."""
 _PLAIN: Final = r"^[^\x00-\x1f\x7f]*$"
 """Text without control characters, because JSON escapes make them six times as long."""
 _Path = Annotated[str, StringConstraints(min_length=1, max_length=600)]

@@ -54,7 +54,7 @@ Networks = Sequence[IPv4Network | IPv6Network]
 
 def is_allowed(address: Address, networks: Networks, *, is_public: bool) -> bool:
     """Whether a delivery may go to an address. Addresses of `networks` are allowed, and if
-    `is_public` also public addresses. If an IPv6 address embeds an IPv4 address, the latter decides.
+    `is_public` also public addresses. An IPv4 address within an IPv6 address decides for both.
     """
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
@@ -207,7 +207,7 @@ class Keys:
         return f"t={at_s},kid={self.jwk['kid']},ed25519={_base64(signed)}"
 
     def token(self, name: str, uid: str, generation: int) -> str:
-        """Make a wake's token. `uid` is the secret of the creation of the subscription `name`."""
+        """Make a wake's token. `uid` is the secret that the subscription `name` was created with."""
         head = f"{generation}.{uid[:_UID_CHARS]}"
         return f"{head}.{self._mac(name, head)}"
 
