@@ -73,9 +73,9 @@ class Ends:
         return await self.kept(row, await spread(row, self._ports))
 
     async def kept(self, closed: LedgerMetadata, copies: int = 0) -> LedgerMetadata:
-        """Reads CLOSED metadata again from the primary before its end is reported to a client,
-        because the database that confirmed the close may have been lost since (rule 18b). `copies`:
-        the number of bookies that have confirmed a copy.
+        """Reads CLOSED metadata again from the primary, before its end is reported to a client. The
+        database that confirmed the close may have been lost since (rule 18b). `copies`: the number
+        of bookies that have confirmed a copy.
 
         Raises: MetadataUnavailable, DatabaseWentBack.
         """

@@ -165,7 +165,7 @@ class Engine:
             await self.peers.close(row.writer, ledger_id, password=password)
         except errors.WriterLost as error:
             if is_closed(row):
-                # Only the lost writer had its last entry id, so any end is accepted as its close.
+                # The lost writer's last entry id is unknown, so any end counts as its close.
                 return await self._ends.copied(row)
             raise await self.handles.prefer_ledger_state(error, ledger_id) from error
         return await self.rows.fresh_closed(ledger_id)

@@ -56,8 +56,8 @@ class _Page(NamedTuple):
 
 
 class LedgerReads:
-    """The reads of one gateway. Invariant: metadata that comes with an LAC is at least as new as
-    the LAC, so the metadata names the current bookies of all entries up to the LAC.
+    """The reads of one gateway. Invariant: metadata returned with an LAC is at least as new as the
+    LAC, so it names the current bookies of all entries up to the LAC.
     """
 
     def __init__(self, handles: Handles, peers: Peers) -> None:

@@ -37,7 +37,7 @@ _ROW_S: Final = 2.0
 """Maximum age of log metadata for a commit. The cache saves one read in Postgres per commit."""
 _ROWS_MAX: Final = 10_000
 _SCANNED: Final = 2000
-"""Consumers listed per request to the owner of their offsets, chosen by judgement. The owner scans
+"""Maximum consumers listed per request to the owner of their offsets (by judgement). The owner scans
 all consumers for each request, so small pages would make sparse lists expensive."""
 _AT_ONCE: Final = 16
 """Maximum consumers of a page whose lag is computed concurrently."""

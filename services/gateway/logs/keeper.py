@@ -34,7 +34,7 @@ _READ_BYTES: Final = 4 << 20
 _READ_RECORDS: Final = 1000
 _PAUSE_S: Final = 0.05
 _ROLL_BYTES: Final = 16 << 20
-"""Bytes of a ledger in a log of rows. Small, because only whole ledgers are truncated."""
+"""The size at which a log of rows rolls: small, because only whole ledgers are truncated."""
 _TOGETHER_MAX: Final = 1000
 """Maximum number of requests that are forwarded to the owner in one message."""
 

@@ -225,8 +225,8 @@ class KeyReader:
     async def newest(
         self, name: str, key: bytes, *, before: int | None = None, created_at: str | None = None
     ) -> LogBatches:
-        """Return a page with the newest record of a key below the offset `before` (None: below the
-        log's end), or a page without records if there is none. The page ends at `before`.
+        """Return a page with the newest record of a key below the offset `before`; without records
+        if there is no such record. The page ends at `before`, which is by default the log's end.
 
         Raises: KeyScanLimit, with the `before` of the next request, if the indexes and the ledgers
         without an index are too large for one request; the errors of `LogReader.read`.

@@ -35,9 +35,9 @@ OTHER_CONSUMERS: Final = "_other"
 name."""
 
 _HEADS: Final = 1000
-"""Logs per request for the ends of logs."""
+"""Maximum logs per request for the ends of logs."""
 _AT_ONCE: Final = 16
-"""Entries that are read concurrently."""
+"""Maximum entries that are read concurrently."""
 
 State = StateOf | Literal["no-such-log"]
 

@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FORK_TRIES: Final = 5
-"""Attempts per fork, chosen by judgement. A takeover or truncation can undo an attempt's roll."""
+"""Maximum attempts per fork (by judgement). A takeover or truncation can undo an attempt's roll."""
 
 
 class LogManager:

@@ -8,10 +8,10 @@ entries and needs no index.
 before it in the ledger. `OffsetIndex` keeps some known places of each ledger in memory, which
 narrow later searches. If all batches have the same size, the first guess is right.
 
-`find_time` finds the first record that was appended at a time or later. Append times never decrease
-within a log (rule 26b), so `find_time` is a binary search: over the ledgers by their last entries,
-then over the entries of one ledger. The search reads at most log2(L) + 1 + log2(N) entries for L
-ledgers, where N is the number of entries of the ledger in which the search ends.
+`find_time` finds the first record that was appended at a time or later. It is a binary search, since
+append times never decrease within a log (rule 26b): first over the ledgers by their last entries,
+then over the entries of one ledger. For L ledgers, of which the last searched one has N entries,
+the search reads at most log2(L) + 1 + log2(N) entries.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ from services.gateway.engine import Engine
 from services.gateway.interface import LedgerView
 
 POINTS_MAX: Final = 512
-"""Points kept per ledger. Beyond this bound every second point is dropped, so that points are
-densest where a tail is read."""
+"""Maximum points kept per ledger. Beyond this bound every second point is dropped, so that points
+are densest where a tail is read."""
 
 LEDGERS_MAX: Final = 4096
-"""Ledgers whose points are kept. The least recently used ledger is dropped first."""
+"""Maximum ledgers whose points are kept. The least recently used ledger is dropped first."""
 
 _AT_ONCE: Final = 32
-"""Ledgers of a commit whose ends are read concurrently."""
+"""Maximum ledgers of a commit whose ends are read concurrently."""
 
 ReadHead = Callable[[int], Awaitable[BatchHead]]
 """Reads the head of an entry of one ledger."""

@@ -88,8 +88,8 @@ class QueueService(QueueMoves):
         """Tasks that wait for new records of a log, each for all waiting claims of a queue."""
         self._depths: dict[Key, int] = {}
         self._oldest: dict[Key, tuple[str, int, int | None]] = {}
-        """The creation time of the log, the offset of the first record that is not done, and this
-        record's append time (None if unknown), for each queue in metrics."""
+        """For each queue in metrics: the log's creation time, the offset of the first record that
+        is not done, and this record's append time (None if unknown)."""
         self._measuring: asyncio.Task[None] | None = None
 
     # --- queues ----------------------------------------------------------------------------------

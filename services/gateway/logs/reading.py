@@ -510,7 +510,7 @@ def _without_row(name: str, ledger_id: int | None, at: int) -> errors.EntryUnava
     """The error for a ledger whose metadata is missing although it was not deleted (rule 18f)."""
     return errors.EntryUnavailable(
         f"records from offset {at} on can't be read now: the database lacks the metadata of ledger"
-        f" {ledger_id}. A rebuild restores this metadata once a bookie with a copy answers",
+        f" {ledger_id}. Wait until a rebuild has restored this metadata from bookies",
         ledger_id=ledger_id,
         log=name,
         offset=at,

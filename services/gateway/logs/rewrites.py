@@ -1,5 +1,5 @@
-"""Rewrites of logs at one gateway: merges of small sealed ledgers into larger ones (rule 27c),
-compaction of logs by key (rule 27d), and indexes of the keys of large ledgers (rule 27e).
+"""Rewrites the ledgers of logs at one gateway: merges small sealed ledgers (rule 27c), compacts
+logs by key (rule 27d), and indexes the keys of large ledgers (rule 27e).
 """
 
 import asyncio
@@ -39,8 +39,8 @@ BYTES_PER_S: Final = 16 << 20
 a disk's bandwidth (chosen by judgement)."""
 
 READ_BYTES_PER_S: Final = 64 << 20
-"""Maximum bytes per second that a compaction reads to collect keys or to find records to remove,
-which takes about a quarter of a core (chosen by judgement)."""
+"""Maximum bytes per second that a compaction reads to collect keys or to find records to remove.
+At this rate it uses about a quarter of a core (chosen by judgement)."""
 
 _READ_BYTES: Final = 256 << 10
 """Maximum bytes of one read of a ledger."""

@@ -31,7 +31,7 @@ from services.gateway.logs.values import STREAM_PREFIX
 log = logging.getLogger(__name__)
 
 _ROWS_MAX: Final = 2000
-"""Logs whose metadata is cached for reads within sealed ledgers."""
+"""Maximum logs whose metadata is cached for reads within sealed ledgers."""
 
 HEARD_MAX: Final = 10_000
 """Maximum announced logs between two sweeps. If there are more, the next sweep reads all logs."""
@@ -41,7 +41,7 @@ gateway's deletion or truncation may stay invisible for this long (chosen by jud
 48)."""
 
 ORPHANS_PER_ROUND_MAX: Final = 100
-"""Orphans deleted per round, chosen by judgement. A deletion may take as long as a timeout."""
+"""Maximum orphans deleted per round (by judgement). A deletion may take as long as a timeout."""
 _PAGE: Final = 1000
 """Orphans read per round: so many that two gateways seldom delete the same orphans."""
 

@@ -61,7 +61,7 @@ _PER_LINK_S: Final = 0.0005
 _PAGE: Final = 1000
 _AT_ONCE: Final = 16
 _MATCHES_AT_ONCE: Final = 1000
-"""Comparisons of a name with a pattern before other tasks may run. Chosen by judgement."""
+"""Maximum comparisons of names with patterns before other tasks may run. Chosen by judgement."""
 
 _StreamKey = tuple[str, str]
 """A stream's log, and the log's creation time."""

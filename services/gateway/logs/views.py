@@ -23,7 +23,7 @@ from services.gateway.logs.reading import LogReader
 from services.gateway.logs.store import MetadataLogs
 
 _AT_ONCE: Final = 32
-"""Logs of a page whose ends are requested concurrently, if their owners don't answer."""
+"""Maximum logs of a page whose ends are requested concurrently, if their owners don't answer."""
 
 
 @dataclass(frozen=True, slots=True)

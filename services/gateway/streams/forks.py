@@ -1,6 +1,6 @@
 """Plans and creates forks of streams (section 4.2).
 
-A fork is a log that names ranges of its source's closed ledgers (rule 27a), so the source's offsets
+A fork is a log that names ranges of its source's closed ledgers (rule 27a). So the source's offsets
 are valid in the fork up to the fork's beginning. A log counts records, which are JSON messages or
 chunks of bytes. `Stream-Fork-Sub-Offset` ends at a record of a JSON stream. In other streams the
 sub-offset may end within a record, whose first bytes then become the fork's first own record.
