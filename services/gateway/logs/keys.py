@@ -35,13 +35,13 @@ SCANNED_BYTES_MAX: Final = 16 << 20
 """The budget of one request for a key's newest record, for decoding and lookups (see `Work`)."""
 
 BUCKET_BYTES_MAX: Final = 32 << 20
-"""The most bytes of index buckets that this gateway caches: chosen by judgement."""
+"""Maximum bytes of index buckets that this gateway caches (chosen by judgement)."""
 
 _SCAN_BYTES: Final = 256 << 10
-"""The most bytes of one read from bookies."""
+"""Maximum bytes of one read from bookies."""
 
 _READ_ENTRIES: Final = 10_000
-"""The most entries of one read from bookies."""
+"""Maximum entries of one read from bookies."""
 
 _LOOKUP_COST: Final = 16 << 10
 """The cost of one lookup in an index: about the bytes of a bucket."""
@@ -53,8 +53,8 @@ _AT_ONCE: Final = 8
 """The number of indexes that are read concurrently (chosen by judgement)."""
 
 _LOOKUPS_MAX: Final = 16
-"""The most ledgers that one page covers: their lookups read about as many bytes as a page. The read
-continues with the next page."""
+"""Maximum ledgers that one page covers, because their lookups read about as many bytes as a page.
+The reader continues with the next page."""
 
 Change = Callable[[str, Callable[[LogMetadata], Awaitable[LogMetadata]]], Awaitable[object]]
 """Changes a log's metadata by compare-and-swap."""
@@ -62,7 +62,7 @@ Change = Callable[[str, Callable[[LogMetadata], Awaitable[LogMetadata]]], Awaita
 
 @dataclass(slots=True)
 class _Search:
-    """A search for a key's newest record below an offset, by one version of the log's metadata."""
+    """A search for a key's newest record below an offset, in one version of the log's metadata."""
 
     row: LogMetadata
     key: bytes
@@ -70,7 +70,7 @@ class _Search:
     end: int
     """The search considers only records below this offset."""
     looked: int
-    """The search has found that no record from this offset to `end` has the key."""
+    """No record from this offset to `end` has the key, according to the search so far."""
     work: Work
     now_ms: int
     """The time that decides which records have expired (rule 27f)."""
@@ -80,14 +80,14 @@ class _Search:
         if self.work.left <= 0:
             at = self.looked
             raise errors.KeyScanLimit(
-                f"no record from the offset {at} on has the key: ask again with before={at}",
+                f"no record from offset {at} on has the key: retry with before={at}",
                 log=self.row.name,
                 before=at,
                 created_at=self.row.created_at,
             )
 
     def stop(self, item: LogItem) -> int:
-        """The offset after the last record of a ledger that the search considers."""
+        """The offset after the last record that the search considers in a ledger."""
         last = item.last_offset
         return min(self.end, self.log_end if last is None else last + 1)
 
@@ -106,8 +106,8 @@ class KeyReader:
         self._reads, self._reader, self._ownership = engine.reads, reader, ownership
         self._change = change
         self.lookups = self.skipped_bytes = self.damaged = 0
-        """Counts of lookups in indexes, of the bytes of ledgers that lookups made unnecessary to
-        read, and of indexes that could not be used."""
+        """The numbers of index lookups, of ledger bytes that lookups saved from being read, and of
+        indexes that could not be used."""
         self._buckets: OrderedDict[tuple[int, int, int], Bucket] = OrderedDict()
         """Cached buckets by the index's ledger id, bucket number and indexed ledger."""
         self._bucket_bytes = 0
@@ -123,12 +123,12 @@ class KeyReader:
         limit: int,
         max_bytes: int,
     ) -> LogBatches | None:
-        """The batches from an offset on that may have records of a key, by the ledgers' indexes.
-        None if the next record must be read without an index.
+        """Return the batches from an offset on that may have records of a key, according to the
+        ledgers' indexes. None if the next record must be read without an index.
 
         Raises: NoSuchLog, LogReplaced.
         """
-        # Without `created_at`, each read asks which log has the name now (rule 27b).
+        # Without `created_at`, each read checks which log has the name now (rule 27b).
         recent = None if created_at is None else self._reader.rows.recent(name)
         row = recent or await self._reader.fresh(name, created_at)
         row.check_created(created_at)
@@ -225,8 +225,8 @@ class KeyReader:
     async def newest(
         self, name: str, key: bytes, *, before: int | None = None, created_at: str | None = None
     ) -> LogBatches:
-        """A page with the newest record of a key below the offset `before` (None: below the log's
-        end), or without a record if there is none. The page ends at that offset.
+        """Return a page with the newest record of a key below the offset `before`; without records
+        if there is no such record. The page ends at `before`, which is by default the log's end.
 
         Raises: KeyScanLimit, with the `before` of the next request, if the indexes and the ledgers
         without an index are too large for one request; the errors of `LogReader.read`.
@@ -244,7 +244,7 @@ class KeyReader:
     async def _newest(
         self, row: LogMetadata, key: bytes, before: int | None, work: Work
     ) -> LogBatches | None:
-        """The newest record of a key, by the metadata `row`; None if `row` is out of date."""
+        """The newest record of a key, according to `row`; None if `row` is out of date."""
         page = Page(row, 1, 1, is_fresh=True)
         ended = await self._reader.ended_at(row, page)
         if ended is None:
@@ -407,7 +407,7 @@ class KeyReader:
                 last_entry=data.last_add_confirmed,
             )
             if bucket.number != number:
-                raise BadIndex(f"bucket {bucket.number} is in the place of {number}")
+                raise BadIndex(f"the index has bucket {bucket.number} instead of bucket {number}")
             self._scans.drop(item.ledger_id)
             self._bucket_bytes += bucket.size * (place not in self._buckets)
             self._buckets[place] = bucket
@@ -436,7 +436,7 @@ class KeyReader:
 def _part(
     row: LogMetadata, batches: Sequence[StoredBatch], first: int, following: int
 ) -> LogBatches:
-    """A page of batches that never says that the log ends: the next page finds that out."""
+    """A page of batches that never reports the log's end. The next page may report the end."""
     return LogBatches(
         tuple(batches),
         first=first,
@@ -450,8 +450,8 @@ def _part(
 def _looked(
     search: _Search, item: LogItem, entry_id: int, data: Stored
 ) -> tuple[int, set[int], StoredBatch | None]:
-    """How many of the ledger's offsets precede an entry, the hashes of the entry's keys, and the
-    entry's newest unexpired record with the search's key. Raises: BadBatch.
+    """Return the number of the ledger's offsets before an entry, the hashes of the entry's keys, and
+    the entry's newest unexpired record with the search's key. Raises: BadBatch.
     """
     found = batch.opened(packed.unpack(data))
     time_ms = item.published_ms or found.head.append_time_ms  # rule 26b
@@ -471,13 +471,12 @@ def _looked(
 
 def _missing(item: LogItem, entry_id: int) -> errors.EntryUnavailable:
     """The error for an entry that a read did not return."""
-    return errors.EntryUnavailable(
-        "a confirmed batch was not found", ledger_id=item.ledger_id, entry_id=entry_id
-    )
+    detail = f"bookies did not return the confirmed entry {entry_id}: retry"
+    return errors.EntryUnavailable(detail, ledger_id=item.ledger_id, entry_id=entry_id)
 
 
 def _ranges(entries: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Cut entry ids to ranges of consecutive ids. Yields the first and last id of each range."""
+    """Group entry ids into ranges of consecutive ids. Yields the first and last id of each range."""
     begin = 0
     for at, entry_id in enumerate(entries):
         if at + 1 == len(entries) or entries[at + 1] != entry_id + 1:
