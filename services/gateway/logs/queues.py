@@ -43,6 +43,10 @@ QUEUES_SHOWN_MAX: Final = 100
 """Maximum queues with their own labels in metrics, because clients choose names. By judgement."""
 
 
+_End = tuple[str, int]
+"""The creation time and an end of a log; the end is 0 if it is unknown."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """The records of a claim, in pages, and how often each was given."""
@@ -80,10 +84,8 @@ class QueueService(QueueMoves):
         super().__init__(logs, reader, **ports)
         self._consumers = consumers
         self._seen_keys: OrderedDict[Key, _Seen] = OrderedDict()
-        self._watchers: dict[Key, dict[asyncio.Future[int], None]] = {}
-        """Claims that wait for a change of their queue or a new record of its log, in order. Each
-        future's result is an end of the log, or 0 if the end is unknown.
-        """
+        self._watchers: dict[Key, dict[asyncio.Future[_End], None]] = {}
+        """Claims that wait for a change of their queue or a new record of its log, in order."""
         self._tails: dict[tuple[Key, bool], asyncio.Task[None]] = {}
         """Tasks that wait for new records of a log, each for all waiting claims of a queue."""
         self._depths: dict[Key, int] = {}
@@ -149,14 +151,16 @@ class QueueService(QueueMoves):
 
         Raises: NoSuchLog, NoSuchQueue, LogReplaced, EntryUnavailable.
         """
-        deadline, end, is_fresh = self._loop.time() + wait_s, 0, False
-        gone = 0
+        deadline, is_fresh = self._loop.time() + wait_s, False
+        created, end, gone = "", 0, 0
         acking: asyncio.Future[asks.Settled] | None = None
         while True:
             # The claim watches the queue before it asks the owner, so that it misses no change.
             changed, is_over = self._watch((name, queue)), True
             try:
                 row = (await self._consumers.recent(name, is_fresh=is_fresh)).row
+                if row.created_at != created:  # offsets of a deleted log mean nothing in this log
+                    created, end, gone = row.created_at, 0, 0
                 end = max(end, await self._consumers.end(row))
                 if acked:  # the owner decides both requests with one append
                     acking = self.submit(asks.Settle(name, queue, asks.Settlement.ACK, acked))
@@ -185,13 +189,13 @@ class QueueService(QueueMoves):
                     left_s = min(left_s, taken.wait_ms / 1000 if taken.wait_ms >= 0 else left_s)
                     self._watch_tail((name, queue), row, end, is_over=bool(taken.limit))
                     await asyncio.wait((changed,), timeout=left_s)
-                    end = max(end, changed.result() if changed.done() else 0)
+                    if changed.done() and changed.result()[0] == created:
+                        end = max(end, changed.result()[1])
                 is_over = False
             except errors.LogReplaced:
                 if is_fresh:
                     raise
-                is_fresh, end = True, 0  # the cached metadata may belong to the deleted log
-                is_over = False
+                is_fresh, is_over = True, False  # the metadata may belong to the deleted log
             finally:
                 self._unwatch((name, queue), changed)
                 if is_over and changed.done():
@@ -239,21 +243,21 @@ class QueueService(QueueMoves):
                 self._wake(key)  # the claim reports the error
                 return
             if following > end or not self.is_here:
-                self._wake(key, following)
+                self._wake(key, (row.created_at, following))
                 return
 
-    def _watch(self, key: Key) -> asyncio.Future[int]:
-        future: asyncio.Future[int] = self._loop.create_future()
+    def _watch(self, key: Key) -> asyncio.Future[_End]:
+        future: asyncio.Future[_End] = self._loop.create_future()
         self._watchers.setdefault(key, {})[future] = None
         return future
 
-    def _unwatch(self, key: Key, future: asyncio.Future[int]) -> None:
+    def _unwatch(self, key: Key, future: asyncio.Future[_End]) -> None:
         watchers = self._watchers.get(key, {})
         watchers.pop(future, None)
         if not watchers:
             self._watchers.pop(key, None)
 
-    def _wake(self, key: Key, end: int = 0) -> None:
+    def _wake(self, key: Key, end: _End = ("", 0)) -> None:
         """Wake the claim that has waited longest, so that it requests records below `end`. If this
         claim gets records, the change of the queue wakes the next claim. If the claim ends without
         a request, it wakes the next claim itself.

@@ -10,7 +10,7 @@ from quorumlog.protocol import queues as protocol_queues
 from quorumlog.protocol.batch import BATCH_BYTES_MAX
 from services.gateway.edge.queue_models import QueueClaimed, QueueList, QueueModel, QueueSettled
 from services.gateway.logs import dead_letters as moves
-from services.gateway.logs import queues
+from services.gateway.logs import consumers, queues
 from services.gateway.logs.sweep import Sweep
 from tests.model.logs.model import Store
 from tests.support.waiting import until
@@ -457,6 +457,28 @@ async def test_a_queue_of_a_log_that_was_made_again_begins_anew(http: Http) -> N
     assert code(await http.ask("POST", f"{MAIL}/claim", {})) == (409, "log-replaced")
     await put(http)
     assert offsets(await claim(http)) == [0, 1]
+
+
+@pytest.mark.parametrize("is_expired", [False, True])
+async def test_a_waiting_claim_takes_no_offset_of_the_deleted_log_into_the_next(
+    http: Http, monkeypatch: pytest.MonkeyPatch, *, is_expired: bool
+) -> None:
+    monkeypatch.setattr(consumers, "_ROW_S", 0)
+    await put(http)
+    await settle(http, "ack", await claim(http))
+    if is_expired:
+        expiring = {"records": [{"text": "x", "ttl_s": 1}]}
+        await http.done("POST", f"{LOG}/records", expiring)
+        await asyncio.sleep(1.5)
+    waiting = asyncio.create_task(claim(http, wait_ms=20_000))
+    await asyncio.sleep(0.5)
+    await http.ask("DELETE", LOG)
+    await http.done("PUT", LOG, {})
+    await append(http, 3)
+    await put(http)
+    assert offsets(await asyncio.wait_for(waiting, 10)) == [0, 1, 2]
+    shown = await http.done("GET", MAIL)
+    assert (shown["floor"], shown["depth"], shown["lost"], shown["in_flight"]) == (0, 3, 0, 3)
 
 
 async def test_more_bytes_than_asked_for_are_given_back_without_an_attempt(http: Http) -> None:
