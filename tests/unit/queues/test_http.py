@@ -1,16 +1,20 @@
 """Work queues over HTTP: claims, settlements, dead letters. The ledgers behind are the model's."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
+from quorumlog import errors
 from quorumlog.protocol import queues as protocol_queues
 from quorumlog.protocol.batch import BATCH_BYTES_MAX
+from quorumlog.protocol.queue_requests import BeginMove
 from services.gateway.edge.queue_models import QueueClaimed, QueueList, QueueModel, QueueSettled
-from services.gateway.logs import dead_letters as moves
 from services.gateway.logs import consumers, queues
+from services.gateway.logs import dead_letters as moves
+from services.gateway.logs.manager import LogManager
 from services.gateway.logs.sweep import Sweep
 from tests.model.logs.model import Store
 from tests.support.waiting import until
@@ -166,6 +170,70 @@ async def test_a_waiting_claim_that_ends_wakes_the_next_one(http: Http) -> None:
     gone.cancel()
     await settle(http, "nak", first[:1])
     assert offsets(await asyncio.wait_for(waiting, 5)) == [0]
+
+
+async def test_a_claim_that_fails_after_it_was_woken_wakes_the_next_one(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes: list[str] = []
+    original = queues.QueueService._asked
+
+    async def fails_third(self: Any, asked: Any) -> Any:
+        takes.append(asked.queue)
+        if len(takes) == 3:
+            raise errors.QuorumTimeout("the owner did not answer")
+        return await original(self, asked)
+
+    await put(http, **{"from": "latest"})
+    monkeypatch.setattr(queues.QueueService, "_asked", fails_third)
+    body = {"max": 1, "wait_ms": 60_000}
+    failing = asyncio.create_task(http.ask("POST", f"{MAIL}/claim", body))
+    await asyncio.sleep(1)
+    waiting = asyncio.create_task(claim(http, 1, wait_ms=60_000))
+    await asyncio.sleep(1)
+    assert len(takes) == 2
+    await append(http, 1)
+    assert (await asyncio.wait_for(failing, 20)).status == 504
+    assert offsets(await asyncio.wait_for(waiting, 20)) == [10]
+
+
+async def test_a_claim_whose_acknowledgement_fails_gives_its_records_back(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = queues.QueueService.submit
+
+    def failing(self: Any, request: Any, stamp: Any = None) -> Any:
+        if getattr(request, "kind", "") != "ack":
+            return original(self, request, stamp)
+        lost = asyncio.get_running_loop().create_future()
+        lost.set_exception(errors.QuorumTimeout("the owner did not answer"))
+        return lost
+
+    await put(http)
+    token = (await claim(http, 3))[0]["claim"]
+    monkeypatch.setattr(queues.QueueService, "submit", failing)
+    body = {"ack": [{"claim": token}], "wait_ms": 20_000}
+    assert (await http.ask("POST", f"{MAIL}/claim", body)).status == 504
+    again = await claim(http, wait_ms=10_000)
+    assert [(one["offset"], one["attempt"]) for one in again] == [(n, 1) for n in range(3, 10)]
+
+
+async def test_a_claim_asks_again_if_its_keys_are_outdated_and_another_claim_knows_newer_ones(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol_queues, "KEYS_MAX", 1)
+    await put(http, order="key")
+    first = await claim(http, 1)
+    original = queues.QueueService._asked
+
+    async def late(self: Any, asked: Any) -> Any:
+        monkeypatch.setattr(queues.QueueService, "_asked", original)
+        await settle(http, "ack", first)
+        await settle(http, "nak", await claim(http, 1))
+        return await original(self, asked)
+
+    monkeypatch.setattr(queues.QueueService, "_asked", late)
+    assert offsets(await claim(http, 1)) == [1]
 
 
 async def test_a_lease_that_ends_gives_the_record_again(http: Http) -> None:
@@ -528,10 +596,9 @@ async def test_keys_of_done_records_above_the_floor_are_forgotten(
     known: list[int] = []
     original = queues.QueueService._saw_keys
 
-    def noted(self: Any, key: Any, row: Any, taken: Any) -> bool:
-        is_news = original(self, key, row, taken)
+    def noted(self: Any, key: Any, row: Any, taken: Any) -> None:
+        original(self, key, row, taken)
         known.append(len(self._seen_keys[key].keys))
-        return is_news
 
     monkeypatch.setattr(queues.QueueService, "_saw_keys", noted)
     await put(http, order="key")
