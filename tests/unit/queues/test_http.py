@@ -649,6 +649,132 @@ async def test_dead_letters_without_keys_dont_go_to_a_compacted_log(http: Http) 
     await dead_letters(http, 1)
 
 
+def after_the_begin(monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> None:
+    """Await an action after the next move has begun, and before its append."""
+    original = moves.QueueMoves._begun
+
+    async def begun(self: Any, *of_move: Any) -> Any:
+        monkeypatch.setattr(moves.QueueMoves, "_begun", original)
+        row = await original(self, *of_move)
+        await action()
+        return row
+
+    monkeypatch.setattr(moves.QueueMoves, "_begun", begun)
+    monkeypatch.setattr(moves, "_RETRY_S", 0.2)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("DELETE", DEAD), ("POST", f"{DEAD}/close"), ("POST", f"{DEAD}/open")]
+)
+async def test_dead_letters_go_elsewhere_if_their_log_took_none_after_the_move_began(
+    http: Http, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    for name in ("dead", "dead2"):
+        await http.done("PUT", f"/v1/logs/{name}", {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    after_the_begin(monkeypatch, lambda: http.ask(method, path))
+    await settle(http, "nak", await claim(http))
+
+    async def is_changed() -> bool:
+        settings = {"max_attempts": 1, "dead_letter_log": "dead2"}
+        return (await http.ask("PUT", MAIL, settings)).status == 200
+
+    await until(is_changed, "the queue has the other log", 20)
+    await dead_letters(http, 10)
+    assert len((await http.done("GET", "/v1/logs/dead2/records"))["records"]) == 10
+
+
+async def one_dead_letter(http: Http) -> None:
+    for name in ("dead", "dead2"):
+        await http.done("PUT", f"/v1/logs/{name}", {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    await settle(http, "nak", await claim(http, 1))
+    await dead_letters(http, 1)
+
+
+async def test_a_redrive_of_a_deleted_log_ends(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    await one_dead_letter(http)
+    after_the_begin(monkeypatch, lambda: http.ask("DELETE", DEAD))
+    assert code(await http.ask("POST", f"{MAIL}/redrive", {})) == (404, "no-such-log")
+    await put(http, max_attempts=1, dead_letter_log="dead2")
+
+
+@pytest.mark.parametrize("how", ["close", "open"])
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_redrive_to_a_log_that_takes_none_leaves_nothing(
+    http: Http, monkeypatch: pytest.MonkeyPatch, how: str, *, is_late: bool
+) -> None:
+    await one_dead_letter(http)
+    end = partial(http.ask, "POST", f"{LOG}/{how}")
+    if is_late:
+        after_the_begin(monkeypatch, end)
+    else:
+        await end()
+    refused = await http.ask("POST", f"{MAIL}/redrive", {})
+    assert code(refused) == (409, "log-closed" if how == "close" else "log-fenced")
+    await put(http, max_attempts=1, dead_letter_log="dead2")
+
+
+async def test_dead_letters_pass_moves_that_go_back(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = moves.QueueMoves._carry_out
+
+    async def only_away(self: Any, row: Any, move: Any) -> Any:
+        if move.is_back:
+            raise errors.EntryUnavailable("it can't be read now")
+        return await original(self, row, move)
+
+    await one_dead_letter(http)
+    monkeypatch.setattr(moves, "_MOVES_AT_ONCE", 1)
+    monkeypatch.setattr(moves.QueueMoves, "_carry_out", only_away)
+    assert (await http.ask("POST", f"{MAIL}/redrive", {})).status == 503
+    await settle(http, "nak", await claim(http, 1))
+    assert len(await dead_letters(http, 2)) == 2
+
+
+async def test_a_move_waits_for_a_copy_of_its_append_with_other_records(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    submit, append_to = moves.QueueMoves.submit, LogManager.append
+
+    def noted(self: Any, request: Any, stamp: Any = None) -> Any:
+        asked.append(request)
+        return submit(self, request, stamp)
+
+    async def refused(_self: Any, name: str, _call: Any) -> Any:
+        monkeypatch.setattr(LogManager, "append", append_to)
+        raise errors.InvalidRequest("a copy with other records is in flight", log=name)
+
+    await http.done("PUT", DEAD, {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    records = await claim(http)
+    monkeypatch.setattr(moves, "_RETRY_S", 0.2)
+    monkeypatch.setattr(moves.QueueMoves, "submit", noted)
+    monkeypatch.setattr(LogManager, "append", refused)
+    await settle(http, "nak", records)
+    assert len(await dead_letters(http, 10)) == 10
+    assert [one.since for one in asked if isinstance(one, BeginMove)] == [0]
+
+
+async def test_dead_letters_are_lost_if_the_log_needs_keys_after_the_move_began(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await http.done("PUT", DEAD, {})
+    await put(http, max_attempts=1, dead_letter_log="dead")
+    compact = {"cleanup_policy": "compact"}
+    after_the_begin(monkeypatch, lambda: http.done("PATCH", DEAD, compact))
+    await settle(http, "nak", await claim(http, 4))
+
+    async def lost() -> Any:
+        return (await http.done("GET", MAIL))["lost"] == 4
+
+    await until(lost, "the records are counted", 20)
+    shown = await http.done("GET", MAIL)
+    assert (shown["dead"], shown["floor"]) == (0, 4)
+
+
 async def test_a_tombstone_is_one_as_a_dead_letter_and_after_it(http: Http) -> None:
     """Else the deleted key would be back, with an empty value."""
     await http.done("PUT", DEAD, {})
