@@ -157,7 +157,8 @@ class QueueMoves(RowService[Queue]):
             end = await self._reader.end(target)
             if not await self._has(target, move, end, created):
                 if isinstance(error, errors.InvalidRequest) and move.since <= end:
-                    raise  # a copy of the append with other records is in flight
+                    detail = "a copy of the append with other records is in flight: retry later"
+                    raise errors.EntryUnavailable(detail, log=target) from error
                 return await self._restarted(row, move)
         return await self._ended(row, move, len(lost))
 
@@ -321,6 +322,10 @@ class QueueMoves(RowService[Queue]):
             if move is None:
                 break
             row = await self._carry_out(row, move)
+        try:  # the owner's task may have ended the move without an append
+            _check_open(await self._reader.rows.row(name))
+        except errors.QuorumLogError as error:
+            raise error.with_outcome(errors.UNKNOWN) from None
         return len(offsets) if is_mine else 0
 
 
