@@ -224,7 +224,13 @@ async def test_a_claim_asks_again_if_its_keys_are_outdated_and_another_claim_kno
     monkeypatch.setattr(protocol_queues, "KEYS_MAX", 1)
     await put(http, order="key")
     first = await claim(http, 1)
-    original = queues.QueueService._asked
+    original, take = queues.QueueService._asked, queues.QueueService._take
+    has_records: list[bool] = []
+
+    async def noted(self: Any, *of_claim: Any) -> Any:
+        taken = await take(self, *of_claim)
+        has_records.append(bool(taken.records))
+        return taken
 
     async def late(self: Any, asked: Any) -> Any:
         monkeypatch.setattr(queues.QueueService, "_asked", original)
@@ -232,8 +238,10 @@ async def test_a_claim_asks_again_if_its_keys_are_outdated_and_another_claim_kno
         await settle(http, "nak", await claim(http, 1))
         return await original(self, asked)
 
+    monkeypatch.setattr(queues.QueueService, "_take", noted)
     monkeypatch.setattr(queues.QueueService, "_asked", late)
     assert offsets(await claim(http, 1)) == [1]
+    assert has_records == [True, True]
 
 
 async def test_a_lease_that_ends_gives_the_record_again(http: Http) -> None:
@@ -705,9 +713,20 @@ async def one_dead_letter(http: Http) -> None:
 
 
 async def test_a_redrive_of_a_deleted_log_ends(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, is_deleted = moves.QueueMoves._carry_out, asyncio.Event()
+
+    async def late(self: Any, row: Any, move: Any) -> Any:
+        await is_deleted.wait()
+        return await original(self, row, move)
+
     await one_dead_letter(http)
-    after_the_begin(monkeypatch, lambda: http.ask("DELETE", DEAD))
-    await http.ask("POST", f"{MAIL}/redrive", {})
+    monkeypatch.setattr(moves.QueueMoves, "_carry_out", late)
+    redrive = asyncio.create_task(http.ask("POST", f"{MAIL}/redrive", {}))
+    await asyncio.sleep(1)
+    await http.ask("DELETE", DEAD)
+    await asyncio.sleep(0.5)  # longer than a page is read from memory
+    is_deleted.set()
+    await redrive
     await put(http, max_attempts=1, dead_letter_log="dead2")
 
 
