@@ -280,10 +280,8 @@ def check_log(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem, ..
 
 
 def rewritten_by(old: LogMetadata, new: LogMetadata) -> dict[int, tuple[LogItem, ...]]:
-    """The items of `old` that each new ledger of `new` replaces. These must be adjacent sealed
-    ledgers with the same offsets, and none from which a takeover replays (rule 27c).
-
-    Raises: InvalidRequest.
+    """The items of `old` that each new ledger of `new` replaces (rule 27c). Raises: InvalidRequest,
+    unless they are adjacent sealed ledgers with the same offsets, and no takeover replays them.
     """
     known_end, found = old.known_end, dict[int, tuple[LogItem, ...]]()
     before = {item.ledger_id for item in old.items}

@@ -35,8 +35,8 @@ CALLER_CONSUMERS_MAX: Final = 20_000
 """Maximum consumers created by one caller, if tokens are required. Chosen by judgement."""
 
 USE_STEP_MS: Final = 86_400_000
-"""A use without another change is stored only if the stored time of use is off by more than this
-step, or by more than a quarter of the expiry time."""
+"""A use without another change is stored if the stored time of use is off by more than this step,
+or by more than a quarter of the expiry time."""
 
 GRACE_S: Final = 3600.0
 """Time for which no consumer expires after the offset store has read the log, so that users can

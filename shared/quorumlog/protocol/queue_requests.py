@@ -163,7 +163,7 @@ class BeginMove:
 
 @dataclass(frozen=True, slots=True)
 class EndMove:
-    """Note that a move was appended. `lost`: the number of records not sent. Answer: the queue."""
+    """Record that a move was appended. `lost`: the number of records not sent. Answer: the queue."""
 
     log: str
     queue: str
@@ -173,7 +173,7 @@ class EndMove:
 
 @dataclass(frozen=True, slots=True)
 class FailMove:
-    """Note the code of the error that keeps records from the dead-letter log. Answer: the queue."""
+    """Record the code of the error that keeps records from the dead-letter log. Answer: the queue."""
 
     log: str
     queue: str

@@ -61,7 +61,7 @@ class Queues(Rows[Queue]):
         return QueueDraft(self, end=end, now_s=now_s)
 
     def hold(self, held_until: Any) -> None:
-        """Note, by token, the ends of leases and delays that this gateway started or extended."""
+        """Record, by token, the ends of leases and delays that this gateway started or extended."""
         for key, ends in held_until.items():
             if (row := self.rows.get(key)) is not None:
                 known = {**self._held_until.get(key, {}), **ends}

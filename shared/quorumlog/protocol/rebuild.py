@@ -128,8 +128,8 @@ class Bookies:
             is_unproven = is_later and name not in proven
             if is_older or (is_unproven and answers is not None):
                 return (
-                    f"the ledger names {name}@{incarnation}, but {name} has registered a new directory as"
-                    f" {name}@{found.incarnation}: stop {name}, move its DATA_DIR away, start it with"
+                    f"the ledger names {name}@{incarnation}, but {name} has registered as {name}@{found.incarnation}"
+                    f" with a new directory: stop {name}, move its DATA_DIR away, start it with"
                     " AUTO_FIX_COOKIES=1 to register it as a later incarnation, and rebuild again"
                 )
             # Denials can't shorten a CLOSED ledger, so a rebuild writes it at once (rule 18d).
@@ -318,7 +318,7 @@ def _is_moved(known: LedgerMetadata, newest: LedgerMetadata, keeping: Collection
 
     Copies of versions in between may be missing, because a repair sends only some (rule 20b).
     `newest` may be of another history. A bookie drops entries only if the database does not name it
-    and contains the versions of all its copies (rule 18c), so each member must be named or have a
+    and contains the versions of all its copies (rule 18c). So each member must be named or have a
     copy in `keeping`.
     """
     placed = replace(known, first_offset=newest.first_offset, lineage=newest.lineage)

@@ -138,8 +138,8 @@ class LacKept:
 
 @dataclass(frozen=True, slots=True)
 class LimboSet:
-    """The beginning or end of limbo, in which local state of the ledger may be lost. Of several
-    records, the one with the highest counter counts.
+    """The beginning or end of limbo, in which local state of the ledger may be lost. The record
+    with the highest counter counts.
     """
 
     counter: int
@@ -269,7 +269,7 @@ class Replica(Keyed):
                 return self._row_reported(asked)
 
     def synced(self, count: int) -> None:
-        """Note that the first `count` records of this ledger are on disk."""
+        """Record that the first `count` records of this ledger are on disk."""
         self.synced_count = max(self.synced_count, count)
 
     def set_limbo(self, *, limbo: bool) -> Verdict:
@@ -448,8 +448,8 @@ class Replica(Keyed):
         return False
 
     def _after_entries(self) -> int:
-        """The number of records that must be on disk before an add is answered ok (rule 3), with
-        the first add's record if the add is repeated; 0 if entries are deferred (rule 31).
+        """The number of records that must be on disk before an add is answered ok (rule 3); 0 if
+        entries are deferred (rule 31). For a repeated add, the first add's record counts too.
         """
         return 0 if self.is_deferred else self.accepted_count
 

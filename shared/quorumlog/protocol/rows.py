@@ -194,12 +194,12 @@ class Rows(Generic[R]):
             self._sized.append((offset, before))
 
     def learned(self, now_s: float) -> None:
-        """Note that records were read. Until now, another gateway may have granted leases."""
+        """Record that records were read. Until now, another gateway may have granted leases."""
         self._held_until.clear()
         self.since_s = now_s
 
     def hold(self, held_until: Mapping[Key, Any]) -> None:
-        """Note the ends of leases that this gateway granted or renewed."""
+        """Record the ends of leases that this gateway granted or renewed."""
         self._held_until.update((key, end) for key, end in held_until.items() if key in self.rows)
 
     def _add(self, row: R) -> None:

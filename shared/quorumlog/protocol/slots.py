@@ -248,7 +248,7 @@ class Slots(Keyed):
         return self.arm(Timer.ADD, self._tick)
 
     def fired(self, event: TimerFired) -> bool:
-        """Note that a timer fired. Returns False if this timer was not running."""
+        """Record that a timer fired. Returns False if this timer was not running."""
         is_armed = event.timer in self.armed
         self.armed -= {event.timer}
         return is_armed

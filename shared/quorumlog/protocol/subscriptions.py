@@ -256,7 +256,7 @@ class Wake(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Delivered(_OfCreation):
-    """Note that a wake was announced, or accepted by its receiver. With `is_done`, all records that
+    """Record that a wake was announced, or accepted by its receiver. With `is_done`, all records that
     the wake showed are acknowledged. Has no effect if the wake has since ended or was claimed.
     Answer: the subscription.
     """
@@ -267,7 +267,7 @@ class Delivered(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Failed(_OfCreation):
-    """Note that a delivery failed. Answer: the subscription, with the time of the next attempt."""
+    """Record that a delivery failed. Answer: the subscription, with the time of the next attempt."""
 
     generation: int
     jitter: int
@@ -276,9 +276,7 @@ class Failed(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Expire(_OfCreation):
-    """End a wake whose lease has ended, and make a new wake for pending work. Answer: the
-    subscription.
-    """
+    """End a wake whose lease has ended, and wake for pending work. Answer: the subscription."""
 
     generation: int
     wake_id: str
@@ -469,14 +467,12 @@ class SubscriptionDraft(RowDraft[Subscription]):
         known = self._row(("", request.id))
         if known is not None:
             if known.settings != request.settings:
-                raise SubscriptionExists(
-                    f"subscription {request.id} exists with another configuration: delete it first"
-                )
+                detail = "the subscription exists with another configuration: delete it first"
+                raise SubscriptionExists(detail)
             return known
         if len(self._of_log("")) > SUBSCRIPTIONS_MAX:  # one of the rows is the signing key
-            raise TooManySubscriptions(
-                f"the cluster has {SUBSCRIPTIONS_MAX} subscriptions, the maximum: delete some"
-            )
+            detail = f"the cluster has {SUBSCRIPTIONS_MAX} subscriptions, the maximum: delete some"
+            raise TooManySubscriptions(detail)
         new = Subscription(
             request.id,
             self._version,
@@ -502,8 +498,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
                 room -= 1
             elif link.is_explicit:
                 raise TooManySubscriptions(
-                    f"a subscription may have at most {STREAMS_MAX} streams, and all subscriptions "
-                    f"together {LINKS_MAX}: remove some"
+                    f"subscriptions have at most {STREAMS_MAX} streams, {LINKS_MAX} in all: remove some"
                 )
         return replace(row, links=tuple(known.values()))
 
@@ -611,13 +606,13 @@ class Discovery:
     """Whether any stream may be new or deleted."""
 
     def heard(self, name: str) -> None:
-        """Note that a stream may have been created, changed or deleted."""
+        """Record that a stream may have been created, changed or deleted."""
         self.names.add(name)
         if len(self.names) > HEARD_MAX:
             self.gap()
 
     def gap(self) -> None:
-        """Note that changes of any stream may have been missed."""
+        """Record that changes of any stream may have been missed."""
         self.names.clear()
         self.is_all = True
 
@@ -628,7 +623,7 @@ class Discovery:
         return taken
 
     def answered(self, name: str, answer: object) -> None:
-        """Note the answer to a request that links or unlinks a stream. After a failure, whose
+        """Record the answer to a request that links or unlinks a stream. After a failure, whose
         outcome may be unknown, the stream is checked again.
         """
         is_failed = isinstance(answer, QuorumLogError)

@@ -72,7 +72,7 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """The pending request for metadata or for bookies. There is at most one."""
+    """The only pending request for metadata or for bookies."""
 
     kind: _Kind
     attempt: int

@@ -485,7 +485,10 @@ def test_ledgers_without_a_place_are_told_and_not_in_the_log() -> None:
 @pytest.mark.parametrize(
     ("ledgers", "why"),
     [
-        ([ledger(1, 0, 4), ledger(2, 4)], "ledger 1 ends at offset 5, but the next ledger 2 begins at 4"),
+        (
+            [ledger(1, 0, 4), ledger(2, 4)],
+            "ledger 1 ends at offset 5, but the next ledger 2 begins at 4",
+        ),
         ([ledger(1, 0, 4), ledger(2, 9), ledger(3, 9)], "ledgers 2 and 3 both begin at offset 9"),
     ],
 )
@@ -1037,7 +1040,9 @@ def forks() -> None:
 
 def two_ends() -> None:
     copies = [CLOSED, closed(FIRST, 3, "z")]
-    test_copies_that_contradict_each_other_or_the_row_are_told(None, copies, "different last entries")
+    test_copies_that_contradict_each_other_or_the_row_are_told(
+        None, copies, "different last entries"
+    )
 
 
 def overlaps() -> None:

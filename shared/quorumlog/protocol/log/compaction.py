@@ -295,7 +295,7 @@ class PassState:
         return None if self.is_over else (items, compaction)
 
     def rewritten(self, row: LogMetadata | None) -> None:
-        """Note that the next group was rewritten. `row`: the log's new metadata; None if the
+        """Record that the next group was rewritten. `row`: the log's new metadata; None if the
         rewrite failed, which ends the pass, because a ledger may become clean only after all
         earlier ones (clause 3).
         """

@@ -212,8 +212,7 @@ class Indexing:
                 raise BadBatch(f"entries of ledger {self._item.ledger_id} are lost")
             for entry_id, data in read.entries:
                 if entry_id != self._entry:
-                    detail = f"entry {self._entry} of ledger {self._item.ledger_id} is missing"
-                    raise BadBatch(detail)
+                    raise BadBatch(f"entry {self._entry} of the ledger is missing")
                 self._keys.add(entry_id, keys_of(data))
                 self._entry += 1
                 if self._keys.pairs > PAIRS_MAX:
@@ -240,10 +239,8 @@ class Indexing:
 
     def _closed(self, closed: LedgerMetadata) -> None:
         if closed.last_entry != self._written - 1:
-            detail = (
-                f"ledger {closed.ledger_id} was closed at entry {closed.last_entry}, but the index"
-                f" was written up to {self._written - 1}"
-            )
+            written = self._written - 1
+            detail = f"ledger {closed.ledger_id} ends at {closed.last_entry}, not at {written}"
             self._give_up(WriterLost(detail, log=self._log.name))
         else:
             self._swap(self._log)

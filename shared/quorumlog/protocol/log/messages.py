@@ -433,9 +433,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class TakeoverDone:
-    """A takeover has ended. `log`: the metadata afterwards, None if another gateway won, or the
-    error.
-    """
+    """A takeover has ended. `log`: the metadata, None if another gateway won, or the error."""
 
     log: LogMetadata | QuorumLogError | None
 

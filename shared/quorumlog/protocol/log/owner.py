@@ -147,9 +147,7 @@ class Owner:
         self._jobs: deque[Job] = deque()
         self._is_roll_asked = False
         self._is_named = False
-        """Whether metadata that was read after the ledger's first entry was on disk names the
-        ledger's place (rule 18f).
-        """
+        """Whether metadata from after the sync of the first entry names the ledger (rule 18f)."""
         self._durable_to = NO_ENTRY
         """The last entry that is on disk, even if it is not acknowledged."""
         self._number = self._job_asked = self._settle_asked = self._pause_asked = 0
@@ -274,10 +272,7 @@ class Owner:
     ) -> None:
         for request, call in requests:
             if not are_again and len(self._pipe.in_flight) + len(self._waiting) >= IN_FLIGHT_MAX:
-                full = Overloaded(
-                    f"{IN_FLIGHT_MAX} appends to log {self.log.name} are waiting: retry later",
-                    log=self.log.name,
-                )
+                full = Overloaded("too many appends to the log wait: retry", log=self.log.name)
                 self._out.append(Resolve(request, full))
             else:
                 self._append(PendingAppend(request, call), now)
@@ -605,9 +600,7 @@ class Owner:
             self._pause_asked = self._ask(Wait(Pause.ROLL))
 
     def _discard(self, job: Job) -> None:
-        """Delete the ledger that a job created, unless the log names it. If that fails, the sweep
-        repeats the deletion.
-        """
+        """Delete the ledger that a job created, unless the log names it."""
         if job.new is not None:
             self._ask(DeleteLedger(job.new))
 

@@ -114,10 +114,7 @@ class Pipeline:
         self._check_since(call.since)
         pending.appended_ms = now.stamp_ms(self.appended_ms)
         if len(call.data) > batch.BATCH_BYTES_MAX:
-            raise TooLarge(
-                f"a record batch may have at most {batch.BATCH_BYTES_MAX} bytes (got"
-                f" {len(call.data)}): send fewer records"
-            )
+            raise TooLarge(f"a batch has at most {batch.BATCH_BYTES_MAX} bytes: send fewer records")
         data = batch.placed(
             call.data,
             append_time_ms=pending.appended_ms,
@@ -179,9 +176,7 @@ class Pipeline:
     def _check_seq(self, seq: str | None) -> None:
         """Raise StreamSeqRegression unless `seq` is above the last one, byte by byte (rule 25a)."""
         if seq is not None and self.seq is not None and seq.encode() <= self.seq.encode():
-            raise StreamSeqRegression(
-                f"Stream-Seq must be above the last one, {self.seq!r} (got {seq!r})"
-            )
+            raise StreamSeqRegression(f"Stream-Seq must be above {self.seq!r} (got {seq!r})")
 
     def to_submit(self) -> tuple[bytes, ...]:
         """The newest entries, which were begun since the last call."""

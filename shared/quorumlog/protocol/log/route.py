@@ -395,7 +395,7 @@ class LogRoute:
             self._search()
 
     def _is_awaited(self, request: RequestKey) -> bool:
-        """Whether a client still waits for the request. Also removes the abandoned request."""
+        """Whether a client still waits for the request. Forgets a request that was abandoned."""
         return self._abandoned.pop(request, self) is self
 
     # --- handovers -------------------------------------------------------------------------------

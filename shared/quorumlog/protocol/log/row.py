@@ -117,8 +117,7 @@ class LogItem:
     """The ledger with the index of this ledger's keys, NO_KEYS (-1) if it has none, or None if it
     has no index (rule 27e)."""
     compacted_ms: Number = 0
-    """The time since which the ledger is clean (rule 27d); 0 if it is dirty, so it may have records
-    of a key whose newer record no pass has seen."""
+    """The time since which the ledger is clean; 0 if it is dirty (rule 27d)."""
 
     @property
     def is_empty(self) -> bool:
@@ -263,7 +262,7 @@ class LogMetadata(Value):
         assert is_placed, "all items except the last must have a first_offset (rule 23)"
         ids = [item.ledger_id for item in self.items]
         ids += [item.index for item in self.items if item.index not in {None, NO_KEYS}]
-        assert len(set(ids)) == len(ids), "items must not name a ledger twice"
+        assert len(set(ids)) == len(ids), "items must name each ledger only once"
         is_final = all(item.index is None for item in self.unsealed)
         assert is_final, "only sealed ledgers may have an index (rule 27e)"
         for item in self.shared:
@@ -559,9 +558,7 @@ class LogMetadata(Value):
         return replace(self, items=(*self.items[:at], new, *self.items[at + len(items) :]))
 
     def cleaned(self, items: Sequence[LogItem], compacted_ms: int) -> "LogMetadata":
-        """The log in which these items are clean since `compacted_ms`, or since an earlier time
-        (rule 27d).
-        """
+        """The log in which these items are clean, since `compacted_ms` or earlier (rule 27d)."""
         ids = {item.ledger_id for item in items if not item.compacted_ms}
         return replace(
             self,
