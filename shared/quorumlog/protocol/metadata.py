@@ -102,7 +102,7 @@ class Deletion(StrEnum):
 
 
 PREDECESSORS_KEPT = 4
-"""Number of predecessors in a lineage. A rebuild can bridge one fewer missing ledger in a row."""
+"""Number of predecessors in a lineage, so that a rebuild can bridge up to 3 missing ledgers."""
 
 SHARED_KEPT = 64
 """Maximum shared ledgers in a fork's lineage: 16 GiB with default limits. Chosen by judgement."""
@@ -121,7 +121,7 @@ class Lineage:
     before: tuple[tuple[LedgerId, EntryId], ...] = ()
     """(id, first offset) of the nearest earlier ledgers with records, ascending."""
     published_ms: Number = 0
-    """The time of the ledger's publication, in ms since 1970 (rule 26b); 0 without one."""
+    """The time of the ledger's publication, in ms since 1970 (rule 26b); 0 if there was none."""
     stream_seq: Text | None = None
     """The log's last stream sequence before this ledger (rule 25a); None if there was none."""
     placed_by: AttemptOrNone = ""

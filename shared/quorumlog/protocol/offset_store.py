@@ -41,7 +41,7 @@ _TRUNCATE_CHARS: Final = 16 << 20
 _KEPT_CHARS: Final = 64 << 20
 """Maximum characters of records that stay in the log for their tokens. Chosen by judgement."""
 _TRIES: Final = 20
-"""Maximum tries to decide a request, each of which another gateway's append may make void."""
+"""Maximum tries to decide a request. A try fails if another gateway appends first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -422,7 +422,7 @@ def _in_order(row: Queue, request: asks.Take, busy: Offsets, limit: int, room: i
 
 
 def _refused(row: Queue, token: int, offsets: Offsets) -> list[asks.Refused]:
-    """The reasons why a token does not settle these records, or its claim if there are none."""
+    """The reasons why a token does not settle these records (none: all records of its claim)."""
     done = offsets.below(row.floor) | (offsets & row.acked)
     ended = offsets - done
     refused = [asks.Refused(token, done, "acknowledged")] if done else []

@@ -259,7 +259,7 @@ class _Found:
     reported: Mapping[int, int]
     """The first offsets, by id, of ledgers that later ledgers name as predecessors."""
     follows: Mapping[int, int]
-    """For each ledger, the nearest earlier ledger with records (or _NOTHING), if any names it."""
+    """For each ledger, the nearest earlier one with records (or _NOTHING), from any metadata."""
 
     @classmethod
     def of(cls, ledgers: Sequence[LedgerPlace], start: int) -> "_Found":
@@ -342,7 +342,7 @@ class _Found:
     def not_let_go(
         self, items: tuple[LogItem, ...], deleted: Collection[int]
     ) -> tuple[LogItem, ...]:
-        """The items that the log had not released. A log releases its first ledgers first. So items
+        """The items that the log had not released. A log releases its ledgers in order. So items
         were released if they precede a deleted ledger, or a ledger with which the log began.
         """
         gone = {*deleted, _NOTHING}
@@ -405,9 +405,9 @@ class _Found:
     def unexplained(
         self, known: Sequence[LogItem], deleted: Collection[int], items: Sequence[LogItem]
     ) -> str:
-        """The problem that a ledger in the database's list is deleted, but perhaps not released; ""
-        if there is none. A log releases its first ledgers, and an empty ledger once another one has
-        its place. A later ledger with records and a known predecessor proves the release.
+        """The error if a ledger in the database's list is deleted, but perhaps not released; else
+        "". A log releases its first ledgers, and an empty ledger once another one has its place. A
+        later ledger with records and a known predecessor proves the release.
         """
         firsts = (item.ledger_id for item in known if item.ledger_id not in deleted)
         first = next(firsts, None)
@@ -428,7 +428,7 @@ class _Found:
         return is_behind and item.ledger_id in self.follows and not self._is_empty(item)
 
     def contested(self, items: Sequence[LogItem]) -> str:
-        """The problem that a ledger was replaced in two histories; "" if there is none."""
+        """The error if a ledger was replaced in two histories; else ""."""
         by: dict[int, int] = {}
         for item in items:
             ledger = self.ledgers.get(item.ledger_id)
@@ -438,7 +438,7 @@ class _Found:
         return ""
 
     def misplaced(self, items: Sequence[LogItem]) -> str:
-        """The problem that places contradict each other; "" if there is none."""
+        """The error if places contradict each other; else ""."""
         if sum(item.first_offset is None for item in items) > 1:
             return "two ledgers of the log have no first offset"
         for before, after in pairwise(items):
@@ -459,9 +459,9 @@ class _Found:
         return ""
 
     def gap(self, items: Sequence[LogItem]) -> str:
-        """The problem that an unknown ledger is missing; "" if there is none. No ledger is missing
-        between two ledgers if the second one's metadata names the first one as its predecessor, or
-        is from a release without lineages.
+        """The error if an unknown ledger is missing; else "". No ledger is missing between two
+        ledgers if the second one's metadata names the first one as its predecessor, or is from a
+        release without lineages.
         """
         solid = [item for item in items if not item.is_empty]
         for before, after in pairwise(solid):

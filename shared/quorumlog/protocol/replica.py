@@ -417,7 +417,7 @@ class Replica(Keyed):
         return self.ledger_key is not None and ledger_key != self.ledger_key
 
     def _is_fence_in_the_way(self, asked: AddAsked) -> bool:
-        """Whether the ledger is fenced, and the add is a normal one (I12)."""
+        """Whether the ledger is fenced, and the add is a normal add (I12)."""
         return self.is_fenced and not asked.recovery
 
     def _is_limbo_in_the_way(self, asked: AddAsked) -> bool:

@@ -194,7 +194,7 @@ class Rows(Generic[R]):
             self._sized.append((offset, before))
 
     def learned(self, now_s: float) -> None:
-        """Record that records were read. Until now, another gateway may have granted leases."""
+        """Let all leases begin again now, because records of another gateway were read."""
         self._held_until.clear()
         self.since_s = now_s
 
@@ -268,7 +268,7 @@ class RowDraft(Generic[R]):
         self._decided: dict[str, Decided[R]] = {}
         self._asked = 0
         self.held_until: dict[Key, Any] = {}
-        """The argument of `Rows.hold` once the batch is in the log."""
+        """The argument for `Rows.hold` after the batch is in the log."""
 
     @property
     def is_full(self) -> bool:

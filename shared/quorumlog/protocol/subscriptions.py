@@ -53,7 +53,7 @@ _DOUBLINGS_MAX: Final = 6
 _BATCH_CHARS: Final = 2 << 20
 """Characters of changed rows after which a batch accepts no more requests, as for queues."""
 HEARD_MAX: Final = 10_000
-"""Maximum noted names of streams, beyond which all streams are listed. Chosen by judgement."""
+"""Maximum stored names of streams, beyond which all streams are listed. Chosen by judgement."""
 
 
 class Kind(StrEnum):
@@ -155,7 +155,7 @@ class Subscription:
 
     def wait_ms(self, wall_ms: int) -> int:
         """Milliseconds until the next attempt. A wait beyond the longest pause counts as 0, because
-        the clock was set back.
+        the clock must have been set back.
         """
         longest = RETRY_MS_MAX * (1000 + JITTER_PERMILLE) // 1000
         return max(0, self.next_ms - wall_ms) if self.next_ms - wall_ms <= longest else 0
@@ -256,8 +256,8 @@ class Wake(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Delivered(_OfCreation):
-    """Record that a wake was announced, or accepted by its receiver. With `is_done`, all records that
-    the wake showed are acknowledged. Has no effect if the wake has since ended or was claimed.
+    """Record that a wake was announced, or accepted by its receiver. With `is_done`, all records
+    that the wake showed are acknowledged. Has no effect if the wake has since ended or was claimed.
     Answer: the subscription.
     """
 
@@ -267,7 +267,7 @@ class Delivered(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Failed(_OfCreation):
-    """Record that a delivery failed. Answer: the subscription, with the time of the next attempt."""
+    """Schedule the next attempt after a failed delivery. Answer: the subscription."""
 
     generation: int
     jitter: int
@@ -276,7 +276,7 @@ class Failed(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Expire(_OfCreation):
-    """End a wake whose lease has ended, and wake for pending work. Answer: the subscription."""
+    """End an expired wake, and make a new one for pending work. Answer: the subscription."""
 
     generation: int
     wake_id: str
@@ -498,7 +498,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
                 room -= 1
             elif link.is_explicit:
                 raise TooManySubscriptions(
-                    f"subscriptions have at most {STREAMS_MAX} streams, {LINKS_MAX} in all: remove some"
+                    f"at most {STREAMS_MAX} streams per subscription, {LINKS_MAX} in all: remove some"
                 )
         return replace(row, links=tuple(known.values()))
 

@@ -34,7 +34,7 @@ class Tally(Keyed):
     """The answers to reads of entries first..last of one fragment.
 
     Each position has a cursor: the first entry that the position stores and has not answered about,
-    or None if no further answer is expected. A request asks for all entries from there to `last`.
+    or None if no further answer is expected. A request asks for the entries from there to `last`.
     """
 
     quorum: Quorum

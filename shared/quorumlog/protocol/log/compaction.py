@@ -32,7 +32,7 @@ GROUP_BYTES_MAX: Final = 256 << 20
 
 DIRTY_BYTES_MIN: Final = 1 << 20
 """Minimum dirty bytes for a pass, unless it is the log's first pass or has MERGED_MIN dirty
-ledgers. Chosen by judgement, because each pass may use up one of a ledger's REPLACED_MAX."""
+ledgers. Chosen by judgement, because each pass may count against a ledger's REPLACED_MAX."""
 
 _DECIDE: Final = ("cleanup_policy", "min_compaction_lag_s", "delete_retention_s")
 """The settings that determine the records that a pass may remove. If one changes, the pass ends."""

@@ -91,7 +91,7 @@ def adjacent(items: Sequence[LogItem]) -> Iterator[tuple[LogItem, ...]]:
 
 
 def cut(row: LogMetadata, run: Sequence[LogItem], bytes_max: int) -> Iterator[tuple[LogItem, ...]]:
-    """Split adjacent ledgers into parts of at most `bytes_max`, each of which one may replace."""
+    """Split adjacent ledgers into parts of at most `bytes_max`, each replaceable by one ledger."""
     settings = row.settings
     # A ledger that replaced too many others can't be compacted.
     replaced_max = REPLACED_MAX // _PART if settings.compacts else REPLACED_MAX

@@ -580,7 +580,7 @@ class HeadLearned:
 
 @dataclass(frozen=True, slots=True)
 class RowTaken:
-    """Another process changed the metadata without ending this owner, such as by a truncation."""
+    """Another process changed the metadata without ending this owner (a truncation)."""
 
     log: LogMetadata
 

@@ -147,7 +147,7 @@ class Owner:
         self._jobs: deque[Job] = deque()
         self._is_roll_asked = False
         self._is_named = False
-        """Whether metadata from after the sync of the first entry names the ledger (rule 18f)."""
+        """Whether the metadata named the ledger after its first entry was on disk (rule 18f)."""
         self._durable_to = NO_ENTRY
         """The last entry that is on disk, even if it is not acknowledged."""
         self._number = self._job_asked = self._settle_asked = self._pause_asked = 0
@@ -305,8 +305,8 @@ class Owner:
 
     def _durable(self, event: EntriesDurable, now: Now) -> None:
         """Acknowledge entries that are on disk, in order. Before a ledger's first acknowledgement,
-        read the metadata, because a database that went back may have lost the ledger. A later loss
-        can't be accepted before a rebuild has read the ledger's place from copies (rule 18f).
+        read the metadata, because a restored database may have lost the ledger. A later loss can't
+        be accepted before a rebuild has read the ledger's place from copies (rule 18f).
         """
         if self.is_ended or event.ledger_id != self.ledger_id:
             return
@@ -449,7 +449,7 @@ class Owner:
         elif isinstance(value, LogMetadata) and self._names(value):
             self._settle()
         elif isinstance(value, NoSuchLedger | LogMetadata):
-            # The ledger was deleted under another owner, or the database went back.
+            # The ledger was deleted under another owner, or the database was restored.
             lost = WriterLost(f"ledger {self.ledger_id} of the request is gone", log=self.log.name)
             self._lose(lost)
         elif not isinstance(value, QuorumLogError):

@@ -1,7 +1,7 @@
 """The appends to one ledger of a log: assigns entry ids and offsets, and acknowledges in order.
 
 Invariants (checked by `check`):
-  - each entry's records begin at the number of records before it, so offsets are dense (rule 25);
+  - an entry's records directly follow those of earlier entries, so offsets are dense (rule 25);
   - `in_flight` is in the order of entry ids, and acknowledged from its head only.
 """
 

@@ -160,7 +160,7 @@ class ProducerTable(Generic[P]):
         return max(state.answers, default=None) if state is not None else None
 
     def lost(self, end: int) -> None:
-        """Record that requests below an offset are lost, so their producers are unknown (rule 31)."""
+        """Record that requests below an offset are lost, and their producers unknown (rule 31)."""
         self.forgotten_end = max(self.forgotten_end, end)
 
     def snapshot(self) -> tuple[Producer, ...]:

@@ -53,7 +53,7 @@ SECONDS_MAX: Final = 240.0
 sweep would delete the new ledger as an orphan (`ORPHAN_AGE_S`)."""
 
 GAP_MAX: Final = 1 << 31
-"""Maximum offsets that one batch covers, including removed records, as 32 bits count them."""
+"""Maximum offsets that one batch covers, including removed records. The count has 32 bits."""
 
 
 def unfit(ledger: LedgerMetadata) -> str | None:
@@ -290,8 +290,8 @@ class Rewrite:
         self._ask(RewriteStage.WRITING, WriteBatches(self._new, first, tuple(payloads)))
 
     def _next(self, item: LogItem, entry_id: int, head: batch.BatchHead) -> int:
-        """Record that a batch was read. Returns its first offset. Raises: BadBatch if the batch does
-        not follow the last one.
+        """Record that a batch was read, and return its first offset. Raises: BadBatch if the batch
+        does not follow the last one.
         """
         first = (item.first_offset or 0) + head.records_before
         if entry_id != self._entry or first != self._offset or head.is_end:

@@ -10,7 +10,7 @@ change the owner (`handover.py`). Only one handover runs at a time, and requests
 wait for its end. Owner and takeover are separate machines, which the route steps.
 
 Invariants (checked by `check`):
-  - a live owner and another process are never both known (rule 22);
+  - a live owner here and an owner elsewhere are never known at the same time (rule 22);
   - liveness: no request waits while the owner is known, or while no search for it is running.
 """
 

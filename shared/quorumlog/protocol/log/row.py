@@ -47,7 +47,7 @@ ANSWERS_MAX = 64
 requests in flight."""
 
 LOG_LEDGERS_MAX = 10_000
-"""Maximum ledgers of a log. Then retention or `truncate` must drop some before more are added."""
+"""Maximum ledgers of a log. A full log must be truncated before more ledgers are added."""
 
 ROW_ANSWERS_MAX = 4096
 """Maximum answers in a log's producer table, about 400 KiB of JSON. Each producer keeps at least
@@ -163,7 +163,7 @@ class LogSettings:
     delete_retention_s: Number = DAY_S
     """Seconds for which compaction keeps tombstones."""
     max_dirty_percent: Annotated[int, Bounds(ge=0, le=100)] = 50
-    """The percentage of dirty bytes from which on a log is compacted."""
+    """The percentage of dirty bytes at which a log is compacted."""
     batch_compression: Annotated[str, Bounds(pattern="^(none|zstd)$")] = "none"
     """The compression of the columns of record batches: `none` or `zstd` (`packed.py`)."""
     custom: Pairs = ()
@@ -245,7 +245,7 @@ class LogMetadata(Value):
     """The expiry of the log after a time without use; None: never."""
     forked_at: Number | None = None
     """A fork's first own offset; None if the log is not a fork. Items that begin below are shared,
-    so their ledgers were created for other logs. There, the last one may have later records."""
+    so their ledgers were created for other logs. The last one may have later records there."""
     read_ms: Number = field(default=0, compare=False)
     """The store's time at which it returned this metadata, in ms since 1970; 0 if not from the
     store."""

@@ -212,8 +212,8 @@ class Takeover:
         head = batch.decode_head(data)
         first = item.first_offset or 0
         if head.has_gaps:
-            # Requests are missing, so all producers are unknown. Only a rebuild from bookies leaves
-            # no ledger behind a compacted one (rule 27d).
+            # Requests are missing, so all producers are unknown. A compacted ledger is the last one
+            # only after a rebuild from bookies (rule 27d).
             self._is_compacted = True
             end = first + self._ends[item.ledger_id].records
             self.producers = ProducerTable((), forgotten_end=end)
