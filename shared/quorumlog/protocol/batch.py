@@ -666,8 +666,7 @@ def _parse_head(data: Stored) -> tuple[BatchHead, int, int]:
         )
         if not is_known or not (count or marks & _ENDS):
             raise BadBatch(
-                f"unsupported record batch: version {version}, flags {flags}, marks {marks}, "
-                f"{count} records after {before}"
+                f"the record batch has an unknown version {version}, flags {flags} or marks {marks}"
             )
         at, producer, seq = _HEAD.size, None, None
         if flags & _HAS_PRODUCER:

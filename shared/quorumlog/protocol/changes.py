@@ -211,8 +211,7 @@ def check_members(
         for name, one in sorted(present.items())
     )
     raise StaleMember(
-        f"the change adds unregistered members: {', '.join(sorted(stale))} (registered: {known}). "
-        "Choose registered bookies",
+        f"not registered: {', '.join(sorted(stale))}; registered: {known}. Choose registered ones",
         ledger_id=ledger_id,
         present=present,
         is_final=all(member_incarnation(one) < (present[member_name(one)] or 0) for one in stale),

@@ -169,9 +169,8 @@ Answer = Position | tuple[Position, ...] | QuorumLogError
 
 
 def counts_once(request: Request) -> bool:
-    """Whether a request needs a `Stamp`. Commits and renewals by fencing token need no stamp,
-    because they are rejected once another worker has the lease, and a commit moves an offset only
-    forwards.
+    """Whether a request needs a `Stamp`. Requests by fencing token need none, because they are
+    rejected once another worker has the lease, and a commit moves an offset only forwards.
     """
     if isinstance(request, Commit):
         return request.token is None
@@ -317,8 +316,7 @@ class Draft(RowDraft[Position]):
         self._check_version(row, request.version)
         if request.offset < row.offset:
             raise PositionBehind(
-                f"offset {request.offset} is below the committed offset {row.offset}: reset the "
-                "consumer to move back",
+                f"{request.offset} is below the committed offset {row.offset}: reset the consumer",
                 log=row.log,
                 consumer=row.consumer,
                 offset=row.offset,

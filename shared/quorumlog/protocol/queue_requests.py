@@ -85,8 +85,7 @@ class Settlement(StrEnum):
     NAK = "nak"
     EXTEND = "extend"
     UNREAD = "unread"
-    """A gateway gives back records that it could not send to the worker. The attempt does not
-    count."""
+    """A gateway returns records that it could not send. The attempt does not count."""
     LOST = "lost"
     """The records can no longer be read."""
 
@@ -186,8 +185,7 @@ QueueRequest = PutQueue | List | FreeLog | OfQueue
 
 
 def is_counted_once(request: QueueRequest) -> bool:
-    """Whether a request needs a `Stamp`. A claim needs no stamp, because a copy only claims further
-    records, which are given again after a lease. Copies of settlements, moves and redrives have no
-    effect.
+    """Whether a request needs a `Stamp`. A claim doesn't, because a copy claims further records,
+    which are given again after a lease. Copies of settlements, moves and redrives have no effect.
     """
     return isinstance(request, PutQueue | DeleteQueue)

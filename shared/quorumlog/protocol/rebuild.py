@@ -147,9 +147,7 @@ class Bookies:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision about a ledger's metadata. `row`: the metadata to write. `why`: the reason, for
-    the operator.
-    """
+    """The decision about a ledger, with the metadata to write, and the reason for an operator."""
 
     action: Action
     row: LedgerMetadata | None = None
@@ -236,9 +234,7 @@ def _distinct(rows: Iterable[LedgerMetadata]) -> list[LedgerMetadata]:
 def _contradiction(
     known: LedgerMetadata | None, rows: Sequence[LedgerMetadata], keys: Collection[bytes]
 ) -> str:
-    """The reason why the copies and the database can't be versions of one ledger in one history; ""
-    if there is none.
-    """
+    """The error if copies and database can't be one ledger's versions in one history; else ""."""
     if len({*keys, *(() if known is None else (known.ledger_key,))}) > 1:
         return "two ledgers have this id: their keys differ"
     everything = (*rows, *(() if known is None else (known,)))

@@ -158,10 +158,7 @@ def decide_log(
     unplaced = _unplaced(ledgers, named | {item.ledger_id for item in items})
     if known is None and not fresh:
         return LogDecision(
-            Action.WAIT,
-            None,
-            "no copy of the log's ledgers has a first offset in the log",
-            unplaced,
+            Action.WAIT, None, "no copy of the log's ledgers has a first offset", unplaced
         )
     if hidden:
         return LogDecision(Action.WAIT, None, hidden, unplaced)
@@ -173,9 +170,7 @@ def decide_log(
         )
         return LogDecision(Action.WAIT, None, why, unplaced)
     if before and not items:
-        problem = (
-            "all known ledgers are deleted: the log was deleted too, or later ledgers are unknown"
-        )
+        problem = "all known ledgers are deleted: the log was, or later ledgers are unknown"
     else:
         problem = (
             found.unexplained(before, deleted, items)
@@ -382,10 +377,9 @@ class _Found:
         *,
         hides: bool,
     ) -> str:
-        """The reason why a ledger of the log's beginning may be unknown; "" if there is none. If a
-        ledger before the first one is deleted, the log has released it, or another ledger has
-        replaced it (rule 27c). `hides`: whether bookies with copies of any ledger may be lost or
-        silent.
+        """The error if a ledger of the log's beginning may be unknown; else "". If a ledger before
+        the first one is deleted, the log has released it, or another ledger has replaced it (rule
+        27c). `hides`: whether bookies with copies of any ledger may be lost or silent.
         """
         hides = hides or any(one.hides_next for one in self.ledgers.values())
         first = items[0].first_offset if items else None
@@ -446,9 +440,7 @@ class _Found:
                 continue
             first, ledger = after.first_offset, self.ledgers.get(before.ledger_id)
             if before.first_offset == first and not before.is_empty:
-                return (
-                    f"ledgers {before.ledger_id} and {after.ledger_id} both begin at offset {first}"
-                )
+                return f"ledgers {before.ledger_id} and {after.ledger_id} both begin at {first}"
             least = before.first_offset if ledger is None else ledger.least_end
             ends = least if before.last_offset is None else before.last_offset + 1
             if (before.last_offset is not None and ends != first) or (least or 0) > first:

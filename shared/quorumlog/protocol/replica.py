@@ -99,9 +99,8 @@ class RowReported:
 Asked = AddAsked | FenceAsked | ReadAsked | LacAsked | LacReported | RowReported
 
 
-# A replay may apply records in any order (rule 16), because fence, key and deletion are never
-# undone, the highest LAC counts, and limbo has a counter. Order matters only between EntriesDropped
-# and runs.
+# A replay may apply records in any order (rule 16): fence, key and deletion are never undone, the
+# highest LAC counts, and limbo has a counter. Order matters only between EntriesDropped and runs.
 
 
 @dataclass(frozen=True, slots=True)

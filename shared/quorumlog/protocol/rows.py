@@ -150,8 +150,7 @@ class Rows(Generic[R]):
         self, *, end: int, now_s: float, wall_ms: int, database_ms: int = 0, expiry_ms: int = 0
     ) -> "RowDraft[R]":
         """Begin a draft of the batch for the offset `end`. `database_ms`: 0 if the database's time
-        is unknown or in doubt. `expiry_ms`: the time without use after which a row expires; 0:
-        never.
+        is unknown or in doubt. `expiry_ms`: the time until an unused row expires; 0: never.
         """
 
     def reach(self, offset: int) -> None:

@@ -295,9 +295,8 @@ class PassState:
         return None if self.is_over else (items, compaction)
 
     def rewritten(self, row: LogMetadata | None) -> None:
-        """Record that the next group was rewritten. `row`: the log's new metadata; None if the
-        rewrite failed, which ends the pass, because a ledger may become clean only after all
-        earlier ones (clause 3).
+        """Record that a group was rewritten. `row`: the log's new metadata; None ends the pass, as
+        the rewrite failed, and no ledger may become clean before earlier ones (clause 3).
         """
         assert self._groups is not None
         self._groups.popleft()

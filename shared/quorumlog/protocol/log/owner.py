@@ -613,6 +613,5 @@ class Owner:
 def not_the_owner(name: str) -> NotTheOwner:
     """The error for a request that was not carried out, as this gateway doesn't own the log."""
     return NotTheOwner(
-        f"this gateway does not own log {name}, and has not carried out the request: retry",
-        log=name,
+        "this gateway does not own the log, and ignored the request: retry", log=name
     )

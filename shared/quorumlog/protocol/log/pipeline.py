@@ -67,9 +67,8 @@ class Pipeline:
         packs: bool = False,
         seq: str | None = None,
     ) -> None:
-        """Begin with an empty ledger. `item`: the ledger's item, with its first offset.
-        `appended_ms`: the last earlier append time. `seq`: the last stream sequence. `packs`:
-        whether to compress the columns of batches.
+        """Begin with the empty ledger of `item`, which must have a first offset. `appended_ms`,
+        `seq`: the last append time and stream sequence. `packs`: whether to compress batches.
         """
         assert item.first_offset is not None, "the ledger must have a first offset (rule 23)"
         self.ledger_id = item.ledger_id

@@ -368,8 +368,7 @@ class Rewrite:
 
     def _closed(self, closed: LedgerMetadata) -> None:
         if closed.last_entry != self._written - 1 or closed.last_entry == NO_ENTRY:
-            written = self._written - 1
-            detail = f"ledger {closed.ledger_id} ends at {closed.last_entry}, not at {written}"
+            detail = f"the new ledger ends at {closed.last_entry}, not at {self._written - 1}"
             self._give_up(WriterLost(detail, log=self._log.name))
             return
         self._size = closed.length or 0

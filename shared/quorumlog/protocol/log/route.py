@@ -92,9 +92,7 @@ class LogRoute:
     """Routes requests to one log, in one gateway."""
 
     def __init__(self, name: str, me: str, *, settle_s: float) -> None:
-        """Begin without a known owner. `me`: this process's name in metadata. `settle_s`: as for
-        Owner.
-        """
+        """Begin without an owner. `me`: this process's name in metadata. `settle_s`: as in Owner."""
         self.name = name
         self._me = me
         self._settle_s = settle_s

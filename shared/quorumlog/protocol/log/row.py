@@ -247,8 +247,7 @@ class LogMetadata(Value):
     """A fork's first own offset; None if the log is not a fork. Items that begin below are shared,
     so their ledgers were created for other logs. The last one may have later records there."""
     read_ms: Number = field(default=0, compare=False)
-    """The store's time at which it returned this metadata, in ms since 1970; 0 if not from the
-    store."""
+    """The store's time when it returned this metadata, in ms since 1970; 0 if unknown."""
 
     def check(self) -> None:
         """Assert the invariants of this metadata."""
@@ -377,8 +376,7 @@ class LogMetadata(Value):
     def with_ledger(self, ledger_id: int) -> "LogMetadata":
         """The log with a new last ledger, whose start is unknown until the previous one ends."""
         assert self.state is LogState.OPEN
-        is_placed = all(item.first_offset is not None for item in self.items)
-        assert is_placed, "no other ledger may be added ahead (rule 23)"
+        assert all(item.first_offset is not None for item in self.items), "one ahead (rule 23)"
         return replace(self, items=(*self.items, LogItem(ledger_id, None)))
 
     def with_ends(

@@ -290,8 +290,7 @@ def no_room(log: LogMetadata, *, spare: int = 0) -> LogFull | None:
     if len(log.items) < LOG_LEDGERS_MAX - spare:
         return None
     return LogFull(
-        f"the log has {len(log.items)} ledgers, and {LOG_LEDGERS_MAX - spare} is the maximum here:"
-        " truncate the log, or set its retention",
+        f"the log has {len(log.items)} ledgers, too many: truncate it, or set its retention",
         log=log.name,
     )
 
