@@ -153,14 +153,19 @@ class Pass:
         """Whether the share of dirty bytes has reached `max_dirty_percent`, and there are enough
         dirty ledgers or bytes. Otherwise a pass would often rewrite all clean ledgers for little.
         """
-        dirty = sum(item.bytes for item in self.dirty)
-        whole = dirty + sum(item.bytes for item in self.clean)
         is_enough = (
             not self.clean
-            or dirty >= DIRTY_BYTES_MIN
+            or sum(item.bytes for item in self.dirty) >= DIRTY_BYTES_MIN
             or sum(item.replaced + 1 for item in self.dirty) >= MERGED_MIN
         )
-        return is_enough and 100 * dirty >= self.row.settings.max_dirty_percent * whole
+        return is_enough and 100 * self.dirty_share >= self.row.settings.max_dirty_percent
+
+    @property
+    def dirty_share(self) -> float:
+        """The share of dirty bytes, from 0 to 1: older records of their keys may make it up."""
+        dirty = sum(item.bytes for item in self.dirty)
+        clean = sum(item.bytes for item in self.clean)
+        return dirty / (dirty + clean) if clean else 1.0
 
     @property
     def expired(self) -> frozenset[int]:

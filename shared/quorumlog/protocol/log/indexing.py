@@ -95,7 +95,7 @@ class Indexing:
     """The state machine that indexes one ledger of a log. Its last effect is RewriteDone."""
 
     def __init__(self, log: LogMetadata, item: LogItem) -> None:
-        """Prepare an indexing. `log`: the metadata as last read. `item`: one of its sealed ledgers."""
+        """Prepare an indexing. `log`: the metadata as last read. `item`: a sealed item of it."""
         assert item.last_offset is not None, "the ledger must be sealed (rule 27e)"
         assert not log.is_shared(item), "the ledger must be the log's own (rule 27e)"
         self.stage = IndexStage.IDLE
