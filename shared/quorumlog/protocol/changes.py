@@ -211,7 +211,7 @@ def check_members(
         for name, one in sorted(present.items())
     )
     raise StaleMember(
-        f"not registered: {', '.join(sorted(stale))}; registered: {known}. Choose registered ones",
+        f"not registered: {', '.join(sorted(stale))}; registered: {known}. Choose registered bookies",
         ledger_id=ledger_id,
         present=present,
         is_final=all(member_incarnation(one) < (present[member_name(one)] or 0) for one in stale),

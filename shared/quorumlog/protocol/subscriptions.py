@@ -586,7 +586,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
         if (request.generation, request.wake_id) != (row.generation, row.wake_id) or not (
             is_held or is_sent
         ):
-            raise WakeFenced("the wake has ended: await the next", generation=row.generation)
+            raise WakeFenced("the wake has ended: wait for the next", generation=row.generation)
         acked = replace(row, links=_acked(row, request))
         if request.is_done:
             acked = replace(acked, attempts=0, next_ms=0, last=request.next_id)

@@ -148,7 +148,7 @@ def bucket_of(key: bytes, buckets: int) -> int:
     """The bucket of a key in an index. Raises: BadIndex if no index can have `buckets` buckets."""
     bits = buckets.bit_length() - 1
     if buckets != 1 << max(bits, 0) or bits > _PART_BITS:
-        raise BadIndex(f"an index can't have {buckets} buckets")
+        raise BadIndex(f"an index must have 2^n buckets, n <= {_PART_BITS} (got {buckets})")
     return hash_of(key) >> 64 - bits
 
 

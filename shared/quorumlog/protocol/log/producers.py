@@ -92,7 +92,7 @@ class ProducerTable(Generic[P]):
             )
         if state is not None and request.epoch < state.epoch:
             raise StaleProducer(
-                f"producer {request.id} is in epoch {state.epoch}, later than {request.epoch}",
+                f"producer {request.id} is in epoch {state.epoch}: epoch {request.epoch} has ended",
                 producer_epoch=state.epoch,
             )
         if state is None or request.epoch > state.epoch:
