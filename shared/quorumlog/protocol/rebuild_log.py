@@ -170,7 +170,7 @@ def decide_log(
         )
         return LogDecision(Action.WAIT, None, why, unplaced)
     if before and not items:
-        problem = "all known ledgers are deleted: the log was, or later ledgers are unknown"
+        problem = "all known ledgers are deleted: the log was deleted, or later ones are unknown"
     else:
         problem = (
             found.unexplained(before, deleted, items)

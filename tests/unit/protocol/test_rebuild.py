@@ -578,7 +578,7 @@ def test_a_log_lets_go_again_of_the_first_ledgers_that_are_deleted() -> None:
             LOG,
             [],
             [1, 2],
-            "all known ledgers are deleted: the log was, or later ledgers are unknown",
+            "all known ledgers are deleted: the log was deleted, or later ones are unknown",
         ),
         (LOG, [], [2], "ledger 2 is deleted, although the log has earlier ledgers"),
         (LOG, [ledger(3, 5)], [], "ledger 1 ends at offset 10, but the next ledger 3 begins at 5"),
