@@ -53,7 +53,7 @@ _DOUBLINGS_MAX: Final = 6
 _BATCH_CHARS: Final = 2 << 20
 """Characters of changed rows after which a batch accepts no more requests, as for queues."""
 HEARD_MAX: Final = 10_000
-"""Maximum noted names of streams, beyond which all streams are listed. Chosen by judgement."""
+"""Maximum stored names of streams, beyond which all streams are listed. Chosen by judgement."""
 
 
 class Kind(StrEnum):
@@ -155,7 +155,7 @@ class Subscription:
 
     def wait_ms(self, wall_ms: int) -> int:
         """Milliseconds until the next attempt. A wait beyond the longest pause counts as 0, because
-        the clock was set back.
+        the clock must have been set back.
         """
         longest = RETRY_MS_MAX * (1000 + JITTER_PERMILLE) // 1000
         return max(0, self.next_ms - wall_ms) if self.next_ms - wall_ms <= longest else 0
@@ -256,8 +256,8 @@ class Wake(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Delivered(_OfCreation):
-    """Note that a wake was announced, or accepted by its receiver. With `is_done`, all records that
-    the wake showed are acknowledged. Has no effect if the wake has since ended or was claimed.
+    """Record that a wake was announced, or accepted by its receiver. With `is_done`, all records
+    that the wake showed are acknowledged. Has no effect if the wake has since ended or was claimed.
     Answer: the subscription.
     """
 
@@ -267,7 +267,7 @@ class Delivered(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Failed(_OfCreation):
-    """Note that a delivery failed. Answer: the subscription, with the time of the next attempt."""
+    """Schedule the next attempt after a failed delivery. Answer: the subscription."""
 
     generation: int
     jitter: int
@@ -276,9 +276,7 @@ class Failed(_OfCreation):
 
 @dataclass(frozen=True, slots=True)
 class Expire(_OfCreation):
-    """End a wake whose lease has ended, and make a new wake for pending work. Answer: the
-    subscription.
-    """
+    """End an expired wake, and make a new one for pending work. Answer: the subscription."""
 
     generation: int
     wake_id: str
@@ -469,14 +467,12 @@ class SubscriptionDraft(RowDraft[Subscription]):
         known = self._row(("", request.id))
         if known is not None:
             if known.settings != request.settings:
-                raise SubscriptionExists(
-                    f"subscription {request.id} exists with another configuration: delete it first"
-                )
+                detail = "the subscription exists with another configuration: delete it first"
+                raise SubscriptionExists(detail)
             return known
         if len(self._of_log("")) > SUBSCRIPTIONS_MAX:  # one of the rows is the signing key
-            raise TooManySubscriptions(
-                f"the cluster has {SUBSCRIPTIONS_MAX} subscriptions, the maximum: delete some"
-            )
+            detail = f"the cluster has {SUBSCRIPTIONS_MAX} subscriptions, the maximum: delete some"
+            raise TooManySubscriptions(detail)
         new = Subscription(
             request.id,
             self._version,
@@ -502,8 +498,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
                 room -= 1
             elif link.is_explicit:
                 raise TooManySubscriptions(
-                    f"a subscription may have at most {STREAMS_MAX} streams, and all subscriptions "
-                    f"together {LINKS_MAX}: remove some"
+                    f"at most {STREAMS_MAX} streams per subscription, {LINKS_MAX} in all: remove some"
                 )
         return replace(row, links=tuple(known.values()))
 
@@ -591,9 +586,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
         if (request.generation, request.wake_id) != (row.generation, row.wake_id) or not (
             is_held or is_sent
         ):
-            raise WakeFenced(
-                "the wake has ended: wait for the next wake", generation=row.generation
-            )
+            raise WakeFenced("the wake has ended: wait for the next", generation=row.generation)
         acked = replace(row, links=_acked(row, request))
         if request.is_done:
             acked = replace(acked, attempts=0, next_ms=0, last=request.next_id)
@@ -611,13 +604,13 @@ class Discovery:
     """Whether any stream may be new or deleted."""
 
     def heard(self, name: str) -> None:
-        """Note that a stream may have been created, changed or deleted."""
+        """Record that a stream may have been created, changed or deleted."""
         self.names.add(name)
         if len(self.names) > HEARD_MAX:
             self.gap()
 
     def gap(self) -> None:
-        """Note that changes of any stream may have been missed."""
+        """Record that changes of any stream may have been missed."""
         self.names.clear()
         self.is_all = True
 
@@ -628,7 +621,7 @@ class Discovery:
         return taken
 
     def answered(self, name: str, answer: object) -> None:
-        """Note the answer to a request that links or unlinks a stream. After a failure, whose
+        """Record the answer to a request that links or unlinks a stream. After a failure, whose
         outcome may be unknown, the stream is checked again.
         """
         is_failed = isinstance(answer, QuorumLogError)
