@@ -28,6 +28,7 @@ from services.gateway.logs.driver import (
     options_of,
     read_batches,
 )
+from services.gateway.logs.handle import LOGS_COUNTED_MAX
 from services.gateway.logs.ownership import Ownership
 from services.gateway.logs.scans import cost_of
 from services.gateway.logs.store import LogRows, Orphans
@@ -72,6 +73,8 @@ class Rewrites:
         """Ledgers whose keys this gateway has indexed."""
         self.failed = 0
         """Rewrites, indexing runs and key reads that failed. The next sweep retries most of them."""
+        self.dirty_shares: dict[str, float] = {}
+        """The `dirty_share` of the first LOGS_COUNTED_MAX compacted logs that this process owns."""
         self._wanted: dict[str, None] = {}
         """Names of logs with ledgers to rewrite or to index, in the order of processing."""
         self._spoiled: dict[str, set[int]] = {}
@@ -84,11 +87,22 @@ class Rewrites:
         """Start to merge, compact or index a log's ledgers in the background, if work is due. Does
         nothing if the log has an open ledger and another process owns the log.
         """
+        self._note_dirty(row)
         if self._next(row) is None:
             return
         self._wanted[row.name] = None
         if self._merging is None or self._merging.done():
             self._merging = self.ownership.task(self._merge())
+
+    def _note_dirty(self, row: LogMetadata) -> None:
+        """Note the share of a log's bytes that no pass has compacted yet."""
+        owner, shares = self.ownership.owner(row.name), self.dirty_shares
+        is_mine = row.settings.compacts and owner is not None and owner.is_mine(row)
+        if not is_mine:
+            shares.pop(row.name, None)
+        elif row.name in shares or len(shares) < LOGS_COUNTED_MAX:
+            due = next_pass(row, self.now_ms())
+            shares[row.name] = 0.0 if due is None else due.dirty_share
 
     def _next(self, row: LogMetadata) -> Rewrite | PassState | Indexing | None:
         """Return the next work on a log, if this process may do it. Merges of ledgers beyond a
