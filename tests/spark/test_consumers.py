@@ -177,7 +177,7 @@ def test_a_position_below_what_was_truncated_is_told_before_anything_is_skipped(
 
     start = strict.initialOffset()
     assert start == cluster.offset({log: 2})
-    with pytest.raises(DataLoss, match="it has 5 to 5"):
+    with pytest.raises(DataLoss, match="which has 5 to 5"):
         strict.partitions(start, strict.latestOffset(start, EVERYTHING))
     (part,) = lax.partitions(start, lax.latestOffset(start, EVERYTHING))
     assert (part.first, part.end) == (5, 6)
@@ -504,10 +504,10 @@ def test_a_batch_publishes_nothing(spark: SparkSession, cluster: SparkCluster) -
     ("options", "what"),
     [
         ({"startingOffsets": '{"consumer":"a b"}'}, "not a valid name of a consumer"),
-        ({"startingOffsets": '{"consumer":"a","to":"b"}'}, "names a consumer as"),
-        ({"startingOffsets": '{"consumer":"a","log":{"0":1}}'}, "names a consumer as"),
+        ({"startingOffsets": '{"consumer":"a","to":"b"}'}, "must name a consumer as"),
+        ({"startingOffsets": '{"consumer":"a","log":{"0":1}}'}, "must name a consumer as"),
         ({"startingOffsets": '{"consumer":"a","from":"now"}'}, "from must be earliest or latest"),
-        ({"startingOffsets": '{"from":"latest"}'}, "names a consumer as"),
+        ({"startingOffsets": '{"from":"latest"}'}, "must name a consumer as"),
         ({"endingOffsets": '{"consumer":"a"}'}, "endingOffsets must be"),
         ({"publishProgressAs": "a b"}, "not a valid name of a consumer"),
         ({"publishProgresAs": "a"}, "is it publishProgressAs"),
