@@ -34,7 +34,7 @@ from services.local.cluster import START_S, StartTimeout
 
 _NAME: Final = "produce"
 _PATIENCE_S: Final = 120.0
-"""Deadline of one request, with kills and takeovers. Then the producer sends it again."""
+"""Deadline of one request, including kills and takeovers, after which the producer retries."""
 _CAUGHT_UP_S: Final = 300.0
 _SHOWN_EVERY_S: Final = 0.5
 _KEYS: Final = 200
@@ -313,7 +313,7 @@ def _plan(given: list[str] | None) -> Plan:
         "workers": (crowd.workers, "workers of each consumer; at least 2"),
         "queue_workers": (
             team.workers,
-            "workers of two queues, half of them of each; 0 for no queues",
+            "workers of two queues, half of them for each; 0 for no queues",
         ),
         "queue_processes": (team.processes, "processes of these workers"),
     }

@@ -33,7 +33,7 @@ class Goal:
     """Divisor of the figure, such as the number of copies."""
 
     def __str__(self) -> str:
-        """The goal as people read it."""
+        """The goal as text."""
         beside = f" x {_common(self.beside)}" if self.beside else ""
         return f"{self.sign} {self.bound:g}{beside}"
 
@@ -46,7 +46,7 @@ class Outcome:
     ours: float
     """The median of the goal's figure."""
     theirs: float | None
-    """The median of the figure that it is compared with, if any."""
+    """The median of the figure of the other measurements, if any."""
     value: float
     """The value that is compared with the bound: the figure, or the median ratio."""
 
@@ -98,7 +98,7 @@ def _ours(work: str) -> str:
 
 
 LOAD: Final = _ours("the largest load")
-"""The measurement before and after which memory is compared."""
+"""The measurement during which memory must not grow."""
 FLAT: Final = 1.1
 """Highest growth of memory during the load, as a ratio. Allocators' noise is below a tenth."""
 _JETSTREAM: Final = {
@@ -115,7 +115,7 @@ _NATS_READS: Final = tuple(f"JetStream: read in order{how}" for how in ("", ", n
 _ADD_ENTRY: Final = "BookKeeper: asyncAddEntry, "
 _BATCHED: Final = "BookKeeper: read in order, batched"
 
-# Those beside a peer compare with its best client, and were set on 2026-11-30.
+# Goals relative to a peer use the peer's best client, and were set on 2026-11-30.
 GOALS: Final = (
     Goal(_ours("Ledger.append, 1"), "p50 ms", "<=", 0.8, _JETSTREAM[1]),
     Goal(_ours("Ledger.append, 1"), "p50 ms", "<=", 1.3, (f"{_ADD_ENTRY}1",)),
@@ -152,8 +152,8 @@ GOALS: Final = (
         Goal(LOAD, f"{role} RSS", "<=", FLAT, (LOAD,), f"{role} RSS before")
         for role in ("gateway", "servers")
     ),
-    # Beside the same appends: at 100 appends a second each process sleeps in between, so an append
-    # takes longer than in `HTTP, 1`.
+    # Compared with the same appends: at 100 appends per second each process sleeps in between, so an
+    # append takes longer than in `HTTP, 1`.
     Goal(_TAIL, "p50 ms", "<=", 1.2, (_TAIL,), "append p50 ms"),
     Goal(_ours("10000 open ledgers"), "p99 ms", "<=", 1.3, (_ours("1 open ledger"),)),
 )  # fmt: skip

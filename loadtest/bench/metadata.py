@@ -1,8 +1,8 @@
 """The rates of the metadata service with few and with many ledgers. LEDGERS= sets the numbers.
 
-Its Postgres has its data on the clone's disk, and syncs. All ledgers are copies of one
-closed ledger, inserted by SQL in bulk, with members on a hundred bookies in turn and two tokens of
-changes each. If the cost of a request grows with the number of ledgers, it lacks an index or reads
+The service's Postgres has its data on the clone's disk, and syncs. All ledgers are copies of one
+closed ledger, inserted by SQL in bulk. Their members are on a hundred bookies in turn, and each has
+two change tokens. If the cost of a request grows with the number of ledgers, it lacks an index or reads
 too much, and does not reach its goal.
 """
 
