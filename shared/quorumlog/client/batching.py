@@ -2,7 +2,7 @@
 
 Requests are sent one at a time, so entries keep the order of the submissions. A single append is
 sent at once. Two concurrent requests could overtake each other on two connections. `expect` would
-not prevent this, because another client may append as many entries meanwhile. The client overlaps
+not prevent this, because another client may append as many entries in between. The client overlaps
 its own work instead: it sends the next request before the callers of the previous request continue.
 """
 
@@ -48,7 +48,7 @@ class Batching:
         if not isinstance(self.linger_ms, int | float):
             raise TypeError(f"linger_ms must be a number, not {type(self.linger_ms).__name__}")
         if self.bytes_max < 1 or self.queued_bytes_max < 1 or not self.linger_ms >= 0:
-            raise ValueError("byte limits must be at least 1, and linger_ms at least 0")
+            raise ValueError("bytes_max and queued_bytes_max must be above 0, linger_ms 0 or more")
         if not 1 <= self.count_max <= _ENTRIES_MAX:
             raise ValueError(f"count_max must be 1 to {_ENTRIES_MAX}, not {self.count_max}")
 

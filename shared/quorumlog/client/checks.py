@@ -131,7 +131,7 @@ def json_of(fields: Mapping[str, object]) -> bytes:
 def header_value(name: str, value: object) -> str:
     """Return `value` if it is a str that an HTTP header may contain."""
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in text(name, value)):
-        raise ValueError(f"{name} is an HTTP header: remove its control characters")
+        raise ValueError(f"{name} is sent in a header: remove control characters")
     return text(name, value)
 
 

@@ -40,7 +40,7 @@ from quorumlog.errors import KeyScanLimit, NoSuchKey, StaleProducer
 
 
 class Log:
-    """A handle of a log, with its name, appends under way and, after `open`, a writer token."""
+    """A handle of a log. It keeps the name, appends under way and, after `open`, a writer token."""
 
     name: str
     writer_token: int | None
@@ -90,10 +90,9 @@ class Log:
         epoch: int | None = None,
         since: int | None = None,
     ) -> Producer:
-        """A producer, whose appends are exactly-once even if processes fail. A producer with a higher
-        epoch fences older producers with the same id. The default epoch is the current time in ms,
-        but at least one more than the epoch that fenced a producer of this client, in case the clock
-        was set back.
+        """A producer, whose appends are exactly-once even if processes fail. A producer with a
+        higher epoch fences older producers with the same id. The default epoch is the current time
+        in ms, but always higher than the epoch that fenced a producer of this client.
 
         `since`: the log's `next_offset` before the producer with this id and epoch sent its first
         request. With the default epoch, the first append reads `since` from the log. A caller that
@@ -170,13 +169,13 @@ class Log:
         """Read records from `start` on, as many as one response holds.
 
         `start`: an offset; -N for N offsets before the end; or a datetime, for the first record
-        appended at that time or later. If -N or the datetime lies before the first record, the
-        read begins with the first record; if the datetime lies after the last record, at the log's
-        end. `wait_ms`: how long the server may wait for a new record at the tail. `created_at`:
-        from the previous page, to continue in the same log. `key`, `key_prefix`, `headers`: return
-        only records with this key, with a key that begins with this text, and with all of these
-        headers. The server scans up to 16 MiB of records for one page, so a page may be empty
-        before the log's end; `next` is the offset at which the scan stopped.
+        appended at that time or later. If -N or the datetime lies before the first record, the read
+        begins with the first record. If the datetime lies after the last record, the read begins at
+        the log's end. `wait_ms`: how long the server may wait for a new record at the tail.
+        `created_at`: from the previous page, to continue in the same log. `key`, `key_prefix`,
+        `headers`: return only records with this key, with a key that begins with this text, and
+        with all of these headers. The server scans up to 16 MiB of records for one page, so a page
+        may be empty before the log's end. `next` is the offset at which the scan stopped.
 
         Raises: LogReplaced if the log was deleted and created again since; OffsetBeyondEnd;
         OffsetTruncated.

@@ -83,7 +83,7 @@ class Table:
         end, created_at = await self._end()
         while self._created_at is None or self._next < end or self._created_at != created_at:
             if self._created_at not in (None, created_at):
-                raise LogReplaced(f"the log was deleted and created again at {created_at}")
+                raise LogReplaced(f"the log was created again at {created_at}: open a new table")
             moved = asyncio.create_task(self._moved.wait())
             await asyncio.wait((moved, self._following()), return_when=asyncio.FIRST_COMPLETED)
             moved.cancel()
