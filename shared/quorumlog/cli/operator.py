@@ -106,7 +106,7 @@ async def follow_work(
                     ) from error
             except (aiohttp.ClientError, OSError) as error:
                 raise WorkEnded(f"{url} does not respond: {error!r}") from error
-    raise AssertionError("parse_urls returns at least one URL")
+    raise AssertionError("parse_urls must return at least one URL")
 
 
 async def _last_line(

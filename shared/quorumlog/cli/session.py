@@ -60,7 +60,7 @@ def _unseen(context: typer.Context, token: str | None) -> str | None:
     """Accept a token from the environment only, because all users can see arguments."""
     source = context.get_parameter_source("token")
     if source is not None and source.name == "COMMANDLINE":
-        raise typer.BadParameter("use QUORUMLOG_TOKEN or --token-file: all users can see arguments")
+        raise typer.BadParameter("all users can see --token: use QUORUMLOG_TOKEN or --token-file")
     return token
 
 
