@@ -339,7 +339,7 @@ def test_a_worker_that_took_over_is_not_overtaken_by_the_query(
     token = lease(cluster, log, "query")
     mine.publish({log: 5})
     assert mine.shown(log) == {"published": 3, "unpublished": "lease-held"}
-    assert "is not published as query: lease-held" in caplog.text
+    assert "is not published as consumer query: lease-held" in caplog.text
     let_go(cluster, log, "query", token)
     mine.publish({log: 6})
     mine.publish({log: 7})
@@ -456,7 +456,7 @@ def test_what_a_query_began_behind_the_consumer_is_told(
 
     mine.publish({log: 8})
 
-    assert "query was at 2 of gap, and the query began at 6" in caplog.text
+    assert "query was at 2 of gap, but the query began at 6" in caplog.text
     assert position(cluster, log, "query") == 8
     mine.close()
 

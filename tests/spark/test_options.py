@@ -33,7 +33,7 @@ from quorumlog.spark.streaming import StreamReader
         ({"subscribe": "a", "endingOffsets": '{"a":{"0":-2}}'}, "can't be -2"),
         ({"ledgers": "1", "startingOffsets": "earliest"}, "is for logs"),
         ({"ledgers": "1", "endingTimestamp": "2026-01-01"}, "is for logs"),
-        ({"subscribe": "a", "startingTimestamp": "yesterday"}, "ms since 1970"),
+        ({"subscribe": "a", "startingTimestamp": "yesterday"}, "Unix ms"),
         ({"subscribe": "a", "startingOffset": "latest"}, "did you mean startingOffsets"),
         ({"subscribe": "a", "maxOffsetPerTrigger": "1"}, "did you mean maxOffsetsPerTrigger"),
         ({"subscribe": "a", "kafka.bootstrap.servers": "x:1"}, "the options are gateway.url"),

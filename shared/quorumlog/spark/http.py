@@ -215,7 +215,7 @@ class Gateways(AbstractContextManager["Gateways"]):
             # Every response of a gateway has a request id; a proxy's blank page has none.
             refused = errors.ConnectionLost(f"{url}: the response is not from a gateway")
         if refused.retryable and len(self._urls) > 1:
-            # The next gateway may be able to do now what this gateway can't.
+            # The next gateway may be able to serve the request.
             self.close()
             self._turn()
         raise refused

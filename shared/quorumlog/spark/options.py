@@ -503,7 +503,7 @@ def _time(options: Mapping[str, str], option: str) -> int | None:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise BadOption(f"{option} must be a time or ms since 1970, not {text!r}") from None
+        raise BadOption(f"{option} must be an RFC 3339 time or Unix ms, not {text!r}") from None
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 

@@ -61,7 +61,7 @@ class TaskRange(InputPartition):
     records: Offsets | None = None
     """The records of the range to return; None: all."""
     filters: tuple[tuple[str, str], ...] = ()
-    """Query parameters of the read, which make the gateway leave out records."""
+    """Query parameters of the read, by which the gateway filters records."""
 
     @property
     def rows(self) -> int:
@@ -212,7 +212,7 @@ def start_of(
         return offset_at(options.starting or default, found, found.first)
     by_time = offset_of_time(gateways, found, options.starting_ms)
     if by_time is None and not options.starts_late:
-        raise BadOption(f"no record of {found.name} is so late: set an earlier startingTimestamp")
+        raise BadOption(f"{found.name} has no records since startingTimestamp: set an earlier time")
     return found.end if by_time is None else by_time
 
 
@@ -224,7 +224,7 @@ def _position(
         shown = gateways.get(f"/v1/logs/{found.name}/consumers/{start.consumer}")
     except NoSuchConsumer:
         log.warning(
-            "quorumlog: %s has no consumer %s: the read begins at %s",
+            "quorumlog: the log %s has no consumer %s: the read begins at %s",
             found.name,
             start.consumer,
             start.otherwise,
@@ -360,11 +360,11 @@ def _records_before(gateways: Gateways, ledger_id: int, entry_id: int) -> int | 
 
 
 def checked(whole: LogExtent, first: int, end: int, *, fails: bool) -> tuple[int, int]:
-    """Cut a range to the records that the log has. Raises: DataLoss if `fails` and some are gone."""
+    """Cut a range to the log's records. Raises: DataLoss if `fails` is set and records are gone."""
     if fails and (first > whole.end or (first < end and (first < whole.first or end > whole.end))):
         raise DataLoss(
             f"the read needs offsets {first} to {max(first, end - 1)} of {whole.name}, which has "
-            f"{whole.first} to {whole.end - 1}: set failOnDataLoss=false to read these"
+            f"{whole.first} to {whole.end - 1}: set failOnDataLoss=false to skip the lost ones"
         )
     return max(first, whole.first), min(end, whole.end)
 

@@ -6,8 +6,7 @@ standard error and in the query's progress, and retried.
 
 Invariants:
 - a committed offset only rises, by compare-and-swap, to offsets that Spark has committed;
-- if another process changes a committed offset after this query moved it, the query does not move it
-  again until the query restarts, because it must not overtake a worker that took over.
+- if another process changes a committed offset after this query moved it, the query leaves the offset alone until the query restarts. Otherwise the query could overtake a worker that took over.
 """
 
 import logging
@@ -133,7 +132,7 @@ class ProgressPublisher:
             version = int(shown["version"])
             if int(shown["offset"]) < self.begun.get(name, 0) and known.refusal is None:
                 log.warning(
-                    "quorumlog: %s was at %s of %s, and the query began at %s: the records in between count as processed",
+                    "quorumlog: consumer %s was at %s of %s, but the query began at %s: the records in between count as processed",
                     self._consumer,
                     shown["offset"],
                     name,
@@ -173,7 +172,7 @@ class ProgressPublisher:
     def _refused(self, name: str, known: _LogProgress, code: str, detail: str) -> None:
         if known.refusal != code:
             log.warning(
-                "quorumlog: the progress in %s is not published as %s: %s: %s",
+                "quorumlog: the progress in log %s is not published as consumer %s: %s: %s",
                 name,
                 self._consumer,
                 code,

@@ -209,7 +209,7 @@ class QueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         created_at = self._gateways.get(self._path)["log_created_at"]
         if created_at != place[CREATED] and self._options.fails_on_loss:
             raise DataLoss(
-                f"the log {self._log} was deleted and created again, and so was its queue; "
+                f"the log {self._log} was deleted and created again, and so was its queue: "
                 "set failOnDataLoss=false to read the new queue"
             )
         claims, lease_ms = self._take()

@@ -100,7 +100,7 @@ def rows(
             if fails_on_loss:
                 what = part.log or f"ledger {part.ledger_id}"
                 raise DataLoss(
-                    f"{at} to {part.end - 1} of {what} are gone: {error.detail}; set failOnDataLoss=false to skip them"
+                    f"records {at} to {part.end - 1} of {what} are gone: {error.detail}; set failOnDataLoss=false to skip them"
                 ) from error
             at = max(at + 1, _following(error, part))
             continue
@@ -253,7 +253,7 @@ def by_log(batch: Any, log: str | None) -> Iterable[tuple[str, Any]]:
         return
     topics = batch.column("topic")
     if topics.null_count:
-        raise BadRows("a row has null in the column `topic`")
+        raise BadRows("a row has null in the column `topic`, which must name a log")
     for topic in pc.unique(topics).to_pylist():
         yield topic, table.filter(pc.equal(topics, topic))
 
@@ -262,7 +262,7 @@ def _table(batch: Any) -> Any:
     names = batch.schema.names
     value = batch.column("value")
     if value.null_count:
-        raise BadRows("a row has null in the column `value`")
+        raise BadRows("a row has null in the column `value`: filter out such rows")
     columns = {"value": value.cast(pa.binary())}
     if "key" in names and batch.column("key").null_count < batch.num_rows:
         columns["key"] = batch.column("key").cast(pa.binary())
@@ -288,7 +288,7 @@ def _pairs(row: Any) -> list[tuple[str, str]] | None:
     try:
         return [(key, value if isinstance(value, str) else value.decode()) for key, value in found]
     except UnicodeDecodeError:
-        raise BadRows("a header's value is not UTF-8: headers of a log are text") from None
+        raise BadRows("a header's value is not UTF-8: encode it as text") from None
 
 
 def sizes(table: Any) -> Any:

@@ -176,14 +176,14 @@ class BatchReader(datasource.DataSourceReader):
 
 
 class PruningReader(BatchReader):
-    """A batch reader whose plan leaves out what a query's filters exclude.
+    """A batch reader whose plan omits the ranges that a query's filters exclude.
 
     The class is separate because Spark refuses any reader that has the method `pushFilters`,
     unless `spark.sql.python.filterPushdown.enabled` is set.
 
-    PySpark 4.3 keeps only the last plan of each `load`, and uses it for every query of that
-    DataFrame, whatever the query's filter, so rows would be missing silently. Therefore, a load can be read
-    with one filter only. The driver records that filter in a file of its session.
+    PySpark 4.3 keeps only the last plan of each `load`, and uses the plan for every query of that
+    DataFrame, even with another filter. Rows would be missing silently. Therefore, a load can be
+    read with one filter only. The driver records that filter in a file of its session.
     """
 
     def __init__(self, options: ReadOptions, load: str | None) -> None:
@@ -205,8 +205,8 @@ class PruningReader(BatchReader):
             _note(self._load, self._pruning)
         if self._pruning != EVERYTHING:
             log.warning(
-                "quorumlog: pushFilters: from now on this load has only the rows that match the query's filter, also"
-                " in queries without that filter: call load again for those (%s)",
+                "quorumlog: pushFilters: from now on this load returns only rows that match this query's filter,"
+                " even to other queries: call load again for other queries (filter: %s)",
                 self._pruning,
             )
         return self._plan(self._pruning)

@@ -286,8 +286,8 @@ class LogRowsWriter:
         self._gateways.post(path, {"entries": _json(table)}, params={"expect": self._next})
 
     def _check_room(self) -> None:
-        """Raise TooManyLedgers if other partitions already have as many ledgers as a commit may have,
-        before this partition writes a row. The driver checks the number again.
+        """Raise TooManyLedgers if other partitions already have all ledgers that a commit may have.
+        Runs before this partition writes a row. The driver checks the number again.
         """
         partition, most = self._at[0], self._options.ledgers_max
         if partition < most:

@@ -141,7 +141,7 @@ def _archive(
         raise job.JobFailed(_RIVAL) from None
     except QuorumLogError as error:
         raise job.JobFailed(
-            f"the files are in place, but the log could not be updated: {error.detail}"
+            f"the files are in place, but the log could not be updated: {error.detail}; run the job again"
         ) from None
     if not store.is_own(start, end):
         # Another run copied the same range; the manifest decides whose files count.

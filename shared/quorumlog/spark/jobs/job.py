@@ -34,7 +34,7 @@ FAILED: Final = 3
 
 def _checked_urls(text: str | None) -> str | None:
     if text is not None and not _are_urls(text):
-        raise typer.BadParameter(f"{text!r} is not a list of URLs: write http://host:port,…")
+        raise typer.BadParameter(f"{text!r} is not a list of URLs: use http://host:port,…")
     return text
 
 
@@ -97,7 +97,7 @@ def urls_of(urls: str | Sequence[str]) -> str:
     """URLs in the form of the option `gateway.url`. Raises: JobFailed."""
     text = urls if isinstance(urls, str) else ",".join(urls)
     if not _are_urls(text):
-        raise JobFailed(f"{text!r} is not a list of URLs: write http://host:port,…")
+        raise JobFailed(f"{text!r} is not a list of URLs: use http://host:port,…")
     return text
 
 
@@ -118,7 +118,7 @@ def context_of(spark: SparkSession) -> SparkContext | None:
 
 
 def parallelism(spark: SparkSession) -> int:
-    """How many tasks run at once, as far as the session knows."""
+    """The number of tasks that run at once, according to the session."""
     context = context_of(spark)
     return 8 if context is None else max(1, context.defaultParallelism)
 

@@ -1,4 +1,4 @@
-"""Statistics of ledgers and their growth, and a retention plan, which lists what may be deleted.
+"""Statistics of ledgers and their growth, and a retention plan, which lists deletable ledgers and copies.
 
 The plan lists ledgers that their log's retention may drop (`expired`), ledgers that were created for a
 log and that no log references (`orphan`), and copies on bookies of ledgers that have no metadata

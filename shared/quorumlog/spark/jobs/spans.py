@@ -1,9 +1,9 @@
 """The tasks of the job `scrub`: compare replicas of spans of entries by their digests.
 
-A span is some entries of one fragment that share a write set. Each member is asked for a digest of
-the span. Equal digests prove that the replicas are equal. Otherwise the span is halved until it is
-clear which entries of which member are missing, damaged or different. Executors load this module,
-so it imports only what executors have.
+A span is some entries of one fragment that share a write set. The job requests a digest of the span
+from each member. Equal digests prove that the replicas are equal. Otherwise the span is halved
+until it is clear which entries of which member are missing, damaged or different. Executors load
+this module, so it imports only what executors have.
 """
 
 import json
@@ -137,7 +137,7 @@ def judge(span: Span, ask: Ask) -> list[Finding]:
 
 
 def merged(findings: Iterable[Finding], modulus: int) -> list[Finding]:
-    """Findings with neighbours merged: consecutive entries of one span are `modulus` apart."""
+    """Merge neighbouring findings: consecutive entries of one span are `modulus` apart."""
     ranges: dict[Finding, list[tuple[int, int]]] = {}
     for found in findings:
         ranges.setdefault(replace(found, first=0, last=0), []).append((found.first, found.last))
