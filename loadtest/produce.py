@@ -4,9 +4,10 @@ processes are killed.
 Producers append with retries. Gateways and bookies are killed (SIGKILL) and restarted in turn,
 while a reader follows the log. The workers of consumers are processes too (`crowd.py`): the active
 one is killed and replaced, or suspended for longer than its lease. So are the workers of two queues
-(`team.py`). In the end the log is read back through every gateway. Exit status 0 only if each sent
-record is in the log once, in its producer's order and at the acknowledged offset, the follower saw
-the same records, and the checks of the consumers (`consumed.py`) and queues (`worked.py`) succeed.
+(`team.py`). In the end the log is read back through every gateway. Exit status 0 requires that each
+sent record is in the log once, in its producer's order and at the acknowledged offset. The follower
+must have seen the same records, and the checks of the consumers (`consumed.py`) and queues
+(`worked.py`) must succeed.
 """
 
 import asyncio

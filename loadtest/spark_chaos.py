@@ -71,7 +71,7 @@ _LOSES: Final[tuple[What, ...]] = ("lose",)
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of what the run did, and of the errors that it found."""
+    """Counters of the run's actions, and of the errors that it found."""
 
     rows: int = 0
     lost: int = 0
@@ -149,7 +149,7 @@ class Answers:
         self.held.clear()
 
     def next(self) -> What | None:
-        """Return what to do with an answer that has arrived."""
+        """Return the action for an answer that has arrived."""
         if not self._plan:
             return None
         what = self._plan.pop(0)

@@ -1,6 +1,6 @@
 """The goals of a benchmark, and their outcomes in a run.
 
-A goal relative to another system is the ratio of two figures of the same round; the median of the
+A goal relative to another system is the ratio of two figures of the same round. The median of the
 ratios over the rounds is compared with the bound. So a machine that is slow for a minute affects
 both systems.
 """
@@ -105,7 +105,7 @@ _JETSTREAM: Final = {
     count: (f"JetStream: publish, {count}", f"JetStream: nats bench, {count}")
     for count in (1, 64, 256, 2000)
 }
-"""JetStream's clients with as many messages in flight: nats-py, and its own load generator in Go."""
+"""JetStream's clients by the number of messages in flight: nats-py, and its own load generator in Go."""
 _JETSTREAM_BEST: Final = (
     *(name for names in _JETSTREAM.values() for name in names),
     *(f"JetStream: nats bench {how}" for how in ("4 x 500", "atomic, 4 x 1000", "fast, 1000")),
