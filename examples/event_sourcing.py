@@ -169,7 +169,7 @@ class Shows:
         raise Refused("too many concurrent commands for this show: try again")
 
     async def _append(self, log: Log, event: Event, version: int) -> bool:
-        """Append an event after all events that the decision has used. False: the command must decide again.
+        """Append an event, unless the log has events that the decision did not see. False: decide again.
 
         If the response is lost, the event may be in the log, or may still arrive. Both are harmless: the next decision
         either reads the event, or appends another event at its offset, and the late event is then rejected.
@@ -220,7 +220,7 @@ class Shows:
         return show
 
     def _turn(self, name: str) -> asyncio.Lock:
-        """A lock that runs a show's commands one at a time in this process. Between processes, `expect` decides."""
+        """A lock that runs a show's commands one at a time in this process. `expect` detects conflicts between processes."""
         return self._turns.setdefault(name, asyncio.Lock())
 
 

@@ -1,11 +1,11 @@
 """A key-value store with a write-ahead log, and a standby that is always up to date.
 
 This is the use that BookKeeper's overview describes. All servers share a folder, which contains the
-log's name and the snapshots. Every server starts as a standby: it reads the newest snapshot, and then
-follows the log without fencing any writer. `POST /takeover` makes a server the active one: it opens the
-log, which fences the previous writer, and reads to the log's end. The next write of the previous active
-server fails, and makes that server a standby. When to take over, and with which server, must be decided
-elsewhere (by a person, or by a lease).
+log's name and the snapshots. Every server starts as a standby: it reads the newest snapshot, and
+then follows the log without fencing any writer. `POST /takeover` makes a server the active one: it
+opens the log, which fences the previous writer, and reads to the log's end. The next write of the
+previous active server fails, and makes that server a standby. When to take over, and with which
+server, must be decided elsewhere (by a person, or by a lease).
 
     python examples/wal_store.py --place /srv/store --port 9001 --gateways http://127.0.0.1:8080
     python examples/wal_store.py --place /srv/store --port 9002 --gateways http://127.0.0.1:8080
