@@ -272,7 +272,7 @@ def test_a_pruned_load_warns_that_it_stays_pruned(
         reader = PruningReader(options, None)
         assert reader.pushFilters(filters) == []
         assert [part.first for part in reader.partitions()] == [warnings]
-        assert caplog.text.count("load again for those") == warnings
+        assert caplog.text.count("load again for other queries") == warnings
 
 
 def test_pushing_is_off_by_default() -> None:
