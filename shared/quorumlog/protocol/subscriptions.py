@@ -396,7 +396,7 @@ class SubscriptionDraft(RowDraft[Subscription]):
             self._size += self._state.remembered(answer).size
         return answer
 
-    def _perform(self, request: SubscriptionRequest) -> Subscription:
+    def _perform(self, request: PutSubscription | SigningKey | _OfOne) -> Subscription:
         match request:
             case SigningKey(secret):
                 key = self._row(("", ""))
