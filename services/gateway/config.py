@@ -23,7 +23,7 @@ class GatewaySettings(ServiceSettings, Limits):
     """The settings of a gateway; each field is the environment variable of the same name."""
 
     metadata_urls: tuple[str, ...] = Field(min_length=1)
-    """URLs of the metadata services. A service that does not answer is skipped."""
+    """URLs of the metadata services. A service that does not respond is skipped."""
     internal_host: str = "127.0.0.1"
     """Host of the internal listener, for other processes of the cluster; 0.0.0.0 in containers."""
     internal_port: int = Field(default=0, ge=0, le=65535)
@@ -35,7 +35,7 @@ class GatewaySettings(ServiceSettings, Limits):
     jwt_keys_file: Path | None = Field(
         default=None,
         description="File with the public keys (a JWKS) of an issuer whose JWTs are accepted as"
-        " tokens (docs/guides/tokens.md). Read again when it changes.",
+        " tokens (docs/guides/tokens.md). Reloaded when the file changes.",
     )
     jwt_issuer: str = ""
     """The `iss` claim that JWTs must have."""
@@ -46,7 +46,7 @@ class GatewaySettings(ServiceSettings, Limits):
     jwt_leeway_s: int = Field(default=10, ge=0, le=300)
     """Maximum difference between the issuer's clock and this machine's clock."""
     public_tls_cert_file: Path | None = None
-    """Certificate of the public listener. Read again when it changes."""
+    """Certificate of the public listener. Reloaded when the file changes."""
     public_tls_key_file: Path | None = None
     """Private key of the public listener's certificate."""
     public_tls_key_password: SecretStr | None = None
@@ -64,7 +64,7 @@ class GatewaySettings(ServiceSettings, Limits):
     quorum_timeout_s: float = Field(default=10.0, gt=0)
     """An append without its ack quorum after this time fails with the outcome unknown."""
     silent_bookie_s: float = Field(default=2.0, gt=0)
-    """A bookie that does not answer an append for this long is replaced."""
+    """A bookie that does not respond to an append for this long is replaced."""
     delay_ensemble_change: bool = False
     """With 1, a silent bookie is replaced only if there is no ack quorum without it."""
     ledger_in_flight_bytes_max: int = Field(default=128 << 20, gt=0)

@@ -91,7 +91,7 @@ class CookieStore(RowStore):
             return old
         if (None if old is None else old.version) != request.version:
             raise VersionConflict(
-                f"the cookie of {name} "
+                f"the cookie of bookie {name} "
                 + ("does not exist" if old is None else f"has version {old.version}"),
                 bookie=name,
                 current=None if old is None else old.model_dump(mode="json"),
@@ -147,7 +147,7 @@ class CookieStore(RowStore):
 
     @listing
     async def uses(self, connection: Connection, name: str, *, limit: int) -> BookieUses:
-        """The ledgers and repairs that name a bookie in any incarnation. Raises: NoSuchBookie."""
+        """The ledgers and repairs that reference a bookie. Raises: NoSuchBookie."""
         await _get(connection, name)
         return await _uses(connection, name, limit)
 

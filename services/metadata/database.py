@@ -48,7 +48,7 @@ _WAITING: Final = (
     f" AND application_name = '{_APPLICATION}'"
     " AND xact_start < clock_timestamp() - make_interval(secs => $1::float8)"
 )
-"""Counts given-up commits of metadata processes that still wait for a synchronous standby."""
+"""Counts abandoned commits of metadata processes that still wait for a synchronous standby."""
 
 CONTAINED: Final = "SELECT attempt::text AS attempt FROM attempts WHERE attempt = ANY($1::uuid[])"
 """Selects the given tokens that the database contains (rule 18a)."""
@@ -138,15 +138,15 @@ class Database:
         """Start time of the server of the latest connection. A promoted standby has another start
         time, and so does a server that was restored from its write-ahead log."""
         self.waiting_commits = 0
-        """Given-up changes that wait on the server, as last counted, plus later given-up changes."""
+        """Number of abandoned changes that may still wait on the server."""
         self.counted = Counter[str]()
         """Counts of this process's committed transactions, for the metrics."""
         self.asked_about: str | None = None
-        """The `server` about which this process last asked the bookies; None before the first time."""
+        """The `server` about which this process last queried the bookies; None at first."""
 
     @property
     def has_asked(self) -> bool:
-        """Whether this process has asked the bookies about the current server. Before, the process
+        """Whether this process has queried the bookies about the current server. Before, the process
         must not change or prove rows, because it could not detect lost changes (rule 18a).
         """
         return self.asked_about == self.server
@@ -252,7 +252,7 @@ class Database:
             raise
 
     async def _refuse_if_some_wait(self, connection: Connection) -> None:
-        """Raise MetadataUnavailable while a given-up change still waits on the server for its
+        """Raise MetadataUnavailable while an abandoned change still waits on the server for its
         synchronous standby, because new changes would have to wait too.
 
         A waiting change keeps a connection of the server until the standby is back. Cancelling the
@@ -269,7 +269,7 @@ class Database:
             )
 
     async def count_waiting(self, connection: Connection) -> None:
-        """Count the given-up changes that still wait on the server for a standby."""
+        """Count the abandoned changes that still wait on the server for a standby."""
         self.waiting_commits = await connection.fetchval(_WAITING, self._deadline_s)
 
     async def probe(self) -> None:
@@ -356,7 +356,7 @@ class Database:
         except BaseException as error:
             if connection.is_closed() and isinstance(error, Exception):
                 # asyncpg raises AttributeError if a connection breaks between two steps.
-                raise ConnectionError("the connection was lost during the check") from error
+                raise ConnectionError("the connection to Postgres was lost") from error
             connection.terminate()
             raise
         connection.key_ring, connection.clock = self.key_ring, self.clock

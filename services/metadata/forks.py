@@ -32,7 +32,7 @@ KEPT: Final = (
 async def check_name_free(connection: Connection, name: str) -> None:
     """Raise LogDeleted if forks exist of a deleted log of this name."""
     if await connection.fetchval(KEPT, name):
-        raise LogDeleted(f"the log {name} is deleted, but forks of it exist", log=name)
+        raise LogDeleted(f"the deleted log {name} still has forks", log=name)
 
 
 async def note_source(connection: Connection, name: str, source: str | None) -> None:
@@ -67,7 +67,9 @@ async def share(connection: Connection, fork: LogMetadata) -> LogMetadata:
     gone = sorted({item.ledger_id for item in fork.shared} - {*closed})
     if gone:
         raise InvalidRequest(
-            f"ledger {gone[0]} is deleted, or not CLOSED", log=fork.name, ledger_id=gone[0]
+            f"ledger {gone[0]} must be CLOSED, not open or deleted",
+            log=fork.name,
+            ledger_id=gone[0],
         )
     items = (
         i if i.index in {*closed, None, NO_KEYS} else replace(i, index=None) for i in fork.items

@@ -175,7 +175,7 @@ def answer(value: object, status: int = 200) -> web.Response:
 def check_changed(
     given: parameters.Given, row: LedgerMetadata | LogMetadata, is_of_path: bool
 ) -> None:
-    """Check that path and `If-Match` name the row in the body. Raises: InvalidRequest."""
+    """Check that path and `If-Match` match the row in the body. Raises: InvalidRequest."""
     if not is_of_path:
         raise InvalidRequest("/row: the id must be the same as in the path")
     if given[IF_MATCH] not in {None, row.version}:

@@ -167,9 +167,9 @@ class Inquiry:
         bookies = Bookies(fenced, silent, directories, given_up=lost)
         if bookies.may_hide_later(row):
             raise errors.NotEnoughBookies(
-                "after an accepted loss of changes, these bookies may have a later row of the ledger, but do not"
-                f" respond or lost their data: {shown(sorted(bookies.lost_of(row)))}. Start these bookies, or declare"
-                " them lost if their data is gone (`quorumlog cluster accept --lost`)",
+                "these bookies may have a later row of the ledger, but do not respond or lost their data:"
+                f" {shown(sorted(bookies.lost_of(row)))}. Start the bookies, or declare them lost if their data is gone"
+                " (`quorumlog cluster accept --lost`)",
                 ledger_id=row.ledger_id,
             )
         return [held for held, _ in reported]

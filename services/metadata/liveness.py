@@ -43,8 +43,8 @@ _REMEMBERED_MAX: Final = 10_000
 """Maximum heartbeats that a process keeps for outages of Redis. The oldest are dropped first."""
 _CONNECTIONS_MAX: Final = 16
 _SINCE_MS: Final = 10 * 365 * 24 * 3600 * 1000
-"""Time to live of the key whose age shows for how long Redis has recorded liveness. The age is this
-value minus the key's remaining time to live."""
+"""Time to live of a key that is as old as Redis' records of liveness. The key's age is this value
+minus the remaining time to live."""
 _CHECK_RETRY_S: Final = 1.0
 
 

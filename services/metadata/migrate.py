@@ -33,7 +33,7 @@ class Kind(StrEnum):
     EXPAND = "expand"
     """An older process reads and writes as before."""
     CONTRACT = "contract"
-    """An older process may need what the migration removes."""
+    """An older process may need the objects that the migration removes."""
 
 
 @dataclass(frozen=True, slots=True)

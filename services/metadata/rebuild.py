@@ -235,7 +235,7 @@ class _Work:
         unreported = self._registered - {source.name for source in sources} - set(self._ask.without)
         if unreported:
             names = ", ".join(sorted(unreported))
-            raise SourceAway(f"no copies of rows from {names}: start or declare lost these bookies")
+            raise SourceAway(f"no rows from the bookies {names}: start them, or name them as lost")
         survey = await self._survey(sources)
         added = await self._stand_ins(sources, survey)
         bookies = await self._bookies(sources, survey, added)

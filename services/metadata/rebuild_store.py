@@ -81,7 +81,7 @@ class RebuildStore(RowStore):
         )
         try:
             if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
-                raise InvalidRequest("another rebuild or acceptance of this database is running")
+                raise InvalidRequest("another rebuild or acceptance is running: wait for its end")
             yield RebuildTables(self.database, connection)
         finally:
             connection.terminate()

@@ -63,7 +63,7 @@ class TokenStore(database.RowStore):
             request.expires_in_s,
         )
         if record is None:
-            raise InvalidRequest("another access token has the same id or secret: draw new ones")
+            raise InvalidRequest("the id or the secret is already in use: generate new values")
         await record_attempt(connection, request.attempt, target)
         return _row_of(record, token.id)
 

@@ -40,7 +40,7 @@ class WitnessStore(RowStore):
 
     @transactional
     async def _mark_if_due(self, connection: Connection) -> None:
-        """Make a change whose token replaces all other tokens, if there are no or many tokens."""
+        """If this process has no or too many tokens, make a change whose token replaces them."""
         memory = self.database.memory
         known = len(memory.wanted | set(memory.presented(PRESENTED.get())))
         if not 1 <= known <= _HELD_MAX:

@@ -11,7 +11,7 @@ from services.gateway.edge.pages import time_text
 from services.gateway.logs.consumers import ConsumerView
 
 LEASE_MS_MAX: Final = 600_000
-"""Maximum lease (by judgement). A new owner of the offsets' log waits as long before a new grant."""
+"""Maximum lease. A new owner of the offsets' log waits as long before a new grant."""
 HOLDER_CHARS_MAX: Final = 200
 
 _From = Annotated[

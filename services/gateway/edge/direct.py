@@ -78,7 +78,7 @@ Said = tuple[int, str, str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """A request on the fast path. `begin` starts it, and `say` converts the result to a response."""
+    """A request on the fast path. `begin` starts the work, and `say` creates the response."""
 
     operation: Operation
     begin: Callable[[], asyncio.Future[Any]]

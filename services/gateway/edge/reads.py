@@ -202,8 +202,8 @@ def _left(given: Given, start: Start, seen: int, *, is_filtered: bool) -> int | 
     ):
         raise invalid(
             op.LAST_EVENT_ID.pointer,
-            "can't be combined with `max_bytes` or a filter, and with `limit` only if `from` is a"
-            " number",
+            "must not be combined with `max_bytes`, and can be combined with `limit` only if `from` is"
+            " a number and there is no filter",
         )
     return max(0, limit - max(0, seen + 1 - start))
 

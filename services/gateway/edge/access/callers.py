@@ -284,4 +284,6 @@ def issued_to(holder: str) -> IssuedToken | None:
     try:
         return IssuedToken.model_validate_json(base64.urlsafe_b64decode(holder + padding))
     except ValueError:
-        raise Unauthenticated("the ticket is of another gateway version: get a new one") from None
+        raise Unauthenticated(
+            "the ticket is of another gateway version: get a new ticket"
+        ) from None

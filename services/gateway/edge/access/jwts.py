@@ -100,7 +100,7 @@ class Jwts:
     def verified(self, text: str) -> IssuedToken:
         """Verify a JWT, and return its claims. Raises: Unauthenticated."""
         if not text.isascii():
-            raise Unauthenticated("the token is not a JWT")
+            raise Unauthenticated("the token is not a valid JWT")
         try:
             key = self._key(jwt.get_unverified_header(text).get("kid"))
             claims = jwt.decode(
@@ -159,7 +159,9 @@ def _grants(claim: object) -> tuple[str, ...]:
 def _why(error: jwt.PyJWTError) -> str:
     if isinstance(error, jwt.MissingRequiredClaimError):
         return f"the JWT lacks the claim {error.claim}"
-    return next((why for kind, why in _WHY if isinstance(error, kind)), "the token is not a JWT")
+    return next(
+        (why for kind, why in _WHY if isinstance(error, kind)), "the token is not a valid JWT"
+    )
 
 
 def _read(file: Path) -> dict[str, _Key]:
@@ -227,7 +229,7 @@ class IssuedCallers:
         if not self._jwts.has(issued.key):
             self._jwts.look()
         if not self._jwts.has(issued.key):
-            raise Unauthenticated("the ticket's JWT is of a removed key: get a new JWT")
+            raise Unauthenticated("the key of the ticket's JWT was removed: get a new JWT")
         return self._note(issued, issued)
 
     def refresh(self) -> None:

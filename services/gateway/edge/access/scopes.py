@@ -29,7 +29,7 @@ class Scope(StrEnum):
     """Claiming and settling records of a log's queues."""
     MANAGE = "manage"
     ADMIN = "admin"
-    """All other scopes, and accepting the loss of entries and bookies."""
+    """Includes all other scopes, and allows to accept the loss of entries and bookies."""
 
 
 class Kind(StrEnum):
@@ -50,7 +50,7 @@ class Named(StrEnum):
     LEDGER = "the ledger"
     TRANSACTION = "the transaction's log"
     SOME = "each named or listed resource"
-    """The handler checks resources that the body names, or lists only those the caller may read."""
+    """The handler checks the resources in the body, or lists only resources that the caller may read."""
     CLUSTER = "the cluster"
     EVERYTHING = "everything"
 

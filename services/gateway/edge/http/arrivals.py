@@ -32,7 +32,7 @@ decoded at once. That takes 3 ms for this size and 40 ms for the largest message
 
 
 class Arrivals:
-    """Counts the bytes that one WebSocket holds in memory.
+    """Counts the bytes of one WebSocket in memory.
 
     The class wraps aiohttp's parser, which has no hook. When a message ends within a chunk, the rest
     of the chunk is not counted, so one read of the connection may go uncounted. Control frames

@@ -1,6 +1,6 @@
 """Read request bodies: check the media type, limit the time, and charge the budget for bodies.
 
-A request whose headers already make it invalid is refused before any byte of its body is read.
+Requests with invalid headers are refused before any byte of the body is read.
 """
 
 import asyncio

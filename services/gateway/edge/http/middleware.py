@@ -188,7 +188,7 @@ def edge_middleware(
                 else:
                     # All checks come before any byte of the body is read.
                     if is_draining() and request.method not in _SAFE:
-                        raise errors.ShuttingDown("this gateway is shutting down: use another")
+                        raise errors.ShuttingDown("this gateway is stopping: use another gateway")
                     if not request.path.startswith("/health"):
                         room.requests.take(peer)
                         place = 1

@@ -1,7 +1,7 @@
 """Send responses to clients that may read slowly, or not at all.
 
 aiohttp buffers a whole response until the client has read it. This module instead passes a large
-response to aiohttp in slices, and charges the response to the budget `Room.answers` until then.
+response to aiohttp in slices, and charges unsent responses to the budget `Room.answers`.
 """
 
 from collections.abc import Iterable
