@@ -52,7 +52,7 @@ class GatewaySettings(ServiceSettings, Limits):
     public_tls_key_password: SecretStr | None = None
     """Password of `PUBLIC_TLS_KEY_FILE`, if the key is encrypted."""
     hsts_s: int = Field(default=0, ge=0)
-    """`max-age` of `Strict-Transport-Security`, for which browsers require TLS. 0: not sent."""
+    """`max-age` of `Strict-Transport-Security`, which makes browsers require TLS. 0: not sent."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may call the API from a browser; `*` allows all. Off by default."""
     trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()

@@ -20,8 +20,7 @@ log = logging.getLogger(__name__)
 
 _MISSING_MAX: Final = 1000
 """How many missing tokens are remembered (chosen by judgement). One missing token already stops all
-changes. Further tokens are not lost: this process keeps its own in `_held`, and callers present
-theirs again."""
+changes. This process keeps its other tokens in `_held`, and callers present their tokens again."""
 
 
 @dataclass(slots=True)
@@ -62,7 +61,7 @@ class Memory:
         return tuple(witness_of(self.cluster_id, token) for token in self._held)
 
     def note_committed(self, token: str, seen: Iterable[str]) -> None:
-        """Replace the tokens that a committed change's transaction saw by the change's token."""
+        """Store a committed change's token, and drop the tokens that its transaction saw."""
         for known in seen:
             self._held.pop(known, None)
         self._held[token] = None

@@ -2,8 +2,8 @@
 of workers and auditors, and operators' settings.
 
 A worker can change an item only with the item's current version. Each claim, failure and new range
-gives the item a version that was never used before. So a worker with an expired claim, or without an
-item's new ranges, can't clear entries that it has not copied, not even entries of a later item.
+gives the item a version that was never used before. Therefore a worker can't clear entries that it
+has not copied, even if its claim has expired, or the item has new ranges or was replaced.
 
 To avoid deadlocks, a transaction locks several items in the order of ledger and member (bytewise),
 or skips locked items.

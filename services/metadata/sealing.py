@@ -1,6 +1,6 @@
-"""Encrypts ledgers' keys at rest. The MAC key and the access key of a row are encrypted with a key
-of KEY_FILE, so that a copy of the database or of a backup gives no access to ledgers
-(docs/adr/0029-keys-at-rest.md).
+"""Encrypts ledgers' keys at rest (docs/adr/0029-keys-at-rest.md). A key of KEY_FILE encrypts the MAC
+key and the access key of each row. Thus a copy of the database or of a backup gives no access to
+ledgers.
 
 The cipher is AES-256-GCM. The associated data are the ledger's id and the field's name, so that a
 key that was moved to another row can't be decrypted.

@@ -1,5 +1,5 @@
-"""Stores users' access tokens, whose list gateways read, and pages and trims the audit log
-(docs/adr/0022-audit-log.md).
+"""Stores users' access tokens, and reads and trims the audit log (docs/adr/0022-audit-log.md).
+Gateways read the list of tokens.
 """
 
 from dataclasses import dataclass

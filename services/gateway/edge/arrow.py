@@ -46,7 +46,7 @@ def _columns() -> ModuleType | str:
     # (net/memory.py). pyarrow's own allocator keeps the memory.
     pyarrow = importlib.import_module("pyarrow")
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
-    # Create the first array here, because that imports pandas, if installed, in 0.3 s.
+    # Create the first array in this thread, because it imports pandas, if installed, in 0.3 s.
     pyarrow.array(())
     # The modules are never freed, so the garbage collector need not visit their objects.
     gc.freeze()

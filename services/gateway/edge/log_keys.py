@@ -112,9 +112,10 @@ class KeyRoutes(op.Handlers, tag="Records"):
         """List keys.
 
         A page covers a range of records, and lists each key in the range once, with the offset of
-        the key's last record, unless this record is a tombstone. A later page may list the same key
-        with a later offset, or delete it. A page covers at most `limit` records with a key, and at
-        most 16 MiB. It may be empty before the log's end: continue from `next` until `next` = `from`.
+        the key's last record. Keys whose last record is a tombstone are left out. A later page may
+        list the same key with a later offset, or have a tombstone for it. A page covers at most
+        `limit` records with a key, and at most 16 MiB, so it may be empty before the log's end.
+        Continue from `next` until `next` equals `from`.
         """
         self._room.answers.check(PEER.get(), 1)
         pages = LogPages(

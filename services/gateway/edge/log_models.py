@@ -192,14 +192,14 @@ class _RecordIn(models.Model):
 
 
 class RecordData(_RecordIn):
-    """A record with value and key in base64. With a key, the value null makes a tombstone."""
+    """A record with value and key in base64. A record with a key and a null value is a tombstone."""
 
     data: Annotated[str, WithJsonSchema(models.BASE64)] | None
     key: Annotated[str, WithJsonSchema(models.BASE64)] | None = None
 
 
 class RecordText(_RecordIn):
-    """A record with value and key as text. With a key, the value null makes a tombstone."""
+    """A record with value and key as text. A record with a key and a null value is a tombstone."""
 
     text: str | None
     key: str | None = None

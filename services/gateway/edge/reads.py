@@ -43,8 +43,8 @@ WHOLE_BYTES_MAX: Final = 8 << 20
 has several copies of the page during encoding (chosen by judgement).
 """
 _RETRY_MS: Final = 1000, 5000
-"""Range of the random delay before a disconnected reader of events reconnects, so that readers do
-not all reconnect at once (chosen by judgement; browsers wait 3 to 5 s by default).
+"""Range of the random delay before a disconnected reader of events reconnects. Readers must not all
+reconnect at once (chosen by judgement; browsers wait 3 to 5 s by default).
 """
 
 

@@ -1,8 +1,8 @@
 """A WebSocket for appends, with cumulative acknowledgements, and for the tail.
 
-The client sends frames to append as binary messages, or text messages: the JSON of an append, or
-`{"tail":{"from":0,"encoding":"base64"}}`. The encoding `frames` selects binary messages.
-The gateway sends text messages:
+The client sends binary messages with frames to append, text messages with the JSON of an append, or
+`{"tail":{"from":0,"encoding":"base64"}}`. With the encoding `frames`, the gateway sends the tail as
+binary messages. Otherwise it sends text messages:
 - a range of ids for each acknowledged run, which also acknowledges all earlier runs;
 - `{"tail":{"from":7}}` with the resolved offset of a tail from `latest`, `-N` or a time;
 - pages of the tail in the format of reads, and `{"end":…}` at the final end;

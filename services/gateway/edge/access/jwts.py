@@ -215,7 +215,7 @@ class IssuedCallers:
         self._jwts, self._now = jwts, now
         self._known: dict[bytes | IssuedToken, Caller] = {}
         self._usages: dict[tuple[str, TokenQuotas], Usage] = {}
-        """The use of quotas by subject and quotas: a subject's JWTs share one set of quotas."""
+        """The use of quotas, by subject and quotas. All JWTs of a subject share the same quotas."""
 
     def identify(self, digest: bytes, text: str) -> Caller:
         """Return the caller of the JWT `text`, whose hash is `digest`. Raises: Unauthenticated."""

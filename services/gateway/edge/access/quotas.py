@@ -83,7 +83,7 @@ class Usage:
     def begin(self, announced: int) -> None:
         """Charge a new request and its `announced` bytes. Raises: Overloaded, charging nothing."""
         most = self.quotas.connections
-        # Closing connections don't count: a tail of a disconnected client ends only at a write.
+        # Skip closing connections, because a disconnected client's tail ends only at a write.
         if (
             most is not None
             and sum(not flow.connection.is_closing() for flow in self.flows) >= most
@@ -103,8 +103,8 @@ class Usage:
             self._bytes.use(count)
 
     def take_message(self, count: int) -> float:
-        """Charge a WebSocket message of `count` bytes as a request. Returns for how many seconds
-        the socket must pause; a refusal would end the socket.
+        """Charge a WebSocket message of `count` bytes as a request. Returns the seconds for which
+        the socket must pause, because a refusal would end the socket.
         """
         wait_s = 0.0
         if self._requests is not None:

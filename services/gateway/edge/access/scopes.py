@@ -78,7 +78,7 @@ def on(named: Named, *scopes: Scope) -> Access:
 OPEN: Final = Access(Named.NOTHING)
 """Access without a token."""
 LOOK: Final = frozenset((Scope.READ, Scope.APPEND, Scope.MANAGE))
-"""Scopes each of which allows a caller to get a resource's metadata."""
+"""Scopes that each allow a caller to get a resource's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
