@@ -224,4 +224,4 @@ async def test_without_an_issuer_a_jwt_is_an_unknown_token(
 
     assert "the token is unknown" in str(found[0])
     assert code(answer) == UNKNOWN
-    assert "not of the key" in answer.json["detail"]
+    assert "does not match its key" in answer.json["detail"]
