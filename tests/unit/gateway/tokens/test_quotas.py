@@ -30,7 +30,7 @@ def is_beyond(answer: Answer, quota: str) -> bool:
     if answer.status != 429:
         return False
     assert answer.json["code"] == "overloaded"
-    assert f"has used up its quota of {quota}: retry later" in answer.json["detail"]
+    assert f"exceeds its quota ({quota}): retry later" in answer.json["detail"]
     assert int(answer.headers["Retry-After"]) >= 1
     return True
 
