@@ -104,7 +104,9 @@ def test_what_needs_a_certificate_is_not_promised_without_one(authority: Path) -
 
     with pytest.raises(SystemExit, match="HSTS_S needs PUBLIC_TLS_CERT_FILE"):
         GatewaySettings.read(plain | {"HSTS_S": "60"})
-    with pytest.raises(SystemExit, match="PUBLIC_TLS_CERT_FILE and PUBLIC_TLS_KEY_FILE go"):
+    with pytest.raises(
+        SystemExit, match="PUBLIC_TLS_CERT_FILE and PUBLIC_TLS_KEY_FILE must be set together"
+    ):
         GatewaySettings.read(plain | public(authority) | {"PUBLIC_TLS_KEY_FILE": ""})
     with pytest.raises(SystemExit, match=r"ADVERTISED_URL=https.* speaks http, without"):
         ServiceSettings.read({"PORT": "80", "ADVERTISED_URL": "https://store.example"})

@@ -268,7 +268,7 @@ def test_a_gateway_that_other_machines_reach_needs_tokens() -> None:
 
     said = str(refused.value)
     assert said.startswith(
-        "HOST=0.0.0.0 lets everyone on other machines read and change everything"
+        "HOST=0.0.0.0 allows every client on the network to read and change all data"
     )
     assert "set REQUIRE_TOKENS=1" in said
     assert "ALLOW_ANONYMOUS=1" in said
