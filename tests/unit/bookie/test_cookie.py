@@ -66,7 +66,7 @@ def test_an_incarnation_that_ledgers_name_is_no_new_directorys() -> None:
     cookie, reason = decide(replace(refused, may_fix=True))
 
     assert (cookie.member, cookie.boots) == ("b1@5", 1)
-    assert "was never registered as that" in reason
+    assert "never registered as that incarnation" in reason
 
 
 def test_an_incarnation_that_never_registered_did_not_however_often_it_was_started() -> None:

@@ -143,7 +143,7 @@ async def test_a_damaged_last_batch_that_does_not_look_torn_is_refused(root: Pat
     data[last.end - 20] ^= 4
     path.write_bytes(data)
 
-    with pytest.raises(LogDamaged, match="does not look like a write that was cut off"):
+    with pytest.raises(LogDamaged, match="does not look like an interrupted write"):
         opened(crashed)
 
 

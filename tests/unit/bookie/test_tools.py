@@ -159,7 +159,7 @@ def test_a_directory_without_a_log_is_left_alone(root: Path, command: str) -> No
     result = CliRunner().invoke(app, [command, str(root)])
 
     assert result.exit_code == 2
-    assert "holds no bookie's log" in result.output
+    assert "does not contain a bookie's log" in result.output
     assert list(root.iterdir()) == []
 
 
