@@ -149,8 +149,7 @@ class Auditor:
         self.audit_s = awake().time() - now
 
     def _note_unobserved(self, *, from_bookies: bool = True) -> None:
-        """Records that writers, and with `from_bookies` bookies, can't be observed now (rule 21).
-        """
+        """Records that writers, and with `from_bookies` bookies, can't be observed now (rule 21)."""
         now = awake().time()
         self._refused.note_unobserved(now)
         self._silent.note_unobserved(now)
@@ -163,8 +162,7 @@ class Auditor:
             when[member] = at
 
     async def _hurry_repairs_for_returned(self, bookies: Iterable[BookieInfo]) -> None:
-        """Retries waiting repairs at once if a bookie has returned, since they may need the bookie.
-        """
+        """Retries waiting repairs at once if a bookie has returned, since they may need the bookie."""
         there = frozenset(bookie.id for bookie in bookies if bookie.state == "writable")
         if not there <= self._writable:
             await self._repairs.hurry()

@@ -96,8 +96,7 @@ class PacedBookies:
 
 @dataclass(eq=False)
 class Steering:
-    """Follows operators' settings in the metadata service; during an outage, the last ones apply.
-    """
+    """Follows operators' settings in the metadata service; during an outage, the last ones apply."""
 
     _config: Config
     """This process's own settings, which apply until operators change them."""

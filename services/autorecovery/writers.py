@@ -38,8 +38,7 @@ class WriterPresence(Enum):
 
 
 class Writers:
-    """Probes the writers of ledgers. A writer is alive if the answer has the writer's instance id.
-    """
+    """Probes the writers of ledgers. A writer is alive if the answer has the writer's instance id."""
 
     def __init__(self, session: aiohttp.ClientSession, refuses: Refuses | None = None) -> None:
         """`session`: shared, and closed by the caller."""

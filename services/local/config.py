@@ -58,7 +58,9 @@ class LocalSettings(Settings):
     @model_validator(mode="after")
     def _ports_exist(self) -> Self:
         if self.port + self.gateways - 1 > 65535:
-            raise ValueError(f"PORT={self.port} is too high for {self.gateways} gateways: the last port would exceed 65535")
+            raise ValueError(
+                f"PORT={self.port} is too high for {self.gateways} gateways: the last port would exceed 65535"
+            )
         return self
 
     @property

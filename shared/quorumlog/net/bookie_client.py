@@ -97,7 +97,7 @@ class Channel:
       - each request in `_in_flight` completes once, by answer, deadline or broken connection;
       - `_in_flight` has the requests of each timeout class in the order of their deadlines;
       - a request enters `_in_flight` before its bytes are queued for sending.
-      """
+    """
 
     _name: str
     _address: Callable[[str], str | None]
@@ -385,7 +385,7 @@ class BookieClient:
         self._channel(member).send(request, done)
 
     def keep_row(self, member: str, ledger_key: bytes, row: LedgerMetadata, done: AddDone) -> None:
-        """Have a member store a copy of a ledger's metadata (rule 18b)."""
+        """Make a member store a copy of a ledger's metadata (rule 18b)."""
         channel, copy = self._channel(member), self._copy_of(row)
 
         def settle(answer: ChannelAnswer) -> None:

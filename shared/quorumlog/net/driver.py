@@ -82,7 +82,9 @@ class Driver:
             # outcome, and nothing more is sent.
             log.exception("machine-broke", extra={"ledger": self._ledger_id})
             self.stop()
-            self._notify(messages.Failed("internal-error", detail="the ledger's machine broke: see the log"))
+            self._notify(
+                messages.Failed("internal-error", detail="the ledger's machine broke: see the log")
+            )
         finally:
             self._is_stepping = False
 
@@ -215,7 +217,9 @@ async def conclude(
             return await end
     except TimeoutError as error:
         raise errors.RecoveryBlocked(
-            f"the ledger's machine did not end within {deadline_s:g} s", ledger_id=ledger_id, outcome=errors.UNKNOWN
+            f"the ledger's machine did not end within {deadline_s:g} s",
+            ledger_id=ledger_id,
+            outcome=errors.UNKNOWN,
         ) from error
     finally:
         driver.stop()

@@ -127,7 +127,10 @@ def test_a_certificate_of_another_cluster_is_not_renewed(folder: Path, capsys: C
     given = ("renew", str(folder / "operator-anna.pem"), "--folder", "other", "--json")
     assert run(*given) == ExitStatus.FAILED
 
-    assert "belongs to cluster one, but other to two" in error_of(capsys.readouterr().err)["detail"]
+    assert (
+        "is of cluster one, but the authority in other is of two"
+        in error_of(capsys.readouterr().err)["detail"]
+    )
 
 
 @needs("openssl")

@@ -89,7 +89,7 @@ def test_a_listener_that_other_machines_reach_may_have_a_certificate(authority: 
     [
         ({"TLS_CA_FILE": ""}, "TLS_CERT_FILE, TLS_KEY_FILE and TLS_CA_FILE go together"),
         ({"TLS_KEY_FILE": "/none"}, "No such file"),
-        ({"ADVERTISED_URL": "http://store.example"}, "the listener speaks https"),
+        ({"ADVERTISED_URL": "http://store.example"}, "must begin with https"),
     ],
 )
 def test_a_certificate_that_does_not_fit_ends_the_start_with_a_sentence(

@@ -82,7 +82,7 @@ def test_a_start_says_what_it_starts_where_and_what_is_wrong(tmp_path: Path) -> 
     started = ("postgres", "redis", "metadata-1", *bookies, "gateway-1", "autorecovery-1")
     starts = [line for line in lines if line.startswith("starting ")]
     misspelt, room, ready, *_ = (line for line in lines if line not in starts)
-    assert misspelt == "PROT is no setting; PORT is one\n"
+    assert misspelt == "PROT is not a setting: did you mean PORT?\n"
     assert starts == [f"starting {name}\n" for name in started]
     assert room.startswith(f"3 of 3 bookies accept no entries: {tmp_path} has ")
     assert f"READ_ONLY_BELOW_BYTES={exabyte}" in room

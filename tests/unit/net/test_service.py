@@ -153,7 +153,10 @@ def test_a_taken_port_is_named() -> None:
         )
 
     assert done.returncode == 1
-    assert done.stderr == f"toy: port {port} of 127.0.0.1 is taken\n"
+    assert (
+        done.stderr
+        == f"toy: port {port} of 127.0.0.1 is in use: stop the process that uses it, or choose another port\n"
+    )
 
 
 def test_a_process_that_waits_at_its_end_says_for_which_request(tmp_path: Path) -> None:
@@ -199,7 +202,7 @@ def test_a_listener_that_other_machines_reach_needs_credentials(host: str) -> No
         ServiceSettings.read(for_strangers)
 
     said = str(refused.value)
-    assert said.startswith(f"HOST={host} lets other machines call")
+    assert said.startswith(f"HOST={host} lets other machines reach")
     assert "set TLS_CERT_FILE" in said
     assert "ALLOW_ANONYMOUS=1" in said
     assert "password" not in said
@@ -286,7 +289,7 @@ def test_a_gateway_may_listen_for_clients_and_not_for_services_of_other_machines
     }
 
     assert GatewaySettings.read(public).internal_host == "127.0.0.1"
-    with pytest.raises(SystemExit, match=r"^INTERNAL_HOST=0\.0\.0\.0 lets other machines call"):
+    with pytest.raises(SystemExit, match=r"^INTERNAL_HOST=0\.0\.0\.0 lets other machines reach"):
         GatewaySettings.read(public | {"INTERNAL_HOST": "0.0.0.0"})
 
 
@@ -326,7 +329,9 @@ def test_the_port_of_the_internal_listener_is_named_where_it_is_taken() -> None:
         )
 
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"gateway: port {internal} of 127.0.0.1 is taken"
+    assert done.stderr.splitlines()[-1].startswith(
+        f"gateway: port {internal} of 127.0.0.1 is in use"
+    )
 
 
 def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
