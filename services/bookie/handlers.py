@@ -424,7 +424,7 @@ def _check_not_deleted(store: Store, ledger_id: int) -> None:
 async def _digest(store: Store, asked: DigestsAsked, ledger_id: int, span: Range) -> RangeDigest:
     first, last = span
     if last < first:
-        raise errors.InvalidRequest("the range {first}..{last} ends before it begins")
+        raise errors.InvalidRequest(f"the range {first}..{last} ends before it begins")
     sha = hashlib.sha256()
     present: list[Range] = []
     damaged: list[Range] = []

@@ -355,7 +355,7 @@ class LocalCluster:
         for info in put:
             self._say(
                 f"{info['bookie']} accepts no entries, because an operator set it to {info['state']}:"
-                " run `quorumlog bookie writable {info['bookie']}`"
+                f" run `quorumlog bookie writable {info['bookie']}`"
             )
         return len(found) - len(full) - len(put)
 

@@ -78,7 +78,7 @@ class Hosts:
         own = (f"{request.scheme}://{request.headers.get(hdrs.HOST)}", self._origin)
         if origin not in own and "*" not in allowed and origin not in allowed:
             raise Forbidden(
-                "the web page's origin {origin[:100]!r} is not allowed: add it to CORS_ORIGINS"
+                f"the web page's origin {origin[:100]!r} is not allowed: add it to CORS_ORIGINS"
             )
 
     def _allows(self, name: str) -> bool:

@@ -299,7 +299,7 @@ def test_a_secret_that_can_not_be_used_ends_the_start_with_a_sentence(tmp_path: 
     settings = {"PORT": "80", "CLUSTER_SECRET_FILE": str(file)}
 
     with pytest.raises(
-        SystemExit, match=r"CLUSTER_SECRET_FILE = .*: a secret is one line"
+        SystemExit, match=r"CLUSTER_SECRET_FILE = .*: a secret must be one line"
     ) as reported:
         ServiceSettings.read(settings)
     assert "hunter2" not in str(reported.value)

@@ -256,7 +256,7 @@ def test_a_reads_answer_that_is_garbage_is_noticed_or_parses(garbage: bytes) -> 
 @pytest.mark.parametrize(
     ("at", "value", "why"),
     [
-        (24, struct.pack(">q", 6), "another range"),
+        (24, struct.pack(">q", 6), "not of the request"),
         # Flag 2 said "repair" once, and nobody ever sent it: repairs send recovery adds (flag 1).
         (1, b"\3", "flags 3"),
     ],
