@@ -53,9 +53,7 @@ def is_believable(bookies: Iterable[BookieInfo], *, share_max: float) -> bool:
 
 @dataclass(slots=True)
 class GracePeriod:
-    """Measures, for each key (ledger or member), how long a condition has been true without a
-    break.
-    """
+    """Measures how long a condition has been true without a break, by key (ledger or member)."""
 
     grace_s: float
     since: dict[Hashable, float] = field(default_factory=dict)

@@ -33,9 +33,7 @@ class PacedBookies:
     """
 
     def __init__(self, bookies: BookieClient) -> None:
-        """Start without a limit. Only adds are limited, because each read of a repair leads to an
-        add.
-        """
+        """Start without a limit. Only adds are limited, since each read of a repair leads to one."""
         self._bookies = bookies
         self.fence, self.read_lac, self.read = bookies.fence, bookies.read_lac, bookies.read
         self.keep_row = bookies.keep_row

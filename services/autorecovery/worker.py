@@ -33,8 +33,7 @@ log = logging.getLogger(__name__)
 _LEASE_S: Final = 60.0
 _REPAIR_S: Final = 24 * 3600.0
 """Deadline of a repair, a guard against defects only. Under a low copy limit, a repair may take
-hours; meanwhile its lease is renewed.
-"""
+hours; meanwhile its lease is renewed."""
 _IDLE_S: Final = 1.0
 _BUSY_S: Final = 0.1
 _ASK_S: Final = 5.0
@@ -278,10 +277,9 @@ class Worker:
     async def _ranges_held_by(
         self, target: str, row: LedgerMetadata
     ) -> tuple[tuple[int, int], ...]:
-        """Returns the ranges that a target reports as stored, so that a repair continues where an
-        earlier one ended. The repair reads these ranges back like all others (rule 20a). Returns
-        none if the metadata does not name the bookie, because the bookie may be about to drop its
-        copies (rules 18 and 20).
+        """Returns the ranges that a target reports as stored, where a repair continues an earlier
+        one. The repair reads them back like all others (rule 20a). Returns none if the metadata
+        does not name the bookie, which may be about to drop its copies (rules 18 and 20).
         """
         if member_name(target) not in map(member_name, row.all_members):
             return ()
@@ -294,18 +292,15 @@ class Worker:
             return ()
 
     async def _ledger_info_from(self, member: str, ledger_id: int) -> dict[str, Any]:
-        """Requests a bookie's report on a ledger; returns {} if the bookie is silent or has no
-        entries.
-        """
+        """Returns a bookie's report on a ledger; {} if the bookie is silent or has no entries."""
         name = member_name(member)
         url = f"{self._directory.address(name)}/v1/ledgers/{ledger_id}"
         found = await ask_bookie(self._session, name, url, dict[str, Any], limit_s=_ASK_S)
         return found or {}
 
     async def _ask_writer_to_replace(self, row: LedgerMetadata, member: str) -> LedgerMetadata:
-        """Requests that a live writer replace the member itself, since no other process may fence a
-        live writer (rule 21). Returns the metadata, which still names the member if the writer did
-        not replace it.
+        """Requests that a live writer replace the member itself, since nobody else may fence such a
+        writer (rule 21). Returns the metadata, which may still name the member.
         """
         is_open = row.state is State.OPEN and member in row.last_fragment.bookies
         if not is_open or row.writer is None:

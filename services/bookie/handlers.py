@@ -182,9 +182,7 @@ async def add_entries(request: web.Request, given: Given) -> web.StreamResponse:
     except BadRun as error:
         raise errors.BadRequest(f"the body must be an encoded run of entries: {error}") from error
     if run.ledger_id != ledger_id:
-        raise errors.InvalidRequest(
-            f"the body's run is of ledger {run.ledger_id}, but the path names ledger {ledger_id}"
-        )
+        raise errors.InvalidRequest(f"the run must be of ledger {ledger_id} (got {run.ledger_id})")
     asked = AddAsked(
         given[MEMBER] or store.me, run, given[KEY], kind == "recovery", kind == "repair"
     )
@@ -255,9 +253,7 @@ async def list_rows(request: web.Request, given: Given) -> web.StreamResponse:
     bookie = request.app[BOOKIE]
     store, cookie = bookie.replayed_store, bookie.cookie
     if store is None:
-        raise errors.ReadOnly(
-            "this bookie is starting and has not replayed its log yet: retry later"
-        )
+        raise errors.ReadOnly("this bookie is starting and replays its log: retry later")
     found, following = await store.holdings.rows_page(given[AFTER], given[LIMIT])
     page = RowsPage(
         bookie=store.me if cookie is None else cookie.member,
@@ -415,9 +411,7 @@ def _check_not_deleted(store: Store, ledger_id: int) -> None:
     """Raise NoSuchLedger if a ledger is deleted, since missing entries are no proof (rule 16a)."""
     if store.holdings.is_deleted(ledger_id):
         raise errors.NoSuchLedger(
-            f"ledger {ledger_id} was deleted, according to {store.me}",
-            ledger_id=ledger_id,
-            deleted=True,
+            f"ledger {ledger_id} was deleted on {store.me}", ledger_id=ledger_id, deleted=True
         )
 
 

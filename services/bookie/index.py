@@ -126,9 +126,7 @@ class Index:
             self._db[_FORMAT_KEY] = FORMAT
         elif found != FORMAT:
             self.close()
-            raise ValueError(
-                f"the index has format {found!r}, but this release reads format {FORMAT!r}"
-            )
+            raise ValueError(f"the index format must be {FORMAT!r} (got {found!r})")
 
     def _open_database(self) -> Rdict:
         options = Options(raw_mode=True)

@@ -351,9 +351,7 @@ def _wait_written(written: SimpleQueue[int], writer: LogWriter) -> int:
             return written.get(timeout=_LOOK_S)
         except Empty:
             if writer.is_full:
-                raise OSError(
-                    errno.ENOSPC, "the disk is full: free some space and retry; nothing was changed"
-                ) from None
+                raise OSError(errno.ENOSPC, "the disk is full: nothing was changed") from None
 
 
 def _check_room(directory: Path, segments: Segments, segment_bytes: int) -> None:

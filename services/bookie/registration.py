@@ -130,9 +130,7 @@ class Registration:
         name = config.bookie_name
         cluster_id = await self._find_cluster(local)
         if config.cluster_id and config.cluster_id != cluster_id:
-            raise CookieRefused(
-                f"METADATA_URLS lead to cluster {cluster_id}, not to CLUSTER_ID: correct one of them"
-            )
+            raise CookieRefused(f"CLUSTER_ID must be the cluster of METADATA_URLS, {cluster_id}")
         self._metadata.witnesses = WitnessFile(self._directory).load(cluster_id)
         # Confirm first: no decision may use cookies of a database that went back in time.
         await retry_until_available(self._metadata.confirm)

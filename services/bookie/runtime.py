@@ -257,8 +257,7 @@ class BookieRuntime:
         store.start(self._writer_failed)
         self.limbo = limbo = Limbo(store, self._metadata, rest_s=config.limbo_s)
         if is_limbo_due(local, cookie):
-            # Enter limbo first: a serving or registered bookie must not deny lost entries
-            # (BP-46).
+            # Limbo comes first: a registered bookie must not deny lost entries (BP-46).
             await registration.retry_until_available(limbo.enter)
         cookie = cookie.model_copy(update={"registered": True})
         write_cookie(directory, cookie)

@@ -28,9 +28,7 @@ def main() -> None:
     options = vars(parser.parse_args())
     is_dev = options.pop("dev", False)
     if is_dev and "DATA" in options:
-        parser.error(
-            "--dev and --data can't be combined, because --dev uses a temporary folder: omit one of them"
-        )
+        parser.error("--dev uses a temporary folder: omit either --dev or --data")
     with tempfile.TemporaryDirectory(prefix="quorumlog-") if is_dev else nullcontext() as folder:
         settings = LocalSettings.read(os.environ | options | ({"DATA": folder} if folder else {}))
         for doubt in settings.doubts:

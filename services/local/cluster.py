@@ -138,9 +138,7 @@ class LocalCluster:
             except OSError as error:
                 raise ClusterError(f"port {port} can't be used: {error.strerror}") from None
             if not is_usable:
-                raise ClusterError(
-                    f"port {port} is in use: stop the process that uses it, or set PORT to another one"
-                )
+                raise ClusterError(f"port {port} is in use: stop its server, or set PORT")
         kept_secret(self.settings.secret_file)
         if self.settings.tls:
             self.credentials = LocalCertificates(self.settings.certificates)
@@ -205,9 +203,7 @@ class LocalCluster:
                 info: dict[str, Any] = await answer.json()
                 return info
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ClusterError(
-                f"the bookie at {url} does not answer ({error!r}): see its log file"
-            ) from None
+            raise ClusterError(f"the bookie at {url} does not answer: {error!r}") from None
 
     def _lock_folder(self) -> None:
         for folder in (self._data, self._run, self._logs):
@@ -217,9 +213,7 @@ class LocalCluster:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            raise ClusterError(
-                f"another cluster runs in {self._data}: stop that cluster, or set DATA to another folder"
-            ) from None
+            raise ClusterError(f"another cluster uses {self._data}: stop it, or set DATA") from None
         self._lock = lock
         _await_orphans(self._run)
 

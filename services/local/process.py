@@ -4,9 +4,9 @@ A child must not outlive its parent, and must not inherit ignored signals (a CI 
 A child has its own session, so that Ctrl-C reaches only the parent, which stops its children in
 order.
 
-Ports come from 10000-19999. A process leases ports by locks on a file, which end with the process. Ports that the
-kernel chooses (bind to 0, close, use later) are not safe: another process may get the port in between, or an outgoing
-connection while its server restarts.
+Ports come from 10000-19999. A process leases ports by locks on a file, which end with it. Ports chosen by the kernel
+(bind to 0, close, use later) are unsafe: another process may get the port meanwhile, or an outgoing connection while
+its server restarts.
 """
 
 import ctypes
@@ -197,10 +197,7 @@ def free_ports(count: int, *, avoid: range = range(0)) -> list[int]:
             _leased.update(ports)
             if all(port not in avoid and is_free(port) for port in ports):
                 return [*ports]
-    raise OSError(
-        errno.EADDRINUSE,
-        f"there are no {count} consecutive free ports in {_FIRST}-{_END - 1}: stop some servers",
-    )
+    raise OSError(errno.EADDRINUSE, f"no {count} adjacent free ports in {_FIRST}-{_END - 1}")
 
 
 def is_free(port: int, host: str = "") -> bool:
@@ -242,7 +239,5 @@ def _folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(
-            errno.EPERM, "the folder of port locks belongs to another user: remove it", str(folder)
-        )
+        raise PermissionError(errno.EPERM, "the folder is another user's: remove it", str(folder))
     return folder

@@ -140,9 +140,7 @@ def issue(
     signer = _read_key(folder / f"{_AUTHORITY}-key.pem")
     subject = Subject(_cluster_of(authority), role, name, tuple(dict.fromkeys(hosts)))
     if role not in ("operator", "monitor") and not subject.hosts:
-        raise CertificateRefused(
-            f"a certificate of a {role} needs hosts: add --host for each name at which others reach it"
-        )
+        raise CertificateRefused(f"a {role} needs hosts: add a --host at which others reach it")
     key = ec.generate_private_key(ec.SECP256R1())
     names = [x509.UniformResourceIdentifier(subject.uri), *map(_general_name, subject.hosts)]
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -167,9 +165,7 @@ def renew(folder: Path, certificate: Path, *, days: int = DAYS) -> Path:
     """Replace a certificate and its key by new ones for the same subject. Raises: as `issue`."""
     subject = describe(certificate).subject
     if subject is None:
-        raise CertificateRefused(
-            f"{certificate} has no URI {SCHEME}://CLUSTER/ROLE/NAME: issue a new certificate"
-        )
+        raise CertificateRefused(f"{certificate} has no URI {SCHEME}://CLUSTER/ROLE/NAME")
     authority = _cluster_of(_read_certificate(folder / f"{_AUTHORITY}.pem"))
     if subject.cluster != authority:
         raise CertificateRefused(
@@ -379,9 +375,7 @@ def _write(
     file = folder / f"{name}.pem"
     for path in (file, key_file(file)):
         if not replaces and path.exists():
-            raise FileExistsError(
-                f"{path} exists: nothing was written; remove the file first to replace it"
-            )
+            raise FileExistsError(f"{path} exists: nothing was written")
     private = key.private_bytes(
         _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -236,9 +236,7 @@ class Connection(DirectConnection):
             if 2 * self._chunked_bytes > 3 * content.total_bytes + free and not content.is_eof():
                 # Refuse the body, because each chunk costs as much CPU as some hundred bytes.
                 self._is_dropping = True
-                self.break_body(
-                    request, web.RequestPayloadError("the chunks are too small: send larger ones")
-                )
+                self.break_body(request, web.RequestPayloadError("the chunks are too small"))
                 return
             part = data[start : start + _CHUNKS_READ_BYTES]
             self._chunked_bytes += len(part)
@@ -262,9 +260,7 @@ class Connection(DirectConnection):
         self._head_timer = None
         if self.is_idle and self.transport is not None:
             limit_s = self._listener.limits.head_timeout_s
-            error = errors.RequestTimeout(
-                f"the request's headers did not arrive within {limit_s:g} s"
-            )
+            error = errors.RequestTimeout(f"the headers did not arrive within {limit_s:g} s")
             self.transport.write(raw_response(error))
             self.force_close()
 

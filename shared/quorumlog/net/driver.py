@@ -82,9 +82,7 @@ class Driver:
             # outcome, and nothing more is sent.
             log.exception("machine-broke", extra={"ledger": self._ledger_id})
             self.stop()
-            self._notify(
-                messages.Failed("internal-error", detail="the ledger's machine broke: see the log")
-            )
+            self._notify(messages.Failed("internal-error", detail="the ledger's machine broke"))
         finally:
             self._is_stepping = False
 
@@ -217,9 +215,7 @@ async def conclude(
             return await end
     except TimeoutError as error:
         raise errors.RecoveryBlocked(
-            f"the ledger's machine did not end within {deadline_s:g} s",
-            ledger_id=ledger_id,
-            outcome=errors.UNKNOWN,
+            "the machine did not end in time", ledger_id=ledger_id, outcome=errors.UNKNOWN
         ) from error
     finally:
         driver.stop()

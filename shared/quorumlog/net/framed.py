@@ -340,9 +340,7 @@ async def connect(
         if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
             body = await response.content.read(_REFUSAL_BYTES)
             why = problems.from_answer(response.status, body).detail
-            raise aiohttp.ClientError(
-                f"the peer refused the upgrade to {', '.join(names)}: {response.status}, {why}"
-            )
+            raise aiohttp.ClientError(f"no upgrade to {', '.join(names)}: {response.status}, {why}")
         return _handed_over(response, speaker, names)
     except BaseException:
         response.close()

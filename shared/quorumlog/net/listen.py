@@ -42,12 +42,8 @@ def _naming(host: str, port: int) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _TAKEN:
             raise
-        reason = (
-            "is in use: stop the process that uses it, or choose another port"
-            if error.errno == errno.EADDRINUSE
-            else f"can't be used ({error})"
-        )
-        raise PortUnusable(f"port {port} of {host} {reason}") from error
+        reason = "is in use" if error.errno == errno.EADDRINUSE else f"can't be used ({error})"
+        raise PortUnusable(f"port {port} of {host} {reason}: choose another port") from error
 
 
 def bind(host: str, port: int) -> socket.socket:

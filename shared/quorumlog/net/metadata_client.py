@@ -39,9 +39,7 @@ class MetadataClient(MetadataRequests):
         path = f"/v1/ledgers/{ledger_id}"
         row = await self.ask("GET", path, gives=LedgerMetadata, proof=proof)
         if row.ledger_id != ledger_id:
-            raise errors.MetadataUnavailable(
-                f"the answer is about ledger {row.ledger_id}, not {ledger_id}"
-            )
+            raise errors.MetadataUnavailable(f"got ledger {row.ledger_id} instead of {ledger_id}")
         return row
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:

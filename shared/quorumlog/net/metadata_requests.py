@@ -217,9 +217,7 @@ class MetadataRequests:
             found = _parsed(gives, response.status, answered)
             if found is None:
                 # A program between this process and the service has answered instead (rule 4).
-                raise _Unsettled(
-                    errors.UNKNOWN, f"{url}: the answer is not from the metadata service"
-                )
+                raise _Unsettled(errors.UNKNOWN, f"{url}: not the metadata service's answer")
         else:
             problem = from_answer(response.status, answered, response.headers)
             if isinstance(problem, errors.DatabaseWentBack):
@@ -231,9 +229,7 @@ class MetadataRequests:
                     is_busy=isinstance(problem, errors.MetadataBusy),
                 )
         if proof and not is_proven:
-            raise _Unsettled(
-                errors.NOT_DONE, f"{url}: the answer does not prove that the database is the same"
-            )
+            raise _Unsettled(errors.NOT_DONE, f"{url}: no proof that the database is the same")
         if found is not None:
             return found
         assert problem is not None

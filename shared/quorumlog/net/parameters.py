@@ -59,9 +59,7 @@ def integer(text: str, pointer: str, low: int = 0, high: int = ID_MAX) -> int:
             return value
     if not _INTEGER.fullmatch(text) or text == "-0":
         shown = ascii(text[:_SHOWN_MAX])
-        raise BadRequest(
-            f"{pointer}: must be a decimal integer without + or leading zeros (got {shown})"
-        )
+        raise BadRequest(f"{pointer}: must be a plain decimal integer (got {shown})")
     if len(text) > 20 or not low <= (value := int(text)) <= high:
         raise invalid(pointer, f"must be an integer from {low} to {high}")
     return value

@@ -180,9 +180,7 @@ class ServiceSettings(Settings):
             if url.startswith("https://") or is_on_this_machine(url):
                 continue
             if self.tls is not None:
-                raise ValueError(
-                    f"METADATA_URLS={url} must begin with https://, because TLS_CERT_FILE is set"
-                )
+                raise ValueError(f"METADATA_URLS={url}: must be https, since TLS_CERT_FILE is set")
             if self.cluster_secret is not None and not self.allow_plain:
                 raise ValueError(f"METADATA_URLS={url}: {_IN_THE_CLEAR}")
         return self

@@ -78,9 +78,7 @@ async def _ask_a_service(
     services accept. (For WebSocket requests, aiohttp can't be configured not to follow redirects.)
     """
     if not isinstance(request.ssl, ExpectedServer):
-        raise TypeError(
-            f"{request.url}: pass the service that must answer, as ssl=ExpectedServer(…)"
-        )
+        raise TypeError(f"{request.url}: pass the expected service, ssl=ExpectedServer(…)")
     # Use the newest headers, because the session keeps those from its creation.
     request.headers.update(credentials.headers)
     answer = await handler(request)

@@ -5,8 +5,7 @@ sides, and `PeerCertificate` reads a client's identity from the URI in its certi
 (`quorumlog/certificates.py`). A gateway's public listener presents a certificate and requests none.
 
 A new certificate, key or authority takes effect within seconds. Open connections continue, even if
-their certificate has expired. Only connections of peers that the authority's file revokes are
-aborted.
+their certificate has expired. Only those of peers that the authority's file revokes are cut.
 """
 
 import asyncio
@@ -119,9 +118,7 @@ class Tls(Followed):
     def check_server(self, transport: asyncio.Transport, role: Role, name: str) -> None:
         """Refuse any server but the requested service of this cluster. Raises: CertificateError."""
         if self.is_revoked(transport):
-            raise ssl.CertificateError(
-                "the server's certificate is revoked: issue a new one for the server"
-            )
+            raise ssl.CertificateError("the server's certificate is revoked")
         names = transport.get_extra_info("peercert").get("subjectAltName", ())
         try:
             cluster, server = _identity_of(names)
@@ -195,14 +192,10 @@ class PeerCertificate:
         transport = request.transport
         certificate = None if transport is None else transport.get_extra_info("peercert")
         if transport is None or not certificate:
-            raise Unauthenticated(
-                "a client certificate of the cluster is required on this listener"
-            )
+            raise Unauthenticated("a client certificate of the cluster is required")
         cluster, identity = _identity_of(certificate.get("subjectAltName", ()))
         if self.tls.is_revoked(transport):
-            raise Forbidden(
-                f"the certificate of {identity.role} {identity.name} is revoked: use a new one"
-            )
+            raise Forbidden(f"the certificate of {identity.role} {identity.name} is revoked")
         if cluster != self.tls.cluster:
             raise Forbidden(
                 f"the certificate must be of cluster {self.tls.cluster}, but is of {cluster}"
@@ -215,15 +208,11 @@ def _identity_of(names: tuple[tuple[str, str], ...]) -> tuple[str, Identity]:
     """The cluster and the identity in a certificate's names. Raises: Forbidden."""
     uris = [name for kind, name in names if kind == "URI" and name.startswith(f"{SCHEME}://")]
     if len(uris) != 1:
-        raise Forbidden(
-            f"the certificate must have one URI {SCHEME}://CLUSTER/ROLE/NAME, but has {len(uris)}"
-        )
+        raise Forbidden(f"the certificate must have one {SCHEME}:// URI (got {len(uris)})")
     parts = urlsplit(uris[0])
     role, _, name = parts.path[1:].partition("/")
     if role not in {known.value for known in Role} or not name:
-        raise Forbidden(
-            f"{uris[0]} in the certificate must have the form {SCHEME}://CLUSTER/ROLE/NAME"
-        )
+        raise Forbidden(f"{uris[0]} must end with a valid ROLE/NAME")
     hosts = {name.lower() for kind, name in names if kind == "DNS"}
     hosts |= {str(ip_address(name.strip())) for kind, name in names if kind == "IP Address"}
     return parts.netloc, Identity(Role(role), name, frozenset(hosts))

@@ -56,7 +56,7 @@ def test_two_clusters_never_share_a_folder(tmp_path: Path) -> None:
     os.close(lock)
 
     assert done.returncode == 1
-    assert "another cluster runs in" in done.stdout
+    assert "another cluster uses" in done.stdout
 
 
 def test_a_start_says_what_it_starts_where_and_what_is_wrong(tmp_path: Path) -> None:

@@ -452,10 +452,7 @@ async def test_a_refused_handshake_is_logged_with_why(caplog: pytest.LogCaptureF
         bookie.refusal = problem_response(refusal, "1")
         assert await add(bookies) is Status.UNKNOWN
 
-    assert (
-        f"the peer refused the upgrade to quorumlog-channel/1: 400, {refusal.detail}"
-        in reported(caplog)
-    )
+    assert f"no upgrade to quorumlog-channel/1: 400, {refusal.detail}" in reported(caplog)
 
 
 def reported(caplog: pytest.LogCaptureFixture) -> str:

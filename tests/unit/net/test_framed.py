@@ -478,9 +478,7 @@ async def test_an_answer_that_is_no_upgrade_or_one_to_something_else_is_told() -
         within("it is told"),
     ):
         url = f"http://127.0.0.1:{listener.port}/line"
-        with pytest.raises(
-            aiohttp.ClientError, match="the peer refused the upgrade to quorumlog-channel/1: 200"
-        ):
+        with pytest.raises(aiohttp.ClientError, match="no upgrade to quorumlog-channel/1: 200"):
             await connect(session, url, Heard(), [NAME], BOOKIE)
 
 

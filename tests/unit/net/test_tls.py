@@ -207,7 +207,7 @@ async def test_a_client_refuses_a_server_whose_certificate_names_no_service(
     server = Tls(TlsFiles(plain, key_file(plain)))
 
     async with serving(server) as listener:
-        with pytest.raises(aiohttp.ClientConnectorCertificateError, match="but has 0"):
+        with pytest.raises(aiohttp.ClientConnectorCertificateError, match="got 0"):
             await ask(listener, gateway.credentials)
 
 
