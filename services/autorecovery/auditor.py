@@ -83,7 +83,7 @@ class Auditor:
         self.lost: tuple[str, ...] = ()
         self.draining: tuple[str, ...] = ()
         self.liveness_age_s: float | None = None
-        """Age of Redis's liveness data at the last audit, in seconds; None if unknown."""
+        """Time for which Redis had recorded liveness at the last audit; None if unknown."""
 
     def trigger(self) -> None:
         """Starts a full audit now."""
@@ -148,7 +148,7 @@ class Auditor:
         self.audit_s = awake().time() - now
 
     def _note_unobserved(self, *, from_bookies: bool = True) -> None:
-        """Records that writers, and with `from_bookies` bookies, can't be observed now (rule 21)."""
+        """Records that writers (and bookies if `from_bookies`) can't be observed now (rule 21)."""
         now = awake().time()
         self._refused.note_unobserved(now)
         self._silent.note_unobserved(now)

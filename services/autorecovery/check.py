@@ -59,13 +59,13 @@ class ReplicaReport:
     """The first entry of the open fragment, which is not checked; None if the ledger has none."""
     lacks: list[Lack] = field(default_factory=list)
     differing: list[Range] = field(default_factory=list)
-    """Ranges whose complete copies differ between members. This is an alarm (rule 2); no repair."""
+    """Ranges whose complete copies differ between members. This raises an alarm (rule 2)."""
     silent: list[str] = field(default_factory=list)
     """Members that did not report on all of their entries."""
     suspects: list[Range] = field(default_factory=list)
     """Ranges without a complete copy: some of their entries may be lost."""
     lost: tuple[Answers, ...] = ()
-    """Ranges of entries whose existence every bookie that could store them denies."""
+    """Lost ranges: all bookies that could store these entries deny them."""
 
     @property
     def is_whole(self) -> bool:

@@ -159,7 +159,7 @@ class Checker:
         if queue:
             await self._queue_placed(row)
         if queue and row.state is State.CLOSED:
-            # No check comes first, because a member that already has the copy writes nothing.
+            # No member is queried first, because a member that has the copy writes nothing.
             await spread(row, self._ports)
         report = await self._replicas.check(row)
         report.lost = await self._losses.recheck(row, tuple(report.suspects))

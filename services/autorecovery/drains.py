@@ -59,7 +59,7 @@ async def drain_of(name: str, metadata: MetadataClient, *, is_paused: bool = Fal
 
 
 def _why(first: Sequence[LedgerUse], state: BookieState | None, *, is_paused: bool) -> str:
-    """Why a drain is not done: the cause that blocks all of it, or its ledgers' commonest reason."""
+    """Why a drain is not done: a cause for all ledgers, or the most frequent one among them."""
     if is_paused:
         return "copying is paused: run `quorumlog repair resume` to continue"
     if state not in ("draining", "lost", None):

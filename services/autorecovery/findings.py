@@ -98,7 +98,7 @@ class LostMembers(GracePeriod):
 
 
 class KnownLosses:
-    """The known lost entries, by ledger. Invariant: every bookie that could have them denied them."""
+    """The known lost entries, by ledger. Invariant: every bookie that could store them denied them."""
 
     def __init__(self, holdings: HoldingsClient) -> None:
         """`holdings`: the client that queries bookies for their stored entries."""

@@ -277,7 +277,7 @@ class Worker:
     async def _ranges_held_by(
         self, target: str, row: LedgerMetadata
     ) -> tuple[tuple[int, int], ...]:
-        """Returns the ranges that a target reports as stored, where a repair continues an earlier
+        """Returns the ranges that a target reports as stored, so that a repair continues an earlier
         one. The repair reads them back like all others (rule 20a). Returns none if the metadata
         does not name the bookie, which may be about to drop its copies (rules 18 and 20).
         """

@@ -81,8 +81,8 @@ class MetadataRows:
 
     async def read(self, held: Mapping[int, Sequence[RowName]]) -> Mapping[int, Found]:
         """Read ledgers' metadata from the primary; `held` names the copies that the bookie has.
-        A ledger is UNKNOWN or omitted unless the database provably is the one that the bookie's
-        witnesses are from, and has the changes of these copies.
+        A ledger is UNKNOWN or omitted unless the database is proven to contain this bookie's
+        witnesses and the changes of these copies.
         """
         try:
             proofs = await self._client.proofs(held, self._holder)
@@ -133,7 +133,8 @@ class MetadataRows:
                 self._kept = witnesses
 
     async def ledgers_naming(self, bookie: str) -> set[int]:
-        """Ledgers whose metadata names a bookie in any incarnation. Saves reads; is no proof."""
+        """Ledgers whose metadata names a bookie in any incarnation. Saves reads, but is no proof.
+        """
         naming = await self._client.ledgers_naming(bookie)
         self.kept -= naming  # the bookie keeps these as a member
         return naming
@@ -234,7 +235,7 @@ class Collector:
                 del self._candidates[ledger_id]
 
     def _is_second_look(self, ledger_id: int, disposal: Disposal, *, is_stub: bool) -> bool:
-        """Record a check's result. True if a check a grace period earlier had the same one."""
+        """Record a check's result. True if a check a grace period ago had the same result."""
         now = asyncio.get_running_loop().time()
         if disposal is Disposal.KEEP or (disposal is Disposal.DROP_KEEP_STUB and is_stub):
             self._candidates.pop(ledger_id, None)

@@ -220,7 +220,7 @@ class Situation:
 
 
 def check_name(local: LocalCookie | None, name: str, directory: Path) -> None:
-    """Raises: CookieRefused if the directory holds another bookie's data."""
+    """Raises: CookieRefused if the directory contains another bookie's data."""
     if local is not None and local.name != name:
         raise CookieRefused(
             f"{directory} contains the data of bookie {local.name!r}, but BOOKIE_NAME is {name!r}."

@@ -66,7 +66,7 @@ def open_index(path: Path) -> Index:
     suspect = path.with_name(SUSPECT)
     try:
         if suspect.exists():
-            raise OSError("a read of the index failed before this start")
+            raise OSError("a read of the index failed before this start: the index is rebuilt")
         index = Index(path)
         index.checkpoint()
         return index

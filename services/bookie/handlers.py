@@ -323,7 +323,7 @@ async def put_state(request: web.Request, given: Given) -> web.StreamResponse:
 
 @ROUTES.add("GET /v1/process", roles=BOOKIES | OPERATORS, gives=ProcessBody)
 async def process(request: web.Request, _given: Given) -> web.StreamResponse:
-    """Identify the process at this address, as another process does before its start (rule 15a)."""
+    """Identify the process at this address, which a starting process checks (rule 15a)."""
     bookie = request.app[BOOKIE]
     return answer(ProcessBody(bookie=bookie.config.bookie_name, process=bookie.process))
 

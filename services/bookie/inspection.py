@@ -189,7 +189,7 @@ def _verify_index(
         numbers = segments.numbers()
         if at is not None and numbers and at.segment > numbers[-1]:
             report.problems.append(
-                f"{segments.path(at.segment)} is missing: the index covers it up to offset {at.offset}"
+                f"{segments.path(at.segment)} is missing, but the index covers it to offset {at.offset}"
             )
         for number, ledger_ids in deleted.items():
             if at is not None and number < at.segment:

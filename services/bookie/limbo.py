@@ -1,4 +1,4 @@
-"""Ledgers in limbo (BP-46), which may lack entries in a new incarnation until each is checked.
+"""Handles ledgers in limbo (BP-46), of which a new incarnation may lack entries.
 
 Phase one runs before the bookie serves: it durably marks each ledger that metadata places at an
 older incarnation. From then on the bookie serves the stored entries of these ledgers and denies no
@@ -14,8 +14,8 @@ an older incarnation and the index has all entries that metadata places here.
 Metadata may name an older incarnation after phase one, or after the ledger's limbo, because a
 change for the older member completed late. These ledgers need no mark, since the bookie denies no
 entry and accepts no normal add as the older member (rule 15, ADR 7). A repair replaces the older
-member only after all entries were read back (rule 20a). So a full count of indexed entries may end
-limbo: copies were read back, and the new member itself acknowledged later adds.
+member only after all entries were read back (rule 20a). So counting the indexed entries suffices to
+end limbo: copies were read back, and the new member itself acknowledged later adds.
 
 Both phases resume after a crash, because the file `limbo` in the directory marks unfinished work.
 """

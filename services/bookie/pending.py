@@ -125,7 +125,7 @@ class PendingWrites:
         try:
             self._note_synced(records, position)
         except Exception as error:
-            # Requests that wait for this batch would wait for ever, because of this defect.
+            # Without a fatal error, requests that wait for this batch would wait for ever.
             log.exception("batch-not-noted")
             self._on_fatal(error)
 

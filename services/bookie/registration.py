@@ -229,8 +229,8 @@ class Registration:
             raise
         except errors.QuorumLogError as error:
             raise CookieRefused(
-                f"the metadata service rejected {cookie.member}: {error.detail}. Does another bookie"
-                f" use the name {name}?"
+                f"the metadata service rejected {cookie.member}: {error.detail}. Check that no"
+                f" other bookie uses the name {name}."
             ) from error
         return True
 

@@ -39,7 +39,7 @@ from services.bookie.segments import SegmentFile, Segments
 from services.bookie.writer import Position
 
 STEP_BYTES: Final = 1024 * 1024
-"""Bytes per read call; a larger batch is read with one call. Exceeds any batch's heads."""
+"""Bytes per read call; a larger batch is read with one call. Larger than any batch's heads."""
 HEADS_BYTES: Final = 64 * 1024
 """Bytes per read call where only heads are needed, so that large bodies are skipped."""
 HEADS_AT_ONCE: Final = 100
@@ -151,7 +151,7 @@ def read_tail(segments: Segments, number: int, checkpoint: Position | None) -> L
         start, sequence = checkpoint.offset, checkpoint.sequence
     data = segments.read_from(number, start)
     if len(data) == 0 and start > segments.path(number).stat().st_size:
-        raise LogDamaged(_message(segments, number, start, "it ends before the index's checkpoint"))
+        raise LogDamaged(_message(segments, number, start, "it ends below the index's checkpoint"))
     batches: list[LogBatch] = []
     proven, end = start, start
     stop: Stop | None = None

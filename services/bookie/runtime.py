@@ -323,8 +323,8 @@ class BookieRuntime:
         await self._registration.report_log_end(self._cookie, store.position.sequence)
 
     async def _keep_witnesses(self) -> None:
-        """Store the witnesses that the database's answers contain, so that a database which went
-        back is detected before a deletion, even if no process was running then (rule 18a).
+        """Store the witnesses in the database's answers. By these, a database that went back is
+        detected before any deletion, even if no process was running then (rule 18a).
         """
         while True:
             try:

@@ -45,7 +45,7 @@ class Pace:
         self._going.set()
 
     async def spend(self, size: int, bytes_per_s: int) -> None:
-        """Sleep for the time that `size` bytes take at this rate, then until no pause is set."""
+        """Sleep for the time that `size` bytes take at this rate, then wait while paused."""
         await asyncio.sleep(size / bytes_per_s)
         await self._going.wait()
 

@@ -64,7 +64,7 @@ class Space:
     """The rate of moving parts."""
     pace: Pace = field(default_factory=Pace)
     _kept_packed_bytes: dict[int, int] = field(default_factory=dict)
-    """Sizes of packed deletions, for segments that are kept because of them."""
+    """Sizes of packed deletions, for segments that are kept because of these deletions."""
     scan_s: float = 0.0
     """CPU time of the index scans in the last `free`."""
 

@@ -348,7 +348,8 @@ class Store:
 
     def drop(self, ledger_id: int, *, keep_stub: bool) -> None:
         """Drop the entries of a ledger. With `keep_stub`, its key and fence are kept (rule 16).
-        Without, only its id is kept, because the metadata has a tombstone (rules 16a, 17 and 18).
+        Without it, only the id is kept, because the metadata has a tombstone (rules 16a, 17 and
+        18).
         """
         ledger = self.ledger(ledger_id)
         verdict = ledger.replica.drop() if keep_stub else ledger.replica.delete()

@@ -3,7 +3,7 @@
 `python -m services.local` runs a cluster for users; `loadtest/cluster.py` runs clusters for tests.
 
 Invariants:
-- `DATA/run/lock` is held while any process of the cluster runs, so two clusters never share DATA;
+- `DATA/run/lock` is locked while a process of the cluster runs, so two clusters never share DATA;
 - each process in `services` has a pid file, and `end` stops every process that was started.
 """
 

@@ -113,7 +113,7 @@ def _keep_passwords(folder: Path) -> None:
 
 
 def _keep(file: Path, content: bytes, mode: int) -> None:
-    """Replaces a file, if its content differs, atomically: services may read it at any time."""
+    """Replaces a changed file atomically, because services may read it at any time."""
     if not file.exists() or file.read_bytes() != content:
         replace_file(file, content, mode)
 

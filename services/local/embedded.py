@@ -63,7 +63,7 @@ class Redis:
     password: str
 
     def url(self, database: int = 0) -> str:
-        """Returns the URL of this server's database with a number."""
+        """Returns the URL of the database with this number."""
         return f"redis://:{self.password}@127.0.0.1:{self.port}/{database}"
 
     def is_ready(self) -> bool:

@@ -4,9 +4,9 @@ A child must not outlive its parent, and must not inherit ignored signals (a CI 
 A child has its own session, so that Ctrl-C reaches only the parent, which stops its children in
 order.
 
-Ports come from 10000-19999. A process leases ports by locks on a file, which end with it. Ports chosen by the kernel
-(bind to 0, close, use later) are unsafe: another process may get the port meanwhile, or an outgoing connection while
-its server restarts.
+Ports come from 10000-19999. A process leases ports by locks that end with the process. Ports chosen by the kernel (bind
+to 0, close, use later) are unsafe: another process may get the port meanwhile, or an outgoing connection while its
+server restarts.
 """
 
 import ctypes

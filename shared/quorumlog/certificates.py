@@ -188,7 +188,7 @@ def revoke(folder: Path, role: str, name: str) -> int:
     lines = (folder / _ISSUED).read_text("ascii").splitlines()
     serials = {int(line.split()[0], 16) for line in lines if line.split()[1:] == [uri]}
     if not serials:
-        raise CertificateRefused(f"the authority in {folder} has issued no certificate to {uri}")
+        raise CertificateRefused(f"{folder} has issued no certificate to {uri}: check the name")
     content = file.read_bytes()
     revoked = {serial for _, serial in _revoked_of(content)} | serials
     listed = _signed_list(authority, signer, revoked)
@@ -375,7 +375,7 @@ def _write(
     file = folder / f"{name}.pem"
     for path in (file, key_file(file)):
         if not replaces and path.exists():
-            raise FileExistsError(f"{path} exists: nothing was written")
+            raise FileExistsError(f"{path} exists: nothing was written; move it away first")
     private = key.private_bytes(
         _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -318,11 +318,11 @@ class Connection(DirectConnection):
                 "the request line or a header is too long, or there are too many headers"
             )
         elif isinstance(exc, HttpProcessingError):
-            error = errors.BadRequest("the request is not HTTP/1.1: " + _one_line(message))
+            error = errors.BadRequest("the request is not valid HTTP/1.1: " + _one_line(message))
         elif isinstance(exc, web.HTTPException):
             error = error_of_http(exc, request.method, request.path)
         elif 400 <= status < 500:
-            error = errors.BadRequest("the request is not HTTP/1.1")
+            error = errors.BadRequest("the request is not valid HTTP/1.1")
         elif isinstance(exc, UnicodeEncodeError):
             # Outside of all middlewares, aiohttp's own message quotes the header Expect.
             error = errors.BadRequest("a request header is not UTF-8: encode it as UTF-8")

@@ -82,7 +82,12 @@ class Driver:
             # outcome, and nothing more is sent.
             log.exception("machine-broke", extra={"ledger": self._ledger_id})
             self.stop()
-            self._notify(messages.Failed("internal-error", detail="the ledger's machine broke"))
+            self._notify(
+                messages.Failed(
+                    "internal-error",
+                    detail="an internal error stopped the ledger's state machine: see the log",
+                )
+            )
         finally:
             self._is_stepping = False
 
@@ -215,7 +220,9 @@ async def conclude(
             return await end
     except TimeoutError as error:
         raise errors.RecoveryBlocked(
-            "the machine did not end in time", ledger_id=ledger_id, outcome=errors.UNKNOWN
+            "the recovery or repair did not end in time",
+            ledger_id=ledger_id,
+            outcome=errors.UNKNOWN,
         ) from error
     finally:
         driver.stop()

@@ -309,7 +309,7 @@ async def accept(
     await answer.prepare(request)
     transport = request.transport
     if transport is None or transport.is_closing():
-        raise ConnectionResetError("the caller has gone")
+        raise ConnectionResetError("the caller has disconnected")
     framed = Framed(speaker)
     framed.take_over(transport, request.protocol)
     return framed, answer

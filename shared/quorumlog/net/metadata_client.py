@@ -39,7 +39,9 @@ class MetadataClient(MetadataRequests):
         path = f"/v1/ledgers/{ledger_id}"
         row = await self.ask("GET", path, gives=LedgerMetadata, proof=proof)
         if row.ledger_id != ledger_id:
-            raise errors.MetadataUnavailable(f"got ledger {row.ledger_id} instead of {ledger_id}")
+            raise errors.MetadataUnavailable(
+                f"the service returned ledger {row.ledger_id} instead of {ledger_id}"
+            )
         return row
 
     async def read(self, ledger_id: int) -> tuple[CasStatus, LedgerMetadata | None]:

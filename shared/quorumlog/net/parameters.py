@@ -82,7 +82,7 @@ def time_of(text: str) -> datetime:
     except OverflowError as error:
         raise ValueError("must be in the years 1 to 9999") from error
     if is_leap and (at.day, at.hour, at.minute) != (1, 0, 0):
-        raise ValueError("must not be a leap second that does not exist")
+        raise ValueError("may have the second 60 only in a month's last minute (UTC)")
     return at
 
 

@@ -15,9 +15,9 @@ from quorumlog.protocol.record import Run
 
 AddDone = Callable[[Status], None]
 LacDone = Callable[[Status, int], None]
-"""Gets the status, and the highest LAC that the bookie has."""
+"""A callback that gets the status and the bookie's highest LAC."""
 ReadDone = Callable[[Status, Run | None, Ranges], None]
-"""Gets the status, the present entries and the absent ids; all other ids are unknown (rule 1)."""
+"""A callback that gets the status, the present entries and the absent ids (rule 1)."""
 
 
 class BookiesPort(Protocol):

@@ -79,9 +79,9 @@ def error_of_http(exc: web.HTTPException, method: str, path: str) -> QuorumLogEr
 
 
 def forgotten(error: ConnectionError) -> ConnectionError:
-    """A lost connection's error without its traceback, through which aiohttp's error refers to
-    itself. The frames in the traceback, and with them the unread response, would stay in memory
-    until the next full garbage collection, which is rare.
+    """A lost connection's error without its traceback. aiohttp's error refers to itself through its
+    traceback, whose frames, with the unread response, would stay in memory until the next full
+    garbage collection, which is rare.
     """
     return error.with_traceback(None)
 

@@ -254,7 +254,7 @@ class ServiceSettings(Settings):
 
     @property
     def hosts(self) -> Hosts:
-        """The host names that requests to this process may name."""
+        """The host names that requests to this process may use."""
         return Hosts(self.url, self.allowed_hosts)
 
 

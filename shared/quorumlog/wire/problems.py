@@ -127,7 +127,7 @@ def _undocumented(status: int, url: str, location: str) -> errors.QuorumLogError
     if not url:
         return errors.QuorumLogError(detail)
     if status in _NOT_PASSED_ON:
-        return errors.ConnectionLost(f"{url}: {detail}, so a load balancer has no gateway")
+        return errors.ConnectionLost(f"{url}: {detail}: the load balancer reaches no gateway")
     return errors.NotAGateway(
         f"{url}: {detail}: use the URL of a gateway, such as http://host:port"
     )

@@ -166,7 +166,7 @@ class _Shape:
         if self.is_flat:
             return self._kind(*found)
         if len(found) > len(self._names):
-            raise TypeError(f"{self._kind.__name__} has too many fields")
+            raise TypeError(f"{self._kind.__name__} has too many fields: a later release wrote it")
         unpacks = zip(found, self._unpacks, strict=False)
         return self._kind(*(each if unpack is None else unpack(each) for each, unpack in unpacks))
 

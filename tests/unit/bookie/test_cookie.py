@@ -264,7 +264,7 @@ def test_a_process_beyond_those_that_a_cookie_remembers_is_told_as_such() -> Non
     decide(replace(FOUND, local=local, remote=LOCAL.cookie.model_copy(update={"process": "p0"})))
 
     local, _ = decide(replace(FOUND, local=local, remote=local.cookie, process="next"))
-    with pytest.raises(CookieRefused, match=f"than the last {PROCESSES_MAX} that"):
+    with pytest.raises(CookieRefused, match=f"is not among the last {PROCESSES_MAX}"):
         decide(
             replace(FOUND, local=local, remote=LOCAL.cookie.model_copy(update={"process": "p0"}))
         )
