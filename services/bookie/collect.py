@@ -133,8 +133,7 @@ class MetadataRows:
                 self._kept = witnesses
 
     async def ledgers_naming(self, bookie: str) -> set[int]:
-        """Ledgers whose metadata names a bookie in any incarnation. Saves reads, but is no proof.
-        """
+        """Ledgers whose metadata names a bookie in any incarnation. Saves reads, but is no proof."""
         naming = await self._client.ledgers_naming(bookie)
         self.kept -= naming  # the bookie keeps these as a member
         return naming

@@ -108,7 +108,7 @@ class Channel:
     _in_flight_bytes: int = 0
     _outbox: deque[Message] = field(default_factory=deque)
     _framed: Framed | None = None
-    """The connection while it is open."""
+    """The connection; None while it is closed."""
     _task: asyncio.Task[None] | None = None
     _failures: int = 0
     _not_before: float = 0.0

@@ -160,8 +160,8 @@ class Directory:
         return len({zones.get(member, "") for member in members})
 
     def candidates(self, ensemble: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
-        """Live writable members that are not in `exclude`, best first. Members whose zone the
-        ensemble lacks are better.
+        """Live writable members that are not in `exclude`, best first. Members in zones that the
+        ensemble lacks come first.
         """
         staying = [member for member in ensemble if member in exclude]
         free = [member for member in self.writable() if member not in exclude]

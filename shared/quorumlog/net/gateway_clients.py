@@ -78,8 +78,9 @@ class LogClient:
         return self._heard(row), True
 
     async def cas(self, log: LogMetadata, *, once: Once | None = None) -> tuple[bool, LogMetadata]:
-        """Replace a log's metadata. Returns, once the outcome is certain, whether it was replaced,
-        and the current metadata. A late copy of the client's request `once` replaces nothing.
+        """Replace a log's metadata. Returns, once the outcome is certain, whether this call
+        replaced it, and the current metadata. A late copy of the client's request `once` replaces
+        nothing.
 
         Raises: NoSuchLog, InvalidRequest; MetadataUnavailable only if nothing was sent.
         """

@@ -61,7 +61,7 @@ class HoldingsClient:
         lost: list[Answers] = []
         silent: set[str] = set()
         for first, last in kept:
-            # One silent bookie makes a proof impossible, so wait for only one silent bookie.
+            # One silent bookie makes a proof impossible, so stop at the first one.
             if silent.isdisjoint(loss.holders(row, first)):
                 async for found in self.answers(row, ((first, last),)):
                     if found.is_lost():

@@ -158,7 +158,7 @@ def stamp_of(path: Path) -> Stamp | None:
         found = path.stat()
     except OSError:
         return None
-    # The time of modification is no use: a copy may preserve it, and a new mode keeps it.
+    # Don't use the time of modification: a copy may preserve it, and a new mode keeps it.
     return found.st_ctime_ns, found.st_ino, found.st_size
 
 

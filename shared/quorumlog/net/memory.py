@@ -1,4 +1,4 @@
-"""A process's use of the machine's memory and file descriptors.
+"""Manages a process's use of memory and file descriptors.
 
 Freed memory is returned to the operating system, but not at once. By default the C library returns
 a large block as soon as it is freed. The next large block then costs a page fault per page: 1 ms
@@ -62,8 +62,8 @@ class _Usage(ctypes.Structure):
 class Heap:
     """The C library's heap.
 
-    `trim` depends on idle memory, not on the library's free memory, which includes memory that the
-    system has got back already, so that a busy time between two checks would not show.
+    `trim` depends on idle memory. The library's free memory also includes memory that the system
+    has got back already, so it would not show a busy time between two checks.
     """
 
     def __init__(self) -> None:

@@ -285,7 +285,7 @@ class MetadataClient(MetadataRequests):
 
 
 class RepairClient:
-    """A worker's client of the repair queue. Calls may be repeated or raise MetadataUnavailable."""
+    """The repair queue's client. Calls may be repeated, and may raise MetadataUnavailable."""
 
     def __init__(self, client: MetadataRequests, worker: str) -> None:
         """`worker`: this process's name, chosen at random at each start."""

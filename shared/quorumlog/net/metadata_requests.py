@@ -55,7 +55,7 @@ def new_attempt() -> str:
 
 
 class _Unsettled(Exception):
-    """A try ended without a decision; `outcome` tells whether the change may have been made."""
+    """A try ended without a decision. `outcome`: whether the change may have been made."""
 
     def __init__(self, outcome: errors.Outcome, why: str, *, is_busy: bool = False) -> None:
         super().__init__(why)
@@ -247,7 +247,7 @@ class MetadataRequests:
         await self.ask("POST", "/v1/witnesses/copies", body, gives=bodies.WitnessState)
 
     async def keep_confirmed(self, every_s: float) -> Never:
-        """Call `confirm` every `every_s` seconds for ever, so that each service gets them."""
+        """Call `confirm` every `every_s` seconds for ever, to give all services the witnesses."""
         while True:
             # The service itself reports a database that went back.
             with contextlib.suppress(errors.QuorumLogError):

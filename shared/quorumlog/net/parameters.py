@@ -103,7 +103,7 @@ class Parameter(Generic[T]):
     schema: Mapping[str, Any]
     description: str
     default: T
-    """The value if a request lacks the parameter, which is never so for path parameters."""
+    """The value if a request lacks the parameter; path parameters are never missing."""
     example: Any = None
     style: str | None = None
     pointer: str = field(init=False)

@@ -65,7 +65,7 @@ _OPEN: Final = frozenset(("/health/live", "/health/ready"))
 """Routes that need no credentials, because monitoring has none."""
 
 Ready = Callable[[], Awaitable[None]]
-"""A function that raises an Unavailable error with the reason unless the service can work."""
+"""A function that raises an Unavailable error, with the reason, if the service can't work."""
 
 
 class _Drain(NamedTuple):

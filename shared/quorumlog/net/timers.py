@@ -195,7 +195,7 @@ class HeardClock:
 
 
 STANDSTILL_S: Final = 0.25
-"""Pause between two checks of the clock from which it is a standstill (chosen by judgement)."""
+"""Minimum pause between two checks of the clock that counts as a standstill (by judgement)."""
 LOOK_S: Final = 0.1
 """Interval of checks, and the time that a standstill counts as. If a standstill counted as zero, a
 process with only slow steps would wait for a dead bookie for ever."""
@@ -229,7 +229,7 @@ class Awake:
 _clocks: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, ReferenceType[Awake]]] = (
     WeakKeyDictionary()
 )
-"""The clock of each event loop, since a standstill stops a whole loop, which keeps it alive."""
+"""One clock per event loop, since a standstill stops the loop; the loop keeps its clock alive."""
 
 
 def awake() -> Awake:

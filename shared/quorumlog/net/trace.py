@@ -39,7 +39,7 @@ _request: ContextVar[str | None] = ContextVar("request", default=None)
 
 
 def begin(request_id: str, traceparent: str | None) -> None:
-    """Begin a request, to whose trace work in this context belongs from now on."""
+    """Begin a request, so that further work in this context belongs to its trace."""
     _request.set(request_id)
     trace = None
     if traceparent is not None:

@@ -96,9 +96,8 @@ def parse(data: bytes | bytearray, marks_max: int = MARKS_MAX, *, count: int | N
 
 
 def kept(data: bytes | bytearray, use: Callable[[Any], T], *, count: int | None = None) -> T:
-    """Return the result of `use` for a text's value, for storing. `use` checks the count of
-    strings. If `use` raises HasDecimals, it is called again with the `exact` value. `count`: as in
-    `loads`.
+    """Return the result of `use`, for storing, with a text's value. `use` checks the count of
+    strings. If it raises HasDecimals, it is called with the `exact` value. `count`: as in `loads`.
 
     Raises: BadRequest, InvalidRequest.
     """
