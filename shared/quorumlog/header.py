@@ -3,7 +3,7 @@
 from typing import Final
 
 REQUEST_ID: Final = "X-Request-Id"
-"""The request's id, on every response. The client or otherwise the service chooses the id."""
+"""The request's id, on every response. The service chooses the id if the client does not."""
 RETRY_AFTER: Final = "Retry-After"
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 """A key that marks the copies of a retried request, which counts only once (rule 6a)."""
@@ -19,7 +19,7 @@ WRITER_TOKEN: Final = "Writer-Token"  # noqa: S105
 FENCING_TOKEN: Final = "Fencing-Token"  # noqa: S105
 """The fencing token of a consumer's lease."""
 CONSUMERS_VERSION: Final = "Consumers-Version"
-"""A version that grows with each change of a consumer. Requests contain the highest seen one."""
+"""It grows with each change of a consumer. Requests contain the highest version seen."""
 PRODUCER_ID: Final = "Producer-Id"
 PRODUCER_EPOCH: Final = "Producer-Epoch"
 PRODUCER_SEQ: Final = "Producer-Seq"

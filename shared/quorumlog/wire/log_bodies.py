@@ -1,5 +1,5 @@
-"""Bodies of the metadata service's API for logs and transactions, as strict pydantic models. Like a
-ledger's metadata (`bodies.py`), a log's changes by compare-and-swap.
+"""Bodies of the metadata service's API for logs and transactions, as strict pydantic models. A
+log's metadata changes by compare-and-swap, like a ledger's (`bodies.py`).
 """
 
 from typing import Annotated, Final, Self
@@ -57,7 +57,7 @@ class Done(Body):
 
 
 DELETED_WITH_LOG_MAX: Final = 1000
-"""Maximum number of ledgers that a transaction deletes with their log, so that it ends within the
+"""Maximum number of ledgers that a transaction deletes with their log, so that it ends before the
 statement's deadline. Gateways delete a longer log's older ledgers later (chosen by judgement)."""
 
 
@@ -70,7 +70,7 @@ class LogListBody(Body):
 
 class SharedAsk(Body):
     """`POST /v1/shared-ledgers`: requests the ledgers that forks name. Once a ledger's own log no
-    longer names it, a "no" is final, since forks only get named ledgers (rule 27a).
+    longer names it, a "no" is final, since forks get only ledgers of their source (rule 27a).
     """
 
     ledgers: tuple[LedgerId, ...] = Field(max_length=LOG_LEDGERS_MAX)

@@ -96,7 +96,7 @@ def parse(data: bytes | bytearray, marks_max: int = MARKS_MAX, *, count: int | N
 
 
 def kept(data: bytes | bytearray, use: Callable[[Any], T], *, count: int | None = None) -> T:
-    """Return the result of `use`, for storing, with a text's value. `use` checks the count of
+    """Return the result of `use` for a text's value, for storing. `use` checks the count of
     strings. If it raises HasDecimals, it is called with the `exact` value. `count`: as in `loads`.
 
     Raises: BadRequest, InvalidRequest.
