@@ -255,7 +255,7 @@ def test_a_service_with_a_certificate_asks_others_over_tls_only(tmp_path: Path) 
         "TLS_CA_FILE": str(authority),
     }
 
-    with pytest.raises(SystemExit, match=r"^METADATA_URLS=http://m: .* begins with https://"):
+    with pytest.raises(SystemExit, match=r"^METADATA_URLS=http://m: must be https"):
         GatewaySettings.read(settings | {"METADATA_URLS": "https://m,http://m"})
     assert GatewaySettings.read(settings | {"METADATA_URLS": "https://m"}).tls is not None
 

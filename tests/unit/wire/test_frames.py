@@ -284,7 +284,7 @@ def test_a_run_that_no_answer_ends_with_is_refused() -> None:
     fields, _ = frames.encode_answers("b@1", [answer])
     crc = google_crc32c.extend(google_crc32c.value(fields[4:]), b"run")
 
-    with pytest.raises(frames.BadFrame, match="follows the last"):
+    with pytest.raises(frames.BadFrame, match="that has no run"):
         frames.parse_answers(struct.pack(">I", crc) + fields[4:], b"run")
 
 
