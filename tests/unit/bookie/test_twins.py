@@ -230,7 +230,7 @@ async def test_a_paused_bookie_that_was_displaced_ends_when_it_resumes(pair: Pai
         pair.holder.process.send_signal(signal.SIGCONT)
 
     assert await pair.holder.ended() == REFUSED
-    assert "b1@2 is registered" in pair.holder.log.read_text()
+    assert "b1@2 is now registered" in pair.holder.log.read_text()
 
     async def is_the_twin() -> bool:
         found = await listed(twin)

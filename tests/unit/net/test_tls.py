@@ -343,5 +343,5 @@ async def test_a_service_that_redirects_sends_nobody_elsewhere(method: str, stat
 
 async def test_a_request_that_does_not_say_who_must_answer_is_not_sent() -> None:
     async with service_session() as session:
-        with pytest.raises(TypeError, match="must answer"):
+        with pytest.raises(TypeError, match="expected service"):
             await session.get("http://127.0.0.1:1/")
