@@ -363,7 +363,7 @@ async def test_a_request_without_an_upgrade_is_told_which_one_it_takes(served: S
         assert refused.status == 400
         said = (await refused.json(content_type=None))["detail"]
 
-    assert "send a request for an upgrade to quorumlog-channel/1" in said
+    assert "send Upgrade: quorumlog-channel/1" in said
 
 
 async def received(line: Line) -> Message:

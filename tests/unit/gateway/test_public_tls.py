@@ -106,7 +106,9 @@ def test_what_needs_a_certificate_is_not_promised_without_one(authority: Path) -
         GatewaySettings.read(plain | {"HSTS_S": "60"})
     with pytest.raises(SystemExit, match="PUBLIC_TLS_CERT_FILE and PUBLIC_TLS_KEY_FILE go"):
         GatewaySettings.read(plain | public(authority) | {"PUBLIC_TLS_KEY_FILE": ""})
-    with pytest.raises(SystemExit, match=r"ADVERTISED_URL=https.* speaks http, without"):
+    with pytest.raises(
+        SystemExit, match=r"ADVERTISED_URL=https.* must begin with http://, because"
+    ):
         ServiceSettings.read({"PORT": "80", "ADVERTISED_URL": "https://store.example"})
     behind_a_proxy = {"HSTS_S": "60", "ADVERTISED_URL": "https://edge.example"}
     assert GatewaySettings.read(plain | behind_a_proxy).hsts_s == 60
