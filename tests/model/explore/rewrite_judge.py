@@ -166,15 +166,16 @@ class RewriteJudge(LogJudge):
             raise Broken(f"rule 27f: a read at {now_ms} returns {read}, of {found}")
 
     def _check_clean(self, row: LogMetadata, found: Records) -> None:
-        """Rule 27d: no two records of clean ledgers have one key, and ledgers are clean since a pass."""
-        keys: dict[bytes, int] = {}
+        """Rule 27d: no earlier ledger has an older record of a clean ledger's keys, nor has that ledger two of one key."""
+        keys: dict[bytes | None, int] = {}
         for item in row.items:
             if item.compacted_ms and not EARLY_MS <= item.compacted_ms <= LATE_MS:
                 raise Broken(f"rule 27d: {item} is clean since a time without a pass")
             for at in range(item.first_offset or 0, (item.last_offset or 0) + 1):
-                key = found[at][0].key if at in found and item.compacted_ms else None
-                if key is not None and keys.setdefault(key, at) != at:
-                    raise Broken(f"rule 27d: clean ledgers have {key!r} at {keys[key]} and at {at}")
+                key = found[at][0].key if at in found else None
+                if item.compacted_ms and key is not None and key in keys:
+                    raise Broken(f"rule 27d: {key!r} is at {at}, in a clean ledger, and at {keys[key]}")
+                keys[key] = at
 
     def _check_index(self, world: World, item: LogItem, found: Records) -> None:
         """Rule 27e: an index names all entries of a key."""

@@ -173,7 +173,7 @@ REWRITE_DELETION: Final = RewriteScope(
     "rewrite: a merge, deleted and created again", sealed=_SEALED, work=(_MERGE,), deletions=1
 )
 REWRITE_EXPIRY: Final = RewriteScope(
-    "rewrite: a merge, records expire", sealed=_SEALED, work=(_MERGE,), ages=True
+    "rewrite: a merge, records expire", sealed=((("a1", "b1~", ".d~"),), ((".c",),)), work=(_MERGE,), ages=True
 )
 REWRITE_PASS: Final = RewriteScope(
     "rewrite: a pass, ledger by ledger, a truncation",
