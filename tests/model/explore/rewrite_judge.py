@@ -8,7 +8,6 @@ from quorumlog.protocol import batch, packed
 from quorumlog.protocol.log import NO_KEYS, LogItem, LogMetadata, ledgers_of
 from quorumlog.protocol.log.keys import Bucket, bucket_of
 from quorumlog.protocol.metadata import DigestKind, Lineage
-from quorumlog.protocol.rebuild import Action
 from quorumlog.protocol.rebuild_log import LedgerPlace, decide_log
 from services.gateway.logs.values import Page
 from tests.model.explore.log_judge import LogJudge
@@ -61,7 +60,9 @@ class RewriteJudge(LogJudge):
         for one in self.named(after):
             ledgers_named = ledgers_of(one.items) & after.more.told
             if ledgers_named:
-                raise Broken(f"rule 27a: {ledgers_named} is told as deleted, and {one.name} names it")
+                raise Broken(
+                    f"rule 27a: {ledgers_named} is told as deleted, and {one.name} names it"
+                )
             self._static(after, one)
         self._stale_readers(after)
         if after.is_deleted:
@@ -102,7 +103,9 @@ class RewriteJudge(LogJudge):
             known = {}
             for item, number in zip(row.items, numbers, strict=True):
                 if number < 0:
-                    raise Broken(f"rule 27a: {row.name} names ledger {item.ledger_id}, which is deleted")
+                    raise Broken(
+                        f"rule 27a: {row.name} names ledger {item.ledger_id}, which is deleted"
+                    )
                 known |= self._covered(self._ledgers.values[number], item)
             self._found[row, numbers] = known
         return known
@@ -129,7 +132,6 @@ class RewriteJudge(LogJudge):
         key = row, named, more.late, more.history, world.generation
         if key in self._fine:
             return
-        self._fine.add(key)
         if any(number < 0 for _, number in named):
             raise Broken(f"rule 27a: {row.name} names an index that is deleted")
         history = self.history(world)
@@ -140,6 +142,7 @@ class RewriteJudge(LogJudge):
         self._check_clean(row, found)
         for item in row.items:
             self._check_index(world, item, found)
+        self._fine.add(key)
 
     def _check_same(self, row: LogMetadata, was: Seen | None, now: Seen, offset: int) -> None:
         """I5, I6: a record stays as it is, or is buried once it has expired."""
@@ -161,7 +164,9 @@ class RewriteJudge(LogJudge):
             one.offset: (one.record.value, one.record.key, one.record.is_tombstone)
             for one in page.done().records
         }
-        wanted = {at: one.at(now_ms, compacts=row.settings.compacts) for at, (one, _) in found.items()}
+        wanted = {
+            at: one.at(now_ms, compacts=row.settings.compacts) for at, (one, _) in found.items()
+        }
         if read != {at: one[:3] for at, one in wanted.items() if one is not None}:
             raise Broken(f"rule 27f: a read at {now_ms} returns {read}, of {found}")
 
@@ -174,7 +179,9 @@ class RewriteJudge(LogJudge):
             for at in range(item.first_offset or 0, (item.last_offset or 0) + 1):
                 key = found[at][0].key if at in found else None
                 if item.compacted_ms and key is not None and key in keys:
-                    raise Broken(f"rule 27d: {key!r} is at {at}, in a clean ledger, and at {keys[key]}")
+                    raise Broken(
+                        f"rule 27d: {key!r} is at {at}, in a clean ledger, and at {keys[key]}"
+                    )
                 keys[key] = at
 
     def _check_index(self, world: World, item: LogItem, found: Records) -> None:
@@ -205,12 +212,12 @@ class RewriteJudge(LogJudge):
             key = ledger_id, number, world.more.history
             if number < 0 or key in self._fine:
                 continue
-            self._fine.add(key)
             generation = int(lineage.log_created_at != "0")
             item = LogItem(ledger_id, first, published_ms=lineage.published_ms)
             row: LogMetadata = self._rows.values[world.row]
             for offset, (record, _) in self._covered(self._ledgers.values[number], item).items():
                 self._check_same(row, history.get((generation, offset)), record, offset)
+            self._fine.add(key)
 
     # --- changes -----------------------------------------------------------------------------------
 
@@ -232,7 +239,9 @@ class RewriteJudge(LogJudge):
                 if record == was[at][0]:
                     self._check_kept(old, at, after)
             elif left.get(key, (-1, None))[0] != at and at not in now:
-                raise Broken(f"rule 27d: the newest record of {key!r} at {at} goes: {left.get(key)}")
+                raise Broken(
+                    f"rule 27d: the newest record of {key!r} at {at} goes: {left.get(key)}"
+                )
         for at in kept.keys() - now.keys():
             seen = was[at][0].at(now_ms, compacts=compacts)
             if seen is not None and (seen.key is None or not compacts):
@@ -256,34 +265,31 @@ class RewriteJudge(LogJudge):
         key = "rebuilt", world.row, world.ledgers, more.told, more.placed, more.places
         if key in self._fine:
             return
-        self._fine.add(key)
         held = [
-            place(ledger_id, self._ledgers.values[number], *self._copy_of(world, ledger_id, number))
+            place(ledger_id, self._ledgers.values[number], *self._copy_of(world, ledger_id))
             for ledger_id, number in enumerate(world.ledgers, 1)
             if number >= 0 and ledger_id not in more.told
         ]
         decision = decide_log("log", None, held, more.told, now_ms=EARLY_MS, token=99)
         is_kept = all(self._is_known(world, item.ledger_id) for item in row.own[:-1])
-        if decision.action is not Action.WRITE or decision.row is None:
-            if is_kept:
-                raise Broken(f"rule 18f: the log is not rebuilt: {decision.why}")
-            return
-        compacts = row.settings.compacts
-        found = self.found(world, decision.row)
-        if held and max(self.found(world, row), default=-1) > max(found, default=-1):
-            raise Broken(f"rule 18f: a rebuild loses records: {decision.row.items}")
-        back = newest_of(found, EARLY_MS, compacts=compacts)
-        for at, (record, _) in self.found(world, row).items():
-            if at not in found and at >= row.first_offset and not record.ttl_s:
-                raise Broken(f"rule 18f: a rebuild loses {record} at {at}: {decision.row.items}")
-        now = newest_of(self.found(world, row), EARLY_MS, compacts=compacts)
-        for key_, (at, record) in back.items() if compacts else ():
-            if at >= row.first_offset and not record.is_tombstone and now.get(key_) is None:
+        if decision.row is not None:
+            self._check_rebuilt(world, row, decision.row)
+        elif is_kept:
+            raise Broken(f"rule 18f: the log is not rebuilt: {decision.why}")
+        self._fine.add(key)
+
+    def _check_rebuilt(self, world: World, row: LogMetadata, back: LogMetadata) -> None:
+        was, now, compacts = self.found(world, row), self.found(world, back), row.settings.compacts
+        lost = [at for at, (one, _) in was.items() if at not in now and not one.ttl_s]
+        if lost:
+            raise Broken(f"rule 18f: a rebuild loses the records at {lost}: {back.items}")
+        newest = newest_of(was, EARLY_MS, compacts=compacts)
+        for key, (at, record) in newest_of(now, EARLY_MS, compacts=compacts).items():
+            is_back = at >= row.first_offset and not record.is_tombstone and key not in newest
+            if compacts and is_back:
                 raise Broken(f"rule 27d: a rebuild brings {record} back at {at}")
 
-    def _copy_of(
-        self, world: World, ledger_id: int, number: int
-    ) -> tuple[int, Lineage] | tuple[None, None]:
+    def _copy_of(self, world: World, ledger_id: int) -> tuple[int, Lineage] | tuple[None, None]:
         """The place of a ledger as its members know it."""
         if self._is_known(world, ledger_id):
             for found, first, lineage in self.places.values[world.more.places]:
@@ -307,7 +313,9 @@ class RewriteJudge(LogJudge):
         return is_error and request in self._scope.requests
 
 
-def place(ledger_id: int, ledger: Ledger, first: int | None, lineage: Lineage | None) -> LedgerPlace:
+def place(
+    ledger_id: int, ledger: Ledger, first: int | None, lineage: Lineage | None
+) -> LedgerPlace:
     """A ledger as bookies hold it."""
     last = len(ledger.entries) - 1 if ledger.is_closed else None
     return LedgerPlace(ledger_id, first, last, 1, QUORUM, DigestKind.CRC32C, lineage)
@@ -322,9 +330,7 @@ def records_of(item: LogItem, data: bytes) -> Iterator[tuple[int, Seen]]:
         yield first + index, Seen(one.value, one.key, one.is_tombstone, one.ttl_s, time_ms)
 
 
-def newest_of(
-    found: Records, now_ms: int, *, compacts: bool
-) -> Mapping[bytes, tuple[int, Seen]]:
+def newest_of(found: Records, now_ms: int, *, compacts: bool) -> Mapping[bytes, tuple[int, Seen]]:
     """The newest record of each key that a reader finds."""
     newest: dict[bytes, tuple[int, Seen]] = {}
     for at, (record, _) in sorted(found.items()):

@@ -115,7 +115,9 @@ class RewriteParts(LogParts):
             items.append(replace(item, published_ms=time_ms, compacted_ms=clean_ms))
             at += before
         policy = "compact" if self.scope.compacts else "delete"
-        settings = LogSettings(QUORUM, roll_bytes=0, cleanup_policy=policy, delete_retention_s=KEPT_S)
+        settings = LogSettings(
+            QUORUM, roll_bytes=0, cleanup_policy=policy, delete_retention_s=KEPT_S
+        )
         row = replace(new_row(1, "0"), settings=settings, items=tuple(items), next_offset=None)
         places = tuple((n, row.items[n - 2].first_offset, one) for n, one in self._lineages(row))
         more = More(
@@ -171,7 +173,10 @@ class RewriteParts(LogParts):
             by: tuple(
                 each
                 for item in items
-                for each in (*places[item.ledger_id][1].replaced, (item.ledger_id, item.first_offset))
+                for each in (
+                    *places[item.ledger_id][1].replaced,
+                    (item.ledger_id, item.first_offset),
+                )
             )
             for by, items in rewritten_by(current, value).items()
         }
@@ -182,7 +187,8 @@ class RewriteParts(LogParts):
         return after._replace(more=after.more._replace(places=number)), value
 
     def _with_stored(self, world: World, items: Any) -> World:
-        return world  # the history has it
+        del items  # the history has them
+        return world
 
     def swap(self, world: World, row: LogMetadata) -> tuple[World, Any]:
         """A rewriter's compare-and-swap. The database refuses to name ledgers that are deleted or open."""
@@ -385,6 +391,7 @@ class RewriteExplorer(LogExplorer):
 
     def _truncations(self, world: World, index: int) -> Iterator[Transition]:
         """The log releases its first ledger."""
+        del index
         if world.is_deleted:
             return
         row = self._parts.row(world)
@@ -509,11 +516,11 @@ class RewriteExplorer(LogExplorer):
         key = world.row, world.ledgers, more.fork, more.placed, more.told, world.is_deleted
         if key in self._swept:
             return
-        self._swept.add(key)
         for ledger_id in self._parts.orphans(world):
             world = self._sweep(world, ledger_id)
         if left := self._parts.orphans(world):
             raise Broken(f"rule 22: the sweep does not delete {left}, which nobody names")
+        self._swept.add(key)
 
     def _sweep(self, world: World, ledger_id: int) -> World:
         slot = len(self.scope.work)

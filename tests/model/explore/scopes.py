@@ -155,16 +155,28 @@ _ALL: Final = ("merge", 9)
 _PASS: Final = ("pass",)
 
 REWRITE_ROLL: Final = RewriteScope(
-    "rewrite: a merge, a roll", sealed=_SEALED, published=3, work=(_MERGE,), appended=("w1",), rolls=1
+    "rewrite: a merge, a roll",
+    sealed=_SEALED,
+    published=3,
+    work=(_MERGE,),
+    appended=("w1",),
+    rolls=1,
 )
 REWRITE_FORK: Final = RewriteScope(
-    "rewrite: a merge, a fork, a truncation", sealed=_SEALED, work=(_MERGE,), fork_at=2, truncations=1
+    "rewrite: a merge, a fork, a truncation",
+    sealed=_SEALED,
+    work=(_MERGE,),
+    fork_at=2,
+    truncations=1,
 )
-REWRITE_TWO: Final = RewriteScope(
-    "rewrite: two merges", sealed=_SEALED, work=(_ALL, _MERGE)
-)
+REWRITE_TWO: Final = RewriteScope("rewrite: two merges", sealed=_SEALED, work=(_ALL, _MERGE))
 REWRITE_LOST: Final = RewriteScope(
-    "rewrite: a merge fails and dies", sealed=_SEALED, work=(_MERGE,), lost=1, deaths=1, truncations=1
+    "rewrite: a merge fails and dies",
+    sealed=_SEALED,
+    work=(_MERGE,),
+    lost=1,
+    deaths=1,
+    truncations=1,
 )
 REWRITE_INDEX: Final = RewriteScope(
     "rewrite: a merge, an index", sealed=_SEALED, work=(_MERGE, ("index",)), truncations=1
@@ -173,7 +185,10 @@ REWRITE_DELETION: Final = RewriteScope(
     "rewrite: a merge, deleted and created again", sealed=_SEALED, work=(_MERGE,), deletions=1
 )
 REWRITE_EXPIRY: Final = RewriteScope(
-    "rewrite: a merge, records expire", sealed=((("a1", "b1~", ".d~"),), ((".c",),)), work=(_MERGE,), ages=True
+    "rewrite: a merge, records expire",
+    sealed=((("a1", "b1~", ".d~"),), ((".c",),)),
+    work=(_MERGE,),
+    ages=True,
 )
 REWRITE_PASS: Final = RewriteScope(
     "rewrite: a pass, ledger by ledger, a truncation",

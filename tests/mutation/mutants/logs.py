@@ -831,32 +831,50 @@ LOG_MUTANTS: Final = (
         "a fork within an open ledger needs no roll", "rule 27a"
     ),
     Patch(Rewrite, "_swapped", over_others).mutant(
-        "a rewrite puts back what others have changed meanwhile", "rule 27c", REWRITE_ROLL),
-    Patch(Rewrite, "_read", one_left_out).mutant("a rewrite forgets a batch", "rule 27c", REWRITE_ROLL),
+        "a rewrite puts back what others have changed meanwhile", "rule 27c", REWRITE_ROLL
+    ),
+    Patch(Rewrite, "_read", one_left_out).mutant(
+        "a rewrite forgets a batch", "rule 27c", REWRITE_ROLL
+    ),
     Patch(Rewrite, "_moved", as_they_were_written).mutant(
-        "a rewrite gives published records the times of their writing", "rule 27c", REWRITE_ROLL),
+        "a rewrite gives published records the times of their writing", "rule 27c", REWRITE_ROLL
+    ),
     Patch(batch, "moved", where_it_was).mutant("a rewrite moves records", "rule 27c", REWRITE_ROLL),
     Patch(Indexing, "_swap", index_over_others).mutant(
-        "an index puts back what others have changed meanwhile", "rule 27e", REWRITE_INDEX),
-    Patch(Indexing, "_read", last_batch_unseen).mutant("an index forgets a batch", "rule 27e", REWRITE_INDEX),
+        "an index puts back what others have changed meanwhile", "rule 27e", REWRITE_INDEX
+    ),
+    Patch(Indexing, "_read", last_batch_unseen).mutant(
+        "an index forgets a batch", "rule 27e", REWRITE_INDEX
+    ),
     Patch(Compaction, "survivors", one_too_many).mutant(
-        "compaction removes the newest record of a key", "rule 27d", REWRITE_PASS),
+        "compaction removes the newest record of a key", "rule 27d", REWRITE_PASS
+    ),
     Patch(Columns, "thinned", without_a_gap).mutant(
-        "compaction leaves offsets that no batch covers", "rule 27d", REWRITE_PASS),
+        "compaction leaves offsets that no batch covers", "rule 27d", REWRITE_PASS
+    ),
     Patch(Compaction, "compacted", lambda _original: lambda *_: 1).mutant(
-        "tombstones go before readers learn of them", "rule 27d", REWRITE_PASS),
+        "tombstones go before readers learn of them", "rule 27d", REWRITE_PASS
+    ),
     Patch(Compaction, "compacted", clean_as_its_parts).mutant(
-        "a merge makes dirty ledgers clean", "rule 27d", REWRITE_ROLL),
+        "a merge makes dirty ledgers clean", "rule 27d", REWRITE_ROLL
+    ),
     Patch(PassState, "group", clean_at_once).mutant(
-        "ledgers are clean before all keys were compacted", "rule 27d", REWRITE_PARTS),
+        "ledgers are clean before all keys were compacted", "rule 27d", REWRITE_PARTS
+    ),
     Patch(Columns, "lasting", lambda _original: lambda self, *_: range(self.count)).mutant(
-        "a read returns expired records", "rule 27f", REWRITE_EXPIRY),
+        "a read returns expired records", "rule 27f", REWRITE_EXPIRY
+    ),
     Patch(Columns, "lasting", with_its_neighbour).mutant(
-        "records that last go with expired ones", "rule 27f", REWRITE_EXPIRY),
+        "records that last go with expired ones", "rule 27f", REWRITE_EXPIRY
+    ),
     Patch(Pass, "expired", all_of_them).mutant(
-        "tombstones go before older records of their keys", "rule 27d", REWRITE_TOMBSTONE),
+        "tombstones go before older records of their keys", "rule 27d", REWRITE_TOMBSTONE
+    ),
     Patch(Orphans, "_keep_place", lambda _original: _nothing).mutant(
-        "replaced ledgers are deleted before bookies know what has replaced them", "rule 27c", REWRITE_LOST),
+        "replaced ledgers are deleted before bookies know what has replaced them",
+        "rule 27c",
+        REWRITE_LOST,
+    ),
     Patch(MetadataLogs, "unshared", all_released).mutant(
         "replaced ledgers are deleted whatever forks name", "rules 27a and 27c", REWRITE_FORK
     ),
